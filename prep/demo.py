@@ -1,0 +1,111 @@
+"""How do you get photos to try Resolute on, without a download? `python -m prep.demo --out demo`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+from tqdm import tqdm
+
+from pipeline.errors import ResoluteError
+
+from .demo_scene import CLASSES, draw
+from .writer import writing
+
+__all__ = ["main", "make_demo"]
+
+STAMP = ".demo.json"
+_DRAWING = 1  # counts changes of what is drawn, so that a stamp tells old photos from new
+
+
+def make_demo(out: Path, *, images: int, seed: int, workers: int) -> bool:
+    """Write `images` JPEGs in ten class folders to `out`; False if exactly these are there already.
+
+    The same `images` and `seed` give the same files, whatever `workers` is. Written beside `out` and renamed,
+    so that `out` is whole or not there. Raises `ResoluteError` if something else is in the way.
+    """
+    if images < len(CLASSES):
+        raise ResoluteError(f"--images: too few, got {images}, expected at least {len(CLASSES)}; ask for more")
+    stamp = json.dumps({"images": images, "seed": seed, "drawing": _DRAWING}) + "\n"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        got = _stamp(out)
+        if got == stamp:
+            return False
+        raise ResoluteError(
+            f"{out}: in the way, got {'other demo photos' if got else 'something else'}, expected an empty or "
+            "new folder; delete it or choose another --out"
+        )
+    part = out.with_name(f"{out.name}.part")
+    if part.exists():
+        if not _stamp(part):
+            raise ResoluteError(f"{part}: in the way, got something else, expected nothing; delete or move it")
+        shutil.rmtree(part)
+    with writing(part):
+        part.mkdir(parents=True)
+        (part / STAMP).write_text(stamp)
+        for name in CLASSES:
+            (part / name).mkdir()
+    context = multiprocessing.get_context("forkserver")
+    work = partial(_make_one, part, seed)
+    with ProcessPoolExecutor(workers, mp_context=context) as pool, writing(part):
+        try:
+            for _ in tqdm(pool.map(work, range(images), chunksize=16), total=images, unit=" photos", disable=None):
+                pass
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    with writing(out):
+        part.replace(out)
+    return True
+
+
+def _stamp(folder: Path) -> str:
+    path = folder / STAMP
+    return path.read_text() if path.is_file() else ""
+
+
+def _make_one(out: Path, seed: int, number: int) -> None:
+    label = number % len(CLASSES)
+    rng = np.random.default_rng([seed, number])
+    pixels = draw(rng, label)
+    jpeg = simplejpeg.encode_jpeg(pixels, int(rng.integers(90, 96)), "RGB", "420", False)
+    (out / CLASSES[label] / f"{number:06d}.jpg").write_bytes(jpeg)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status, 2 with one line on stderr for a `ResoluteError`."""
+    parser = argparse.ArgumentParser(prog="python -m prep.demo", description="Make labelled demo photos.")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where they go")
+    parser.add_argument("--images", type=int, default=3000, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per core)")
+    args = parser.parse_args(argv)
+    began = time.perf_counter()
+    try:
+        workers = args.workers or len(os.sched_getaffinity(0))
+        made = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
+    except ResoluteError as error:
+        print(f"prep.demo: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("prep.demo: interrupted; run the same command again", file=sys.stderr)
+        return 130
+    elapsed_s = time.perf_counter() - began
+    told = f"{args.images} photos, {len(CLASSES)} classes, {elapsed_s:.1f} s" if made else "already there"
+    print(f"{args.out}: {told}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The training loop: one recipe, one stream of batches, one run folder."""

@@ -1,0 +1,86 @@
+"""What is paid before the clock starts? Kernels, algorithms and memory of every shape the run will see."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from pipeline.plan import Plan
+
+__all__ = ["keep_freed_memory", "shapes", "warm_up"]
+
+
+def shapes(plan: Plan, *, rank: int = 0, world: int = 1) -> list[tuple[str, int, int]]:
+    """All (split, res in px, local batch size) of the run, the largest first."""
+    found = set()
+    for segment in plan.segments:
+        for k in {0, max(0, segment.batches - 2), segment.batches - 1}:
+            spec = plan.batch(segment.first + k, rank=rank, world=world)
+            found.add((spec.split, spec.res, len(spec)))
+    # why: the largest first, so that the allocator's blocks fit all that follow
+    return sorted(found, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
+
+
+def warm_up(
+    network: nn.Module,
+    todo: list[tuple[str, int, int]],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    channels_last: bool,
+    accumulate: int,
+    autocast: AbstractContextManager[object],
+) -> None:
+    """Run forward (and backward for training shapes) once for each shape.
+
+    Weights, statistics, gradients and random state are what they were when it returns; the optimizer is not touched.
+    """
+    with _untouched(network):
+        for split, res, size in todo:
+            network.train(split == "train")
+            images = torch.zeros(size, 3, res, res, dtype=dtype, device=device)
+            if channels_last:
+                images = images.to(memory_format=torch.channels_last)
+            for part in images.chunk(accumulate if split == "train" else 1):
+                with torch.set_grad_enabled(split == "train"), autocast:
+                    logits = network(part)
+                if split == "train":
+                    logits.float().sum().backward()  # type: ignore[no-untyped-call]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # sync: warm-up ends before the clock starts
+
+
+@contextlib.contextmanager
+def _untouched(network: nn.Module) -> Iterator[None]:
+    training = network.training
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    random, cuda_random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in network.named_buffers():
+                buffer.copy_(buffers[name])
+        network.zero_grad(set_to_none=True)
+        network.train(training)
+        torch.set_rng_state(random)
+        if cuda_random:
+            torch.cuda.set_rng_state_all(cuda_random)
+
+
+def keep_freed_memory() -> bool:
+    """On a CPU: let malloc keep what tensors free, instead of giving it back and faulting it in again each step.
+
+    True if the C library took the settings (glibc does; others have no `mallopt`).
+    Source: mallopt(3); M_TRIM_THRESHOLD = -1, M_TOP_PAD = -2, M_MMAP_MAX = -4.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return all([mallopt(-4, 0), mallopt(-1, 2**31 - 1), mallopt(-2, 64 << 20)])
