@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -75,12 +76,16 @@ def _run(settings: Settings) -> None:
     from .build import build
     from .summary import summary
 
-    # why: disable=None keeps logs that are not a terminal free of progress bars
-    with tqdm(unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1) as bar:
+    with ExitStack() as stack:
+        bar: Any = None  # opened only when there is work to show
         rejected = 0
 
         def found(sources: Sources) -> None:
-            bar.reset(total=sources.count)
+            nonlocal bar
+            # why: disable=None keeps logs that are not a terminal free of progress bars
+            bar = stack.enter_context(
+                tqdm(total=sources.count, unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1)
+            )
 
         def progress(finished: int, bad: int) -> None:
             nonlocal rejected

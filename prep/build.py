@@ -18,12 +18,12 @@ from pipeline.errors import ResoluteError
 from pipeline.shards import FORMAT, VERSION
 
 from .chunk import Job
-from .place import MANIFEST, UNFINISHED, is_there, prepare, remove_stale
+from .place import MANIFEST, UNFINISHED, claimed, finish, is_there, remove_stale
 from .pool import open_pool
 from .settings import Settings
 from .sources import Sources, find_sources
 from .split import Progress, WrittenSplit, write_split
-from .writer import FileInfo, sync_folder, write_file, writing
+from .writer import FileInfo, sync_folder, write_file
 
 __all__ = ["Built", "build", "told_by_kind"]
 
@@ -56,16 +56,16 @@ def build(
     if manifest is None:
         if found is not None:
             found(sources)
-        prepare(settings.out, settings.resolutions)
         digits = max(4, len(str(len(sources.classes) - 1)))
         job = Job(short_sides=settings.short_sides, quality=settings.quality, label_digits=digits)
-        with open_pool(settings.worker_count) as pool:
-            splits = {
-                name: write_split(settings, name, photos, job, pool, progress or _quiet)
-                for name, photos in sources.splits.items()
-            }
-        rejects = _write_rejects(settings, sources, splits)
-        manifest = _finish(settings, sources, splits, rejects, source)
+        with claimed(settings.out, settings.resolutions):
+            with open_pool(settings.worker_count) as pool:
+                splits = {
+                    name: write_split(settings, name, photos, job, pool, progress or _quiet)
+                    for name, photos in sources.splits.items()
+                }
+            rejects = _write_rejects(settings, sources, splits)
+            manifest = _finish(settings, sources, splits, rejects, source)
     return Built(
         sources=sources, manifest=manifest, splits=splits, elapsed_s=time.perf_counter() - began
     )
@@ -150,8 +150,7 @@ def _finish(
         sync_folder(out / folder)
     write_file(out / MANIFEST, _json(manifest))
     sync_folder(out)
-    with writing(out):
-        (out / UNFINISHED).unlink()
+    finish(out)
     return manifest
 
 

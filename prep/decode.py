@@ -20,9 +20,12 @@ __all__ = ["MAX_PIXELS", "Reject", "decode"]
 # Two images of 89 Mpx. Source: Pillow's limit for DecompressionBombError, Image.MAX_IMAGE_PIXELS * 2.
 MAX_PIXELS = 178_956_970
 MAX_SIDE_PX = 65_500  # Source: libjpeg-turbo's JPEG_MAX_DIMENSION; what we write has to fit it
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 _ORIENTATION = 0x0112  # Source: Exif 2.32, section 4.6.4
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
+
+Image.init()  # why: `Image.open(formats=...)` knows only the plugins that are loaded
+_KNOWN = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
+_FORMATS: tuple[str, ...] = tuple(name for name in _KNOWN if name in Image.OPEN)  # AVIF may be missing
 
 
 class Reject(Exception):
@@ -64,7 +67,7 @@ def _jpeg_orientation(data: bytes) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # why: broken EXIF is no reason to reject the picture
         try:
-            with Image.open(io.BytesIO(data), formats=("JPEG", "MPO")) as image:
+            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
                 return _orientation(image)
         except Exception:  # why: the pixels are fine, and Pillow may raise anything on broken metadata
             return 1

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ResoluteError
 from pipeline.shards import FORMAT, VERSION
 
-from .writer import sync_folder, write_file, writing
+from .writer import sync_folder, writing
 
-__all__ = ["MANIFEST", "UNFINISHED", "is_there", "prepare", "remove_stale"]
+__all__ = ["MANIFEST", "UNFINISHED", "claimed", "finish", "is_there", "remove_stale"]
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished"  # lies in OUT while a run is under way; says that what is there is ours
 _OURS = re.compile(
     r"\d+/((train|val)-\d{6}\.(tar|idx)|_info\.json)(\.part)?"
     r"|index/(train|val)(-\d+\.npy|\.npy|\.sources\.jsonl)(\.part)?"
-    r"|(rejects\.jsonl|_info\.json|unfinished|manifest\.json)\.part|rejects\.jsonl|_info\.json"
+    r"|(rejects\.jsonl|_info\.json|manifest\.json)\.part|rejects\.jsonl|_info\.json"
 )
 
 
@@ -70,16 +72,38 @@ def is_there(out: Path, wanted: Mapping[str, Any], *, rebuild: bool) -> dict[str
     return found
 
 
-def prepare(out: Path, resolutions: Collection[int]) -> None:
-    """Make the folders, mark the set as unfinished and take away the manifest, in that order."""
+@contextmanager
+def claimed(out: Path, resolutions: Collection[int]) -> Iterator[None]:
+    """Make `out` ours for the block: folders made, marked as unfinished, manifest gone, nobody else writing.
+
+    The mark stays unless `finish` is called: it says that what lies there is ours to replace.
+    """
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    write_file(out / UNFINISHED, b"prep is writing here, or was stopped; run the same command again\n")
+        mark = (out / UNFINISHED).open("w")
+    with mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResoluteError(
+                f"{out}: another prep is writing there, expected to be alone; wait for it or choose another OUT"
+            ) from None
+        except OSError:
+            pass  # why: some network disks know no locks; they did without one so far
+        with writing(out):
+            mark.write("prep is writing here, or was stopped; run the same command again\n")
+            mark.flush()
+            sync_folder(out)
+            (out / MANIFEST).unlink(missing_ok=True)
+            for folder in ["index", *map(str, resolutions)]:
+                (out / folder).mkdir(exist_ok=True)
+        yield
+
+
+def finish(out: Path) -> None:
+    """Take the mark away; the manifest is there."""
     with writing(out):
-        (out / MANIFEST).unlink(missing_ok=True)
-        for folder in ["index", *map(str, resolutions)]:
-            (out / folder).mkdir(exist_ok=True)
-    sync_folder(out)
+        (out / UNFINISHED).unlink()
 
 
 def remove_stale(out: Path, keep: Collection[str]) -> None:
@@ -103,8 +127,7 @@ def _refuse_foreign(out: Path) -> None:
     if not out.is_dir():
         raise ResoluteError(f"{out}: in the way, got a file, expected a folder; choose another OUT")
     names = sorted(path.name for path in out.iterdir())
-    left_by_us = {UNFINISHED, f"{UNFINISHED}.part"}
-    if names and not left_by_us.intersection(names):
+    if names and UNFINISHED not in names:
         raise ResoluteError(
             f"{out}: not empty and not ours, got {len(names)} entries such as {names[0]}, expected an empty "
             "or new folder; choose another OUT"

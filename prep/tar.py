@@ -30,7 +30,7 @@ def member(name: str, content: bytes) -> bytes:
     if len(raw) > 100 or len(content) > _MAX_BYTES:
         raise ValueError(f"{name}: does not fit a ustar header ({len(raw)} characters, {len(content)} bytes)")
     before = raw.ljust(100, b"\0") + _MODE + _OWNER + _OWNER + b"%011o\0" % len(content) + _TIME
-    after = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + _OWNER + _OWNER + bytes(155 + 12)
+    after = b"0" + bytes(100) + b"ustar\x0000" + bytes(64 + 16 + 155 + 12)
     checksum = sum(before) + sum(after) + 8 * ord(" ")
     header = before + b"%06o\0 " % checksum + after
     return header + content + bytes(padded(len(content)) - len(content))

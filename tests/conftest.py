@@ -1,0 +1,55 @@
+"""A tiny shard set, made once, and the folder of real data where it is at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline.shards import ShardSet
+from prep.__main__ import main as prep
+
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+RESOLUTIONS = (32, 48, 64)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device, none found"))
+
+
+def make_photos(root: Path, *, classes: int = 3, each: int = 30) -> Path:
+    """Smooth coloured photos of 60..130 px, `each` of `classes` classes that differ in their main colour."""
+    rng = np.random.default_rng(0)
+    for label in range(classes):
+        folder = root / f"class{label}"
+        folder.mkdir(parents=True)
+        for i in range(each):
+            width, height = (int(side) for side in rng.integers(60, 131, 2))
+            coarse = rng.integers(0, 160, (6, 8, 3), dtype=np.uint8)
+            coarse[..., label % 3] += 90
+            Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(
+                folder / f"{i:03d}.jpg", quality=95
+            )
+    return root
+
+
+@pytest.fixture(scope="session")
+def shard_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished shard set: 3 classes, 75 training and 15 validation samples, 3 training shards, 32/48/64 px."""
+    folder = tmp_path_factory.mktemp("set")
+    photos = make_photos(folder / "photos")
+    words = ["--src", photos, "--out", folder / "shards", "--res", ",".join(map(str, RESOLUTIONS)),
+             "--val-frac", "0.17", "--shard-samples", "32", "--workers", "2"]  # fmt: skip
+    assert prep([str(word) for word in words]) == 0
+    return folder / "shards"
+
+
+@pytest.fixture(scope="session")
+def shard_set(shard_root: Path) -> ShardSet:
+    return ShardSet.open(shard_root)

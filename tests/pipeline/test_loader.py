@@ -1,0 +1,209 @@
+"""The stream: right pixels, exact under any cut, clean at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ResoluteError
+from pipeline.loader import Batch, Loader
+from pipeline.plan import CUTMIX, MIXUP, Plan
+from pipeline.recipe import Augment, Stage
+from pipeline.shards import ShardSet
+from tests import reference
+
+MIXED = Augment(crop_area=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0, mix_prob=0.8)
+STAGES = (
+    Stage(res=32, epochs=1, batch_size=16, augment=MIXED),
+    Stage(res=64, epochs=1, batch_size=10, fraction=0.5),
+    Stage(res=48, epochs=1, batch_size=32, augment=MIXED),
+)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture(scope="module")
+def plan(shard_set: ShardSet) -> Plan:
+    return Plan(shard_set, STAGES, seed=1, eval_batch_size=7)
+
+
+@pytest.fixture(scope="module")
+def batches(plan: Plan) -> list[Batch]:
+    with Loader(plan) as loader:
+        return list(loader)
+
+
+def pixels(batch: Batch) -> np.ndarray:
+    """Images as the graph had them before normalising: (N, res, res, 3), 0..255, not rounded."""
+    nhwc = batch.images.permute(0, 2, 3, 1).numpy().astype(np.float64)
+    return (nhwc * STD + MEAN) * 255
+
+
+def test_the_run_is_all_batches_of_the_plan_in_order(plan: Plan, batches: list[Batch]) -> None:
+    assert [batch.spec.index for batch in batches] == list(range(plan.total_batches))
+    for batch in batches:
+        spec = plan.batch(batch.spec.index)
+        assert tuple(batch.images.shape) == (len(spec), 3, spec.res, spec.res)
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert batch.images.dtype == torch.float32
+        labels = plan.shards.splits[spec.split].samples["label"]
+        np.testing.assert_array_equal(batch.labels, labels[spec.ids])
+        np.testing.assert_array_equal(batch.partner_labels, labels[spec.ids[spec.partners]])
+        np.testing.assert_array_equal(batch.lam, spec.lam)
+
+
+def test_pixels_equal_pil_within_two_levels(shard_set: ShardSet) -> None:
+    """Decode, crop, antialiased bilinear resize, flip and normalise against PIL on the same bytes.
+
+    The JPEG decoders differ by rounding (crop-region decode upsamples chroma from the region alone, so up to a few
+    levels at its border): mean within 0.6 levels, 99 % within 3.
+    """
+    plain = [dataclasses.replace(stage, augment=Augment(crop_area=(0.3, 1.0))) for stage in STAGES]
+    plan = Plan(shard_set, plain, seed=1, eval_batch_size=7)
+    with Loader(plan) as loader:
+        for batch in loader:
+            expected = np.stack([reference.view(shard_set, batch.spec, i) for i in range(len(batch.spec))])
+            error = np.abs(pixels(batch) - expected)
+            assert error.mean() < 0.6, batch.spec
+            assert np.quantile(error, 0.99) < 3.0, batch.spec
+
+
+def test_mixed_batches_equal_the_numpy_oracle_within_rounding(shard_set: ShardSet, batches: list[Batch]) -> None:
+    plain = [dataclasses.replace(s, augment=dataclasses.replace(s.augment, mix_prob=0.0)) for s in STAGES]
+    seen = set()
+    with Loader(Plan(shard_set, plain, seed=1, eval_batch_size=7)) as loader:
+        for unmixed, mixed in zip(loader, batches, strict=True):
+            np.testing.assert_array_equal(unmixed.spec.windows, mixed.spec.windows)
+            before = pixels(unmixed)
+            np.testing.assert_allclose(before, np.rint(before), atol=1e-3)
+            expected = reference.mix(np.rint(before).astype(np.uint8), mixed.spec)
+            error = np.abs(pixels(mixed) - expected)
+            assert error.max() < 1.001  # one level, where the blend falls on a half
+            assert (error > 0.01).mean() < 0.01
+            seen |= set(np.unique(mixed.spec.modes))
+    assert {MIXUP, CUTMIX} <= seen
+
+
+def test_validation_is_the_exact_centre_without_flip_or_mix(plan: Plan, batches: list[Batch]) -> None:
+    for batch in batches:
+        if batch.spec.split == "val":
+            stored = plan.shards.splits["val"].stored[batch.spec.res][batch.spec.ids]
+            full = np.minimum(stored["width"], stored["height"]) == plan.shards.short_side(batch.spec.res)
+            assert (batch.spec.windows[full, 2:] == batch.spec.res).all()
+            assert not batch.spec.flips.any()
+            assert (batch.lam == 1).all()
+
+
+@pytest.mark.parametrize("options", [{"threads": 1, "readers": 1, "depth": 1}, {"threads": 3, "readers": 7, "depth": 5}])
+def test_batches_do_not_depend_on_threads(plan: Plan, batches: list[Batch], options: dict[str, int]) -> None:
+    with Loader(plan, **options) as loader:
+        for got, expected in zip(loader, batches, strict=True):
+            assert torch.equal(got.images, expected.images)
+
+
+def test_a_resumed_run_continues_with_identical_batches(plan: Plan, batches: list[Batch]) -> None:
+    """At every border of epochs, stages and validation, and in between."""
+    borders = {s.first + d for s in plan.segments for d in (-1, 0, 1)} | {plan.total_batches - 1}
+    for start in sorted(b for b in borders if 0 <= b < plan.total_batches):
+        with Loader(plan, start=start) as loader:
+            assert len(loader) == plan.total_batches - start
+            for expected in batches[start : start + 2]:
+                got = next(loader)
+                assert torch.equal(got.images, expected.images)
+                assert torch.equal(got.labels, expected.labels)
+
+
+def test_state_dict_moves_a_running_loader(plan: Plan, batches: list[Batch]) -> None:
+    with Loader(plan) as loader:
+        for _ in range(4):
+            next(loader)
+        state = loader.state_dict()
+        after = [next(loader).images for _ in range(3)]
+        for position in (plan.total_batches - 1, state["next_batch"]):
+            loader.load_state_dict({"next_batch": position})
+            assert torch.equal(next(loader).images, batches[position].images)
+        assert torch.equal(next(loader).images, after[1])
+
+
+def test_the_union_of_two_ranks_is_the_batch(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16, augment=MIXED)], eval_batch_size=None)
+    with Loader(plan) as whole, Loader(plan, rank=0, world=2) as left, Loader(plan, rank=1, world=2) as right:
+        for batch, a, b in zip(whole, left, right, strict=True):
+            assert torch.equal(torch.cat([a.images, b.images]), batch.images)
+            assert torch.equal(torch.cat([a.partner_labels, b.partner_labels]), batch.partner_labels)
+
+
+def test_batches_stay_valid_after_later_ones_and_after_close(plan: Plan, batches: list[Batch]) -> None:
+    with Loader(plan) as loader:
+        kept = [next(loader) for _ in range(12)]
+    del loader
+    gc.collect()
+    for got, expected in zip(kept, batches, strict=False):
+        assert torch.equal(got.images, expected.images)
+
+
+def test_no_threads_or_files_are_left_after_close_or_an_error_in_the_consumer(plan: Plan) -> None:
+    def left() -> tuple[set[str], int]:
+        gc.collect()
+        names = {t.name for t in threading.enumerate() if t.name.startswith("resolute")}
+        files = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return names, sum(os.path.realpath(file).endswith(".tar") for file in files)
+
+    with Loader(plan) as loader:
+        next(loader)
+        assert left()[0]
+        assert left()[1]
+    assert left() == (set(), 0)
+
+    def consume() -> None:
+        with Loader(plan) as loader:
+            next(loader)
+            raise ValueError("consumer")
+
+    with pytest.raises(ValueError, match="consumer"):
+        consume()
+    assert left() == (set(), 0)
+
+
+def test_a_damaged_sample_is_named_and_never_becomes_noise(shard_root: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    shards = ShardSet.open(root)
+    record = shards.splits["train"].stored[32][40]
+    tar = root / "32" / f"{shards.splits['train'].shards[record['shard']]}.tar"
+    data = bytearray(tar.read_bytes())
+    data[int(record["offset"]) + int(record["nbytes"]) // 2] ^= 4
+    tar.write_bytes(data)
+    plan = Plan(shards, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=None)
+    where = rf"{tar.name}: sample \d+ at offset {record['offset']} is damaged, got CRC-32 [0-9a-f]+, expected"
+    seen = 0
+    with Loader(plan) as loader:
+        with pytest.raises(ResoluteError, match=where):
+            for batch in loader:
+                assert 40 not in batch.spec.ids
+                seen += 1
+        bad = next(i for i in range(plan.total_batches) if 40 in plan.batch(i).ids)
+        assert seen <= bad
+        loader.load_state_dict({"next_batch": (bad + 1) % plan.total_batches})
+        assert next(loader).spec.index == (bad + 1) % plan.total_batches
+    with Loader(plan, check_crc=False, start=bad) as loader:
+        assert 40 in next(loader).spec.ids
+
+
+def test_what_the_machine_or_the_set_lacks_is_told(shard_root: Path, plan: Plan) -> None:
+    part = ShardSet.open(shard_root, resolutions=(32,))
+    with pytest.raises(ResoluteError, match=r"48 px is not open, got \[32\]"):
+        Loader(Plan(part, [Stage(res=48, epochs=1, batch_size=8)], eval_batch_size=None))
+    with pytest.raises(ResoluteError, match="expected torch.float32"):
+        Loader(plan, dtype=torch.bfloat16)
+    with pytest.raises(ResoluteError, match="decode: got gpu with device cpu"):
+        Loader(plan, decode="gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ResoluteError, match="no CUDA device found"):
+            Loader(plan, device="cuda")

@@ -1,0 +1,174 @@
+"""The plan is a pure function: exactly once, elastic, and equal to slow oracles."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ResoluteError
+from pipeline.plan import CUTMIX, MIXUP, UNMIXED, Plan, centre_crops, part_bounds, random_crops
+from pipeline.recipe import Augment, Stage
+from pipeline.rng import uniforms
+from pipeline.shards import ShardSet
+from tests.reference import crop_window
+
+MIXED = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mix_prob=0.7)
+STAGES = (
+    Stage(res=32, epochs=4, batch_size=16, fraction=0.5, augment=MIXED),
+    Stage(res=48, epochs=4, batch_size=8, fraction=0.75),
+    Stage(res=64, epochs=2, batch_size=12),
+)
+
+
+def _plan(shards: ShardSet, *, mode: Literal["rotate", "fixed"] = "rotate", stages: Sequence[Stage] = STAGES,
+          seed: int = 3) -> Plan:  # fmt: skip
+    return Plan(shards, stages, seed=seed, fraction_mode=mode, eval_batch_size=4, eval_every_epochs=2)
+
+
+def _ids(plan: Plan, epoch: int, split: str = "train") -> list[int]:
+    specs = (plan.batch(i) for i in range(plan.total_batches))
+    return [int(i) for spec in specs if (spec.epoch, spec.split) == (epoch, split) for i in spec.ids]
+
+
+@pytest.mark.parametrize(("samples", "size"), [(1, 8), (8, 8), (9, 8), (16, 8), (17, 8), (75, 16), (1000, 7)])
+def test_parts_cover_every_sample_once_and_none_is_a_remnant(samples: int, size: int) -> None:
+    parts = [part_bounds(samples, size, k) for k in range(-(-samples // size))]
+    assert [i for start, end in parts for i in range(start, end)] == list(range(samples))
+    lengths = [end - start for start, end in parts]
+    assert max(lengths) <= size
+    assert lengths[:-2] == [size] * (len(parts) - 2)
+    assert min(lengths) >= min(samples, size // 2)
+
+
+def test_every_epoch_sees_its_part_exactly_once(shard_set: ShardSet) -> None:
+    plan = _plan(shard_set)
+    for epoch in range(10):
+        ids = _ids(plan, epoch)
+        assert len(ids) == len(set(ids)) == round(75 * STAGES[min(epoch // 4, 2)].fraction)
+    assert sorted(_ids(plan, 9)) == list(range(75))
+    assert sorted(_ids(plan, 9, "val")) == list(range(15))
+
+
+def test_rotating_parts_see_everything_equally_often(shard_set: ShardSet) -> None:
+    halves = Plan(shard_set, [Stage(res=32, epochs=75, batch_size=16, fraction=0.5)], eval_batch_size=None)
+    seen = Counter(i for spec in map(halves.batch, range(halves.total_batches)) for i in spec.ids.tolist())
+    assert set(seen) == set(range(75))
+    assert max(seen.values()) - min(seen.values()) <= 1
+    assert len(set(_ids(_plan(shard_set), 0)) & set(_ids(_plan(shard_set), 1))) <= 1
+
+
+def test_a_fixed_part_is_one_nested_subset(shard_set: ShardSet) -> None:
+    plan = _plan(shard_set, mode="fixed")
+    parts = [set(_ids(plan, epoch)) for epoch in (0, 3, 4, 7)]
+    assert parts[0] == parts[1] < parts[2] == parts[3]
+
+
+def test_epochs_have_different_orders_and_a_seed_fixes_them(shard_set: ShardSet) -> None:
+    plan = _plan(shard_set)
+    assert _ids(plan, 8) != _ids(plan, 9)
+    assert _ids(plan, 8) == _ids(_plan(shard_set), 8)
+    assert _ids(plan, 8) != _ids(_plan(shard_set, seed=4), 8)
+
+
+def test_order_and_augmentation_are_those_of_this_format_version(shard_set: ShardSet) -> None:
+    """A golden value: whoever changes it changes every run that is under way."""
+    plan, digest = _plan(shard_set), hashlib.sha256()
+    for index in range(plan.total_batches):
+        spec = plan.batch(index)
+        digest.update(spec.ids.tobytes() + spec.flips.tobytes() + spec.modes.tobytes() + spec.boxes.tobytes())
+    assert digest.hexdigest()[:16] == "c50e2b8276bd1b5c"
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_the_ranks_parts_are_the_batch_whatever_their_number(shard_set: ShardSet, world: int) -> None:
+    plan = _plan(shard_set, stages=STAGES[:1])
+    for index in range(plan.total_batches):
+        whole = plan.batch(index)
+        if whole.split == "val":
+            continue
+        parts = [plan.batch(index, rank=rank, world=world) for rank in range(world)]
+        for name in ("ids", "windows", "flips", "modes", "lam", "boxes"):
+            np.testing.assert_array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
+        partners = np.concatenate([part.ids[part.partners] for part in parts])
+        np.testing.assert_array_equal(partners, whole.ids[whole.partners])
+        assert {part.global_size for part in parts} == {len(whole)}
+
+
+def test_too_many_ranks_for_a_batch_are_refused(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8)], eval_batch_size=None)
+    with pytest.raises(ResoluteError, match="8 samples cannot feed 8 ranks"):
+        for rank in range(8):
+            plan.batch(0, rank=rank, world=8)
+
+
+def test_steps_count_training_batches_over_the_whole_run(shard_set: ShardSet) -> None:
+    plan = _plan(shard_set)
+    specs = [plan.batch(i) for i in range(plan.total_batches)]
+    assert [s.step for s in specs if s.split == "train"] == list(range(plan.total_steps))
+    assert [s.index for s in specs] == list(range(plan.total_batches))
+    assert [s.epoch for s in specs if s.split == "val" and s.last] == [1, 3, 5, 7, 9]
+    with pytest.raises(IndexError):
+        plan.batch(plan.total_batches)
+
+
+def test_crops_equal_the_loop_of_the_formula() -> None:
+    rng = np.random.default_rng(0)
+    sizes = np.concatenate([rng.integers(20, 300, (200, 2)), rng.integers(1, 9, (40, 1)) * [[1, 60]], [[400, 3]]])
+    u = uniforms(5, np.arange(len(sizes)), 22)
+    augment = Augment(crop_area=(0.08, 1.0))
+    got = random_crops(sizes, u, augment)
+    expected = [
+        crop_window(int(w), int(h), u[i], augment.crop_area, augment.crop_ratio) for i, (w, h) in enumerate(sizes)
+    ]
+    np.testing.assert_array_equal(got, expected)
+    assert (got[:, :2] >= 0).all()
+    assert (got[:, :2] + got[:, 2:] <= sizes).all()
+
+
+def test_crop_areas_and_flips_have_the_recipes_distribution(shard_set: ShardSet) -> None:
+    stage = Stage(res=64, epochs=60, batch_size=75, augment=Augment(crop_area=(0.3, 0.6), flip_prob=0.25))
+    plan = Plan(shard_set, [stage], eval_batch_size=None)
+    specs = [plan.batch(i) for i in range(plan.total_batches)]
+    stored = shard_set.splits["train"].stored[64]
+    areas = np.concatenate([
+        s.windows[:, 2].astype(float) * s.windows[:, 3] / (stored["width"][s.ids].astype(float) * stored["height"][s.ids])
+        for s in specs
+    ])  # fmt: skip
+    assert abs(areas.mean() - 0.45) < 0.01
+    assert areas.min() > 0.27
+    assert areas.max() < 0.63
+    flips = np.concatenate([s.flips for s in specs])
+    assert abs(flips.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / len(flips))
+
+
+def test_centre_crops_are_exact_at_full_size_and_the_same_part_of_smaller_images() -> None:
+    sizes = np.asarray([[341, 256], [256, 300], [256, 256], [100, 80]])
+    got = centre_crops(sizes, 224, 256)
+    np.testing.assert_array_equal(got[:3], [[58, 16, 224, 224], [16, 38, 224, 224], [16, 16, 224, 224]])
+    np.testing.assert_array_equal(got[3], [15, 5, 70, 70])
+
+
+def test_mixing_follows_its_probabilities_and_lam_is_the_area_kept(shard_set: ShardSet) -> None:
+    augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mix_prob=0.6, cutmix_prob=0.25)
+    plan = Plan(shard_set, [Stage(res=64, epochs=80, batch_size=4, augment=augment)], eval_batch_size=None)
+    specs = [plan.batch(i) for i in range(plan.total_batches)]
+    kinds = Counter(int(spec.modes[0]) for spec in specs)
+    n = len(specs)
+    for mode, part in ((UNMIXED, 0.4), (MIXUP, 0.45), (CUTMIX, 0.15)):
+        assert abs(kinds[mode] / n - part) < 4 * np.sqrt(part * (1 - part) / n)
+    for spec in specs:
+        assert len(np.unique(spec.modes)) == 1
+        if spec.modes[0] == CUTMIX:
+            x, y, w, h = spec.boxes[0]
+            assert 0 <= x < x + w <= 64
+            assert 0 <= y < y + h <= 64
+            assert spec.lam[0] == np.float32(1 - w * h / 64**2)
+        elif spec.modes[0] == UNMIXED:
+            assert (spec.lam == 1).all()
+    lam = np.asarray([spec.lam[0] for spec in specs if spec.modes[0] == MIXUP])
+    assert abs(lam.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(lam))

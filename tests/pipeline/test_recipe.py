@@ -1,0 +1,75 @@
+"""A recipe is checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ResoluteError
+from pipeline.recipe import Recipe
+
+RECIPES = Path(__file__).parents[2] / "train" / "recipes"
+ONE_STAGE = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_recipes_load(path: Path) -> None:
+    recipe = Recipe.load(path)
+    assert recipe.name == path.stem
+    assert recipe.stages
+
+
+def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
+    stages = Recipe.load(RECIPES / "imagenet_rn50.toml").stages
+    got = [(s.res, s.batch_size, s.epochs, s.fraction, s.lr_scale) for s in stages]
+    assert got == [(128, 1024, 15, 0.5, 1.0), (160, 768, 15, 0.75, 0.8), (224, 512, 20, 1.0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optim": {"momentun": 0.9}}, "unknown key optim.momentun; did you mean optim.momentum?"),
+        ({"stagez": []}, "unknown key stagez; did you mean stages?"),
+        ({"stages": []}, "stages: got none, expected at least one"),
+        ({"stages": [{"res": 32, "epochs": 1}]}, "stages.batch_size: missing"),
+        ({"stages": [{"res": "32", "epochs": 1, "batch_size": 8}]}, "stages.res: got '32', expected an integer"),
+        ({"stages": [{"res": 32, "epochs": 1, "batch_size": 8, "fraction": 1.5}]}, "stages.fraction: got 1.5"),
+        ({"optim": {"name": "adam"}}, "optim.name: got 'adam', expected one of 'sgd', 'adamw'"),
+        ({"optim": {"lr": True}}, "optim.lr: got True, expected a number"),
+        ({"augment": {"crop_area": [0.9, 0.1]}}, "augment.crop_area"),
+        ({"ema": {"decay": 1.0}}, "ema.decay: got 1.0"),
+        ({"eval": 3}, "eval: got 3, expected a table"),
+    ],
+)
+def test_mistakes_are_named_with_what_was_expected(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ResoluteError) as caught:
+        Recipe.parse({**ONE_STAGE, **change}, name="x", where="x.toml")
+    assert str(caught.value).startswith("x.toml: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_broken_files_are_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ResoluteError, match=r"none\.toml: no readable recipe"):
+        Recipe.load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[[stages]\nres = 3")
+    with pytest.raises(ResoluteError, match=r"bad\.toml: not TOML"):
+        Recipe.load(tmp_path / "bad.toml")
+
+
+def test_a_stage_overrides_single_augmentations() -> None:
+    table = {
+        "augment": {"mixup_alpha": 0.2, "flip_prob": 0.25},
+        "stages": [{"res": 32, "epochs": 1, "batch_size": 8, "augment": {"mixup_alpha": 0.0}}, *ONE_STAGE["stages"]],
+    }
+    first, second = Recipe.parse(table, name="x").stages
+    assert (first.augment.mixup_alpha, first.augment.flip_prob) == (0.0, 0.25)
+    assert (second.augment.mixup_alpha, second.augment.flip_prob) == (0.2, 0.25)
+
+
+def test_hash_names_every_value_but_not_the_name() -> None:
+    recipe = Recipe.parse(ONE_STAGE, name="x")
+    assert recipe.hash == dataclasses.replace(recipe, name="y").hash
+    assert recipe.hash != dataclasses.replace(recipe, seed=1).hash

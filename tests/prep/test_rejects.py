@@ -1,0 +1,169 @@
+"""Inputs that cannot be used leave a gap and a reason; too many of them leave no set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.shards import ShardSet
+from prep import worker
+from prep.chunk import Job, Task
+
+Prep = Callable[..., Any]
+
+
+@pytest.fixture
+def damaged(photos: Path) -> dict[str, str]:
+    """Damage four of the 60 photos: {relative path: how its reason starts}."""
+    truncated = photos / "apple" / "01.jpg"
+    truncated.write_bytes(truncated.read_bytes()[:900])
+    (photos / "bee" / "03.jpg").write_bytes(b"")
+    (photos / "bee" / "05.jpg").write_text("<html>404</html>")
+    (photos / "cat" / "lost.png").symlink_to(photos / "nowhere.png")
+    return {
+        "apple/01.jpg": "truncated",
+        "bee/03.jpg": "empty file",
+        "bee/05.jpg": "not an image",
+        "cat/lost.png": "unreadable: No such file",
+    }
+
+
+def test_rejects_are_listed_and_leave_gaps_in_the_keys(
+    photos: Path, damaged: dict[str, str], tmp_path: Path, prep: Prep
+) -> None:
+    argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32,48", "--shard-samples", 20)
+    ran = prep(*argv, "--max-bad", 0.1)
+    assert ran.status == 0, ran.err
+    rows = [json.loads(line) for line in (tmp_path / "s" / "rejects.jsonl").read_text().splitlines()]
+    assert rows == sorted(rows, key=lambda row: (row["split"], row["path"]))
+    assert {row["path"] for row in rows} == set(damaged)
+    for row in rows:
+        assert row["reason"].startswith(damaged[row["path"]]), row
+    opened = ShardSet.open(tmp_path / "s")
+    candidates = {"train": 54, "val": 6 + 1 - 1}
+    taken = sum(len(split) for split in opened.splits.values())
+    assert taken == 61 - 4
+    for name, split in opened.splits.items():
+        keys = split.samples["key"]
+        gaps = sum(row["split"] == name for row in rows)
+        assert len(keys) + gaps >= candidates[name]
+        assert (np.diff(keys.astype(np.int64)) >= 1).all()
+        assert keys.max() < len(keys) + gaps
+        for res in (32, 48):
+            assert np.array_equal(split.stored[res]["shard"], keys // 20)
+    for word in ("4 (", "1 truncated", "1 empty file", "1 not an image", "1 unreadable"):
+        assert word in ran.out
+
+
+def test_a_reject_moves_no_other_sample(
+    photos: Path, tmp_path: Path, prep: Prep
+) -> None:
+    argv = ("--src", photos, "--res", "32", "--max-bad", 0.1)
+    assert prep(*argv, "--out", tmp_path / "before").status == 0
+    (photos / "bee" / "05.jpg").write_bytes(b"junk")
+    assert prep(*argv, "--out", tmp_path / "after").status == 0
+
+    def keyed(folder: str) -> dict[str, int]:
+        pairs: dict[str, int] = {}
+        for name, split in ShardSet.open(tmp_path / folder).splits.items():
+            lines = (tmp_path / folder / "index" / f"{name}.sources.jsonl").read_text().splitlines()
+            pairs |= dict(zip(lines, split.samples["key"].tolist(), strict=True))
+        return pairs
+
+    before = keyed("before")
+    del before['"bee/05.jpg"']
+    assert keyed("after") == before
+
+
+def test_too_many_rejects_leave_no_manifest(
+    photos: Path, damaged: dict[str, str], tmp_path: Path, prep: Prep
+) -> None:
+    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32")
+    assert ran.status == 2
+    assert ran.err.count("\n") == 1
+    for words in ("too many unusable images", "got 4 of 61", "expected at most 0", "1 truncated"):
+        assert words in ran.err
+    assert not (tmp_path / "s" / "manifest.json").exists()
+    assert len((tmp_path / "s" / "rejects.jsonl").read_text().splitlines()) == 4
+    assert prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 0.1).status == 0
+
+
+def test_a_shard_of_rejects_only_is_left_out(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    for path in sorted(photos.rglob("*.JPEG")):
+        path.write_bytes(b"junk")
+    argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--shard-samples", 1, "--max-bad", 1)
+    assert prep(*argv).status == 0
+    opened = ShardSet.open(tmp_path / "s")
+    assert sum(len(split) for split in opened.splits.values()) == 30
+    for split in opened.splits.values():
+        assert split.stored[32]["shard"].tolist() == list(range(len(split)))
+        assert [f"{name}" for name in split.shards] == [f"{split.name}-{key:06d}" for key in split.samples["key"]]
+    tars = sorted(path.stem for path in (tmp_path / "s" / "32").glob("*.tar"))
+    assert tars == sorted(shard for split in opened.splits.values() for shard in split.shards)
+
+
+def test_a_split_without_any_sample_is_an_error(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    (tmp_path / "val.txt").write_text("apple/01.jpg\n")
+    (photos / "apple" / "01.jpg").write_bytes(b"junk")
+    argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 1)
+    ran = prep(*argv, "--val-list", tmp_path / "val.txt")
+    assert ran.status == 2
+    assert "no image of val is usable" in ran.err
+    assert not (tmp_path / "s" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(PermissionError(13, "Permission denied"), "unreadable: Permission denied")]
+)
+def test_unreadable_files_are_rejected(
+    monkeypatch: pytest.MonkeyPatch, photos: Path, error: OSError, reason: str
+) -> None:
+    def refuse(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr("builtins.open", refuse)
+    job = Job(short_sides=(32,), quality=90, label_digits=4)
+    chunk = worker.convert(job, Task(first_key=5, paths=(str(photos / "bee" / "03.jpg"),), labels=(1,)))
+    assert chunk.rejects == ((5, reason),)
+    assert len(chunk.samples) == 0
+    assert chunk.tars == (b"",)
+
+
+def test_errors_of_our_own_are_not_taken_for_rejects(monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
+    job = Job(short_sides=(32,), quality=90, label_digits=4)
+    task = Task(first_key=0, paths=(str(photos / "bee" / "03.jpg"),), labels=(1,))
+
+    def broken(*args: object) -> None:
+        raise ValueError("a bug in the resize")
+
+    monkeypatch.setattr(worker, "jpegs", broken)
+    with pytest.raises(ValueError, match="a bug in the resize"):
+        worker.convert(job, task)
+
+    def no_descriptors(*args: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("builtins.open", no_descriptors)
+    with pytest.raises(OSError, match="Too many open files"):
+        worker.convert(job, task)
+
+
+def test_difficult_files_make_a_set_or_a_reason(difficult: Path, photos: Path, tmp_path: Path, prep: Prep) -> None:
+    images = [path for path in difficult.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png", ".gif")]
+    (photos / "zoo").mkdir()
+    for path in images:
+        (photos / "zoo" / path.name).symlink_to(path)
+    argv = ("--src", photos, "--res", "64", "--max-bad", 0.5)
+    for workers in (1, 2):
+        ran = prep(*argv, "--out", tmp_path / str(workers), "--workers", workers)
+        assert ran.status == 0, ran.err
+    one, two = ((tmp_path / name / "manifest.json").read_bytes() for name in ("1", "2"))
+    assert one == two
+    rejects = (tmp_path / "1" / "rejects.jsonl").read_text()
+    assert 10 <= len(rejects.splitlines()) < len(images) - 30
+    assert "0x" not in rejects  # addresses differ between runs
