@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 import simplejpeg
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
-__all__ = ["Stored", "fit", "jpegs", "resize"]
+__all__ = ["Stored", "fit", "jpegs", "one_thread", "resize"]
 
 Stored = tuple[bytes, int, int]  # a JPEG, its width and its height in px
+
+
+def one_thread() -> None:
+    """Keep this process's resizes to one thread: workers are the parallelism."""
+    torch.set_num_threads(1)
 
 
 def fit(width: int, height: int, short_side: int) -> tuple[int, int]:
@@ -34,11 +41,24 @@ def resize(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uin
     h, w, c = pixels.shape
     if (w, h) == (width, height):
         return pixels
+    if not _torch_has_lanczos():
+        return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
     # why: with one image the strides of a permuted view are ambiguous, and torch then takes the slow layout;
     # spelled out, they say channels-last, which its vector kernel reads and writes without a copy.
     image = torch.from_numpy(pixels).as_strided((1, c, h, w), (h * w * c, 1, w * c, c))
     small = torch.nn.functional.interpolate(image, (height, width), mode="lanczos", antialias=True)
     return np.ascontiguousarray(small[0].permute(1, 2, 0).numpy())
+
+
+@functools.cache
+def _torch_has_lanczos() -> bool:
+    """Older torch (2.11) has no Lanczos: Pillow's is the same filter, 1 in 250 values differs by a level or two."""
+    try:
+        torch.nn.functional.interpolate(torch.zeros((1, 3, 4, 4), dtype=torch.uint8), (2, 2), mode="lanczos",
+                                        antialias=True)  # fmt: skip
+    except (NotImplementedError, ValueError):
+        return False
+    return True
 
 
 def jpegs(pixels: NDArray[np.uint8], short_sides: Sequence[int], quality: int) -> list[Stored]:

@@ -12,14 +12,13 @@ from multiprocessing import parent_process
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pipeline.shards import SAMPLE, STORED, key_name
 
 from .chunk import Chunk, Job, Task
 from .decode import Reject, decode
-from .resize import jpegs
+from .resize import jpegs, one_thread
 from .tar import BLOCK_BYTES, member
 
 __all__ = ["convert", "read", "start"]
@@ -33,7 +32,7 @@ _UNREADABLE = frozenset(
 def start() -> None:
     """Set up a worker process: one thread, deaf to Ctrl-C (the parent ends it), gone when the parent is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    one_thread()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 

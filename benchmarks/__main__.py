@@ -1,0 +1,176 @@
+"""`python -m benchmarks --shards DIR`: loader speed, stage changes and stalls, beside a torch DataLoader.
+
+Every part prints a table; one JSON file takes every repeat's values, the machine and the versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipeline.errors import ResoluteError
+
+__all__ = ["PARTS", "main"]
+
+PARTS = ("loader", "switch", "stalls")
+FORMAT = "resolute-benchmark-1"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ResoluteError(f"command line: {message}; see `python -m benchmarks --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m benchmarks",
+        description="Measure on your own shards: how fast the loader is at each resolution, what a stage change "
+        "costs (both beside torch's DataLoader with Pillow on the same images), and how much of training is lost "
+        "to loading.",
+        epilog="On a quiet machine this takes minutes: about repeats x resolutions x (5 x seconds + 15 s). Other work "
+        "on the machine shows as a wide (min..max). Prep has its own: python -m benchmarks.prep --help. "
+        "Exit status: 0 done, 2 for a problem that the one line on stderr explains, 130 interrupted.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--shards", type=Path, required=True, metavar="DIR", help="folder that `make shards` wrote")
+    add("--only", default=",".join(PARTS), metavar="PART,…", help="parts to run (default: %(default)s)")
+    add("--seconds", type=float, default=5.0, metavar="S",
+        help="length of each measured window, in loader and stalls (default: %(default)s)")  # fmt: skip
+    add("--repeats", type=int, default=3, metavar="N", help="interleaved repeats of everything (default: %(default)s)")
+    add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+    add("--threads", type=int, default=cores, metavar="N",
+        help="our CPU threads, and the DataLoader's workers (default: all cores, %(default)s)")  # fmt: skip
+    add("--batch-size", type=int, default=64, metavar="N", help="samples a batch (default: %(default)s)")
+    add("--model", default="resnet10t", metavar="NAME", help="timm model of the stalls part (default: %(default)s)")
+    add("--out", type=Path, metavar="FILE",
+        help="JSON to write (default: benchmarks/results/bench-cpu.json, or bench-<name of the GPU>.json)")  # fmt: skip
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
+    try:
+        _run(_parser().parse_args(argv))
+    except ResoluteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("benchmarks: interrupted, no result written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(got: argparse.Namespace) -> None:
+    parts = _checked(got)
+    # why: --help and mistakes on the command line need not wait for these
+    from pipeline.shards import ShardSet
+
+    from . import loader, machine, stalls, switch
+
+    device = machine.find_device(got.device)
+    shards = ShardSet.open(got.shards)
+    record = machine.machine(device)
+    train = shards.splits["train"]
+    out: Path = got.out or Path("benchmarks/results") / f"bench-{_slug(record['gpu'] or 'cpu')}.json"
+    _ready_to_write(out)
+    result: dict[str, Any] = {
+        "format": FORMAT,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": machine.commit(),
+        "machine": record,
+        "versions": machine.versions(),
+        "settings": {
+            "parts": parts, "device": device.type, "threads": got.threads, "batch_size": got.batch_size,
+            "seconds": got.seconds, "repeats": got.repeats, "model": got.model,
+        },
+        "shards": {
+            "name": shards.root.resolve().name, "hash": shards.hash, "resolutions": shards.resolutions,
+            "train_samples": len(train),
+            "mean_bytes": {res: float(stored["nbytes"].mean()) for res, stored in train.stored.items()},
+            "page_cache": "warmed" if machine.read_into_cache(shards) else "as found",
+        },
+    }  # fmt: skip
+    print(f"{record['gpu'] or record['cpu']}, {record['cores']} cores, {got.threads} threads, batch {got.batch_size}, "
+          f"{result['shards']['train_samples']} training images of {result['shards']['name']}, "
+          f"repeats: {got.repeats}")  # fmt: skip
+    common: dict[str, Any] = {
+        "device": device, "threads": got.threads, "batch_size": got.batch_size, "repeats": got.repeats, "tell": _tell,
+    }  # fmt: skip
+    for part in parts:
+        began = time.perf_counter()
+        if part == "loader":
+            values = loader.measure(shards, seconds=got.seconds, **common)
+            text = loader.table(values)
+        elif part == "switch":
+            values = switch.measure(shards, **common)
+            text = switch.table(values)
+        else:
+            values = stalls.measure(shards, seconds=got.seconds, model=got.model, **common)
+            text = stalls.table(values)
+        _tell("")
+        result[part] = {"took_s": round(time.perf_counter() - began, 1), **values}
+        print(f"\n{text}", flush=True)
+    _write(out, json.dumps(result, indent=1) + "\n")
+    print(f"\nwritten: {out}")
+
+
+def _checked(got: argparse.Namespace) -> list[str]:
+    """The parts to run. Raises `ResoluteError` for a value out of range."""
+    wanted = [part.strip() for part in got.only.split(",")]
+    for part in wanted:
+        if part not in PARTS:
+            raise ResoluteError(f"--only: got {part or 'nothing'}, expected some of {','.join(PARTS)}; correct it")
+    for name, least in (("repeats", 1), ("threads", 1), ("batch_size", 2)):
+        if getattr(got, name) < least:
+            flag = name.replace("_", "-")
+            raise ResoluteError(f"--{flag}: got {getattr(got, name)}, expected at least {least}; raise it")
+    if not 0 < got.seconds <= 3600:
+        raise ResoluteError(f"--seconds: got {got.seconds:g}, expected above 0, at most 3600; change it")
+    return [part for part in PARTS if part in wanted]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("nvidia", "")).strip("-")
+
+
+def _ready_to_write(out: Path) -> None:
+    """Make the folder now: a result that cannot be written should not cost minutes first."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise ResoluteError(f"--out {out}: cannot be written, expected a file in a folder of yours; choose another")
+
+
+def _write(out: Path, text: str) -> None:
+    part = out.with_name(out.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(out)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def _unwritable(out: Path, error: OSError) -> ResoluteError:
+    return ResoluteError(f"--out {out}: {error.strerror}, expected a file that can be written; choose another")
+
+
+def _tell(text: str) -> None:
+    """What is being measured now, on one line of a terminal; nothing elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

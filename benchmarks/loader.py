@@ -1,0 +1,106 @@
+"""How many images a second does the loader deliver at each resolution, beside torch's DataLoader and Pillow?
+
+Both read the same stored training images, crop (random-resized-crop), flip and normalise, and hand out float32
+batches on the device. One runs at a time, in turns; each starts, delivers some batches unseen, and is then drained
+for a few seconds. Host time is CPU time of the main thread alone: what the training loop's thread pays for its data.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from pipeline.shards import ShardSet
+
+from .ours import full_batches, our_batches, train_plan
+from .peer import peer_batches
+from .table import repeated, spread, text_table
+
+__all__ = ["drain", "measure", "table"]
+
+_FASTEST = 100_000  # images/s: no loader runs out of batches before its time
+
+
+def measure(
+    shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, seconds: float, repeats: int,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """{"res": [{"res", "loaders": {name: {"images_per_s", "host_us_per_image", "first_batch_s"}}}]}.
+
+    Every value is `repeated`; `seconds` is measured for each of them, after a warm-up.
+    """
+    warm_up = max(8, 2 * threads)
+    batches = warm_up + math.ceil(seconds * _FASTEST / batch_size)
+    found = []
+    for res in shards.resolutions:
+        plan = train_plan(shards, [full_batches(shards, res, batches=batches, batch_size=batch_size)])
+
+        def ours(decode: Any = None, plan: Any = plan) -> Generator[torch.Tensor, None, None]:
+            return our_batches(plan, device=device, threads=threads, decode=decode)
+
+        def peer(res: int = res) -> Generator[torch.Tensor, None, None]:
+            return peer_batches(
+                shards, [res], batches=batches, batch_size=batch_size, device=device, workers=threads
+            )
+
+        loaders: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {"ours": ours, "peer": peer}
+        if device.type == "cuda":
+            loaders["ours, CPU decode"] = lambda ours=ours: ours("cpu")  # type: ignore[misc]
+        raw: dict[str, list[dict[str, float]]] = {name: [] for name in loaders}
+        for repeat in range(repeats):
+            for name, start in loaders.items():
+                tell(f"loader: {res} px, {name}, repeat {repeat + 1} of {repeats}")
+                with closing(start()) as stream:
+                    raw[name].append(drain(stream, seconds=seconds, warm_up=warm_up, device=device))
+        values = {
+            name: {key: repeated([one[key] for one in each]) for key in each[0]} for name, each in raw.items()
+        }
+        found.append({"res": res, "loaders": values})
+    return {"warm_up_batches": warm_up, "res": found}
+
+
+def drain(
+    stream: Generator[torch.Tensor, None, None], *, seconds: float, warm_up: int, device: torch.device
+) -> dict[str, float]:
+    """Rates over `seconds` s of taking batches as fast as they come, after `warm_up` batches."""
+    began = time.perf_counter()
+    next(stream)
+    _synchronise(device)
+    first_batch_s = time.perf_counter() - began
+    for _ in range(warm_up - 1):
+        next(stream)
+    _synchronise(device)
+    images, started, busy = 0, time.perf_counter(), time.thread_time()
+    while time.perf_counter() - started < seconds or not images:
+        images += len(next(stream))
+    busy = time.thread_time() - busy
+    _synchronise(device)
+    elapsed_s = time.perf_counter() - started
+    return {
+        "images_per_s": images / elapsed_s, "host_us_per_image": 1e6 * busy / images, "first_batch_s": first_batch_s
+    }  # fmt: skip
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # sync: a batch counts once it is on the device
+
+
+def table(result: dict[str, Any]) -> str:
+    """One row a resolution and loader; the ratio is ours to the peer's, by medians."""
+    rows = []
+    for entry in result["res"]:
+        base = entry["loaders"]["peer"]["images_per_s"]["median"]
+        for name, values in entry["loaders"].items():
+            rows.append([
+                f"{entry['res']} px", "DataLoader + Pillow" if name == "peer" else name,
+                spread(values["images_per_s"]), f"{values['images_per_s']['median'] / base:.2f}x",
+                f"{values['host_us_per_image']['median']:.1f}", f"{values['first_batch_s']['median']:.2f}",
+            ])  # fmt: skip
+    header = ["", "loader", "images/s", "ratio", "host us/image", "first batch s"]
+    return text_table("loader alone: median (min..max)", header, rows, left=2)

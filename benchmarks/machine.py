@@ -1,0 +1,105 @@
+"""Where, and with what, was it measured? The record that goes into every result, without names or paths."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import features
+
+from pipeline.errors import ResoluteError
+from pipeline.shards import ShardSet
+
+__all__ = ["commit", "cores", "cpu_flags", "find_device", "machine", "read_into_cache", "versions"]
+
+_PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "numpy", "pillow")
+
+
+def find_device(wanted: str) -> torch.device:
+    """"auto" is a GPU if there is one. Raises `ResoluteError` for one that is not there."""
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise ResoluteError(f"--device: got {wanted}, expected auto, cpu or cuda; choose one")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ResoluteError("--device cuda: no CUDA device found, expected one; use --device cpu")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpuinfo(field: str) -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
+    return ""
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction set extensions as Linux names them; empty elsewhere."""
+    return frozenset(_cpuinfo("flags").split())
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
+        "cores": cores(),
+        "ram_gib": round(ram_bytes() / 2**30, 1),
+        "system": platform.system(),
+        "load_before": round(os.getloadavg()[0], 2),  # runnable processes, mean of a minute: above 0 is company
+        "gpu": None,
+    }
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        record |= {"gpu": found.name, "gpu_memory_gib": round(found.total_memory / 2**30, 1)}
+    return record
+
+
+def ram_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found["nvidia-dali" if name.startswith("nvidia-dali") else name] = version(name)
+    return found | {"libjpeg_turbo (Pillow)": features.version("libjpeg_turbo")}
+
+
+def commit() -> str | None:
+    """The commit of the code that runs, "-dirty" where tracked files differ from it; None outside of git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def read_into_cache(shards: ShardSet) -> bool:
+    """Read all training shards once, if they take at most a quarter of the memory; True if so.
+
+    So that whoever is measured first does not pay for a cold disk.
+    """
+    paths = [shards.path(res, shard) for res in shards.resolutions for shard in shards.splits["train"].shards]
+    if sum(path.stat().st_size for path in paths) > ram_bytes() // 4:
+        return False
+    for path in paths:
+        with path.open("rb") as file:
+            while file.read(1 << 24):
+                pass
+    return True

@@ -1,0 +1,50 @@
+"""How is our loader run for a benchmark? One plan of full training batches, drained as an iterator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from typing import Literal
+
+import torch
+
+from pipeline.errors import ResoluteError
+from pipeline.loader import Loader
+from pipeline.plan import Plan
+from pipeline.recipe import Stage
+from pipeline.shards import ShardSet
+
+__all__ = ["full_batches", "our_batches", "train_plan"]
+
+
+def full_batches(shards: ShardSet, res: int, *, batches: int, batch_size: int) -> Stage:
+    """A stage of at least `batches` batches at `res` px, every one of them of `batch_size` samples.
+
+    Raises `ResoluteError` if the training split is smaller than one batch.
+    """
+    total = len(shards.splits["train"])
+    if total < batch_size:
+        raise ResoluteError(
+            f"{shards.root}: got {total} training samples, expected a full batch of {batch_size}; "
+            f"use a smaller --batch-size"
+        )
+    epochs = math.ceil(batches / (total // batch_size))
+    each = math.ceil(batches / epochs)  # batches of an epoch; never more than total // batch_size
+    return Stage(res=res, epochs=epochs, batch_size=batch_size, fraction=min(1.0, each * batch_size / total))
+
+
+def train_plan(shards: ShardSet, stages: list[Stage]) -> Plan:
+    """These stages without validation passes."""
+    return Plan(shards, stages, eval_batch_size=None)
+
+
+def our_batches(
+    plan: Plan, *, device: torch.device, threads: int, decode: Literal["cpu", "gpu"] | None = None
+) -> Generator[torch.Tensor, None, None]:
+    """Images (N, 3, res, res) float32, normalised, on `device`: batch after batch over all stages of `plan`.
+
+    The loader starts with the first `next` and ends with the generator (`contextlib.closing`).
+    """
+    with Loader(plan, device=device, threads=threads, decode=decode) as loader:
+        for batch in loader:
+            yield batch.images

@@ -1,0 +1,147 @@
+"""How much of training does loading cost? The real training step on three kinds of batches.
+
+live       from the loader, as a run has them
+cached     the loader's first batches, kept in memory and taken in turns: the loader costs nothing
+synthetic  one random batch
+
+stall     part of the live time in which the host was blocked in `next()`. On a GPU the host runs ahead of the
+          device, so that a stall shows only once that lead is used up: there, trust the headspace.
+headspace cached images/s over live: what a loader that costs nothing would gain.
+
+On a CPU loader and model share the cores, so the headspace also holds the work of decoding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from pipeline.loader import Batch, Loader
+from pipeline.recipe import Recipe, Stage
+from pipeline.shards import ShardSet
+from train.loop import Learner
+from train.warmup import keep_freed_memory, warm_up
+
+from .machine import cpu_flags
+from .ours import full_batches, train_plan
+from .table import repeated, spread, text_table
+
+__all__ = ["measure", "precision", "table"]
+
+_CACHED = 8  # batches kept
+_WARM_UP = {"live": 5, "cached": 2, "synthetic": 2}  # steps before each clock; live: what the loader had ready, gone
+_FASTEST = 50_000  # images/s: no loader runs out of batches before its time
+
+
+def precision(device: torch.device) -> str:
+    """bf16 where the device computes in it, else off."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "off"
+    return "bf16" if cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "off"
+
+
+def small_recipe(stage: Stage, *, model: str, amp: str) -> Recipe:
+    """One stage of `model` with a learning rate too low to diverge; all else as the recipe's defaults have it."""
+    words = {"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
+    return Recipe.parse(
+        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"amp": amp}, "stages": [words]},
+        name="benchmark",
+    )
+
+
+def measure(
+    shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, seconds: float, repeats: int, model: str,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """{"amp", "res": [{"res", "images_per_s": {kind: …}, "stall_frac", "headspace"}]}, values `repeated`.
+
+    Each window lasts `seconds` s, or as many steps as fit in, and one at least.
+    """
+    if device.type == "cpu":
+        keep_freed_memory()
+        torch.set_num_threads(threads)
+    else:
+        torch.backends.cudnn.benchmark = True  # each shape is tuned once, in the warm-up
+    amp = precision(device)
+    found = []
+    for res in shards.resolutions:
+        batches = _CACHED + repeats * (_WARM_UP["live"] + round(seconds * _FASTEST / batch_size) + 1)
+        stage = full_batches(shards, res, batches=batches, batch_size=batch_size)
+        recipe = small_recipe(stage, model=model, amp=amp)
+        plan = train_plan(shards, list(recipe.stages))
+        learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device)
+        half = device.type == "cuda" and amp != "off"  # why: as train's run does
+        dtype = torch.float16 if half else torch.float32
+        warm_up(
+            learner.network, [("train", res, batch_size)], device=device, dtype=dtype, channels_last=True,
+            accumulate=1, autocast=learner.autocast(),
+        )  # fmt: skip
+        windows: dict[str, list[dict[str, float]]] = {"live": [], "cached": [], "synthetic": []}
+        with Loader(plan, device=device, threads=threads, dtype=dtype) as loader:
+            cached = list(itertools.islice(loader, _CACHED))
+            sources: dict[str, Iterator[Batch]] = {
+                "live": loader,
+                "cached": itertools.cycle(cached),
+                "synthetic": itertools.repeat(synthetic(cached[0], classes=len(shards.classes))),
+            }
+            for repeat in range(repeats):
+                for kind, batch_source in sources.items():
+                    tell(f"stalls: {res} px, {kind}, repeat {repeat + 1} of {repeats}")
+                    windows[kind].append(window(learner, batch_source, seconds=seconds, steps_before=_WARM_UP[kind]))
+        rates = {kind: [one["images_per_s"] for one in each] for kind, each in windows.items()}
+        found.append({
+            "res": res,
+            "images_per_s": {kind: repeated(each) for kind, each in rates.items()},
+            "stall_frac": repeated([one["stall_frac"] for one in windows["live"]]),
+            "headspace": repeated([free / real for free, real in zip(rates["cached"], rates["live"], strict=True)]),
+        })  # fmt: skip
+    return {"amp": amp, "model": model, "device": device.type, "threads": threads, "res": found}
+
+
+def synthetic(like: Batch, *, classes: int) -> Batch:
+    """A batch of random numbers with the shape, type, layout and device of `like`."""
+    n, device = len(like.labels), like.labels.device
+    labels = torch.randint(classes, (n,), device=device)
+    return Batch(
+        images=torch.randn_like(like.images), labels=labels, partner_labels=labels, lam=torch.ones_like(like.lam),
+        spec=like.spec,
+    )  # fmt: skip
+
+
+def window(learner: Learner, batches: Iterator[Batch], *, seconds: float, steps_before: int) -> dict[str, float]:
+    """Train for `seconds` s after `steps_before` steps; images/s, and the part of the time blocked in `next()`."""
+    for batch in itertools.islice(batches, steps_before):
+        learner.train_step(batch)
+    _synchronise(learner.device)
+    images, waited_s, started = 0, 0.0, time.perf_counter()
+    before = started
+    while before - started < seconds or not images:
+        batch = next(batches)
+        waited_s += time.perf_counter() - before
+        learner.train_step(batch)
+        images += len(batch.labels)
+        before = time.perf_counter()
+    _synchronise(learner.device)
+    elapsed_s = time.perf_counter() - started
+    return {"images_per_s": images / elapsed_s, "stall_frac": waited_s / elapsed_s}
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # sync: steps are launched, not awaited; the clock has to see them end
+
+
+def table(result: dict[str, Any]) -> str:
+    rows = [
+        [f"{entry['res']} px", *(spread(entry["images_per_s"][kind]) for kind in ("live", "cached", "synthetic")),
+         f"{100 * entry['stall_frac']['median']:.1f} %", f"{entry['headspace']['median']:.2f}"]
+        for entry in result["res"]
+    ]  # fmt: skip
+    title = f"training {result['model']}, amp {result['amp']}: images/s"
+    if result["device"] == "cpu":
+        title += f" (loader and model share {result['threads']} CPU threads)"
+    return text_table(title, ["", "live", "cached", "synthetic", "stall", "headspace"], rows)

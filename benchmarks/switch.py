@@ -1,0 +1,174 @@
+"""What does a stage change cost, ours beside a torch DataLoader that is rebuilt at each change?
+
+One run over all resolutions of the set, ascending. Cost of a change: the time of the first N batches after it,
+less N steady ones of the new stage. `around` adds what the last N batches before it lost, so that work moved
+ahead of the change counts too. N is 5, rounded up to whole rounds of the workers; a steady batch is the median
+over rounds of their mean. why: W workers deliver W batches at once and then none for a while, so that a plain
+median falls anywhere between the two, mostly to our advantage. Two consumers:
+
+drained  takes batches as fast as they come; the clock runs from batch to batch.
+paced    sleeps a fixed time for each batch, as a training step would, and only its waiting for data is on the
+         clock. The step takes 1.3 times the slower loader's drained batch at that resolution, so that neither
+         loader is the bottleneck and what is left is the change itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from pipeline.errors import ResoluteError
+from pipeline.shards import ShardSet
+
+from .ours import full_batches, our_batches, train_plan
+from .peer import peer_batches
+from .table import repeated, spread, text_table
+
+__all__ = ["around_s", "cost_s", "first_batches", "measure", "steady_s", "table"]
+
+_FIRST = 5  # batches after a change that are set against steady ones, at least
+_PACE = 1.3  # step of the paced consumer, in drained batch times
+
+
+def first_batches(workers: int) -> int:
+    """How many batches after a change are counted: the least whole rounds of `workers` that make _FIRST."""
+    return workers * math.ceil(_FIRST / workers)
+
+
+def steady_s(times_s: Sequence[float], workers: int) -> float:
+    """A stage's steady batch time: median of its rounds' means, without its first and its last batches."""
+    first = first_batches(workers)
+    inner = times_s[first : len(times_s) - first]
+    rounds = [inner[i : i + workers] for i in range(0, len(inner) - workers + 1, workers)]
+    return statistics.median(statistics.fmean(each) for each in rounds)
+
+
+def cost_s(times_s: Sequence[float], workers: int) -> float:
+    """Switch cost of a stage from its batch times in s. Source: our design, section 7."""
+    first = first_batches(workers)
+    return sum(times_s[:first]) - first * steady_s(times_s, workers)
+
+
+def around_s(before_s: Sequence[float], times_s: Sequence[float], workers: int) -> float:
+    """The cost, plus what the last batches of the stage before it took above its steady ones."""
+    first = first_batches(workers)
+    return cost_s(times_s, workers) + sum(before_s[-first:]) - first * steady_s(before_s, workers)
+
+
+def slowest_ratio(times_s: Sequence[float], workers: int) -> float:
+    """The slowest of the first batches, in steady ones."""
+    return max(times_s[: first_batches(workers)]) / steady_s(times_s, workers)
+
+
+def measure(
+    shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, repeats: int, batches: int | None = None,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """{"batches", "consumers": {"drained" | "paced": {"step_s", "changes", "batch_s"}}}; see `_summary`.
+
+    `batches` a stage, by default ten rounds of the workers and at least 30.
+    """
+    resolutions = list(shards.resolutions)
+    if len(resolutions) < 2:
+        raise ResoluteError(
+            f"{shards.root}: got one resolution, expected two or more for a stage change; leave switch out with --only"
+        )
+    batches = batches or max(30, 10 * threads)
+    stages = [full_batches(shards, res, batches=batches, batch_size=batch_size) for res in resolutions]
+    plan = train_plan(shards, stages)
+    per_stage = [stage.epochs * round(len(shards.splits["train"]) * stage.fraction) // batch_size for stage in stages]
+    loaders: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
+        "ours": lambda: our_batches(plan, device=device, threads=threads),
+        "peer": lambda: peer_batches(
+            shards, resolutions, batches=batches, batch_size=batch_size, device=device, workers=threads
+        ),
+    }
+
+    def runs(kind: str, steps_s: Sequence[float]) -> dict[str, list[list[list[float]]]]:
+        raw: dict[str, list[list[list[float]]]] = {name: [] for name in loaders}
+        for repeat in range(repeats):
+            for name, start in loaders.items():
+                tell(f"switch: {kind}, {name}, repeat {repeat + 1} of {repeats}")
+                counts = per_stage if name == "ours" else [batches] * len(resolutions)
+                with closing(start()) as stream:
+                    raw[name].append(_clock(stream, counts, steps_s, device))
+        return raw
+
+    drained = runs("drained", [0.0] * len(resolutions))
+    steps_s = [
+        _PACE * max(statistics.median(steady_s(run[i], threads) for run in each) for each in drained.values())
+        for i in range(len(resolutions))
+    ]
+    paced = runs("paced", steps_s)
+    return {
+        "batches": batches, "first": first_batches(threads), "resolutions": resolutions,
+        "consumers": {
+            "drained": {"step_s": None, **_summary(drained, resolutions, threads)},
+            "paced": {"step_s": steps_s, **_summary(paced, resolutions, threads)},
+        },
+    }  # fmt: skip
+
+
+def _clock(
+    stream: Generator[torch.Tensor, None, None], counts: Sequence[int], steps_s: Sequence[float], device: torch.device
+) -> list[list[float]]:
+    """Seconds waited for each batch of each stage; a step of `steps_s[stage]` s passes after each batch."""
+    times_s = []
+    for count, step_s in zip(counts, steps_s, strict=True):
+        stage_s = []
+        for _ in range(count):
+            began = time.perf_counter()
+            next(stream)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # sync: the wait ends when the batch is on the device
+            stage_s.append(time.perf_counter() - began)
+            if step_s:
+                time.sleep(step_s)
+        times_s.append(stage_s)
+    return times_s
+
+
+def _summary(runs: dict[str, list[list[list[float]]]], resolutions: list[int], workers: int) -> dict[str, Any]:
+    """"changes": one a change of resolution, its values `repeated`; "batch_s": [repeat][stage][batch], raw."""
+    changes: list[dict[str, Any]] = []
+    for i in range(1, len(resolutions)):
+        loaders = {
+            name: {
+                "cost_s": repeated([cost_s(run[i], workers) for run in each]),
+                "around_s": repeated([around_s(run[i - 1], run[i], workers) for run in each]),
+                "slowest_s": repeated([max(run[i][: first_batches(workers)]) for run in each]),
+                "slowest_ratio": repeated([slowest_ratio(run[i], workers) for run in each]),
+                "steady_s": repeated([steady_s(run[i], workers) for run in each]),
+            }
+            for name, each in runs.items()
+        }
+        changes.append({"from_res": resolutions[i - 1], "to_res": resolutions[i], "loaders": loaders})
+    return {"changes": changes, "batch_s": runs}
+
+
+def table(result: dict[str, Any]) -> str:
+    """A table for each consumer, times in ms."""
+    tables = []
+    for found in result["consumers"].values():
+        rows = []
+        for change in found["changes"]:
+            for name, values in change["loaders"].items():
+                rows.append([
+                    f"{change['from_res']} -> {change['to_res']} px",
+                    "DataLoader rebuilt" if name == "peer" else name, spread(values["cost_s"], 1, 1e3),
+                    spread(values["around_s"], 1, 1e3), f"{1e3 * values['slowest_s']['median']:.1f}",
+                    f"{1e3 * values['steady_s']['median']:.2f}",
+                ])  # fmt: skip
+        title = "stage change, drained: time a batch"
+        if found["step_s"]:
+            steps = " / ".join(f"{1e3 * step_s:.0f}" for step_s in found["step_s"])
+            title = f"stage change, a consumer of {steps} ms a batch: its wait for data"
+        header = ["", "loader", "cost ms", "around ms", f"slowest of {result['first']} ms", "steady ms"]
+        tables.append(text_table(title, header, rows, left=2))
+    return "\n\n".join(tables)

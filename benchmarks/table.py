@@ -1,0 +1,34 @@
+"""How are repeated measurements summarised and printed?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["repeated", "spread", "text_table"]
+
+
+def repeated(raw: Sequence[float]) -> dict[str, Any]:
+    """Every repeat's value, and their median."""
+    return {"raw": list(raw), "median": statistics.median(raw)}
+
+
+def spread(values: dict[str, Any], digits: int = 0, factor: float = 1.0) -> str:
+    """`repeated` values as text: median (smallest..largest), each times `factor`; of one value just that."""
+    low, middle, high = (f"{value * factor:,.{digits}f}" for value in
+                         (min(values["raw"]), values["median"], max(values["raw"])))  # fmt: skip
+    return f"{middle} ({low}..{high})" if len(values["raw"]) > 1 else middle
+
+
+def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Aligned columns under a title; the first `left` hold text, the others numbers."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    aligned = [
+        "  ".join(cell.ljust(width) if i < left else cell.rjust(width)
+                  for i, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines
+    ]  # fmt: skip
+    aligned.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
+    return "\n".join([title, *(f"  {line}" for line in aligned)])

@@ -1,0 +1,103 @@
+"""A recipe that crosses two stage changes in a few seconds, and the command line that may be killed on cue."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+seed = 5
+[model]
+name = "test_resnet"
+options = { drop_rate = 0.1 }
+[optim]
+lr = 0.1
+clip_norm = 5.0
+smoothing = 0.1
+[ema]
+decay = 0.9
+[augment]
+mixup_alpha = 0.2
+cutmix_alpha = 1.0
+mix_prob = 0.5
+[eval]
+batch_size = 8
+[[stages]]
+res = 32
+epochs = 2
+batch_size = 16
+fraction = 0.5
+[[stages]]
+res = 48
+epochs = 1
+batch_size = 8
+[[stages]]
+res = 64
+epochs = 2
+batch_size = 12
+fraction = 0.75
+"""
+
+# Runs `python -m train` and sends itself a signal at the nth call of a function: exact, whatever the machine's speed.
+DRIVER = """
+import importlib, os, sys
+module, owner, name, call, number = sys.argv[1].split(":")
+holder = importlib.import_module(module)
+holder = getattr(holder, owner) if owner else holder
+original, calls = getattr(holder, name), 0
+def signalling(*args, **kwargs):
+    global calls
+    calls += 1
+    if calls == int(call):
+        os.kill(os.getpid(), int(number))
+    return original(*args, **kwargs)
+setattr(holder, name, signalling)
+from train.__main__ import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture(scope="session")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
+    """words(runs): the command line of the tiny run in the folder `runs`, saving each 3 steps."""
+
+    def make(runs: Path) -> list[str]:
+        return ["--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device", "cpu",
+                "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
+
+    return make
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def killed(words: Callable[[Path], list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """killed(runs, "module:Owner:function:nth call:signal") runs the command line with that cue."""
+
+    def run(runs: Path, cue: str) -> subprocess.CompletedProcess[str]:
+        return python("-c", DRIVER, cue, *words(runs))
+
+    return run
+
+
+def without_clocks(log: Path) -> list[dict[str, Any]]:
+    """The log's records without the values that measure time."""
+    clocks = ("wait_s", "compute_s", "train_s", "eval_s", "elapsed_s", "images_per_s", "stall_frac")
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key not in clocks} for record in records]

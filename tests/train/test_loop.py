@@ -1,0 +1,121 @@
+"""One step does what the recipe says; the loop is driven here by made-up batches."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ResoluteError
+from pipeline.loader import Batch
+from pipeline.plan import BatchSpec
+from pipeline.recipe import Recipe
+from train.loop import Learner, run_batches
+from train.meters import Meter, RunLog, read_log
+
+CPU = torch.device("cpu")
+TABLE: dict[str, Any] = {
+    "model": {"name": "test_vit", "options": {"img_size": 32}},  # no batch statistics: chunks add up exactly
+    "precision": {"amp": "off"},
+    "optim": {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+    "stages": [{"res": 32, "epochs": 1, "batch_size": 8}],
+}
+
+
+def _learner(**optim: Any) -> Learner:
+    table = {**TABLE, "optim": {**TABLE["optim"], **optim}, "ema": {"decay": 0.5, "warmup": False}}
+    return Learner(Recipe.parse(table, name="x"), classes=7, total_steps=10, device=CPU)
+
+
+def _batch(index: int = 0, n: int = 8, split: Any = "train", last: bool = False) -> Batch:
+    generator = torch.Generator().manual_seed(index)
+    labels = torch.randint(0, 7, (n,), generator=generator)
+    spec = BatchSpec(
+        index=index, step=index, split=split, stage=0, epoch=0, res=32, last=last, global_size=n,
+        ids=np.arange(n), windows=np.zeros((n, 4), np.int32), flips=np.zeros(n, bool),
+        partners=np.arange(n, dtype=np.int32), modes=np.zeros(n, np.int32), lam=np.ones(n, np.float32),
+        boxes=np.zeros((n, 4), np.int32),
+    )  # fmt: skip
+    images = torch.randn(n, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
+    return Batch(images=images, labels=labels, partner_labels=labels.flip(0), lam=torch.full((n,), 0.7), spec=spec)
+
+
+def test_accumulated_parts_make_the_same_step_as_one() -> None:
+    whole, parts = _learner(), _learner(accumulate=3)
+    before = copy.deepcopy(whole.network.state_dict())
+    loss, _ = whole.train_step(_batch(3))
+    same, _ = parts.train_step(_batch(3))
+    torch.testing.assert_close(loss, same)
+    for name, value in whole.network.state_dict().items():
+        torch.testing.assert_close(parts.network.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+    assert any(not torch.equal(before[name], value) for name, value in whole.network.state_dict().items())
+
+
+def test_clipping_bounds_the_length_of_a_step() -> None:
+    lengths = []
+    for clip in (0.0, 1e-3):
+        learner = _learner(clip_norm=clip)
+        before = [p.detach().clone() for p in learner.network.parameters()]
+        _, lr = learner.train_step(_batch())
+        moved = math.sqrt(sum(float((p - b).pow(2).sum())
+                              for p, b in zip(learner.network.parameters(), before, strict=True)))  # fmt: skip
+        lengths.append(moved / lr)
+    assert lengths[0] > 0.1
+    assert lengths[1] == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_ema_follows_its_formula_and_is_evaluated_beside_the_weights() -> None:
+    learner = _learner()
+    assert learner.ema is not None
+    expected = {n: p.detach().clone() for n, p in learner.network.named_parameters()}
+    for index in range(3):
+        learner.train_step(_batch(index))
+        decay = 0.0 if index == 0 else 0.5  # timm's average starts as the first step's weights
+        for name, parameter in learner.network.named_parameters():
+            expected[name] = decay * expected[name] + (1 - decay) * parameter.detach()
+    for name, parameter in learner.ema.module.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name])
+    batch = _batch(9, n=50, split="val")
+    counts = learner.eval_step(batch).tolist()
+    for network, got in ((learner.network, counts[:2]), (learner.ema.module, counts[2:])):
+        with torch.no_grad():
+            order = network.eval()(batch.images).argsort(dim=1, descending=True)
+        hits = [order[i].tolist().index(int(label)) for i, label in enumerate(batch.labels)]
+        assert got == [sum(h < 1 for h in hits), sum(h < 5 for h in hits)]
+
+
+def test_the_log_holds_every_step_and_the_epochs_sums(tmp_path: Path) -> None:
+    learner, log = _learner(), RunLog(tmp_path / "run.jsonl")
+    meter = Meter(log, device=CPU)
+    batches = [_batch(0), _batch(1, n=4, last=True), _batch(2, n=20, split="val", last=True)]
+    assert run_batches(batches, learner, meter, lambda spec: True)
+    record = meter.end_epoch(batches[-1].spec, batch_size=8)
+    log.close()
+    steps = [r for r in read_log(tmp_path / "run.jsonl") if r["kind"] == "step"]
+    assert [s["samples"] for s in steps] == [8, 4]
+    assert record["samples"] == 12
+    assert record["loss"] == pytest.approx(sum(s["loss"] * s["samples"] for s in steps) / 12)
+    assert record["train_s"] == pytest.approx(sum(s["wait_s"] + s["compute_s"] for s in steps))
+    assert 0 <= record["top1"] <= record["top5"] <= 1
+    assert (record["top1"] * 20) % 1 == pytest.approx(0)
+
+
+def test_the_loop_stops_when_told(tmp_path: Path) -> None:
+    with contextlib.closing(RunLog(tmp_path / "run.jsonl")) as log:
+        meter = Meter(log, device=CPU)
+        assert not run_batches([_batch(i) for i in range(5)], _learner(), meter, lambda spec: spec.index < 2)
+    assert meter.sums["steps"] == 3
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_its_step(tmp_path: Path) -> None:
+    with contextlib.closing(RunLog(tmp_path / "run.jsonl")) as log:
+        meter = Meter(log, device=CPU)
+        meter.step(_batch(4).spec, torch.tensor(math.nan), 0.5, wait_s=0.0, compute_s=0.1)
+        with pytest.raises(ResoluteError, match=r"loss is nan at step 4 .* lower optim\.lr"):
+            meter.flush()

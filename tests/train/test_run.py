@@ -1,0 +1,148 @@
+"""A run ends well, goes on after any cut as if nothing had happened, and says what is wrong in one line."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.plan import Plan
+from pipeline.recipe import Recipe
+from pipeline.shards import ShardSet
+from train.__main__ import main
+
+from .conftest import python, without_clocks
+
+Words = Callable[[Path], list[str]]
+Killed = Callable[..., subprocess.CompletedProcess[str]]
+STEP, SAVE, EVAL = "train.loop:Learner:train_step", "train.checkpoint::save", "train.loop:Learner:eval_step"
+SYNC = "os::fsync"  # in the middle of a save: the log, or the part file, is written, nothing is promised yet
+
+
+@pytest.fixture(scope="module")
+def finished(words: Words, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run. why: a process of its own, as the cut runs are: same thread pools."""
+    runs = tmp_path_factory.mktemp("whole")
+    done = python("-m", "train", *words(runs))
+    assert done.returncode == 0, done.stderr
+    assert "no GPU found" not in done.stdout  # it was told to use the CPU
+    assert "top-1" in done.stdout
+    return runs / "tiny"
+
+
+def assert_equal_runs(got: Path, expected: Path) -> None:
+    assert without_clocks(got / "run.jsonl") == without_clocks(expected / "run.jsonl")
+    ours, theirs = (torch.load(folder / "last.pt", weights_only=True) for folder in (got, expected))
+    for part in ("model", "ema"):
+        for name, tensor in theirs[part].items():
+            assert torch.equal(ours[part][name], tensor), (part, name)
+    assert torch.equal(ours["rng"], theirs["rng"])
+    assert ours["position"] == theirs["position"]
+
+
+def test_a_finished_run_has_its_files_and_saw_each_sample_of_each_epoch_once(
+    finished: Path, shard_set: ShardSet, recipe_file: Path
+) -> None:
+    assert {f.name for f in finished.iterdir()} == {"run.jsonl", "curves.png", "last.pt", "best.pt"}
+    records = without_clocks(finished / "run.jsonl")
+    assert [r["kind"] for r in records if r["kind"] != "step"] == ["start", *["epoch"] * 5, "end"]
+    plan = Plan(shard_set, Recipe.load(recipe_file).stages, seed=5, eval_batch_size=8)
+    logged = [r["index"] for r in records if r["kind"] == "step"]
+    assert logged == [i for i in range(plan.total_batches) if plan.segment(i).split == "train"]
+    seen = Counter((plan.segment(i).epoch, int(sample)) for i in logged for sample in plan.batch(i).ids)
+    assert set(seen.values()) == {1}
+    assert Counter(epoch for epoch, _ in seen) == {0: 38, 1: 38, 2: 75, 3: 56, 4: 56}
+    for record in records:
+        if record["kind"] == "epoch":
+            assert 0 <= record["top1"] <= record["top5"] == 1.0  # three classes
+            assert record["samples"] == [38, 38, 75, 56, 56][record["epoch"]]
+
+
+@pytest.mark.timeout(280)
+def test_a_run_killed_ten_times_equals_the_uninterrupted_one_bit_for_bit(
+    finished: Path, killed: Killed, words: Words, tmp_path: Path
+) -> None:
+    """kill -9 at random steps, at both stage changes (steps 6 and 16), in a save and in a validation."""
+    rng = random.Random(0)
+    cues = [f"{STEP}:{rng.randint(2, 4)}:9" for _ in range(4)]
+    cues[1:1] = [f"{SYNC}:2:9", f"{SYNC}:3:9"]
+    cues += [f"{EVAL}:1:9", f"{EVAL}:2:9", f"{STEP}:1:9", f"{SAVE}:2:9"]
+    positions = []
+    for cue in cues:
+        assert killed(tmp_path, cue).returncode == -9
+        last = tmp_path / "tiny" / "last.pt"
+        positions.append(torch.load(last, weights_only=True)["position"] if last.exists() else 0)
+    assert positions == sorted(positions)
+    assert positions[-1] > 0
+    for step in (6, 16):  # the first steps of a new stage, from a checkpoint that is made there
+        fresh = tmp_path / f"change{step}"
+        assert killed(fresh, f"{STEP}:{step + 2}:9").returncode == -9
+        done = python("-m", "train", *words(fresh))
+        assert done.returncode == 0, done.stderr
+        assert_equal_runs(fresh / "tiny", finished)
+    done = python("-m", "train", *words(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "resuming at batch" in done.stdout
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+@pytest.mark.parametrize(("cue", "status"), [(f"{STEP}:9:15", 143), (f"{EVAL}:3:2", 130)])
+def test_a_signal_saves_and_leaves_cleanly(
+    finished: Path, killed: Killed, words: Words, tmp_path: Path, cue: str, status: int
+) -> None:
+    cut = killed(tmp_path, cue)
+    assert cut.returncode == status
+    assert "saved at batch" in cut.stdout
+    assert "Traceback" not in cut.stderr
+    done = python("-m", "train", *words(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+def test_a_finished_run_is_left_alone(finished: Path, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (finished / "last.pt").read_bytes()
+    assert main(words(finished.parent)) == 0
+    assert "this run is finished" in capsys.readouterr().out
+    assert (finished / "last.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("lr = 0.1", "lr = 0.2"), "made with another recipe: recipe.optim.lr got 0.1, expected 0.2"),
+        (("res = 48", "res = 96"), "no shards at 96 px, got 32,48,64"),
+        (("seed = 5", "sead = 5"), "unknown key sead; did you mean seed?"),
+        (('"test_resnet"', '"no_such_net"'), "timm cannot build 'no_such_net'"),
+        (("seed = 5", 'seed = 5\nprecision = { amp = "fp16" }'), "got fp16 on cpu, expected bf16 or off"),
+        (("drop_rate", "drop_rat"), "timm cannot build 'test_resnet' with {'drop_rat': 0.1}"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_touches_nothing(
+    finished: Path, recipe_file: Path, words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    change: tuple[str, str], message: str,
+) -> None:  # fmt: skip
+    shutil.copytree(finished, tmp_path / "tiny")
+    before = (tmp_path / "tiny" / "run.jsonl").read_bytes()
+    other = tmp_path / "tiny.toml"
+    other.write_text(recipe_file.read_text().replace(*change))
+    line = [*words(tmp_path), "--recipe", str(other)]
+    assert main(line) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert (tmp_path / "tiny" / "run.jsonl").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_named(finished: Path, words: Words, tmp_path: Path,
+                                       capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    shutil.copytree(finished, tmp_path / "tiny")
+    last = tmp_path / "tiny" / "last.pt"
+    last.write_bytes(last.read_bytes()[:-1000])
+    assert main(words(tmp_path)) == 2
+    assert "last.pt: damaged or no checkpoint" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""Warm-up covers every shape of the run and leaves no trace."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.plan import Plan
+from pipeline.recipe import Stage
+from pipeline.shards import ShardSet
+from train.warmup import shapes, warm_up
+
+STAGES = (Stage(res=32, epochs=2, batch_size=16), Stage(res=48, epochs=1, batch_size=20, fraction=0.5))
+
+
+class Spy(nn.Module):
+    """A network with statistics and dropout that notes the shapes it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1))
+        self.seen: list[tuple[bool, int, int]] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen.append((self.training, images.shape[2], images.shape[0]))
+        out: torch.Tensor = self.body(images).flatten(1)
+        return out
+
+
+def _warm_up(network: nn.Module, plan: Plan, accumulate: int = 1) -> None:
+    warm_up(network, shapes(plan), device=torch.device("cpu"), dtype=torch.float32, channels_last=True,
+            accumulate=accumulate, autocast=contextlib.nullcontext())  # fmt: skip
+
+
+def test_shapes_are_all_those_of_the_run(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, STAGES, eval_batch_size=7)
+    specs = [plan.batch(i) for i in range(plan.total_batches)]
+    assert set(shapes(plan)) == {(s.split, s.res, len(s)) for s in specs}
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_every_shape_that_training_meets_was_met_before(shard_set: ShardSet, accumulate: int) -> None:
+    plan, network = Plan(shard_set, STAGES, eval_batch_size=7), Spy()
+    _warm_up(network, plan, accumulate)
+    for index in range(plan.total_batches):
+        spec = plan.batch(index)
+        train = spec.split == "train"
+        for part in torch.empty(len(spec)).chunk(accumulate if train else 1):
+            assert (train, spec.res, len(part)) in network.seen
+
+
+def test_weights_statistics_gradients_and_random_state_are_untouched(shard_set: ShardSet) -> None:
+    network = Spy().eval()
+    before: dict[str, Any] = {name: value.clone() for name, value in network.state_dict().items()}
+    random = torch.get_rng_state()
+    _warm_up(network, Plan(shard_set, STAGES, eval_batch_size=7))
+    assert network.seen
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not network.training
