@@ -102,7 +102,7 @@ def _run(got: argparse.Namespace) -> None:
     }  # fmt: skip
     print(f"{record['gpu'] or record['cpu']}, {record['cores']} cores, {got.threads} threads, batch {got.batch_size}, "
           f"{result['shards']['train_samples']} training images of {result['shards']['name']}, "
-          f"repeats: {got.repeats}")  # fmt: skip
+          f"repeats: {got.repeats}, load before: {record['load_before']}")  # fmt: skip
     common: dict[str, Any] = {
         "device": device, "threads": got.threads, "batch_size": got.batch_size, "repeats": got.repeats, "tell": _tell,
     }  # fmt: skip

@@ -44,9 +44,7 @@ def measure(
             return our_batches(plan, device=device, threads=threads, decode=decode)
 
         def peer(res: int = res) -> Generator[torch.Tensor, None, None]:
-            return peer_batches(
-                shards, [res], batches=batches, batch_size=batch_size, device=device, workers=threads
-            )
+            return peer_batches(shards, [res], batches=batches, batch_size=batch_size, device=device, workers=threads)
 
         loaders: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {"ours": ours, "peer": peer}
         if device.type == "cuda":
@@ -57,9 +55,7 @@ def measure(
                 tell(f"loader: {res} px, {name}, repeat {repeat + 1} of {repeats}")
                 with closing(start()) as stream:
                     raw[name].append(drain(stream, seconds=seconds, warm_up=warm_up, device=device))
-        values = {
-            name: {key: repeated([one[key] for one in each]) for key in each[0]} for name, each in raw.items()
-        }
+        values = {name: {key: repeated([one[key] for one in each]) for key in each[0]} for name, each in raw.items()}
         found.append({"res": res, "loaders": values})
     return {"warm_up_batches": warm_up, "res": found}
 

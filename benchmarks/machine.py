@@ -22,7 +22,7 @@ _PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali
 
 
 def find_device(wanted: str) -> torch.device:
-    """"auto" is a GPU if there is one. Raises `ResoluteError` for one that is not there."""
+    """The device meant; "auto" is a GPU if there is one. Raises `ResoluteError` for one that is not there."""
     if wanted not in ("auto", "cpu", "cuda"):
         raise ResoluteError(f"--device: got {wanted}, expected auto, cpu or cuda; choose one")
     if wanted == "cuda" and not torch.cuda.is_available():

@@ -82,7 +82,7 @@ def measure(
     batches = batches or max(30, 10 * threads)
     stages = [full_batches(shards, res, batches=batches, batch_size=batch_size) for res in resolutions]
     plan = train_plan(shards, stages)
-    per_stage = [stage.epochs * round(len(shards.splits["train"]) * stage.fraction) // batch_size for stage in stages]
+    per_stage = [sum(s.batches for s in plan.segments if s.stage == i) for i in range(len(stages))]
     loaders: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
         "ours": lambda: our_batches(plan, device=device, threads=threads),
         "peer": lambda: peer_batches(
@@ -135,7 +135,7 @@ def _clock(
 
 
 def _summary(runs: dict[str, list[list[list[float]]]], resolutions: list[int], workers: int) -> dict[str, Any]:
-    """"changes": one a change of resolution, its values `repeated`; "batch_s": [repeat][stage][batch], raw."""
+    """One of "changes" a change of resolution, its values `repeated`; "batch_s" [repeat][stage][batch], raw."""
     changes: list[dict[str, Any]] = []
     for i in range(1, len(resolutions)):
         loaders = {

@@ -120,7 +120,8 @@ class Meter:
         return record
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": dict(self.sums), "elapsed_s": self.elapsed_s, "log_bytes": self.flush()}
+        log_bytes = self.flush()  # first: it completes the sums
+        return {"sums": dict(self.sums), "elapsed_s": self.elapsed_s, "log_bytes": log_bytes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sums, self.elapsed_s = dict(state["sums"]), state["elapsed_s"]

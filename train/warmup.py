@@ -50,7 +50,7 @@ def warm_up(
                 with torch.set_grad_enabled(split == "train"), autocast:
                     logits = network(part)
                 if split == "train":
-                    logits.float().sum().backward()  # type: ignore[no-untyped-call]
+                    logits.float().sum().backward()
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # sync: warm-up ends before the clock starts
 

@@ -63,7 +63,7 @@ def test_clipping_bounds_the_length_of_a_step() -> None:
         learner = _learner(clip_norm=clip)
         before = [p.detach().clone() for p in learner.network.parameters()]
         _, lr = learner.train_step(_batch())
-        moved = math.sqrt(sum(float((p - b).pow(2).sum())
+        moved = math.sqrt(sum(float((p.detach() - b).pow(2).sum())
                               for p, b in zip(learner.network.parameters(), before, strict=True)))  # fmt: skip
         lengths.append(moved / lr)
     assert lengths[0] > 0.1

@@ -1,0 +1,157 @@
+"""The command line, end to end on a tiny set: whole results, without names and paths."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks.machine import commit
+from pipeline.shards import ShardSet
+from tests.conftest import RESOLUTIONS
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """The stalls part sets torch's threads, as a training run does."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def words(shard_root: Path, out: Path, *more: str) -> list[str]:
+    # why: one thread: OpenMP's threads wait by spinning, which takes seconds a step where others use the cores
+    return ["--shards", str(shard_root), "--out", str(out), "--seconds", "0.02", "--repeats", "2", "--threads", "1",
+            "--batch-size", "8", "--device", "cpu", *more]  # fmt: skip
+
+
+def walk(value: Any) -> Iterator[Any]:
+    yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from walk(inner)
+
+
+@pytest.fixture(scope="module")
+def ran(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """The result file of a run of all parts, as it is on disk, and as text."""
+    out = tmp_path_factory.mktemp("bench") / "new" / "result.json"
+    assert command.main(words(shard_root, out)) == 0
+    assert [path.name for path in out.parent.iterdir()] == ["result.json"]
+    return json.loads(out.read_text()), out.read_text()
+
+
+def test_every_part_measures_every_resolution_and_loader(ran: tuple[dict[str, Any], str]) -> None:
+    result, _ = ran
+    assert [entry["res"] for entry in result["loader"]["res"]] == list(RESOLUTIONS)
+    assert all(set(entry["loaders"]) == {"ours", "peer"} for entry in result["loader"]["res"])
+    assert [entry["res"] for entry in result["stalls"]["res"]] == list(RESOLUTIONS)
+    assert all(set(entry["images_per_s"]) == {"live", "cached", "synthetic"} for entry in result["stalls"]["res"])
+    for consumer in result["switch"]["consumers"].values():
+        assert [(c["from_res"], c["to_res"]) for c in consumer["changes"]] == [(32, 48), (48, 64)]
+        for runs in consumer["batch_s"].values():
+            assert [[len(stage) >= 30 for stage in run] for run in runs] == [[True] * 3] * 2
+
+
+def test_every_repeat_is_kept_and_medians_are_theirs(ran: tuple[dict[str, Any], str]) -> None:
+    summaries = [value for value in walk(ran[0]) if isinstance(value, dict) and "raw" in value]
+    assert len(summaries) == 3 * 2 * 3 + 2 * 2 * 2 * 5 + 3 * 5  # loader, switch, stalls
+    for summary in summaries:
+        assert len(summary["raw"]) == 2
+        assert summary["median"] == statistics.median(summary["raw"])
+
+
+def test_results_say_where_and_with_what_they_were_made(ran: tuple[dict[str, Any], str], shard_set: ShardSet) -> None:
+    result, _ = ran
+    assert result["shards"]["hash"] == shard_set.hash
+    assert result["shards"]["train_samples"] == 75
+    assert result["machine"]["cores"] >= 1
+    assert result["machine"]["ram_gib"] > 0
+    assert result["machine"]["cpu"]
+    assert {"python", "torch", "timm", "nvidia-dali", "numpy"} <= set(result["versions"])
+    assert result["settings"]["batch_size"] == 8
+    assert result["commit"] == commit()
+
+
+def test_no_absolute_path_or_host_name_is_in_a_result(ran: tuple[dict[str, Any], str], shard_root: Path) -> None:
+    result, text = ran
+    assert str(shard_root.parent) not in text
+    assert not re.search(r'"/\w', text)
+    assert platform.node() not in {value for value in walk(result) if isinstance(value, str)}
+
+
+def test_only_the_parts_asked_for_run_and_are_printed(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(words(shard_root, tmp_path / "r.json", "--only", "loader", "--repeats", "1")) == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert set(result) & set(command.PARTS) == {"loader"}
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for res in RESOLUTIONS:
+        assert len(re.findall(rf"^  {res} px +(?:ours|DataLoader \+ Pillow) ", printed.out, re.MULTILINE)) == 2
+
+
+def test_a_default_result_is_named_after_the_device(
+    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = words(shard_root, tmp_path, "--only", "loader", "--repeats", "1")
+    del arguments[2:4]
+    assert command.main(arguments) == 0
+    assert [path.name for path in tmp_path.glob("benchmarks/results/*")] == ["bench-cpu.json"]
+    assert command._slug("NVIDIA H200 NVL") == "h200-nvl"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--only", "loder"], "--only: got loder, expected some of loader,switch,stalls"),
+        (["--only", ""], "--only: got nothing"),
+        (["--seconds", "0"], "--seconds: got 0, expected above 0"),
+        (["--seconds", "nan"], "--seconds: got nan, expected above 0"),
+        (["--repeats", "0"], "--repeats: got 0, expected at least 1"),
+        (["--batch-size", "1"], "--batch-size: got 1, expected at least 2"),
+        (["--device", "tpu"], "--device: got tpu, expected auto, cpu or cuda"),
+        (["--shards", "missing"], "manifest.json: not found"),
+        (["--batch-size", "76"], "got 75 training samples, expected a full batch of 76"),
+        (["--only", "stalls", "--model", "resnet99"], "timm cannot build 'resnet99'"),
+        (["--worker", "2"], "command line: unrecognized arguments: --worker 2"),
+        (["--out", "/proc/self/none/x.json"], "--out /proc/self/none/x.json: No such file or directory"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str
+) -> None:
+    out = tmp_path / "result.json"
+    assert command.main(words(shard_root, out, *more)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert says in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_help_names_every_part_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main(["--help"])
+    assert end.value.code == 0
+    text = "".join(capsys.readouterr().out.split())
+    for word in (*command.PARTS, "--shards", "--model", "resnet10t", "default: 5.0", "default: 64", "bench-cpu.json"):
+        assert word.replace(" ", "") in text
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_measured_too(shard_root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    assert command.main([*words(shard_root, out), "--device", "cuda"]) == 0
+    result = json.loads(out.read_text())
+    assert result["machine"]["gpu"]
+    assert all(set(entry["loaders"]) == {"ours", "peer", "ours, CPU decode"} for entry in result["loader"]["res"])
