@@ -28,7 +28,9 @@ class Learner:
     def __init__(self, recipe: Recipe, *, classes: int, total_steps: int, device: torch.device) -> None:
         amp = recipe.precision.amp
         if amp == "fp16" and device.type != "cuda":
-            raise ResoluteError(f"precision.amp: got fp16 on {device.type}, expected bf16 or off there; change the recipe")
+            raise ResoluteError(
+                f"precision.amp: got fp16 on {device.type}, expected bf16 or off there; change the recipe"
+            )
         torch.manual_seed(recipe.seed)
         self.recipe, self.device = recipe, device
         self.network = build_model(

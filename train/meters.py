@@ -83,7 +83,7 @@ class Meter:
         self.elapsed_s += elapsed_s
 
     def flush(self) -> int:
-        """Write the steps so far to the log; returns its length. Raises `ResoluteError` for a loss that is no number."""
+        """Write the steps so far to the log; returns its length. Raises `ResoluteError` if a loss is not finite."""
         if self._steps:
             losses = torch.stack([loss for _, loss in self._steps]).tolist()  # sync: reads the losses
             for (record, _), loss in zip(self._steps, losses, strict=True):

@@ -40,7 +40,8 @@ class OneCycle:
     def at(self, step: int) -> tuple[float, float]:
         """(learning rate before `lr_scale`, momentum) of optimizer step `step`, 0-based."""
         if step <= self._rise:
-            return _cosine(self._first, self._peak, step / self._rise), _cosine(self._high, self._low, step / self._rise)
+            done = step / self._rise
+            return _cosine(self._first, self._peak, done), _cosine(self._high, self._low, done)
         done = min(1.0, (step - self._rise) / self._fall)
         return _cosine(self._peak, self._last, done), _cosine(self._low, self._high, done)
 

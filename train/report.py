@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from .meters import read_log
 
 __all__ = ["EPOCH_HEADER", "draw_curves", "epoch_line", "summary", "switch_costs"]
 
-EPOCH_HEADER = "epoch stage  res batch  images/s  stall %  train s  eval s      lr   loss  top-1  top-5   EMA: top-1  top-5"
+EPOCH_HEADER = (
+    "epoch stage  res batch  images/s  stall %  train s  eval s      lr   loss  top-1  top-5   EMA: top-1  top-5"
+)
 SWITCH_STEPS = 5
 
 
@@ -96,7 +99,7 @@ def draw_curves(log: Path, path: Path) -> None:
         if points:
             panels["top1"].plot(*zip(*points, strict=True), "o-", ms=3, label=label)
     panels["top1"].set_ylabel("validation accuracy (%)")
-    changes = [s["step"] for before, s in zip(steps, steps[1:], strict=False) if s["stage"] != before["stage"]]
+    changes = [s["step"] for before, s in pairwise(steps) if s["stage"] != before["stage"]]
     for panel in panels.values():
         panel.grid(alpha=0.3)
         for change in changes:

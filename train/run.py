@@ -97,7 +97,9 @@ class _Session:
                 raise ResoluteError(f"{self.last}: not found beside other checkpoints, expected it; use another RUN")
             self.log = RunLog(options.folder / "run.jsonl", keep_bytes=state["meter"]["log_bytes"] if state else 0)
         except OSError as error:
-            raise ResoluteError(f"{options.folder}: {error.strerror}, expected a folder to write; choose another RUN") from None
+            raise ResoluteError(
+                f"{options.folder}: {error.strerror}, expected a folder to write; choose another RUN"
+            ) from None
         self.meter = Meter(self.log, device=learner.device)
         self.position, self.best_top1 = 0, -1.0
         if state:

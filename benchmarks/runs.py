@@ -1,0 +1,89 @@
+"""`python -m benchmarks.runs RUN …`: what do finished training runs show, side by side?
+
+Accuracy and time of each run, its time against the first run's, how much epochs of one stage differ, and what its
+stage changes cost; from the runs' own logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ResoluteError
+from train.meters import read_log
+from train.report import switch_costs
+
+from . import machine
+from .table import text_table
+
+__all__ = ["main", "measure"]
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """The figures of one finished run. Times in s, accuracies as parts of one."""
+    try:
+        records = read_log(folder / "run.jsonl")
+    except OSError as error:
+        raise ResoluteError(
+            f"{folder}: no run log ({error.strerror}), expected a run folder; name folders below runs/"
+        ) from None
+    if records[-1]["kind"] != "end":
+        raise ResoluteError(f"{folder}: not finished, expected a finished run; give the same `make train` again")
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    spreads = []
+    for stage in sorted({epoch["stage"] for epoch in epochs}):
+        times = [epoch["train_s"] for epoch in epochs if epoch["stage"] == stage]
+        spreads.append((max(times) - min(times)) / statistics.median(times))
+    last = epochs[-1]
+    start = records[0]
+    return {
+        "run": folder.name, "recipe": start["recipe"], "recipe_hash": start["recipe_hash"],
+        "shards_hash": start["shards_hash"], "device": start["device"], "torch": start["torch"],
+        "epochs": len(epochs), "train_s": sum(e["train_s"] for e in epochs), "eval_s": sum(e["eval_s"] for e in epochs),
+        "total_s": last["elapsed_s"], "stall_frac": sum(e["wait_s"] for e in epochs) / sum(e["train_s"] for e in epochs),
+        "top1": last["top1"], "ema_top1": last["ema_top1"], "best_top1": records[-1]["best_top1"],
+        "epoch_spread_frac": spreads, "switches": switch_costs(records), "epoch_records": epochs,
+    }  # fmt: skip
+
+
+def show(runs: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for run in runs:
+        ratios = " ".join(f"{switch['slowest_ratio']:.2f}" for switch in run["switches"]) or "-"
+        rows.append([
+            run["run"], f"{run['epochs']}", f"{100 * run['top1']:.2f}",
+            "-" if run["ema_top1"] is None else f"{100 * run['ema_top1']:.2f}", f"{run['total_s']:.1f}",
+            f"{run['train_s'] / runs[0]['train_s']:.2f}x", f"{100 * run['stall_frac']:.1f} %", ratios,
+            " ".join(f"{100 * spread:.1f}" for spread in run["epoch_spread_frac"]),
+        ])  # fmt: skip
+    heads = ["run", "epochs", "top-1 %", "EMA %", "total s", "training", "stall", "slowest of 5 after a switch / median",
+             "epoch spread, a stage %"]  # fmt: skip
+    return text_table("training runs", heads, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders; the first is the 1.00x")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON to write")
+    got = parser.parse_args(argv)
+    try:
+        runs = [measure(folder) for folder in got.runs]
+    except ResoluteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(show(runs))
+    if got.out:
+        import torch
+
+        record = {"machine": machine.machine(torch.device("cpu")), "versions": machine.versions(), "runs": runs}
+        got.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
