@@ -39,13 +39,13 @@ def measure(folder: Path) -> dict[str, Any]:
     for stage in sorted({epoch["stage"] for epoch in epochs}):
         times = [epoch["train_s"] for epoch in epochs if epoch["stage"] == stage]
         spreads.append((max(times) - min(times)) / statistics.median(times))
-    last = epochs[-1]
-    start = records[0]
+    start, last = records[0], epochs[-1]
+    train_s = sum(epoch["train_s"] for epoch in epochs)
     return {
         "run": folder.name, "recipe": start["recipe"], "recipe_hash": start["recipe_hash"],
         "shards_hash": start["shards_hash"], "device": start["device"], "torch": start["torch"],
-        "epochs": len(epochs), "train_s": sum(e["train_s"] for e in epochs), "eval_s": sum(e["eval_s"] for e in epochs),
-        "total_s": last["elapsed_s"], "stall_frac": sum(e["wait_s"] for e in epochs) / sum(e["train_s"] for e in epochs),
+        "epochs": len(epochs), "train_s": train_s, "eval_s": sum(epoch["eval_s"] for epoch in epochs),
+        "total_s": last["elapsed_s"], "stall_frac": sum(epoch["wait_s"] for epoch in epochs) / train_s,
         "top1": last["top1"], "ema_top1": last["ema_top1"], "best_top1": records[-1]["best_top1"],
         "epoch_spread_frac": spreads, "switches": switch_costs(records), "epoch_records": epochs,
     }  # fmt: skip
@@ -61,8 +61,8 @@ def show(runs: Sequence[dict[str, Any]]) -> str:
             f"{run['train_s'] / runs[0]['train_s']:.2f}x", f"{100 * run['stall_frac']:.1f} %", ratios,
             " ".join(f"{100 * spread:.1f}" for spread in run["epoch_spread_frac"]),
         ])  # fmt: skip
-    heads = ["run", "epochs", "top-1 %", "EMA %", "total s", "training", "stall", "slowest of 5 after a switch / median",
-             "epoch spread, a stage %"]  # fmt: skip
+    heads = ["run", "epochs", "top-1 %", "EMA %", "total s", "training", "stall",
+             "slowest of 5 after a switch / median", "epoch spread, a stage %"]  # fmt: skip
     return text_table("training runs", heads, rows)
 
 
