@@ -96,13 +96,17 @@ class Loader(Iterator[Batch]):
         self._read_next = start
         self._reader = Reader(plan.shards, threads=readers, check_crc=check_crc)
         largest = max((segment.batch_size for segment in plan.segments), default=1)
-        self._graph = build_graph(
-            batch_size=largest, threads=threads, device_id=(self.device.index or 0) if on_gpu else None,
-            decode=decode or ("gpu" if on_gpu else "cpu"), depth=depth, mean=mean, std=std,
-            half=dtype == torch.float16, mixing=self._mixing,
-        )  # fmt: skip
-        self._prime()
-        self._read_ahead()
+        try:
+            self._graph = build_graph(
+                batch_size=largest, threads=threads, device_id=(self.device.index or 0) if on_gpu else None,
+                decode=decode or ("gpu" if on_gpu else "cpu"), depth=depth, mean=mean, std=std,
+                half=dtype == torch.float16, mixing=self._mixing,
+            )  # fmt: skip
+            self._prime()
+            self._read_ahead()
+        except BaseException:
+            self.close()
+            raise
 
     def __len__(self) -> int:
         """Batches still to come."""
@@ -126,6 +130,8 @@ class Loader(Iterator[Batch]):
         return self
 
     def __next__(self) -> Batch:
+        if not hasattr(self, "_graph"):
+            raise ResoluteError("Loader: next() after close(), expected an open loader; open another")
         if self._next >= self.plan.total_batches:
             raise StopIteration
         self._run_ahead(wait=True)
@@ -192,7 +198,7 @@ class Loader(Iterator[Batch]):
         self._reader.close()
         self._running.clear()
         self._reading.clear()
-        del self._graph
+        self.__dict__.pop("_graph", None)
 
     def __enter__(self) -> Loader:
         return self

@@ -191,7 +191,9 @@ class Recipe:
             raise ResoluteError(f"{where}: stages: got one value, expected [[stages]] tables; write it so")
         table["stages"] = [{**stage, "augment": {**base, **stage.get("augment", {})}} for stage in stages]
         try:
-            return typing.cast(Recipe, _build(cls, {**table, "name": name}, ""))
+            recipe = typing.cast(Recipe, _build(cls, {**table, "name": name}, ""))
+            _refuse_without_effect(recipe, {**table, "augment": base})
+            return recipe
         except ResoluteError as error:
             raise ResoluteError(f"{where}: {error}") from None
 
@@ -199,6 +201,23 @@ class Recipe:
 def _check(good: bool, key: str, got: object, expected: str) -> None:
     if not good:
         raise ResoluteError(f"{key}: got {got}, expected {expected}; change it in the recipe")
+
+
+def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
+    """Raise for a key that was given and that nothing would read."""
+    augments = [stage.augment for stage in recipe.stages]
+    both = any(a.mixup_alpha and a.cutmix_alpha for a in augments)
+    reasons = {
+        ("optim", "momentum"): recipe.optim.name == "adamw" and "adamw takes optim.betas",
+        ("optim", "betas"): recipe.optim.name == "sgd" and "sgd takes optim.momentum",
+        ("ema", "warmup"): not recipe.ema.decay and "ema.decay is 0, off",
+        ("augment", "mix_prob"): not any(a.mixup_alpha or a.cutmix_alpha for a in augments) and "no mixing is on",
+        ("augment", "cutmix_prob"): not both and "it chooses between mixup and cutmix, and not both are on",
+        ("data", "fraction_mode"): all(s.fraction == 1.0 for s in recipe.stages) and "every fraction is 1",
+    }
+    for (section, key), reason in reasons.items():
+        if reason and key in table.get(section, {}):
+            raise ResoluteError(f"{section}.{key}: without effect, {reason}; remove it")
 
 
 def _build(cls: type, table: object, where: str) -> Any:

@@ -20,18 +20,24 @@ class RunLog:
     """run.jsonl, one record a line. Its length at a checkpoint is part of the state: a resume cuts it there."""
 
     def __init__(self, path: Path, *, keep_bytes: int = 0) -> None:
-        self.path = path
-        self._file = path.open("r+b" if path.exists() else "w+b")
+        self.path, self._pending = path, bytearray()
+        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
         self._file.truncate(keep_bytes)
         self._file.seek(keep_bytes)
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record).encode() + b"\n")
+        self._pending += json.dumps(record).encode() + b"\n"
 
     def sync(self) -> int:
-        """Bring all records to disk; returns the log's length in bytes."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Bring all records to disk; returns the log's length in bytes. Raises `ResoluteError` if it can't be."""
+        try:
+            while self._pending:
+                del self._pending[: self._file.write(self._pending)]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise ResoluteError(
+                f"{self.path}: not written ({error.strerror}), the last checkpoint is kept; make room and run again"
+            ) from None
         return self._file.tell()
 
     def close(self) -> None:

@@ -73,10 +73,14 @@ def _device(wanted: str) -> torch.device:
             return torch.device("cuda", torch.cuda.current_device())
         print("no GPU found: training on the CPU")
         return torch.device("cpu")
-    device = torch.device(wanted)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ResoluteError(f"--device {wanted}: no CUDA device found, expected one; use --device cpu")
-    return device
+    kind, _, number = wanted.partition(":")
+    if kind not in ("cpu", "cuda") or not (number or "0").isdigit() or (kind == "cpu" and number):
+        raise ResoluteError(f"--device: got {wanted}, expected auto, cpu, cuda or cuda:N; choose one")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ResoluteError(
+            f"--device {wanted}: got {torch.cuda.device_count()} CUDA devices, expected that one; use --device cpu"
+        )
+    return torch.device(wanted)
 
 
 class _Session:
@@ -177,11 +181,10 @@ class _Session:
     def _end_epoch(self, spec: BatchSpec) -> None:
         record = self.meter.end_epoch(spec, batch_size=self.recipe.stages[spec.stage].batch_size)
         tqdm.write(epoch_line(record))
-        draw = spec.index + 1 == self.plan.total_batches
         top1 = max(record["top1"] or 0.0, record["ema_top1"] or 0.0)
         is_best = record["top1"] is not None and top1 > self.best_top1
         self.best_top1 = max(self.best_top1, top1) if record["top1"] is not None else self.best_top1
-        if draw:
+        if spec.index + 1 == self.plan.total_batches:
             self.log.write({"kind": "end", "elapsed_s": self.meter.elapsed_s, "best_top1": self.best_top1})
         self._save()
         if is_best:

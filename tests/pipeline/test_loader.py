@@ -163,6 +163,8 @@ def test_no_threads_or_files_are_left_after_close_or_an_error_in_the_consumer(pl
         assert left()[0]
         assert left()[1]
     assert left() == (set(), 0)
+    with pytest.raises(ResoluteError, match=r"next\(\) after close"):
+        next(loader)
 
     def consume() -> None:
         with Loader(plan) as loader:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 import subprocess
@@ -137,6 +139,28 @@ def test_bad_input_is_one_clear_line_and_touches_nothing(
     assert message in err
     assert err.count("\n") == 1
     assert (tmp_path / "tiny" / "run.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:99", "cpu:0"])
+def test_a_device_that_is_not_there_is_told(words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                            device: str) -> None:  # fmt: skip
+    assert main([*words(tmp_path), "--device", device]) == 2
+    assert f"{device}" in capsys.readouterr().err
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_a_full_disk_under_the_log_is_told_and_the_run_goes_on_later(
+    finished: Path, words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert main(words(tmp_path)) == 2
+    assert "run.jsonl: not written (No space left on device), the last checkpoint is kept" in capsys.readouterr().err
+    assert main(words(tmp_path)) == 0
+    assert without_clocks(tmp_path / "tiny" / "run.jsonl")[-1] == without_clocks(finished / "run.jsonl")[-1]
 
 
 def test_a_damaged_checkpoint_is_named(finished: Path, words: Words, tmp_path: Path,
