@@ -79,6 +79,8 @@ def test_loaders_that_are_closed_early_leave_nothing_running(shard_set: ShardSet
         with closing(stream):
             next(stream)
         assert multiprocessing.active_children() == []
+        for thread in set(threading.enumerate()) - before:
+            thread.join(timeout=20)  # torch's queue feeders end a moment after their queue is closed
         assert set(threading.enumerate()) <= before
 
 
