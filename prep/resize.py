@@ -52,7 +52,7 @@ def resize(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uin
 
 @functools.cache
 def _torch_has_lanczos() -> bool:
-    """Older torch (2.11) has no Lanczos: Pillow's is the same filter, 1 in 250 values differs by a level or two."""
+    """Whether this torch knows the filter; else Pillow's is used (1 in 250 values differs by a level or two)."""
     try:
         torch.nn.functional.interpolate(torch.zeros((1, 3, 4, 4), dtype=torch.uint8), (2, 2), mode="lanczos",
                                         antialias=True)  # fmt: skip
