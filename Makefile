@@ -3,6 +3,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.resolute-ready
+TOOLS := $(VENV)/.resolute-tools
 RES ?= 128,160,224
 RECIPE ?= train/recipes/demo.toml
 OUT ?= $(if $(SRC),shards,demo/shards)
@@ -10,18 +11,24 @@ SHARDS ?= $(OUT)
 WORKERS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo shards train bench test lint check clean
+.PHONY: help env demo shards verify train bench test lint check clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 16
-	@echo '  variables: SRC VAL VAL_LIST VAL_FRAC OUT RES MARGIN QUALITY WORKERS MAX_BAD REBUILD (shards);'
-	@echo '             SHARDS RECIPE RUN DEVICE (train); SHARDS (bench); VENV (all)'
+	@echo '  variables: SRC KIND LABELS COLUMNS CLASSES VAL VAL_LIST VAL_FRAC FOLDS OUT RES MARGIN QUALITY'
+	@echo '             WORKERS MAX_BAD DRY REBUILD ENGINE RAY_ADDRESS (shards);'
+	@echo '             SHARDS RECIPE RUN DEVICE (train); SHARDS (verify, bench); VENV (all)'
 
 env: $(READY)  ## create the environment (VENV=folder, default .venv), the pinned versions of pyproject.toml
 
 $(READY): pyproject.toml
 	@test -x $(PY) || python3 -m venv $(VENV)
 	@echo 'installing the pinned environment into $(VENV) (about 6 GB, once)'
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+# what only the tests and checks need: servers to test against, other readers of our shards
+$(TOOLS): $(READY)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
@@ -32,12 +39,17 @@ demo: $(READY) demo/photos/.demo.json  ## generate the demo photos (demo/photos)
 
 option = $(if $($(1)),--$(2) '$($(1))')
 PREP = $(PY) -m prep --src '$(or $(SRC),demo/photos)' --out '$(OUT)' --res '$(RES)' --workers '$(WORKERS)' \
-	$(call option,VAL,val) $(call option,VAL_LIST,val-list) $(call option,VAL_FRAC,val-frac) \
-	$(call option,MARGIN,margin) $(call option,QUALITY,quality) $(call option,MAX_BAD,max-bad) \
-	$(if $(REBUILD),--rebuild)
+	$(call option,KIND,kind) $(call option,LABELS,labels) $(call option,COLUMNS,columns) \
+	$(call option,CLASSES,classes) $(call option,VAL,val) $(call option,VAL_LIST,val-list) \
+	$(call option,VAL_FRAC,val-frac) $(call option,FOLDS,folds) $(call option,MARGIN,margin) \
+	$(call option,QUALITY,quality) $(call option,MAX_BAD,max-bad) $(call option,ENGINE,engine) \
+	$(call option,RAY_ADDRESS,ray-address) $(if $(DRY),--dry-run) $(if $(REBUILD),--rebuild)
 
 shards: $(READY) $(if $(SRC),,demo/photos/.demo.json)  ## SRC=photos/train [VAL=photos/val] [OUT=shards] RES=128,160,224
 	@$(PREP)
+
+verify: $(READY)  ## SHARDS=… re-read and re-decode every byte of a shard set, and say what is damaged
+	@$(PY) -m prep.verify '$(SHARDS)' --workers '$(WORKERS)'
 
 # without SHARDS, `train` and `bench` use the demo's, and make them first
 demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
@@ -51,10 +63,10 @@ train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN
 bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, switch cost, stalls, beside a torch DataLoader
 	@$(PY) -m benchmarks --shards '$(SHARDS)' $(call option,DEVICE,device)
 
-test: $(READY)  ## the whole test suite
+test: $(TOOLS)  ## the whole test suite
 	@$(PY) -m pytest
 
-lint: $(READY)  ## ruff and mypy
+lint: $(TOOLS)  ## ruff and mypy
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 

@@ -68,6 +68,7 @@ class Stage:
 @dataclass(frozen=True, kw_only=True)
 class Data:
     fraction_mode: Literal["rotate", "fixed"] = "rotate"  # next part of the data, or one nested subset
+    fold: int | None = None  # the part that validates, for shards made with FOLDS
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # Source: timm IMAGENET_DEFAULT_MEAN
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)  # Source: timm IMAGENET_DEFAULT_STD
 

@@ -5,6 +5,7 @@
     SHARDS/RES/SPLIT-NNNNNN.idx      DALI index of that tar
     SHARDS/index/SPLIT.npy           SAMPLE records, one a sample, in shard order
     SHARDS/index/SPLIT-RES.npy       STORED records: where that sample's JPEG lies at that resolution
+    SHARDS/index/SPLIT.source.npy    SOURCE records: what that sample was made from
 
 `prep` writes this and `pipeline` reads it; both take the record types, names and key formats from here.
 """
@@ -23,16 +24,20 @@ from numpy.typing import NDArray
 
 from .errors import ResoluteError
 
-__all__ = ["FORMAT", "SAMPLE", "STORED", "VERSION", "ShardSet", "Split", "key_name", "shard_name"]
+__all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split", "key_name", "manifest_bytes",
+           "read_manifest", "shard_name"]  # fmt: skip
 
-FORMAT, VERSION = "resolute-shards", 1
+FORMAT, VERSION = "resolute-shards", 2
 KEY_DIGITS = 9
 
 # A sample's number in prep's global order names its members (KEY = 000000042); rejected inputs leave gaps.
-SAMPLE = np.dtype([("key", "<u8"), ("label", "<u4")])
+# `fold` is 0 unless the set was made with FOLDS.
+SAMPLE = np.dtype([("key", "<u8"), ("label", "<u4"), ("fold", "<u4")])
 # `offset` and `nbytes` are those of the JPEG itself inside the tar, in bytes; width and height in px.
 STORED = np.dtype([("offset", "<u8"), ("nbytes", "<u4"), ("crc32", "<u4"), ("shard", "<u4"),
                    ("width", "<u2"), ("height", "<u2")])  # fmt: skip
+# The input file: first 8 bytes of its SHA-256 (little-endian), its bytes, and its upright width and height in px.
+SOURCE = np.dtype([("digest", "<u8"), ("nbytes", "<u4"), ("width", "<u2"), ("height", "<u2")])
 
 
 def key_name(key: int) -> str:
@@ -75,11 +80,14 @@ class ShardSet:
         return self.root / str(res) / f"{shard}.tar"
 
     @classmethod
-    def open(cls, root: str | Path, *, resolutions: tuple[int, ...] | None = None) -> ShardSet:
+    def open(
+        cls, root: str | Path, *, resolutions: tuple[int, ...] | None = None, fold: int | None = None
+    ) -> ShardSet:
         """Open the set at `root`; `resolutions` (px) are those that will be read, all of them if None.
 
-        Raises `ResoluteError` when there is no manifest, it is of another version, a resolution is missing,
-        a shard is not at its size, or an index is not what the manifest hashed.
+        A set made with FOLDS=k is opened with `fold` (0..k-1): that fold becomes `val`, the others `train`.
+        Raises `ResoluteError` when there is no manifest, it is of another version or damaged, a resolution is
+        missing, a shard is not at its size, an index is not what the manifest hashed, or `fold` does not fit.
         """
         root = Path(root)
         manifest, digest = read_manifest(root)
@@ -104,6 +112,7 @@ class ShardSet:
                 stored={r: _load(root, manifest["files"], f"index/{name}-{r}.npy", STORED) for r in wanted},
                 shards=shards,
             )
+        splits = _folded(root, splits, manifest["settings"]["val"].get("folds"), fold)
         return cls(
             root=root,
             classes=tuple(manifest["classes"]),
@@ -121,6 +130,7 @@ def read_manifest(root: Path) -> tuple[dict[str, Any], str]:
         text = path.read_bytes()
         manifest = json.loads(text)
         got = (manifest["format"], manifest["version"])
+        whole = got != (FORMAT, VERSION) or text == manifest_bytes(manifest)
     except FileNotFoundError:
         raise ResoluteError(
             f"{path}: not found, expected a finished shard set; run `make shards SRC=photos OUT={root}`"
@@ -134,7 +144,38 @@ def read_manifest(root: Path) -> tuple[dict[str, Any], str]:
             f"{path}: got format {got[0]} version {got[1]}, expected {FORMAT} version {VERSION}; "
             f"rebuild with `make shards REBUILD=1`"
         )
+    if not whole:
+        raise ResoluteError(
+            f"{path}: damaged, got other bytes than its own hash says, expected them as prep wrote them; "
+            "run `make shards` again, which repairs it"
+        )
     return manifest, hashlib.sha256(text).hexdigest()[:12]
+
+
+def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    """What `manifest` looks like on disk, with `sha256` over all the rest of it: no byte can change unseen."""
+    rest = {name: value for name, value in manifest.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return (json.dumps({**rest, "sha256": digest}, indent=1) + "\n").encode()
+
+
+def _folded(root: Path, splits: dict[str, Split], folds: int | None, fold: int | None) -> dict[str, Split]:
+    """Make `train` and `val` of a set with folds; other sets stay as they are."""
+    if folds is None and fold is None:
+        return splits
+    if folds is None or fold is None or not 0 <= fold < folds:
+        got = "no fold" if fold is None else f"fold {fold}"
+        expected = "none: the set has no folds" if folds is None else f"0 to {folds - 1}: the set has {folds} folds"
+        raise ResoluteError(f"{root}: got {got}, expected {expected}; correct `fold` in the recipe's [data]")
+    every = splits["train"]
+    held_out = every.samples["fold"] == fold
+    return {
+        name: Split(
+            name=name, samples=every.samples[chosen], shards=every.shards,
+            stored={res: stored[chosen] for res, stored in every.stored.items()},
+        )
+        for name, chosen in (("train", ~held_out), ("val", held_out))
+    }  # fmt: skip
 
 
 def _check_size(root: Path, files: Mapping[str, Any], name: str) -> None:

@@ -6,41 +6,52 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, NoReturn
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
 from pipeline.errors import ResoluteError
 
 from .settings import MARGIN, Settings, parse_resolutions
-from .sources import Sources
+
+if TYPE_CHECKING:
+    from .inputs import Inputs
+    from .tally import Tally
 
 __all__ = ["main"]
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ResoluteError(f"command line: {message}; see `python -m prep --help`")
+        raise ResoluteError(f"command line: {message}; see `{self.prog} --help`")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m prep",
-        description="Turn folders of photos into pre-resized WebDataset shards: every photo is decoded once, "
-        "resized to every resolution, and written in one shuffled order.",
-        epilog="Running it again is safe: a finished set is recognised, an unfinished one is redone. "
+        description="Turn photos into pre-resized WebDataset shards: every photo is decoded once, resized to "
+        "every resolution, and written in one shuffled order.",
+        epilog="Running it again is safe: an unfinished run goes on with the shards it lacks, a finished set is "
+        "recognised, given the resolutions it lacks and repaired where `python -m prep.verify` found damage. "
         "Exit status: 0 done, 2 for a problem that the one line on stderr explains, 130 interrupted.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--src", type=Path, required=True, metavar="DIR", help="folder of class folders (images may nest)")
-    val = parser.add_mutually_exclusive_group()
-    val.add_argument("--val", type=Path, metavar="DIR", help="separate validation folder of class folders")
-    val.add_argument("--val-list", type=Path, metavar="FILE", help="paths below SRC to hold out, one a line")
-    val.add_argument("--val-frac", type=float, default=0.1, metavar="F",
-                     help="part of every class to hold out, 0..1 (default: 0.1)")  # fmt: skip
-    add("--out", type=Path, required=True, metavar="DIR", help="where the shards go")
+    add("--src", required=True, metavar="SRC",
+        help="folder of class folders; flat folder with --labels; list file of paths and labels; zip or tar of "
+        "class folders; WebDataset tars or Parquet files (file, folder or pattern); or any of these as a URL")  # fmt: skip
+    add("--kind", default="auto", metavar="KIND",
+        choices=["auto", "folders", "table", "listing", "archive", "webdataset", "parquet"],
+        help="what SRC is, if it is not seen: %(choices)s")  # fmt: skip
+    add("--labels", metavar="FILE", help="CSV or TSV with one row an image, for a folder without class folders")
+    add("--columns", metavar="ID,LABEL", help="the two columns of a table, list or Parquet file, if names do not tell")
+    add("--classes", metavar="FILE", help="class names, one a line, which fixes their numbers")
+    add("--val", metavar="SRC", help="separate validation source, of SRC's kind")
+    add("--val-list", metavar="FILE", help="names in SRC to hold out, one a line")
+    add("--val-frac", type=float, metavar="F", help="part of every class to hold out, 0..1 (default: 0.1)")
+    add("--folds", type=int, metavar="K", help="hold out nothing, number K stratified folds for training to choose")
+    add("--out", required=True, metavar="DIR", help="where the shards go: a folder, or a URL such as s3://bucket/set")
     add("--res", required=True, metavar="PX,PX", help="resolutions to train at, ascending: 128,160,224")
     add("--margin", type=float, default=MARGIN, metavar="X",
         help="stored short side = res * margin (default: 256/224)")  # fmt: skip
@@ -50,7 +61,10 @@ def _parser() -> argparse.ArgumentParser:
         help="part of the images that may be unusable (default: %(default)s)")  # fmt: skip
     add("--shard-samples", type=int, default=4096, metavar="N", help="samples a shard (default: %(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="of the order and the held-out part (default: 0)")
-    add("--rebuild", action="store_true", help="replace a finished set made with other settings")
+    add("--rebuild", action="store_true", help="start over, whatever is there of ours")
+    add("--engine", default="local", choices=["local", "ray"], help="this machine or a Ray cluster (default: local)")
+    add("--ray-address", metavar="HOST:PORT", help="of the cluster; without it Ray's own rules find or start one")
+    add("--dry-run", action="store_true", help="write nothing: count, convert a sample, estimate bytes and time")
     return parser
 
 
@@ -58,43 +72,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
     try:
         args = vars(_parser().parse_args(argv))
-        resolutions = parse_resolutions(args.pop("res"))
-        settings = Settings(resolutions=resolutions, **args)
-        _run(settings)
+        dry = args.pop("dry_run")
+        settings = Settings(resolutions=parse_resolutions(args.pop("res")), **args)
+        text = _dry_run(settings) if dry else _run(settings)
+        # why: file names may hold bytes that are no text; what is said about them has to come through
+        print(text.encode(errors="backslashreplace").decode())
     except ResoluteError as error:
-        # why: file names may hold bytes that are no text; a message about them has to come through
         print(f"prep: {error}".encode(errors="backslashreplace").decode(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("prep: interrupted, no manifest written; run the same command again", file=sys.stderr)
+        print("prep: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
     return 0
 
 
-def _run(settings: Settings) -> None:
+def _run(settings: Settings) -> str:
     # why: --help and mistakes on the command line need not wait for these
     from .build import build
+    from .store import open_store
     from .summary import summary
 
     with ExitStack() as stack:
         bar: Any = None  # opened only when there is work to show
-        rejected = 0
+        began = perf_counter()
 
-        def found(sources: Sources) -> None:
-            nonlocal bar
+        def found(inputs: Inputs, images: int, kept: int) -> None:
+            nonlocal bar, began
+            if kept:
+                print(f"prep: {kept} shards are there already", file=sys.stderr)
             # why: disable=None keeps logs that are not a terminal free of progress bars
             bar = stack.enter_context(
-                tqdm(total=sources.count, unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1)
+                tqdm(total=images, unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1)
             )
+            began = perf_counter()
 
-        def progress(finished: int, bad: int) -> None:
-            nonlocal rejected
-            rejected += bad
-            bar.set_postfix(rejects=rejected, refresh=False)
-            bar.update(finished)
+        def progress(tally: Tally) -> None:
+            rate = tally.read_bytes / 1e6 / max(1e-9, perf_counter() - began)
+            bar.set_postfix({"MB/s": f"{rate:.0f}", "rejects": tally.rejects}, refresh=False)
+            bar.update(tally.images - bar.n)
 
         built = build(settings, found=found, progress=progress)
-    print(summary(settings, built).encode(errors="backslashreplace").decode())
+    store = open_store(settings.out)
+    text = summary(settings, built, store)
+    return text
+
+
+def _dry_run(settings: Settings) -> str:
+    from .dry import dry_run
+
+    return dry_run(settings)
 
 
 if __name__ == "__main__":

@@ -1,73 +1,268 @@
-"""How does a shard set come about, from folders of photos to a manifest?"""
+"""How does a shard set come about, from any source of photos to a manifest, through any interruption?"""
 
 from __future__ import annotations
 
-import io
-import json
+import shutil
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 from pipeline.shards import FORMAT, VERSION
 
+from .base import MANIFEST, Base, find_base
 from .chunk import Job
-from .place import MANIFEST, UNFINISHED, claimed, finish, is_there, remove_stale
-from .pool import open_pool
+from .finish import Finished, SplitView, count, finish, write_rejects
+from .inputs import Inputs, check_places, find_inputs
+from .journal import Journal, forget, told_differences
+from .members import Split
+from .order import shuffled
 from .settings import Settings
-from .sources import Sources, find_sources
-from .split import Progress, WrittenSplit, write_split
-from .writer import FileInfo, sync_folder, write_file
+from .shard import ShardSpec, Written
+from .stale import remove_parts, remove_stale
+from .store import WORK, Folder, Store, open_store
+from .tally import Tally
 
-__all__ = ["Built", "build", "told_by_kind"]
+__all__ = ["Built", "Work", "build", "told_by_kind"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What `build` did. `splits` is None where the finished set was there already. `elapsed_s`: wall time."""
+    """What `build` did. `tally` covers the images done now, `kept` counts the shards that were there already.
+    `tally` is None where the whole set was. `elapsed_s`: wall time."""
 
-    sources: Sources
     manifest: dict[str, Any]
-    splits: Mapping[str, WrittenSplit] | None
+    ignored: Counter[str]
+    tally: Tally | None
+    kept: int
     elapsed_s: float
 
 
 def build(
-    settings: Settings, *, found: Callable[[Sources], None] | None = None, progress: Progress | None = None
+    settings: Settings,
+    *,
+    found: Callable[[Inputs, int, int], None] = lambda inputs, images, kept: None,
+    progress: Callable[[Tally], None] = lambda tally: None,
 ) -> Built:
-    """Write the shard set that `settings` describe, or find it finished.
+    """Write the shard set that `settings` describe, go on with an unfinished one, or find it finished.
 
-    The same settings and photos give the same bytes, whatever `settings.workers` is. `found` is told the
-    sources before work starts. Raises `ResoluteError` for bad input, a full disk, or more than `max_bad` of
-    unusable images; no manifest is there then.
+    The same settings and photos give the same bytes, whatever `workers` and `engine` are and however often a
+    run was killed. A finished set gets the resolutions it lacks, and its damaged shards again. `found` is told
+    the inputs, the images there are to do and the shards that are kept, before work starts. Raises
+    `ResoluteError` for bad input, a full disk, or more than `max_bad` of unusable images.
     """
     began = time.perf_counter()
-    sources = find_sources(settings)
-    source = {"images": sources.count, "fingerprint": sources.fingerprint()}
-    wanted = {"settings": settings.in_manifest(), "source": source}
-    manifest = is_there(settings.out, wanted, rebuild=settings.rebuild)
-    splits = None
-    if manifest is None:
-        if found is not None:
-            found(sources)
-        digits = max(4, len(str(len(sources.classes) - 1)))
-        job = Job(short_sides=settings.short_sides, quality=settings.quality, label_digits=digits)
-        with claimed(settings.out, settings.resolutions):
-            with open_pool(settings.worker_count) as pool:
-                splits = {
-                    name: write_split(settings, name, photos, job, pool, progress or _quiet)
-                    for name, photos in sources.splits.items()
-                }
-            rejects = _write_rejects(settings, sources, splits)
-            manifest = _finish(settings, sources, splits, rejects, source)
+    store = open_store(settings.out)
+    check_places(settings)
+    with ExitStack() as stack:
+        _open_base(stack, store, settings)  # why: what is not ours is refused before anything is written there
+        stack.enter_context(store.alone())
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resolute-")))
+        inputs = find_inputs(settings, scratch, _spool(store, scratch))
+        plan = {
+            "format": FORMAT,
+            "version": VERSION,
+            "settings": settings.in_plan(),
+            "classes": list(inputs.classes),
+            "source": inputs.told(),
+        }
+        base = _open_base(stack, store, settings)
+        if base is not None:
+            _refuse_another(store, base, plan)
+            if not base.damaged and set(settings.resolutions) <= set(base.resolutions):
+                _forget(store)
+                return _built(began, dict(base.manifest), inputs, None, 0)
+        remove_parts(store)
+        if settings.rebuild:
+            forget(store)
+        journal = Journal(store, plan)
+        if base is None and store.size(MANIFEST) is not None:
+            store.remove(MANIFEST)  # why: it would promise what is about to be replaced
+            store.sync("")
+        work = Work(settings, inputs, base, journal)
+        specs = list(work.missing())
+        kept = work.shards - len(specs)
+        found(inputs, sum(images for *_, images in specs), kept)
+        tally = _convert(settings, inputs, (work.spec(*spec[:3]) for spec in specs), store, journal, progress)
+        views = {name: work.view(name) for name in inputs.splits}
+        counts = {name: count(name, view) for name, view in views.items()}
+        _check_counts(settings, store, inputs, views, counts)
+        sides = {res: settings.short_side(res) for res in work.resolutions}
+        manifest = finish(store, plan, sides, views, counts)
+        remove_stale(store, manifest["files"])
+        _forget(store)
+        return _built(began, manifest, inputs, tally, kept)
+
+
+def _spool(store: Store, scratch: Path) -> Path:
+    """Where sources without random access are unpacked: beside the shards, so that it survives a kill."""
+    return store.root / WORK / "spool" if isinstance(store, Folder) else scratch / "spool"
+
+
+def _forget(store: Store) -> None:
+    forget(store)
+    if isinstance(store, Folder):
+        shutil.rmtree(_spool(store, store.root), ignore_errors=True)
+
+
+class Work:
+    """Which shards are there, which are missing something, and what each holds."""
+
+    def __init__(
+        self, settings: Settings, inputs: Inputs, base: Base | None = None, journal: Journal | None = None
+    ) -> None:
+        self._settings, self._inputs, self._base, self._journal = settings, inputs, base, journal
+        has = () if base is None else base.resolutions
+        self.resolutions = tuple(sorted({*settings.resolutions, *has}))
+        self._per_shard = settings.shard_samples
+
+    @property
+    def shards(self) -> int:
+        return sum(self._shards_of(name) for name in self._inputs.splits)
+
+    def _shards_of(self, name: str) -> int:
+        return -(-len(self._inputs.splits[name].positions) // self._per_shard)
+
+    def _keys(self, name: str, number: int) -> range:
+        first = number * self._per_shard
+        return range(first, min(first + self._per_shard, len(self._inputs.splits[name].positions)))
+
+    def missing(self) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
+        """(split, number, resolutions to do, images) of each shard that lacks something."""
+        for name in self._inputs.splits:
+            for number in range(self._shards_of(name)):
+                written = self._there(name, number)
+                has = () if written is None else written.stored
+                todo = tuple(res for res in self.resolutions if res not in has)
+                if todo:
+                    yield name, number, todo, len(self._keys(name, number))
+
+    def spec(
+        self, name: str, number: int, resolutions: tuple[int, ...], limit: int | None = None
+    ) -> ShardSpec:
+        """A shard to be done, or its first `limit` samples."""
+        split, keys = self._inputs.splits[name], self._keys(name, number)[:limit]
+        ranks = shuffled(self._settings.seed, name, len(split.positions), keys)
+        positions = split.positions[ranks]
+        return ShardSpec(
+            split=name,
+            number=number,
+            first_key=keys.start,
+            places=tuple(split.catalog.location(i) for i in positions.tolist()),
+            labels=split.catalog.labels[positions],
+            folds=None if split.folds is None else split.folds[ranks],
+            resolutions=resolutions,
+            short_sides=tuple(self._settings.short_side(res) for res in resolutions),
+        )
+
+    def view(self, name: str) -> SplitView:
+        return SplitView(
+            shards=self._shards_of(name),
+            written=lru_cache(2)(partial(self._written, name)),
+            name_of=partial(self._name_of, self._inputs.splits[name], name),
+        )
+
+    def _name_of(self, split: Split, name: str, key: int) -> str:
+        rank = shuffled(self._settings.seed, name, len(split.positions), range(key, key + 1))
+        return split.catalog.name(int(split.positions[rank[0]]))
+
+    def _there(self, name: str, number: int) -> Written | None:
+        """What the journal and the finished set hold of a shard; the journal counts where both do."""
+        base = None if self._base is None else self._base.get(name, number)
+        done = None if self._journal is None else self._journal.get(name, number)
+        return base if done is None else done.with_earlier(base)
+
+    def _written(self, name: str, number: int) -> Written:
+        written = self._there(name, number)
+        assert written is not None, (name, number)
+        return written
+
+
+def _open_base(stack: ExitStack, store: Store, settings: Settings) -> Base | None:
+    base = find_base(store, rebuild=settings.rebuild)
+    return None if base is None else stack.enter_context(base)
+
+
+def _refuse_another(store: Store, base: Base, plan: Mapping[str, Any]) -> None:
+    """Raises `ResoluteError`, telling what differs, unless the finished set has this plan."""
+    manifest = base.manifest
+    was = {
+        **{name: manifest[name] for name in ("format", "version", "classes")},
+        "settings": {name: value for name, value in manifest["settings"].items() if name != "resolutions"},
+        "source": {name: manifest["source"][name] for name in plan["source"]},
+    }
+    if was != plan:
+        raise ResoluteError(
+            f"{store.where}: a finished set of another kind, {told_differences(was, plan)}; rebuild it with "
+            "REBUILD=1 (--rebuild) or choose another OUT"
+        )
+
+
+def _check_counts(
+    settings: Settings,
+    store: Store,
+    inputs: Inputs,
+    views: Mapping[str, SplitView],
+    counts: Mapping[str, Finished],
+) -> None:
+    """Raises `ResoluteError` if there are too many rejects or a split is empty; rejects.jsonl tells them then."""
+    rejects = [reason for part in counts.values() for _, reason in part.rejects]
+    told = told_by_kind(reasons=rejects)
+    allowed = settings.max_bad * inputs.images
+    empty = [name for name, part in counts.items() if not part.samples]
+    if len(rejects) > allowed or empty:
+        write_rejects(store, views, counts)
+    if len(rejects) > allowed:
+        raise ResoluteError(
+            f"{settings.src}: too many unusable images, got {len(rejects)} of {inputs.images} ({told}), "
+            f"expected at most {int(allowed)} (--max-bad {settings.max_bad}); see {store.where}/rejects.jsonl"
+        )
+    if empty:
+        raise ResoluteError(
+            f"{settings.src}: no image of {empty[0]} is usable, got {len(counts[empty[0]].rejects)} rejects "
+            f"({told}), expected at least one sample; see {store.where}/rejects.jsonl"
+        )
+
+
+def _convert(
+    settings: Settings,
+    inputs: Inputs,
+    specs: Iterator[ShardSpec],
+    store: Store,
+    journal: Journal,
+    progress: Callable[[Tally], None],
+) -> Tally:
+    job = Job(quality=settings.quality, label_digits=max(4, len(str(len(inputs.classes) - 1))))
+    first = next(specs, None)
+    if first is None:
+        return Tally()
+
+    def every() -> Iterator[ShardSpec]:
+        yield first
+        yield from specs
+
+    if settings.engine == "ray":
+        from .engine_ray import convert_on_ray
+
+        return convert_on_ray(settings.ray_address, job, every(), store, done=journal.add, progress=progress)
+    from .engine import convert_shards
+    from .pool import open_pool
+
+    with open_pool(settings.worker_count) as pool:
+        return convert_shards(pool, job, every(), store, done=journal.add, progress=progress)
+
+
+def _built(
+    began: float, manifest: dict[str, Any], inputs: Inputs, tally: Tally | None, kept: int
+) -> Built:
     return Built(
-        sources=sources, manifest=manifest, splits=splits, elapsed_s=time.perf_counter() - began
+        manifest=manifest, ignored=inputs.ignored, tally=tally, kept=kept, elapsed_s=time.perf_counter() - began
     )
 
 
@@ -75,105 +270,3 @@ def told_by_kind(reasons: Iterable[str]) -> str:
     """How often each kind of reject reason, the part before a colon, comes: `3 truncated, 1 not an image`."""
     kinds = Counter(reason.partition(":")[0] for reason in reasons)
     return ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _quiet(finished: int, rejected: int) -> None:
-    pass
-
-
-def _write_rejects(settings: Settings, sources: Sources, splits: Mapping[str, WrittenSplit]) -> FileInfo:
-    """rejects.jsonl, written whatever comes next; raises if there are too many or a split is empty."""
-    rows = [
-        {"path": path, "split": name, "reason": reason}
-        for name in sorted(splits)
-        for path, reason in splits[name].rejects
-    ]
-    path = settings.out / "rejects.jsonl"
-    info = write_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
-    told = told_by_kind(row["reason"] for row in rows)
-    allowed = settings.max_bad * sources.count
-    if len(rows) > allowed:
-        raise ResoluteError(
-            f"{settings.src}: too many unusable images, got {len(rows)} of {sources.count} ({told}), "
-            f"expected at most {int(allowed)} (--max-bad {settings.max_bad}); see {path}"
-        )
-    for name, split in splits.items():
-        if not len(split.samples):
-            raise ResoluteError(
-                f"{settings.src}: no image of {name} is usable, got {len(split.rejects)} rejects ({told}), "
-                f"expected at least one sample; see {path}"
-            )
-    return info
-
-
-def _finish(
-    settings: Settings,
-    sources: Sources,
-    splits: Mapping[str, WrittenSplit],
-    rejects: FileInfo,
-    source: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Index, timm's info files and, when all that is safe on disk, the manifest."""
-    out, resolutions = settings.out, settings.resolutions
-    files = {"rejects.jsonl": rejects}
-    for name, split in splits.items():
-        files |= split.files
-        files[f"index/{name}.npy"] = _save(out / "index" / f"{name}.npy", split.samples)
-        for res, stored in zip(resolutions, split.stored, strict=True):
-            files[f"index/{name}-{res}.npy"] = _save(out / "index" / f"{name}-{res}.npy", stored)
-        lines = "".join(json.dumps(path) + "\n" for path in split.paths).encode()
-        files[f"index/{name}.sources.jsonl"] = write_file(out / "index" / f"{name}.sources.jsonl", lines)
-    # why: timm opens "wds/..." at one resolution's folder, or at the set's own for the largest
-    for folder, prefix in [(str(res), "") for res in resolutions] + [("", f"{resolutions[-1]}/")]:
-        name = f"{folder}/_info.json".lstrip("/")
-        files[name] = write_file(out / name, _json(_timm_info(splits, prefix)))
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "settings": settings.in_manifest(),
-        "classes": list(sources.classes),
-        "resolutions": {
-            str(res): {"short_side": short_side}
-            for res, short_side in zip(resolutions, settings.short_sides, strict=True)
-        },
-        "splits": {
-            name: {"samples": len(split.samples), "shards": list(split.shards)}
-            for name, split in splits.items()
-        },
-        "files": {
-            name: {"bytes": info.nbytes, "sha256": info.sha256} for name, info in sorted(files.items())
-        },
-        "source": {**source, "rejected": sum(len(split.rejects) for split in splits.values())},
-    }
-    remove_stale(out, {*files, MANIFEST, UNFINISHED})
-    for folder in ["index", *map(str, resolutions), ""]:
-        sync_folder(out / folder)
-    write_file(out / MANIFEST, _json(manifest))
-    sync_folder(out)
-    finish(out)
-    return manifest
-
-
-def _save(path: Path, records: NDArray[Any]) -> FileInfo:
-    buffer = io.BytesIO()
-    np.save(buffer, records, allow_pickle=False)
-    return write_file(path, buffer.getvalue())
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
-
-
-def _timm_info(splits: Mapping[str, WrittenSplit], prefix: str) -> dict[str, Any]:
-    """Source: timm's data/readers/reader_wds.py, `_parse_split_info`."""
-    return {
-        "splits": {
-            name: {
-                "name": name,
-                "num_samples": len(split.samples),
-                "filenames": [f"{prefix}{shard}.tar" for shard in split.shards],
-                "shard_lengths": list(split.shards.values()),
-            }
-            for name, split in splits.items()
-        }
-    }

@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
 
-__all__ = ["Chunk", "Job", "Task"]
+from .found import Location
+
+__all__ = ["Chunk", "Job", "Task", "Times"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is the same for every image: short sides in px, JPEG quality, digits of a label."""
+    """What is the same for every image: JPEG quality, digits of a label."""
 
-    short_sides: tuple[int, ...]
     quality: int
     label_digits: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Consecutive samples of one shard: the first one's key, full paths and class numbers."""
+    """Consecutive samples of one shard: the first one's key, where they lie and their class numbers.
+
+    `short_sides` are in px, one a tar. Images in `skip` (position in `places` -> reason) are not touched: they
+    have killed a worker.
+    """
 
     first_key: int
-    paths: tuple[str, ...]
+    places: tuple[Location, ...]
     labels: tuple[int, ...]
+    short_sides: tuple[int, ...]
+    skip: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """A worker's seconds, by what they went into; `slow`: the (seconds, key) of the slowest image."""
+
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    convert_s: float = 0.0  # resize and encode
+    slow: tuple[float, int] = (0.0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
     """What a task became.
 
-    `tars[r]` holds its members at resolution r, whole 512-byte blocks. `samples` (n,) SAMPLE; `stored[r]`
-    (n,) STORED counts offsets from the start of `tars[r]` and leaves `shard` 0; `rejects` are (key, reason).
+    `tars[r]` holds its members at resolution r, whole 512-byte blocks. `samples` (n,) SAMPLE (`fold` 0);
+    `sources` (n,) SOURCE; `stored[r]` (n,) STORED counts offsets from the start of `tars[r]` and leaves
+    `shard` 0; `rejects` are (key, reason). `read_bytes`: of the input files.
     """
 
     tars: tuple[bytes, ...]
     samples: NDArray[Any]
+    sources: NDArray[Any]
     stored: tuple[NDArray[Any], ...]
     rejects: tuple[tuple[int, str], ...]
+    read_bytes: int
+    times: Times

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ResoluteError
@@ -20,18 +19,25 @@ MARGIN = 256 / 224
 class Settings:
     """One run of prep, checked: whoever holds one may rely on its ranges.
 
-    `src` holds class folders. At most one of `val` (another folder of class folders), `val_list` (a file of
-    paths relative to `src`) and `val_frac` (0..1, held out per class) says what validation is; 0.1 of each
-    class if none does. `resolutions` are in px, ascending; `quality` is libjpeg's, 1..100; `max_bad` is the
-    fraction of images that may be rejected. Raises `ResoluteError` on values out of range.
+    `src` and `val` are whatever an adapter reads: folders, archives, lists, patterns, URLs. At most one of
+    `val`, `val_list` (a file of names in `src`), `folds` and `val_frac` (0..1, held out per class) says what
+    validation is; 0.1 of each class if none does. `labels` is a table for a folder without class folders,
+    `columns` its two columns; `classes` a file of class names in order. `resolutions` are in px, ascending;
+    `quality` is libjpeg's, 1..100; `max_bad` is the fraction of images that may be rejected. Raises
+    `ResoluteError` on values out of range.
     """
 
-    src: Path
-    out: Path
+    src: str
+    out: str
     resolutions: tuple[int, ...]
-    val: Path | None = None
-    val_list: Path | None = None
-    val_frac: float = 0.1
+    kind: str = "auto"
+    labels: str | None = None
+    columns: str | None = None
+    classes: str | None = None
+    val: str | None = None
+    val_list: str | None = None
+    val_frac: float | None = None
+    folds: int | None = None
     margin: float = MARGIN
     quality: int = 90
     workers: int = 0  # 0: as many as this process may use
@@ -39,6 +45,8 @@ class Settings:
     shard_samples: int = 4096
     seed: int = 0
     rebuild: bool = False
+    engine: str = "local"
+    ray_address: str | None = None
 
     def __post_init__(self) -> None:
         res = self.resolutions
@@ -60,30 +68,42 @@ class Settings:
         _within("--shard-samples", self.shard_samples, 1, 1 << 20)
         _within("--workers", self.workers, 0, 4096)
         _within("--seed", self.seed, 0, (1 << 63) - 1)
-        if not 0.0 < self.val_frac < 1.0:
+        if self.folds is not None:
+            _within("--folds", self.folds, 2, 255)
+        if self.val_frac is not None and not 0.0 < self.val_frac < 1.0:
             raise ResoluteError(
                 f"--val-frac: out of range, got {self.val_frac}, expected above 0 and below 1; "
                 "hold out 0.1, or name the images with --val or --val-list"
             )
-        if self.val is not None and self.val_list is not None:
-            raise ResoluteError("--val: given together with --val-list, expected one of them; drop the other")
+        given = [name for name in ("val", "val_list", "val_frac", "folds") if getattr(self, name) is not None]
+        if len(given) > 1:
+            one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
+            raise ResoluteError(f"{one}: given together with {other}, expected one of them; drop the other")
+        if self.engine not in ("local", "ray"):
+            raise ResoluteError(f"--engine: got {self.engine!r}, expected local or ray; choose one")
+        if self.ray_address is not None and self.engine != "ray":
+            raise ResoluteError("--ray-address: without effect, got the local engine; add ENGINE=ray (--engine ray)")
+
+    def short_side(self, res: int) -> int:
+        """Stored short side in px: round(res * margin), as `ShardSet.short_side`."""
+        return round(res * self.margin)
 
     @property
-    def short_sides(self) -> tuple[int, ...]:
-        """Stored short side in px for each resolution: round(res * margin), as `ShardSet.short_side`."""
-        return tuple(round(res * self.margin) for res in self.resolutions)
+    def held_out_frac(self) -> float:
+        return 0.1 if self.val_frac is None else self.val_frac
 
     @property
     def worker_count(self) -> int:
         return self.workers or len(os.sched_getaffinity(0))
 
-    def in_manifest(self) -> dict[str, Any]:
-        """What decides the bytes of the set, and nothing else: no paths, no number of workers."""
-        val: dict[str, Any] = {"how": "frac", "frac": self.val_frac}
+    def in_plan(self) -> dict[str, Any]:
+        """What decides the bytes of the set at any resolution, and nothing else: no paths, no number of workers."""
+        val: dict[str, Any] = {"how": "frac", "frac": self.held_out_frac}
         if self.val is not None or self.val_list is not None:
             val = {"how": "folder" if self.val is not None else "list"}
+        if self.folds is not None:
+            val = {"how": "folds", "folds": self.folds}
         return {
-            "resolutions": list(self.resolutions),
             "margin": self.margin,
             "quality": self.quality,
             "shard_samples": self.shard_samples,

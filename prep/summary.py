@@ -2,43 +2,80 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from .build import Built, told_by_kind
 from .order import WINDOW_SAMPLES, mixing
 from .settings import Settings
+from .store import Store
 
 __all__ = ["summary"]
 
 
-def summary(settings: Settings, built: Built) -> str:
+def summary(settings: Settings, built: Built, store: Store) -> str:
     """The closing lines, without a final newline."""
-    manifest, splits = built.manifest, built.splits
+    manifest, tally = built.manifest, built.tally
     counts = ", ".join(f"{name} {info['samples']}" for name, info in manifest["splits"].items())
-    if splits is None:
-        return f"{settings.out}: already there ({counts}; {len(manifest['classes'])} classes); nothing to do"
-    images, rejected = manifest["source"]["images"], manifest["source"]["rejected"]
-    rate = images / built.elapsed_s
-    lines = [
-        f"{settings.out}: {images} images, {len(manifest['classes'])} classes, {counts}, "
-        f"{built.sources.ignored} other files ignored",
-        f"  {built.elapsed_s:.1f} s, {rate:.0f} images/s with {settings.worker_count} workers",
-    ]
-    for r, (res, info) in enumerate(manifest["resolutions"].items()):
+    classes = f"{len(manifest['classes'])} classes"
+    if tally is None:
+        return f"{store.where}: already there ({counts}; {classes}); nothing to do"
+    source = manifest["source"]
+    ignored = ", ".join(f"{n} {kind}" for kind, n in sorted(built.ignored.items())) or "nothing"
+    lines = [f"{store.where}: {source['images']} images, {classes}, {counts}; ignored: {ignored}"]
+    if built.kept:
+        lines.append(f"  {built.kept} shards were there and are kept, {tally.images} images were done now")
+    lines.append(
+        f"  {built.elapsed_s:.1f} s, {tally.images / built.elapsed_s:.0f} images/s with {settings.worker_count} "
+        f"workers; {_where_time_went(tally)}"
+    )
+    for res, info in manifest["resolutions"].items():
         tars = [file["bytes"] for name, file in manifest["files"].items() if _is_tar(name, res)]
-        nbytes = np.concatenate([split.stored[r]["nbytes"] for split in splits.values()])
+        samples = sum(split["samples"] for split in manifest["splits"].values())
         lines.append(
             f"  {res:>4} px: short side {info['short_side']} px, {len(tars)} shards, "
-            f"{sum(tars) / 1e6:.1f} MB, {nbytes.mean() / 1e3:.1f} kB a JPEG"
+            f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB a sample"
         )
-    mixed = mixing(splits["train"].samples["label"])
+    with tempfile.TemporaryDirectory(prefix="resolute-") as scratch:
+        labels = np.load(store.local("index/train.npy", Path(scratch)), mmap_mode="r")["label"]
+        mixed = mixing(labels)
     lines.append(
         f"  shuffle: windows of {WINDOW_SAMPLES} samples are {mixed.measured:.3f} from the overall class mix "
         f"(perfect shuffle {mixed.expected:.3f}, sorted by class near 1)"
     )
-    told = told_by_kind(reason for split in splits.values() for _, reason in split.rejects)
-    lines.append(f"  rejected: {rejected}" + (f" ({told}); see {settings.out}/rejects.jsonl" if told else ""))
+    lines += _duplicates(source["duplicates"], store.where)
+    lines.append(f"  rejected: {source['rejected']}{_rejects(source['rejected'], store)}")
     return "\n".join(lines)
+
+
+def _where_time_went(tally: Any) -> str:
+    parts = {
+        "read": tally.read_s, "decode": tally.decode_s, "resize + encode": tally.convert_s, "write": tally.write_s,
+    }  # fmt: skip
+    total = sum(parts.values()) or 1.0
+    return ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in parts.items())
+
+
+def _duplicates(told: dict[str, int], where: str) -> list[str]:
+    if not told["groups"]:
+        return []
+    lines = [f"  duplicates: {told['extra']} images are exact copies of others; all are kept, see {where}/duplicates.jsonl"]
+    if told["two_labels"]:
+        lines.append(f"  WARNING: {told['two_labels']} images come under two labels or more")
+    if told["across_splits"]:
+        lines.append(f"  WARNING: {told['across_splits']} images are in train and in val: validation knows them")
+    return lines
+
+
+def _rejects(count: int, store: Store) -> str:
+    if not count:
+        return ""
+    reasons = [json.loads(line)["reason"] for line in store.read("rejects.jsonl").splitlines()]
+    return f" ({told_by_kind(reasons)}); see {store.where}/rejects.jsonl"
 
 
 def _is_tar(name: str, res: str) -> bool:

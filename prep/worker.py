@@ -1,86 +1,115 @@
-"""What does a worker process do? Chunks of paths in, ready-made pieces of tar out."""
+"""What does a worker process do? Chunks of places in, ready-made pieces of tar out."""
 
 from __future__ import annotations
 
-import errno
+import hashlib
 import os
 import signal
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.shards import SAMPLE, STORED, key_name
+from pipeline.shards import SAMPLE, SOURCE, STORED, key_name
 
-from .chunk import Chunk, Job, Task
+from .chunk import Chunk, Job, Task, Times
 from .decode import Reject, decode
+from .fetch import fetch_many
 from .resize import jpegs, one_thread
 from .tar import BLOCK_BYTES, member
 
-__all__ = ["convert", "read", "start"]
-
-# A file that the system cannot give us is its own fault; any other error (memory, descriptors) is ours.
-_UNREADABLE = frozenset(
-    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EIO, errno.ELOOP, errno.ENAMETOOLONG}
-)
+__all__ = ["convert", "serve"]
 
 
-def start() -> None:
-    """Set up a worker process: one thread, deaf to Ctrl-C (the parent ends it), gone when the parent is."""
+def serve(conn: Connection, current: Any) -> None:
+    """Convert the (job, task) pairs that come through `conn` until it ends; send a Chunk or an exception each.
+
+    `current.value` is the position of the image at work, -1 between them: what to blame if this process dies.
+    One thread, deaf to Ctrl-C (the parent ends it), gone when the parent is.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     one_thread()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+    def at(i: int) -> None:
+        current.value = i
+
+    while True:
+        try:
+            job, task = conn.recv()
+        except EOFError:
+            return
+        try:
+            result: Chunk | Exception = convert(job, task, at)
+        except Exception as error:  # why: raised again where the run is; a worker has nobody to tell
+            result = error
+        conn.send(result)
 
 
 def _leave_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # why: nobody is left to read results; the pool's own queue would wait for ever
+        os._exit(1)  # why: in the middle of a decode nobody looks at the connection
 
 
-def read(path: str) -> bytes:
-    """A file's bytes. Raises `Reject` if the file is the problem."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123  # why: half of Path's overhead, per image
-            return file.read()
-    except OSError as error:
-        if error.errno in _UNREADABLE:
-            raise Reject(f"unreadable: {error.strerror}") from None
-        raise
-
-
-def convert(job: Job, task: Task) -> Chunk:
-    """Read, decode, resize, encode and wrap up one chunk. Only `Reject` is caught."""
-    tars: list[list[bytes]] = [[] for _ in job.short_sides]
-    sizes = [0] * len(job.short_sides)
-    samples: list[tuple[int, int]] = []
-    stored: list[list[tuple[int, ...]]] = [[] for _ in job.short_sides]
+def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None) -> Chunk:
+    """Read, decode, resize, encode and wrap up one chunk; tells `at` each image it begins. Only `Reject` is caught."""
+    tars: list[list[bytes]] = [[] for _ in task.short_sides]
+    sizes = [0] * len(task.short_sides)
+    samples: list[tuple[int, int, int]] = []
+    sources: list[tuple[int, int, int, int]] = []
+    stored: list[list[tuple[int, ...]]] = [[] for _ in task.short_sides]
     rejects: list[tuple[int, str]] = []
-    for i, (path, label) in enumerate(zip(task.paths, task.labels, strict=True)):
+    read_bytes, decode_s, convert_s, slow = 0, 0.0, 0.0, (0.0, 0)
+    start = perf_counter()
+    files = fetch_many(task.places)
+    read_s = perf_counter() - start
+    for i, (data, label) in enumerate(zip(files, task.labels, strict=True)):
         key = task.first_key + i
+        start = perf_counter()
+        at(i)
         try:
-            pixels = decode(read(path))
+            if i in task.skip:
+                raise Reject(task.skip[i])
+            if isinstance(data, Reject):
+                raise data
+            read_bytes += len(data)
+            digest = int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
+            pixels = decode(data)
         except Reject as reject:
             rejects.append((key, str(reject)))
             continue
+        decoded = perf_counter()
+        height, width = pixels.shape[:2]
         name = key_name(key)
         label_member = member(f"{name}.cls", b"%0*d" % (job.label_digits, label))
-        samples.append((key, label))
-        for r, (jpeg, width, height) in enumerate(jpegs(pixels, job.short_sides, job.quality)):
+        samples.append((key, label, 0))
+        sources.append((digest, len(data), width, height))
+        for r, (jpeg, w, h) in enumerate(jpegs(pixels, task.short_sides, job.quality)):
             jpeg_member = member(f"{name}.jpg", jpeg)
-            stored[r].append((sizes[r] + BLOCK_BYTES, len(jpeg), zlib.crc32(jpeg), 0, width, height))
+            stored[r].append((sizes[r] + BLOCK_BYTES, len(jpeg), zlib.crc32(jpeg), 0, w, h))
             tars[r] += (jpeg_member, label_member)
             sizes[r] += len(jpeg_member) + len(label_member)
+        done = perf_counter()
+        decode_s += decoded - start
+        convert_s += done - decoded
+        slow = max(slow, (done - start, key))
+    at(-1)
     return Chunk(
         tars=tuple(b"".join(parts) for parts in tars),
         samples=_records(samples, SAMPLE),
+        sources=_records(sources, SOURCE),
         stored=tuple(_records(rows, STORED) for rows in stored),
         rejects=tuple(rejects),
+        read_bytes=read_bytes,
+        times=Times(read_s=read_s, decode_s=decode_s, convert_s=convert_s, slow=slow),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from types import TracebackType
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["FileInfo", "Part", "sync_folder", "write_file", "writing"]
+__all__ = ["FileInfo", "Part", "sync_folder", "writing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ class FileInfo:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path | str) -> Iterator[None]:
     """Tell the system's refusal to write `path` as one `ResoluteError`. Put nothing but writing inside."""
     try:
         yield
@@ -40,21 +42,22 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class Part:
-    """A file written as `NAME.part`, hashed on the way, renamed when it is whole.
+    """A file written as `NAME.xxxxxxxx.part`, hashed on the way, renamed when it is whole.
 
     Leaving the `with` block normally syncs it to disk and renames it; leaving it by an exception removes it.
-    All methods raise `ResoluteError` when the disk refuses.
+    Without `with`: `close` or `discard`. All methods raise `ResoluteError` when the disk refuses.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.nbytes = 0
-        self._part = path.with_name(f"{path.name}.part")
+        # why: one name each; a node of a cluster that was given up may still be writing
+        self._part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
         self._digest = hashlib.sha256()
         with writing(self._part):
-            self._file = self._part.open("wb", buffering=0)
+            self._file = self._open()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         with writing(self._part):
             view = memoryview(data)
             while view:  # why: a raw write may take only a part
@@ -65,32 +68,38 @@ class Part:
     def info(self) -> FileInfo:
         return FileInfo(nbytes=self.nbytes, sha256=self._digest.hexdigest())
 
+    def close(self) -> None:
+        """Make the file appear, whole and durable but for its folder's entry (`sync_folder`)."""
+        try:
+            self._publish()
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Give up: nothing of it stays."""
+        self._file.close()
+        self._part.unlink(missing_ok=True)
+
+    def _open(self) -> io.RawIOBase:
+        return self._part.open("wb", buffering=0)
+
+    def _publish(self) -> None:
+        with writing(self._part):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._part.replace(self.path)
+
     def __enter__(self) -> Part:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self._file.close()
-            self._part.unlink(missing_ok=True)
-            return
-        try:
-            with writing(self._part):
-                os.fsync(self._file.fileno())
-                self._file.close()
-                self._part.replace(self.path)
-        except BaseException:
-            self._file.close()
-            self._part.unlink(missing_ok=True)
-            raise
-
-
-def write_file(path: Path, data: bytes) -> FileInfo:
-    """Write a small file at once, atomically."""
-    with Part(path) as part:
-        part.write(data)
-    return part.info()
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
 
 
 def sync_folder(folder: Path) -> None:

@@ -49,7 +49,7 @@ def run(options: Options) -> int:
     recipe = Recipe.load(options.recipe)
     device = _device(options.device)
     resolutions = tuple(sorted({stage.res for stage in recipe.stages}))
-    shards = ShardSet.open(options.shards, resolutions=resolutions)
+    shards = ShardSet.open(options.shards, resolutions=resolutions, fold=recipe.data.fold)
     plan = Plan(
         shards, recipe.stages, seed=recipe.seed, fraction_mode=recipe.data.fraction_mode,
         eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,

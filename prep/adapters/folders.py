@@ -1,0 +1,117 @@
+"""Which images lie in a folder of class folders?"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from ..found import Found, is_url
+from .files import Entry, entries
+from .names import is_image, why_ignored
+
+__all__ = ["Folders", "walk"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+_AHEAD = 16  # folders of a store that are listed at a time
+
+
+class Folders:
+    """Class folders, in which images may nest: the first part of a path is its class. A `Source`.
+
+    Ascending by name; no more than one folder's entries per level are held. Links to folders are followed, but
+    never into a folder that they lie in.
+    """
+
+    numbered = False
+    label_names: Sequence[str] | None = None
+
+    def __init__(self, src: str) -> None:
+        self.root = src
+        self.ignored: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Found]:
+        self.ignored.clear()
+        current, images = "", 0
+        for name, entry in walk(self.root, self.ignored):
+            label, slash, _ = name.partition("/")
+            if entry.kind == "folder":
+                if not slash:  # the next class begins
+                    self.ignored["empty classes"] += bool(current) and not images
+                    current, images = label, 0
+            elif not is_image(entry.name):
+                self.ignored["other files"] += 1
+            elif not slash:
+                self.ignored["outside class folders"] += 1
+            else:
+                images += 1
+                yield Found(name, label, entry.nbytes)
+        self.ignored["empty classes"] += bool(current) and not images
+        self.ignored += Counter()  # drops what was counted zero times
+
+
+def walk(root: str, ignored: Counter[str]) -> Iterator[tuple[str, Entry]]:
+    """(path relative to `root`, entry) of every file and, before what is in it, folder below `root`, ascending.
+
+    Hidden things and junk are passed over and counted, whatever is in them, as are pipes and devices. Raises
+    `ResoluteError` for a folder that cannot be listed.
+    """
+    yield from _walk(root.rstrip("/") or "/", "", entries(root), ignored, (_identity(root),))
+
+
+def _walk(
+    folder: str, prefix: str, found: list[Entry], ignored: Counter[str], above: tuple[object, ...]
+) -> Iterator[tuple[str, Entry]]:
+    reasons = [why_ignored(entry.name) for entry in found]
+    ignored.update(why for why in reasons if why)
+    inside = [entry for entry, why in zip(found, reasons, strict=True) if not why]
+    below = [f"{folder}/{entry.name}" for entry in inside if entry.kind == "folder"]
+    listed = _ahead(_listing(above), below, _AHEAD if is_url(folder) else 1)
+    for entry in inside:
+        if entry.kind == "other":
+            ignored["pipes and devices"] += 1
+        elif entry.kind == "file":
+            yield prefix + entry.name, entry
+        else:
+            identity, content = next(listed)
+            if content is None:
+                ignored["links to a folder above"] += 1
+                continue
+            yield prefix + entry.name, entry
+            yield from _walk(f"{folder}/{entry.name}", f"{prefix}{entry.name}/", content, ignored, (*above, identity))
+
+
+def _listing(above: tuple[object, ...]) -> Callable[[str], tuple[object, list[Entry] | None]]:
+    def listing(folder: str) -> tuple[object, list[Entry] | None]:
+        identity = _identity(folder)
+        return identity, None if identity in above else entries(folder)
+
+    return listing
+
+
+def _identity(folder: str) -> object:
+    if is_url(folder):
+        return folder
+    try:
+        info = os.stat(folder)  # noqa: PTH116
+    except OSError:
+        return folder  # `entries` will say what is wrong
+    return info.st_dev, info.st_ino
+
+
+def _ahead(work: Callable[[T], R], items: Iterable[T], depth: int) -> Iterator[R]:
+    """`work` of each item, in order, up to `depth` at a time."""
+    if depth == 1:
+        yield from map(work, items)
+        return
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(depth) as pool:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) >= depth:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

@@ -1,0 +1,53 @@
+"""Which images does a list of paths and labels name?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..found import Found, is_url
+from .names import safe
+from .rows import is_number, label_rows
+
+__all__ = ["Listing"]
+
+
+class Listing:
+    """A text file of `path label` lines, as ImageNet's train.txt, or a CSV or TSV file with such columns. A `Source`.
+
+    Paths are relative to the list's folder, or absolute. `numbered` if all labels are whole numbers. Sizes of
+    images behind URLs are not asked for (0). From a list behind a URL, only paths below its folder and URLs of the same
+    kind count.
+    """
+
+    label_names: Sequence[str] | None = None
+
+    def __init__(self, src: str, columns: str | None) -> None:
+        self.root = src.rpartition("/")[0] or ("/" if src.startswith("/") else ".")
+        self.ignored: Counter[str] = Counter()
+        self.numbered = True
+        self._src, self._columns = src, columns
+
+    def __iter__(self) -> Iterator[Found]:
+        self.ignored.clear()
+        self.numbered = True
+        for row in label_rows(self._src, self._columns):
+            name = row.name.removeprefix("./")
+            # why: whoever writes a list far away must not choose files of this machine
+            inside = name.startswith(f"{self.root.partition('://')[0]}://") or safe(name)
+            if is_url(self.root) and ("::" in name or not inside):
+                self.ignored["unsafe names"] += 1
+                continue
+            if not row.label:
+                self.ignored["unlabelled"] += 1
+                continue
+            self.numbered &= is_number(row.label)
+            yield Found(name, row.label, 0 if is_url(self.root) or is_url(name) else _size(self.root, name))
+
+
+def _size(root: str, name: str) -> int:
+    try:
+        return (Path(root) / name).stat().st_size
+    except (OSError, ValueError):
+        return 0  # it will be rejected when it is read

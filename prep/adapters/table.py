@@ -1,0 +1,67 @@
+"""Which images lie in a folder whose labels are in a table next to it?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from pipeline.errors import ResoluteError
+
+from ..found import Found
+from .folders import walk
+from .names import is_image
+from .rows import is_number, label_rows
+
+__all__ = ["Table"]
+
+
+class Table:
+    """A folder of images, flat or nested, and a CSV or TSV file of names and labels as on Kaggle. A `Source`.
+
+    A name may be the path below the folder or the file's own name, with or without its suffix. A row without
+    a file is yielded under the name as written, so that it becomes a reject; a file without a row is ignored
+    as unlabelled. `numbered` if all labels are whole numbers. Holds the names of all files in memory (a dict).
+    """
+
+    label_names: Sequence[str] | None = None
+
+    def __init__(self, src: str, labels: str, columns: str | None) -> None:
+        self.root = src
+        self.ignored: Counter[str] = Counter()
+        self.numbered = True
+        self._labels, self._columns = labels, columns
+
+    def __iter__(self) -> Iterator[Found]:
+        self.ignored.clear()
+        self.numbered = True
+        sizes: dict[str, int] = {}
+        short: dict[str, str | None] = {}  # other ways to write a name; None: of several files
+        for name, entry in walk(self.root, self.ignored):
+            if entry.kind == "file" and is_image(name):
+                sizes[name] = entry.nbytes
+                for way in {_stem(name), entry.name, _stem(entry.name)} - {name}:
+                    short[way] = name if way not in short else None
+            else:
+                self.ignored["other files"] += entry.kind == "file"
+        labelled: set[str] = set()
+        for row in label_rows(self._labels, self._columns):
+            written = row.name.removeprefix("./")
+            name = written if written in sizes else short.get(written, written) or self._ambiguous(written, row.line)
+            if not row.label:
+                self.ignored["unlabelled"] += name not in sizes
+                continue
+            labelled.add(name)
+            self.numbered &= is_number(row.label)
+            yield Found(name, row.label, sizes.get(name, 0))
+        self.ignored["unlabelled"] += len(sizes.keys() - labelled)
+        self.ignored += Counter()
+
+    def _ambiguous(self, written: str, line: int) -> str:
+        raise ResoluteError(
+            f"{self._labels}: line {line} names several files, got {written}, of which {self.root} holds more than "
+            "one; write the whole path with its suffix, or remove the others"
+        )
+
+
+def _stem(name: str) -> str:
+    return name[: name.rindex(".")]

@@ -1,0 +1,176 @@
+"""What does a finished set at OUT already hold, and how much of it is still good?"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ResoluteError
+from pipeline.shards import FORMAT, SAMPLE, SOURCE, STORED, VERSION, manifest_bytes, shard_name
+
+from .shard import Written
+from .store import WORK, Store
+from .writer import FileInfo
+
+__all__ = ["COPY", "DAMAGED", "MANIFEST", "Base", "find_base", "is_ours"]
+
+MANIFEST, COPY = "manifest.json", "index/manifest.json"
+DAMAGED = "damaged.json"  # what `verify` found wrong: a list of names
+
+
+class Base:
+    """A finished set: which shards it holds in order, and what is known of them. Close it when done."""
+
+    def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
+        self.manifest = manifest
+        self._store = store
+        self._scratch = tempfile.TemporaryDirectory(prefix="resolute-")
+        self._arrays: dict[str, NDArray[Any] | None] = {}
+        self._rejects: dict[str, list[tuple[int, str]]] | None = None
+        self.damaged = self._find_damaged()
+
+    def close(self) -> None:
+        self._arrays.clear()
+        self._scratch.cleanup()
+
+    def __enter__(self) -> Base:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        return tuple(sorted(int(res) for res in self.manifest["resolutions"]))
+
+    def get(self, split: str, number: int) -> Written | None:
+        """What the set holds of a shard, at the resolutions where it is whole; None if its samples are lost."""
+        shards = self.manifest["splits"][split]["shards"]
+        name = shard_name(split, number)
+        samples = self._array(f"index/{split}.npy", SAMPLE)
+        sources = self._array(f"index/{split}.source.npy", SOURCE)
+        if samples is None or sources is None or "rejects.jsonl" in self.damaged:
+            return None
+        at = shards.index(name) if name in shards else None
+        rows, stored, files = slice(0, 0), {}, {}
+        for res in self.resolutions:
+            array = self._array(f"index/{split}-{res}.npy", STORED)
+            names = [f"{res}/{name}.tar", f"{res}/{name}.idx"] if at is not None else []
+            if array is None or any(file in self.damaged for file in names):
+                continue
+            if at is not None:
+                # why: samples lie in shard order, so a shard is one run of them
+                rows = slice(*np.searchsorted(array["shard"], [at, at + 1]).tolist())
+            stored[res] = np.array(array[rows])
+            stored[res]["shard"] = 0
+            for file in names:
+                info = self.manifest["files"][file]
+                files[file] = FileInfo(nbytes=info["bytes"], sha256=info["sha256"])
+        if not stored:
+            return None
+        return Written(
+            split=split,
+            number=number,
+            samples=np.array(samples[rows]),
+            sources=np.array(sources[rows]),
+            stored=stored,
+            files=files,
+            rejects=self._rejects_of(split, number),
+        )
+
+    def _rejects_of(self, split: str, number: int) -> tuple[tuple[int, str], ...]:
+        if self._rejects is None:
+            self._rejects = {}
+            per_shard = self.manifest["settings"]["shard_samples"]
+            for line in self._store.read("rejects.jsonl").splitlines():
+                row = json.loads(line)
+                name = shard_name(row["split"], row["key"] // per_shard)
+                self._rejects.setdefault(name, []).append((row["key"], row["reason"]))
+        return tuple(self._rejects.get(shard_name(split, number), []))
+
+    def _array(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """An index, memory-mapped; None if it is damaged."""
+        if name not in self._arrays:
+            array = None
+            if name not in self.damaged:
+                array = np.load(self._store.local(name, Path(self._scratch.name)), mmap_mode="r")
+                assert array.dtype == dtype, (name, array.dtype)
+            self._arrays[name] = array
+        return self._arrays[name]
+
+    def _find_damaged(self) -> set[str]:
+        """Files of another size than promised, and those that `verify` has found."""
+        try:
+            told = set(json.loads(self._store.read(DAMAGED)))
+        except (FileNotFoundError, ValueError):
+            told = set()
+        files = self.manifest["files"]
+        damaged = {name for name in files if name in told or self._store.size(name) != files[name]["bytes"]}
+        expected = manifest_bytes(self.manifest)
+        return damaged | {name for name in (MANIFEST, COPY) if _read(self._store, name) != expected}
+
+
+def find_base(store: Store, *, rebuild: bool) -> Base | None:
+    """The finished set at OUT, or None if there is none (or it is to be rebuilt).
+
+    Raises `ResoluteError` if something is there that is not ours, or ours of another version or beyond use.
+    """
+    manifest, seen = None, False
+    for name in (MANIFEST, COPY):
+        try:
+            data = store.read(name)
+            seen = seen or name == MANIFEST
+            found = json.loads(data)
+            ours, version = found["format"] == FORMAT, found["version"]
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if ours and version != VERSION and not rebuild:
+            raise ResoluteError(
+                f"{store.where}/{name}: a set of another version, got {version}, expected {VERSION}; "
+                "rebuild it with REBUILD=1 (--rebuild) or choose another OUT"
+            )
+        if ours and (rebuild or data == manifest_bytes(found)):
+            manifest = found
+            break
+    if manifest is not None and seen:
+        return None if rebuild else Base(store, manifest)
+    if not seen:
+        if not is_ours(store):
+            _refuse_foreign(store)
+        return None
+    raise ResoluteError(
+        f"{store.where}/{MANIFEST}: not a shard set's, got another program's file or a damaged one, expected a "
+        f"{FORMAT} manifest or an empty folder; choose another OUT, or delete it yourself"
+    )
+
+
+def _read(store: Store, name: str) -> bytes | None:
+    try:
+        return store.read(name)
+    except FileNotFoundError:
+        return None
+
+
+def is_ours(store: Store) -> bool:
+    """Whether a run of ours was begun at OUT."""
+    return bool(store.names(WORK))
+
+
+def _refuse_foreign(store: Store) -> None:
+    root = Path(store.where)
+    if "://" not in store.where and root.exists() and not root.is_dir():
+        raise ResoluteError(f"{root}: in the way, got a file, expected a folder; choose another OUT")
+    names = store.folders() + store.names()
+    if names:
+        raise ResoluteError(
+            f"{store.where}: not empty and not ours, got {len(names)} entries such as {names[0]}, expected an "
+            "empty or new folder; choose another OUT"
+        )

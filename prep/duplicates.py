@@ -1,0 +1,83 @@
+"""Which images are there more than once, and does it matter? Same bytes: by the digest that the index keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Duplicates", "find_duplicates"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duplicates:
+    """Groups of samples made from equal files, as one sorted table.
+
+    `digests`, `splits` (a position in `names`), `keys`, `labels`: (n,) each, equal digests side by side,
+    samples without a twin left out. `name_of[split](key)` is the input's name.
+    """
+
+    names: Sequence[str]
+    digests: NDArray[np.uint64]
+    splits: NDArray[np.uint8]
+    keys: NDArray[np.uint64]
+    labels: NDArray[np.uint32]
+    name_of: Mapping[str, Callable[[int], str]]
+
+    def _groups(self) -> Iterator[slice]:
+        edges = np.flatnonzero(self.digests[1:] != self.digests[:-1]) + 1
+        bounds = [0, *edges.tolist(), len(self.digests)]
+        for start, stop in pairwise(bounds):
+            if stop > start:
+                yield slice(start, stop)
+
+    def told(self) -> dict[str, int]:
+        """Groups of equal files; images beyond the first of each; groups with two labels; with two splits."""
+        groups = two_labels = two_splits = 0
+        for group in self._groups():
+            groups += 1
+            two_labels += int(np.ptp(self.labels[group]) > 0)
+            two_splits += int(np.ptp(self.splits[group]) > 0)
+        extra = len(self.digests) - groups
+        return {"groups": groups, "extra": extra, "two_labels": two_labels, "across_splits": two_splits}
+
+    def lines(self) -> Iterator[bytes]:
+        """One JSON line a group: [{path, split, key, label}, …]."""
+        for group in self._groups():
+            rows = zip(
+                self.splits[group].tolist(), self.keys[group].tolist(), self.labels[group].tolist(), strict=True
+            )
+            told = [
+                {"path": self.name_of[self.names[split]](key), "split": self.names[split], "key": key, "label": label}
+                for split, key, label in rows
+            ]
+            yield (json.dumps(told) + "\n").encode()
+
+
+def find_duplicates(
+    parts: Mapping[str, Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]]],
+    name_of: Mapping[str, Callable[[int], str]],
+) -> Duplicates:
+    """From each split's (digests, keys, labels), in pieces. Holds some 21 bytes a sample."""
+    names = sorted(parts)
+    columns: list[list[NDArray[Any]]] = [[np.empty(0, kind)] for kind in ("u8", "u1", "u8", "u4")]
+    for number, name in enumerate(names):
+        for digests, keys, labels in parts[name]:
+            piece: tuple[NDArray[Any], ...] = (digests, np.full(len(digests), number, np.uint8), keys, labels)
+            for column, values in zip(columns, piece, strict=True):
+                column.append(values)
+    digests, splits, keys, labels = (np.concatenate(column) for column in columns)
+    order = np.argsort(digests, kind="stable")
+    digests = digests[order]
+    same = digests[1:] == digests[:-1]
+    twins = np.append(same, False) | np.append(False, same) if len(digests) else np.empty(0, bool)
+    order = order[twins]
+    return Duplicates(
+        names=names, digests=digests[twins], splits=splits[order], keys=keys[order], labels=labels[order],
+        name_of=name_of,
+    )  # fmt: skip

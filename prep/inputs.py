@@ -1,0 +1,83 @@
+"""What goes into a set: which images, of what class, in which split?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .adapters import open_source
+from .catalog import Catalog, write_catalog
+from .classes import read_classes
+from .members import Split, check_places as _check_places, find_members
+from .settings import Settings
+
+__all__ = ["Inputs", "check_places", "find_inputs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Every candidate image; `ignored` counts what is none, by kind."""
+
+    classes: tuple[str, ...]
+    splits: Mapping[str, Split]
+    catalogs: Mapping[str, Catalog]
+    ignored: Counter[str]
+
+    @property
+    def images(self) -> int:
+        return sum(len(split.positions) for split in self.splits.values())
+
+    def told(self) -> dict[str, Any]:
+        """For manifest and journal: how many images, and a fingerprint that changes with their names, classes,
+        sizes and splits; `classes` tells of each class what changed."""
+        by_class = {
+            f"{name} {label}": list(told)
+            for name, catalog in self.catalogs.items()
+            for label, told in catalog.by_class().items()
+        }
+        return {
+            "images": self.images,
+            "splits": {name: _digest(split) for name, split in self.splits.items()},
+            "classes": by_class,
+        }
+
+
+def check_places(settings: Settings) -> None:
+    """Raises `ResoluteError` if OUT lies in a source, or sources overlap."""
+    _check_places(out=settings.out, src=settings.src, val=settings.val)
+
+
+def find_inputs(settings: Settings, scratch: Path, spool: Path) -> Inputs:
+    """List what `settings` name. `scratch` takes the lists, `spool` what has to be unpacked to be read.
+
+    Raises `ResoluteError` for sources that are missing, overlap or hold too little, and for lists that do not fit.
+    """
+    listed = None if settings.classes is None else read_classes(Path(settings.classes))
+    src = open_source(
+        settings.src, kind=settings.kind, labels=settings.labels, columns=settings.columns, spool=spool
+    )
+    train = write_catalog(src, scratch / "train", classes=listed, classes_file=settings.classes or "CLASSES")
+    catalogs, ignored, val = {"train": train}, Counter(train.ignored), None
+    if settings.val is not None:
+        val = write_catalog(
+            open_source(settings.val, kind=settings.kind, spool=spool), scratch / "val", training=train
+        )
+        catalogs["val"] = val
+        ignored.update(val.ignored)
+    members = find_members(
+        train, val=val, val_list=None if settings.val_list is None else Path(settings.val_list),
+        val_frac=settings.held_out_frac, folds=settings.folds or 0, seed=settings.seed,
+    )  # fmt: skip
+    return Inputs(classes=train.classes, splits=members.splits, catalogs=catalogs, ignored=ignored)
+
+
+def _digest(split: Split) -> str:
+    """Which images are in a split (and which fold), 16 hex digits."""
+    digest = hashlib.sha256(split.positions.tobytes())
+    if split.folds is not None:
+        digest.update(split.folds.tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,122 @@
+"""Do chunks come back in order and whole, when decoders die, hang or have bugs?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipeline.errors import ResoluteError
+from prep.chunk import Chunk, Job, Task
+from prep.found import Location
+from prep.pool import Pool
+from prep.worker import convert
+
+from tests.prep.dying import serve, serve_nobody
+
+JOB = Job(quality=90, label_digits=4)
+
+
+@pytest.fixture
+def files(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> list[Path]:
+    """40 small JPEGs."""
+    paths = [tmp_path / f"{i:02d}.jpg" for i in range(40)]
+    for i, path in enumerate(paths):
+        Image.fromarray(scene(i, 40, 30)).save(path)
+    return paths
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    opened = Pool(2, "fork", serve, hang_s=2.0)
+    yield opened
+    opened.end()
+
+
+def tasks(files: list[Path]) -> list[Task]:
+    return [
+        Task(
+            first_key=first,
+            places=tuple(Location(str(path)) for path in files[first : first + 4]),
+            labels=(1,) * len(files[first : first + 4]),
+            short_sides=(16, 24),
+        )
+        for first in range(0, len(files), 4)
+    ]
+
+
+def keys(chunks: list[Chunk]) -> list[int]:
+    return [key for chunk in chunks for key in chunk.samples["key"].tolist()]
+
+
+def same(one: Chunk, other: Chunk) -> bool:
+    return (
+        one.tars == other.tars
+        and one.samples.tobytes() == other.samples.tobytes()
+        and [rows.tobytes() for rows in one.stored] == [rows.tobytes() for rows in other.stored]
+    )
+
+
+def test_chunks_come_in_order_as_one_process_would_make_them(pool: Pool, files: list[Path]) -> None:
+    chunks = list(pool.run(JOB, tasks(files)))
+    assert keys(chunks) == list(range(40))
+    assert all(same(chunk, convert(JOB, task)) for chunk, task in zip(chunks, tasks(files), strict=True))
+
+
+def test_a_decoder_that_dies_loses_that_one_image(pool: Pool, files: list[Path]) -> None:
+    for dead in (5, 21, 22):
+        files[dead].write_bytes(b"die")
+    chunks = list(pool.run(JOB, tasks(files)))
+    assert keys(chunks) == [key for key in range(40) if key not in (5, 21, 22)]
+    rejects = [reject for chunk in chunks for reject in chunk.rejects]
+    assert rejects == [(5, "decoder died: SIGSEGV"), (21, "decoder died: SIGSEGV"), (22, "decoder died: SIGSEGV")]
+
+
+def test_a_worker_killed_from_outside_costs_no_image(pool: Pool, files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "mark").touch()
+    files[9].write_bytes(b"die once " + bytes(tmp_path / "mark"))
+    assert keys(list(pool.run(JOB, tasks(files)))) == list(range(40))
+    assert not (tmp_path / "mark").exists()
+
+
+def test_an_image_that_hangs_is_rejected_in_bounded_time(pool: Pool, files: list[Path]) -> None:
+    files[13].write_bytes(b"hang")
+    chunks = list(pool.run(JOB, tasks(files)))
+    assert [reject for chunk in chunks for reject in chunk.rejects] == [(13, "decoder hung: more than 2 s")]
+    assert keys(chunks) == [key for key in range(40) if key != 13]
+
+
+def test_a_bug_of_ours_is_not_a_reject_and_leaves_the_pool_fit(pool: Pool, files: list[Path]) -> None:
+    good = files[6].read_bytes()
+    files[6].write_bytes(b"bug")
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        list(pool.run(JOB, tasks(files)))
+    files[6].write_bytes(good)
+    assert keys(list(pool.run(JOB, tasks(files)))) == list(range(40))
+
+
+def test_workers_that_cannot_even_start_end_the_run(files: list[Path]) -> None:
+    pool = Pool(2, "fork", serve_nobody)
+    with pytest.raises(ResoluteError, match="worker processes died before they had an image"):
+        list(pool.run(JOB, tasks(files)))
+    pool.end()
+
+
+def test_tasks_are_taken_only_as_they_are_needed(pool: Pool, files: list[Path]) -> None:
+    taken = 0
+
+    def counted() -> Iterator[Task]:
+        nonlocal taken
+        for _ in range(50):
+            for task in tasks(files):
+                taken += 1
+                yield task
+
+    chunks = pool.run(JOB, counted())
+    next(chunks)
+    assert taken <= 4 * 2 + 16 + 1
+    chunks.close()
