@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--src", required=True, metavar="SRC",
         help="folder of class folders; flat folder with --labels; list file of paths and labels; zip or tar of "
-        "class folders; WebDataset tars or Parquet files (file, folder or pattern); or any of these as a URL")  # fmt: skip
+        "class folders; WebDataset tars or Parquet files (file, folder, pattern); or any of them as a URL")  # fmt: skip
     add("--kind", default="auto", metavar="KIND",
         choices=["auto", "folders", "table", "listing", "archive", "webdataset", "parquet"],
         help="what SRC is, if it is not seen: %(choices)s")  # fmt: skip

@@ -6,12 +6,14 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipeline.errors import ResoluteError
 from pipeline.shards import FORMAT, VERSION
@@ -148,7 +150,7 @@ class Work:
     ) -> ShardSpec:
         """A shard to be done, or its first `limit` samples."""
         split, keys = self._inputs.splits[name], self._keys(name, number)[:limit]
-        ranks = shuffled(self._settings.seed, name, len(split.positions), keys)
+        ranks = shuffled(self._settings.seed, name, len(split.positions), np.arange(keys.start, keys.stop))
         positions = split.positions[ranks]
         return ShardSpec(
             split=name,
@@ -165,12 +167,12 @@ class Work:
         return SplitView(
             shards=self._shards_of(name),
             written=lru_cache(2)(partial(self._written, name)),
-            name_of=partial(self._name_of, self._inputs.splits[name], name),
+            names_of=partial(self._names_of, self._inputs.splits[name], name),
         )
 
-    def _name_of(self, split: Split, name: str, key: int) -> str:
-        rank = shuffled(self._settings.seed, name, len(split.positions), range(key, key + 1))
-        return split.catalog.name(int(split.positions[rank[0]]))
+    def _names_of(self, split: Split, name: str, keys: Sequence[int]) -> list[str]:
+        ranks = shuffled(self._settings.seed, name, len(split.positions), np.asarray(keys, np.int64))
+        return [split.catalog.name(i) for i in split.positions[ranks].tolist()]
 
     def _there(self, name: str, number: int) -> Written | None:
         """What the journal and the finished set hold of a shard; the journal counts where both do."""

@@ -51,7 +51,8 @@ def dry_run(settings: Settings) -> str:
         )
     lines.append(f"  together about {sum(sizes) * per_image / 1e9:.2f} GB in {settings.out}")
     if rate is not None:
-        lines.append(f"  time: about {_told(images / rate)} at {rate:.0f} images/s with {settings.worker_count} workers")
+        workers = f"{settings.worker_count} workers"
+        lines.append(f"  time: about {_told(images / rate)} at {rate:.0f} images/s with {workers}")
     return "\n".join([*lines, "  nothing was written"])
 
 

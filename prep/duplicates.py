@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 __all__ = ["Duplicates", "find_duplicates"]
 
+NamesOf = Callable[[Sequence[int]], list[str]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
     """Groups of samples made from equal files, as one sorted table.
 
     `digests`, `splits` (a position in `names`), `keys`, `labels`: (n,) each, equal digests side by side,
-    samples without a twin left out. `name_of[split](key)` is the input's name.
+    samples without a twin left out. `names_of[split](keys)` are the inputs' names.
     """
 
     names: Sequence[str]
@@ -27,7 +29,7 @@ class Duplicates:
     splits: NDArray[np.uint8]
     keys: NDArray[np.uint64]
     labels: NDArray[np.uint32]
-    name_of: Mapping[str, Callable[[int], str]]
+    names_of: Mapping[str, NamesOf]
 
     def _groups(self) -> Iterator[slice]:
         edges = np.flatnonzero(self.digests[1:] != self.digests[:-1]) + 1
@@ -49,19 +51,17 @@ class Duplicates:
     def lines(self) -> Iterator[bytes]:
         """One JSON line a group: [{path, split, key, label}, …]."""
         for group in self._groups():
-            rows = zip(
-                self.splits[group].tolist(), self.keys[group].tolist(), self.labels[group].tolist(), strict=True
-            )
-            told = [
-                {"path": self.name_of[self.names[split]](key), "split": self.names[split], "key": key, "label": label}
-                for split, key, label in rows
-            ]
+            told = []
+            for at in range(group.start, group.stop):
+                split, key = self.names[self.splits[at]], int(self.keys[at])
+                (path,) = self.names_of[split]([key])
+                told.append({"path": path, "split": split, "key": key, "label": int(self.labels[at])})
             yield (json.dumps(told) + "\n").encode()
 
 
 def find_duplicates(
     parts: Mapping[str, Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]]],
-    name_of: Mapping[str, Callable[[int], str]],
+    names_of: Mapping[str, NamesOf],
 ) -> Duplicates:
     """From each split's (digests, keys, labels), in pieces. Holds some 21 bytes a sample."""
     names = sorted(parts)
@@ -79,5 +79,5 @@ def find_duplicates(
     order = order[twins]
     return Duplicates(
         names=names, digests=digests[twins], splits=splits[order], keys=keys[order], labels=labels[order],
-        name_of=name_of,
+        names_of=names_of,
     )  # fmt: skip

@@ -24,11 +24,11 @@ __all__ = ["Finished", "SplitView", "count", "finish", "write_rejects"]
 
 @dataclass(frozen=True, kw_only=True)
 class SplitView:
-    """A split at its end: how many shards it was cut into, each shard, and the input name of any key."""
+    """A split at its end: how many shards it was cut into, each shard, and the input names of any keys."""
 
     shards: int
     written: Callable[[int], Written]
-    name_of: Callable[[int], str]
+    names_of: Callable[[Sequence[int]], list[str]]
 
 
 @dataclass(kw_only=True)
@@ -52,8 +52,7 @@ def finish(
     `short_sides` px -> px, `counts` as `count` gives them. Raises `ResoluteError` when the store refuses.
     """
     files: dict[str, FileInfo] = {}
-    for name, split in splits.items():
-        # why: `files` of a shard that is empty is empty too
+    for split in splits.values():
         for number in range(split.shards):
             files |= split.written(number).files
     files["rejects.jsonl"] = write_rejects(store, splits, counts)
@@ -66,7 +65,7 @@ def finish(
         files[file] = _stream(store, file, _source_names(split))
     duplicates = find_duplicates(
         {name: _digests(split) for name, split in splits.items()},
-        {name: split.name_of for name, split in splits.items()},
+        {name: split.names_of for name, split in splits.items()},
     )
     files["duplicates.jsonl"] = _stream(store, "duplicates.jsonl", duplicates.lines())
     # why: timm opens "wds/..." at one resolution's folder, or at the set's own for the largest
@@ -114,12 +113,15 @@ def count(name: str, split: SplitView) -> Finished:
 
 def write_rejects(store: Store, splits: Mapping[str, SplitView], counts: Mapping[str, Finished]) -> FileInfo:
     """rejects.jsonl: {path, split, key, reason} of every input that was not taken."""
-    rows = (
-        json.dumps({"path": splits[name].name_of(key), "split": name, "key": key, "reason": reason}) + "\n"
-        for name in sorted(splits)
-        for key, reason in counts[name].rejects
-    )
-    return _stream(store, "rejects.jsonl", (row.encode() for row in rows))
+
+    def rows() -> Iterator[bytes]:
+        for name in sorted(splits):
+            rejects = counts[name].rejects
+            for path, (key, reason) in zip(splits[name].names_of([key for key, _ in rejects]), rejects, strict=True):
+                told = {"path": path, "split": name, "key": key, "reason": reason}
+                yield (json.dumps(told) + "\n").encode()
+
+    return _stream(store, "rejects.jsonl", rows())
 
 
 def _arrays(
@@ -158,7 +160,7 @@ def _npy(dtype: np.dtype[Any], total: int, parts: Iterable[NDArray[Any]]) -> Ite
 def _source_names(split: SplitView) -> Iterator[bytes]:
     for number in range(split.shards):
         keys = split.written(number).samples["key"].tolist()
-        yield "".join(json.dumps(split.name_of(key)) + "\n" for key in keys).encode()
+        yield "".join(json.dumps(name) + "\n" for name in split.names_of(keys)).encode()
 
 
 def _digests(split: SplitView) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:

@@ -12,7 +12,8 @@ from typing import Any
 from .adapters import open_source
 from .catalog import Catalog, write_catalog
 from .classes import read_classes
-from .members import Split, check_places as _check_places, find_members
+from .members import Split, find_members
+from .members import check_places as _check_places
 from .settings import Settings
 
 __all__ = ["Inputs", "check_places", "find_inputs"]

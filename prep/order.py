@@ -18,11 +18,11 @@ _ORDER = 0x4F52_44  # names the random stream of the order
 WINDOW_SAMPLES = 256
 
 
-def shuffled(seed: int, split: str, count: int, keys: range | None = None) -> NDArray[np.int64]:
-    """(len(keys),) int64: which of the `count` sorted paths is each sample; the same at every resolution."""
-    keys = range(count) if keys is None else keys
+def shuffled(seed: int, split: str, count: int, keys: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """(n,) int64: which of the `count` sorted paths is each of the samples `keys` (all of them if None)."""
+    keys = np.arange(count, dtype=np.int64) if keys is None else keys
     key = stream_key(seed, _ORDER, zlib.crc32(split.encode()))
-    return permute(key, np.arange(keys.start, keys.stop, dtype=np.int64), count)
+    return permute(key, keys, count)
 
 
 @dataclass(frozen=True, kw_only=True)

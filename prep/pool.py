@@ -6,7 +6,7 @@ import multiprocessing
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from time import monotonic
@@ -38,10 +38,8 @@ class _Worker:
 
     def give(self, job: Job, number: int, task: Task) -> None:
         self.given.append((number, task))
-        try:
+        with suppress(OSError):  # why: if it has died, its connection says so when it is read
             self.conn.send((job, task))
-        except OSError:
-            pass  # why: it has died; its connection says so when it is read
 
     def end(self) -> None:
         self.conn.close()

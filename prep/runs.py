@@ -30,7 +30,7 @@ __all__ = ["ENTRY", "Record", "RecordFile", "sort_records"]
 ENTRY = np.dtype([("name_end", "<u8"), ("offset", "<i8"), ("nbytes", "<u8"), ("size_bytes", "<u8"),
                   ("label", "<u4"), ("place", "<u4"), ("packed", "u1")])  # fmt: skip
 _PACKED = struct.Struct("<QqQQIIB")
-_BLOCK = 4096  # records read or written at once
+_BLOCK = 1024  # records read or written at once, of each run
 RUN_RECORDS = 250_000
 
 

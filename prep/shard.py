@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pipeline.errors import ResoluteError
 from pipeline.shards import SAMPLE, SOURCE, STORED, shard_name
 
-from .found import Location
 from .chunk import Chunk, Job, Task
+from .found import Location
 from .store import Store
 from .tar import dali_index, end
 from .writer import FileInfo, Part

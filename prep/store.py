@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -114,6 +114,7 @@ class Folder(Store):
     def alone(self) -> Iterator[None]:
         """Hold a lock of the system's: it ends with the process, however that ends."""
         path = self.root / LOCK
+        new = not self.root.exists()
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = path.open("w")
@@ -132,6 +133,8 @@ class Folder(Store):
             finally:
                 path.unlink(missing_ok=True)
                 self.remove_folder(WORK)
+                if new:  # why: a run that came to nothing leaves nothing
+                    self.remove_folder("")
 
 
 @dataclass(frozen=True)
@@ -191,11 +194,8 @@ class Objects(Store):
         return _Upload(self, name)
 
     def remove(self, name: str) -> None:
-        with writing(f"{self.url}/{name}"):
-            try:
-                self._fs.rm_file(self._path(name))
-            except FileNotFoundError:
-                pass
+        with writing(f"{self.url}/{name}"), suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name))
 
     def remove_folder(self, name: str) -> None:
         pass  # why: a prefix ends with its last object

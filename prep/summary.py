@@ -63,7 +63,8 @@ def _where_time_went(tally: Any) -> str:
 def _duplicates(told: dict[str, int], where: str) -> list[str]:
     if not told["groups"]:
         return []
-    lines = [f"  duplicates: {told['extra']} images are exact copies of others; all are kept, see {where}/duplicates.jsonl"]
+    extra = f"{told['extra']} images are exact copies of others; all are kept"
+    lines = [f"  duplicates: {extra}, see {where}/duplicates.jsonl"]
     if told["two_labels"]:
         lines.append(f"  WARNING: {told['two_labels']} images come under two labels or more")
     if told["across_splits"]:

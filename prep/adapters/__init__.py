@@ -40,7 +40,8 @@ def open_source(
 
     `labels` is a table of names and labels for a folder without class folders; `columns` the two that count,
     "id,breed", in tables, lists and Parquet files. What a source has to unpack or remember between runs goes to
-    the folder `spool`. `setting`: what `src` is called in messages. Raises `ResoluteError` for what is not there or not understood; most is read later.
+    the folder `spool`. `setting` is what `src` is called in messages. Raises `ResoluteError` for what is not there
+    or not understood; most is read later.
     """
     src = src.removeprefix("file://")
     src = src.rstrip("/") or "/"

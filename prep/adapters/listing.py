@@ -35,7 +35,7 @@ class Listing:
         for row in label_rows(self._src, self._columns):
             name = row.name.removeprefix("./")
             # why: whoever writes a list far away must not choose files of this machine
-            inside = name.startswith(f"{self.root.partition('://')[0]}://") or safe(name)
+            inside = name.startswith(f"{self.root.partition('://')[0]}://") if is_url(name) else safe(name)
             if is_url(self.root) and ("::" in name or not inside):
                 self.ignored["unsafe names"] += 1
                 continue

@@ -45,7 +45,12 @@ def fails(ran: Any, *words: str) -> None:
         (("--shard-samples", "0"), ("--shard-samples", "got 0")),
         (("--workers", "-1"), ("--workers", "got -1")),
         (("--seed", "-1"), ("--seed", "got -1")),
-        (("--val", "a", "--val-list", "b"), ("not allowed with",)),
+        (("--val", "a", "--val-list", "b"), ("--val: given together with --val-list",)),
+        (("--val-frac", "0.2", "--folds", "5"), ("--val-frac: given together with --folds",)),
+        (("--folds", "1"), ("--folds", "got 1", "2 to 255")),
+        (("--engine", "spark"), ("spark", "local", "ray")),
+        (("--ray-address", "a:1"), ("--ray-address: without effect", "ENGINE=ray")),
+        (("--kind", "zip"), ("zip", "archive")),
         (("--qualty", "90"), ("--qualty", "--help")),
     ],
 )

@@ -15,7 +15,6 @@ from prep.chunk import Chunk, Job, Task
 from prep.found import Location
 from prep.pool import Pool
 from prep.worker import convert
-
 from tests.prep.dying import serve, serve_nobody
 
 JOB = Job(quality=90, label_digits=4)

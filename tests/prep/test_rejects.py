@@ -13,8 +13,15 @@ import pytest
 from pipeline.shards import ShardSet
 from prep import worker
 from prep.chunk import Job, Task
+from prep.found import Location
 
 Prep = Callable[..., Any]
+
+JOB = Job(quality=90, label_digits=4)
+
+
+def one(path: Path, *, first_key: int = 0) -> Task:
+    return Task(first_key=first_key, places=(Location(str(path)),), labels=(1,), short_sides=(32,))
 
 
 @pytest.fixture
@@ -40,7 +47,7 @@ def test_rejects_are_listed_and_leave_gaps_in_the_keys(
     ran = prep(*argv, "--max-bad", 0.1)
     assert ran.status == 0, ran.err
     rows = [json.loads(line) for line in (tmp_path / "s" / "rejects.jsonl").read_text().splitlines()]
-    assert rows == sorted(rows, key=lambda row: (row["split"], row["path"]))
+    assert rows == sorted(rows, key=lambda row: (row["split"], row["key"]))
     assert {row["path"] for row in rows} == set(damaged)
     for row in rows:
         assert row["reason"].startswith(damaged[row["path"]]), row
@@ -126,31 +133,29 @@ def test_unreadable_files_are_rejected(
     def refuse(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr("builtins.open", refuse)
-    job = Job(short_sides=(32,), quality=90, label_digits=4)
-    chunk = worker.convert(job, Task(first_key=5, paths=(str(photos / "bee" / "03.jpg"),), labels=(1,)))
+    monkeypatch.setattr("os.open", refuse)
+    chunk = worker.convert(JOB, one(photos / "bee" / "03.jpg", first_key=5))
     assert chunk.rejects == ((5, reason),)
     assert len(chunk.samples) == 0
     assert chunk.tars == (b"",)
 
 
 def test_errors_of_our_own_are_not_taken_for_rejects(monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
-    job = Job(short_sides=(32,), quality=90, label_digits=4)
-    task = Task(first_key=0, paths=(str(photos / "bee" / "03.jpg"),), labels=(1,))
+    task = one(photos / "bee" / "03.jpg")
 
     def broken(*args: object) -> None:
         raise ValueError("a bug in the resize")
 
     monkeypatch.setattr(worker, "jpegs", broken)
     with pytest.raises(ValueError, match="a bug in the resize"):
-        worker.convert(job, task)
+        worker.convert(JOB, task)
 
     def no_descriptors(*args: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("builtins.open", no_descriptors)
+    monkeypatch.setattr("os.open", no_descriptors)
     with pytest.raises(OSError, match="Too many open files"):
-        worker.convert(job, task)
+        worker.convert(JOB, task)
 
 
 def test_difficult_files_make_a_set_or_a_reason(difficult: Path, photos: Path, tmp_path: Path, prep: Prep) -> None:

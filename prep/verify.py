@@ -1,0 +1,213 @@
+"""Is a finished shard set still what prep wrote? `python -m prep.verify SHARDS` reads and decodes all of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from pipeline.errors import ResoluteError
+
+from .base import COPY, DAMAGED, MANIFEST
+from .check import ShardFiles, begin_worker, check_shard
+from .known import Known, find_manifest
+from .store import WORK, Store, open_store
+from .writer import FileInfo
+
+__all__ = ["Verdict", "main", "to_rebuild", "verify"]
+
+_OUTSIDE = frozenset({MANIFEST, COPY, DAMAGED, "report.html"})  # of the set, but not in its manifest
+_NAMED = 8  # shards or strangers told by name
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """What `verify` found: `damaged` files and what is wrong with each; `strangers`, files that are no part.
+
+    `manifest` is None where neither it nor its copy can be used.
+    """
+
+    manifest: dict[str, Any] | None
+    damaged: dict[str, str] = field(default_factory=dict)
+    strangers: list[str] = field(default_factory=list)
+    elapsed_s: float = 0.0
+
+
+def verify(store: Store, *, workers: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Verdict:
+    """Hash every file, decode every picture and compare all with the index, tars in `workers` processes.
+
+    `progress` is told (bytes done, bytes in all). Writes nothing. Raises `ResoluteError` if there is no
+    finished set of this version, or its files may not be read.
+    """
+    began = time.perf_counter()
+    manifest, damaged = find_manifest(store)
+    verdict = Verdict(manifest=manifest, damaged=damaged)
+    if manifest is not None:
+        files = {name: FileInfo(nbytes=i["bytes"], sha256=i["sha256"]) for name, i in manifest["files"].items()}
+        verdict.strangers = _strangers(store, files)
+        with tempfile.TemporaryDirectory(prefix="resolute-") as scratch:
+            known = Known(store, manifest, files, Path(scratch))
+            shards = list(known.shards())
+            damaged |= known.damaged
+            total = sum(shard.tar.nbytes for shard in shards)
+            done = 0
+            for shard, wrong in _in_processes(shards, workers):
+                damaged |= wrong
+                done += shard.tar.nbytes
+                progress(done, total)
+            known.close()
+    verdict.damaged = dict(sorted(damaged.items()))
+    verdict.elapsed_s = time.perf_counter() - began
+    return verdict
+
+
+def _strangers(store: Store, files: Mapping[str, Any]) -> list[str]:
+    ours = {name.rpartition("/")[0] for name in files} | {"index", ""}
+    found = []
+    for folder in ("", *store.folders()):
+        if folder in (WORK, "report"):
+            continue
+        names = [f"{folder}/{name}".lstrip("/") for name in store.names(folder)]
+        if folder in ours:
+            found += [name for name in names if name not in files and name not in _OUTSIDE]
+        else:
+            found.append(f"{folder}/")
+    return sorted(found)
+
+
+def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[ShardFiles, dict[str, str]]]:
+    """Each shard and what is wrong with it, as they get done. Interrupted, it ends without waiting for tars."""
+    context = multiprocessing.get_context("forkserver")
+    stop = context.Event()
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=begin_worker, initargs=(stop,))
+    try:
+        waiting = {pool.submit(check_shard, shard): shard for shard in shards}
+        for future in as_completed(waiting):
+            yield waiting.pop(future), future.result()
+    except BrokenProcessPool:
+        raise ResoluteError(
+            "verify: a worker process died, expected it to live; it may have been out of memory: try fewer "
+            "workers (--workers)"
+        ) from None
+    finally:
+        stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def to_rebuild(manifest: Mapping[str, Any], damaged: Set[str]) -> dict[str, list[str]]:
+    """What `prep` will do again to repair the set: resolution -> shards. See `prep.base.Base.get`."""
+    again: dict[str, list[str]] = {}
+    for res in manifest["resolutions"]:
+        for split, info in manifest["splits"].items():
+            index = {f"index/{split}.npy", f"index/{split}.source.npy", f"index/{split}-{res}.npy", "rejects.jsonl"}
+            for shard in info["shards"]:
+                if not damaged.isdisjoint({*index, f"{res}/{shard}.tar", f"{res}/{shard}.idx"}):
+                    again.setdefault(res, []).append(shard)
+    return again
+
+
+def _told(store: Store, verdict: Verdict) -> str:
+    """The closing lines, without a final newline."""
+    manifest, damaged = verdict.manifest, verdict.damaged
+    if manifest is None:
+        return _lines(store, damaged) + (
+            "\nneither the manifest nor its copy can be used: start over with `make shards REBUILD=1`"
+        )
+    files = manifest["files"]
+    if not damaged:
+        samples = sum(split["samples"] for split in manifest["splits"].values())
+        shards = sum(len(split["shards"]) for split in manifest["splits"].values())
+        gigabytes = sum(info["bytes"] for info in files.values()) / 1e9
+        return (
+            f"{store.where}: sound, {samples} samples, {len(manifest['resolutions'])} resolutions, "
+            f"{shards} shards, {gigabytes:.3g} GB, {verdict.elapsed_s:.1f} s"
+        )
+    text = _lines(store, damaged)
+    for res, shards_of in to_rebuild(manifest, set(damaged)).items():
+        text += f"\n  to rebuild at {res} px: {_some(shards_of)}"
+    return text + "\nrun `make shards` with the same arguments again: it rebuilds only these"
+
+
+def _lines(store: Store, damaged: Mapping[str, str]) -> str:
+    told = [f"{store.where}: damaged, {len(damaged)} file{'s' * (len(damaged) > 1)}"]
+    return "\n".join(told + [f"  {name}: {what}" for name, what in damaged.items()])
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _remember(store: Store, verdict: Verdict) -> None:
+    """Tell the next `prep` what to repair: `damaged.json`, which a sound set does not have."""
+    try:
+        if verdict.damaged:
+            store.write(DAMAGED, (json.dumps(list(verdict.damaged), indent=1) + "\n").encode())
+        elif store.size(DAMAGED) is not None:
+            store.remove(DAMAGED)
+    except ResoluteError as error:
+        print(f"verify: {DAMAGED} stays as it is ({error})", file=sys.stderr)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ResoluteError(f"command line: {message}; see `{self.prog} --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m prep.verify",
+        description="Hash every file of a shard set and decode every picture in it, whole.",
+        epilog="What is damaged is listed, also in SHARDS/damaged.json: `make shards` with the same arguments "
+        "rebuilds only that. Exit status: 0 sound, 1 damaged, 2 for a problem that the one line on stderr "
+        "explains, 130 interrupted.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("shards", metavar="SHARDS", help="folder of the set, or a URL such as s3://bucket/set")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per CPU core)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
+    try:
+        args = _parser().parse_args(argv)
+        workers = args.workers or len(os.sched_getaffinity(0))
+        if workers < 1:
+            raise ResoluteError(f"--workers: out of range, got {args.workers}, expected at least 1, or 0 for all cores")
+        store = open_store(args.shards)
+        with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
+
+            def progress(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            verdict = verify(store, workers=workers, progress=progress)
+        if verdict.strangers:
+            print(f"verify: not of the set, left alone: {_some(verdict.strangers)}", file=sys.stderr)
+        _remember(store, verdict)
+        # why: file names may hold bytes that are no text
+        print(_told(store, verdict).encode(errors="backslashreplace").decode())
+    except ResoluteError as error:
+        print(f"verify: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("verify: interrupted", file=sys.stderr)
+        return 130
+    return 1 if verdict.damaged else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

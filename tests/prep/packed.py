@@ -1,0 +1,95 @@
+"""The same photos in every packing that prep takes: what adapters are compared on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from PIL import Image
+
+__all__ = ["files_in", "jpeg", "make_tree", "pack_parquet", "pack_samples", "pack_table", "pack_tar", "pack_zip"]
+
+TREE = {
+    "cat": ["1.jpg", "more/2.JPEG", "a b.png", "quo\"te's.jpg", "-dash.jpg"],
+    "dog": ["1.jpg", "line\nbreak.jpg", "x.webp"],
+    "c\u00e4t \u732b": ["\u00fc.jpg", "cat.jpg"],
+}
+
+
+def jpeg(number: int, kind: str = "JPEG") -> bytes:
+    """An image of a few pixels, another one for each number."""
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), (number * 7 % 256, number * 31 % 256, 90)).save(out, kind)
+    return out.getvalue() + bytes(number % 5)  # why: sizes differ
+
+
+def make_tree(root: Path) -> dict[str, bytes]:
+    """A folder of class folders; returns {name: bytes}, ascending by the name's bytes."""
+    files = {}
+    for label, names in TREE.items():
+        for name in names:
+            kind = {"png": "PNG", "webp": "WEBP"}.get(name[-3:], "WEBP" if name.endswith("webp") else "JPEG")
+            files[f"{label}/{name}"] = jpeg(len(files), kind)
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return dict(sorted(files.items(), key=lambda item: item[0].encode()))
+
+
+def files_in(files: dict[str, bytes], top: str) -> Iterable[tuple[str, bytes]]:
+    """In no order that would please anyone, below the folder `top`."""
+    return [(f"{top}{name}", files[name]) for name in sorted(files, key=lambda name: name[::-1])]
+
+
+def pack_zip(path: Path, files: Iterable[tuple[str, bytes]]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for i, (name, data) in enumerate(files):
+            archive.writestr(name, data, zipfile.ZIP_DEFLATED if i % 2 else zipfile.ZIP_STORED)
+    return path
+
+
+def pack_tar(path: Path, files: Iterable[tuple[str, bytes]], how: str = "") -> Path:
+    with tarfile.open(path, f"w:{how}") as archive:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def pack_table(path: Path, rows: Iterable[tuple[str, str]], header: tuple[str, str] = ("id", "breed")) -> Path:
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",").writerows([header, *rows])
+    return path
+
+
+def pack_samples(path: Path, samples: Iterable[tuple[str, bytes, dict[str, bytes]]]) -> Path:
+    """`samples`: key and suffix of the image, its bytes, {suffix: content} of what lies next to it."""
+    members = []
+    for name, data, beside in samples:
+        members += [(name, data), *((f"{name.rpartition('.')[0]}.{suffix}", text) for suffix, text in beside.items())]
+    return pack_tar(path, members)
+
+
+def pack_parquet(path: Path, rows: list[tuple[bytes, str, int]], names: list[str] | None) -> Path:
+    """Rows of image, path and label number, as `datasets` writes them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
+    about = {"info": {"features": features}}
+    table = pa.table(
+        {
+            "image": pa.array([{"bytes": data, "path": name} for data, name, _ in rows]),
+            "label": pa.array([label for _, _, label in rows], pa.int64()),
+        }
+    )
+    if names is not None:
+        table = table.replace_schema_metadata({"huggingface": json.dumps(about)})
+    pq.write_table(table, path, row_group_size=2)
+    return path

@@ -1,0 +1,295 @@
+"""Verify finds every changed byte and names its file; prep then makes exactly that again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.shards import manifest_bytes
+from prep.check import ShardFiles, check_shard, picture_fault
+from prep.store import Folder, open_store
+from prep.verify import main, to_rebuild, verify
+from prep.writer import FileInfo
+
+Prep = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
+OUTSIDE = {"report.html", "damaged.json"}
+
+
+@pytest.fixture
+def whole(shard_root: Path, tmp_path: Path) -> Path:
+    """A copy of the finished set, to be damaged: 3 training shards, 1 of validation, 32/48/64 px."""
+    return Path(shutil.copytree(shard_root, tmp_path / "set"))
+
+
+def files(folder: Path) -> list[str]:
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return sorted(found - OUTSIDE)
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files(folder)}
+
+
+def flip(path: Path, at: int, bits: int = 1) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (old,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([old ^ bits]))
+
+
+def test_whole_set_is_sound_in_one_line(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = tree(whole)
+    (whole / "damaged.json").write_text('["32/train-000000.tar"]')
+    assert main([str(whole), "--workers", "2"]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith(f"{whole}: sound, 90 samples, 3 resolutions, 4 shards, ")
+    assert (out.count("\n"), err) == (1, "")
+    assert tree(whole) == before
+    assert not (whole / "damaged.json").exists()
+
+
+def test_every_flipped_byte_is_found_in_its_file(whole: Path) -> None:
+    rng = np.random.default_rng(0)
+    store = Folder(whole)
+    kinds = [name for name in files(whole) if "48" not in name and (whole / name).stat().st_size]
+    assert {Path(name).name for name in kinds} >= {"manifest.json", "_info.json", "train.npy", "train.source.npy",
+                                                   "train.sources.jsonl", "train-32.npy", "val-000000.idx"}  # fmt: skip
+    assert "index/manifest.json" in kinds
+    for round_ in range(3):
+        for name in kinds:
+            size = (whole / name).stat().st_size
+            at = (0, size - 1, int(rng.integers(size)))[round_]
+            bits = 1 << int(rng.integers(8))
+            flip(whole / name, at, bits)
+            assert list(verify(store, workers=2).damaged) == [name], (name, at, bits)
+            flip(whole / name, at, bits)
+    assert verify(store, workers=2).damaged == {}
+
+
+def test_damage_everywhere_at_once_is_all_told(whole: Path) -> None:
+    rng = np.random.default_rng(1)
+    expected = [name for name in files(whole) if name != "manifest.json" and (whole / name).stat().st_size]
+    for name in expected:
+        flip(whole / name, int(rng.integers((whole / name).stat().st_size)))
+    assert list(verify(Folder(whole), workers=2).damaged) == expected
+
+
+def shard_files(folder: Path, manifest: dict[str, Any], *, tar: bytes, idx: bytes) -> ShardFiles:
+    """Validation's only shard at 32 px, as if the manifest had been made from these bytes."""
+    n = manifest["splits"]["val"]["samples"]
+    infos = (FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for data in (tar, idx))
+    return ShardFiles(
+        store=Folder(folder), name="32/val-000000", tar=next(infos), idx=next(infos), rows=(0, n), label_digits=4,
+        samples=folder / "index" / "val.npy", stored=folder / "index" / "val-32.npy",
+    )  # fmt: skip
+
+
+def test_index_alone_tells_every_byte_of_a_shard(whole: Path) -> None:
+    manifest = json.loads((whole / "manifest.json").read_text())
+    tar, idx = ((whole / "32" / f"val-000000.{kind}").read_bytes() for kind in ("tar", "idx"))
+    assert check_shard(shard_files(whole, manifest, tar=tar, idx=idx)) == {}
+    rng = np.random.default_rng(2)
+    places = [*range(0, 512, 7), *range(len(tar) - 11_000, len(tar), 501), *rng.integers(len(tar), size=150).tolist()]
+    for at in places:
+        changed = tar[:at] + bytes([tar[at] ^ (1 << at % 8)]) + tar[at + 1 :]
+        (whole / "32" / "val-000000.tar").write_bytes(changed)
+        wrong = check_shard(shard_files(whole, manifest, tar=changed, idx=idx))
+        assert list(wrong) == ["32/val-000000.tar"], at
+        assert "sample 0000" in wrong["32/val-000000.tar"] or "its end" in wrong["32/val-000000.tar"]
+    (whole / "32" / "val-000000.tar").write_bytes(tar)
+    for at in range(0, len(idx), 23):
+        changed = idx[:at] + b"#" + idx[at + 1 :]
+        (whole / "32" / "val-000000.idx").write_bytes(changed)
+        wrong = check_shard(shard_files(whole, manifest, tar=tar, idx=changed))
+        assert f"byte {at} has changed" in wrong["32/val-000000.idx"]
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "value", "words"),
+    [
+        ("index/train.npy", "key", 0, "keys out of order"),
+        ("index/train.npy", "label", 3, "label out of range, got 3, expected below 3"),
+        ("index/train.npy", "fold", 1, "fold out of range, got 1, expected below 1"),
+        ("index/train.source.npy", "height", 0, "height of row 40 out of range"),
+        ("index/train-48.npy", "shard", 0, "shard of its sample 8 is wrong, got 0, expected 1"),
+        ("index/train-48.npy", "offset", 513, "offset of its sample 8 is wrong, got 513"),
+        ("index/train-48.npy", "width", 20, "short side of its sample 8 is wrong, got 20, expected 55"),
+        ("index/train-48.npy", "nbytes", 1 << 20, "offset of its sample 9 is wrong"),
+        ("index/train-48.npy", "crc32", 7, "expected 00000007"),
+    ],
+)
+def test_index_that_lies_is_found_though_the_manifest_hashed_it(
+    whole: Path, file: str, column: str, value: int, words: str
+) -> None:
+    rows = np.load(whole / file)
+    rows[column][40] = value
+    np.save(whole / file, rows)
+    data = (whole / file).read_bytes()
+    manifest = json.loads((whole / "manifest.json").read_text())
+    manifest["files"][file] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    for name in ("manifest.json", "index/manifest.json"):
+        (whole / name).write_bytes(manifest_bytes(manifest))
+    damaged = verify(Folder(whole), workers=2).damaged
+    assert list(damaged) == ["48/train-000001.tar" if column == "crc32" else file]
+    assert words in "".join(damaged.values())
+
+
+@pytest.mark.parametrize("options", [{"progressive": True}, {"mode": "L"}, {"width": 20}, {"cut": 40}])
+def test_pictures_that_loaders_would_trip_over_are_told(tmp_path: Path, options: dict[str, Any]) -> None:
+    width, cut, mode = options.pop("width", 21), options.pop("cut", 0), options.pop("mode", "RGB")
+    noise = np.random.default_rng(0).integers(0, 256, (30, 21, 3), np.uint8)
+    Image.fromarray(noise).convert(mode).save(tmp_path / "a.jpg", **options)
+    data = (tmp_path / "a.jpg").read_bytes()
+    fault = picture_fault(data[: len(data) - cut], width, 30)
+    expected = {
+        "progressive": "got SOF2, expected SOF0",
+        "L": "got Gray",
+        20: "got 21x30, expected 20x30",
+        40: "cannot",
+    }
+    assert fault is not None
+    assert next(words for why, words in expected.items() if why in (*options, mode, width, cut)) in fault
+
+
+def test_missing_and_cut_files_and_strangers_are_told_apart(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (whole / "32" / "train-000001.tar").unlink()
+    os.truncate(whole / "48" / "train-000002.tar", 1000)
+    (whole / "64" / "train-000009.tar").write_bytes(b"")
+    (whole / "mine").mkdir()
+    assert main([str(whole), "--workers", "1"]) == 1
+    out, err = capfd.readouterr()
+    assert "  32/train-000001.tar: missing\n" in out
+    assert "  48/train-000002.tar: cut short, got 1000 bytes, expected " in out
+    assert "  to rebuild at 32 px: train-000001\n  to rebuild at 48 px: train-000002\nrun `make shards`" in out
+    assert "64/train-000009.tar, mine/" in err
+    assert json.loads((whole / "damaged.json").read_text()) == ["32/train-000001.tar", "48/train-000002.tar"]
+
+
+def test_a_lost_manifest_and_copy_need_a_rebuild(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("manifest.json", "index/manifest.json"):
+        flip(whole / name, 40)
+    assert main([str(whole)]) == 1
+    assert "REBUILD=1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["nowhere"], [], ["set", "--workers", "-1"], ["set", "--depth", "1"]])
+def test_what_cannot_be_verified_is_one_line(
+    argv: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / argv[0]), *argv[1:]] if argv else []) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("verify: ")
+
+
+def test_set_of_a_newer_version_is_refused(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    manifest = json.loads((whole / "manifest.json").read_text())
+    for name in ("manifest.json", "index/manifest.json"):
+        (whole / name).write_bytes(manifest_bytes({**manifest, "version": 3}))
+    assert main([str(whole)]) == 2
+    assert "version 3" in capfd.readouterr().err
+
+
+def test_read_only_set_is_verified_all_the_same(
+    whole: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    flip(whole / "_info.json", 3)
+    monkeypatch.setattr("prep.writer.Part._open", refuse)  # why: root may write anywhere
+    assert main([str(whole)]) == 1
+    out, err = capfd.readouterr()
+    assert "_info.json: changed since prep" in out
+    assert "damaged.json stays as it is" in err
+
+
+def test_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Path) -> None:
+    pipe = whole / "48" / "train-000000.tar"
+    pipe.unlink()
+    os.mkfifo(pipe)  # why: like a slow disk, it gives its bytes when the test wants
+    manifest = json.loads((whole / "manifest.json").read_text())
+    manifest["files"]["48/train-000000.tar"]["bytes"] = 0
+    (whole / "manifest.json").write_bytes(manifest_bytes(manifest))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prep.verify", str(whole), "--workers", "2"],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    with pipe.open("wb"):  # why: opens when the worker does
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.3)
+    _, err = process.communicate(timeout=30)  # why: ends when the last process that holds stderr has ended
+    assert (process.returncode, err) == (130, "verify: interrupted\n")
+    assert not (whole / "damaged.json").exists()
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "48/train-000001.tar": lambda path: flip(path, 5000),
+    "32/train-000002.tar": Path.unlink,
+    "32/val-000000.tar": lambda path: os.truncate(path, 20_000),
+    "32/train-000000.idx": lambda path: flip(path, 9),
+    "index/train-48.npy": lambda path: flip(path, 200),
+    "index/val.npy": lambda path: flip(path, 140),
+    "index/val.sources.jsonl": lambda path: flip(path, 4),
+    "_info.json": lambda path: flip(path, 60),
+    "manifest.json": lambda path: flip(path, 60),
+    "index/manifest.json": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGE)
+def test_prep_rebuilds_what_verify_found_and_nothing_else(
+    photos: Path, tmp_path: Path, prep: Prep, capfd: pytest.CaptureFixture[str], damaged: str
+) -> None:
+    argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32,48", "--shard-samples", 20)
+    assert prep(*argv).status == 0
+    before = tree(tmp_path / "s")
+    assert main([str(tmp_path / "s"), "--workers", "2"]) == 0
+    DAMAGE[damaged](tmp_path / "s" / damaged)
+    kept = {path: state(path) for path in (tmp_path / "s").glob("[0-9]*/*.*") if not path.name.startswith("_info")}
+    assert main([str(tmp_path / "s"), "--workers", "2"]) == 1
+    out = capfd.readouterr().out
+    assert f"\n  {damaged}: " in out
+    assert out.count("\n  ") == 1 + out.count("to rebuild")
+    manifest = json.loads((tmp_path / "s" / "index" / "manifest.json").read_bytes() if damaged != "index/manifest.json"
+                          else (tmp_path / "s" / "manifest.json").read_bytes())  # fmt: skip
+    again = prep(*argv)
+    assert again.status == 0, again.err
+    assert tree(tmp_path / "s") == before
+    assert not (tmp_path / "s" / "damaged.json").exists()
+    shards = {f"{res}/{name}" for res, names in to_rebuild(manifest, {damaged}).items() for name in names}
+    for path, was in kept.items():
+        same = f"{path.parent.name}/{path.stem}" not in shards
+        assert (state(path) == was) == same, path
+    assert main([str(tmp_path / "s"), "--workers", "2"]) == 0
+
+
+def state(path: Path) -> tuple[int, int]:
+    return path.stat().st_ino, path.stat().st_mtime_ns
+
+
+def test_rebuild_list_is_only_what_depends_on_the_damage(whole: Path) -> None:
+    manifest = json.loads((whole / "manifest.json").read_text())
+    assert to_rebuild(manifest, {"48/train-000001.idx"}) == {"48": ["train-000001"]}
+    assert to_rebuild(manifest, {"index/val-32.npy"}) == {"32": ["val-000000"]}
+    assert to_rebuild(manifest, {"index/val.npy"}) == {res: ["val-000000"] for res in ("32", "48", "64")}
+    assert to_rebuild(manifest, {"_info.json", "manifest.json", "index/train.sources.jsonl"}) == {}
+
+
+def test_url_of_a_folder_is_that_folder(whole: Path) -> None:
+    assert verify(open_store(f"file://{whole}"), workers=1).damaged == {}
