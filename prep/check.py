@@ -31,6 +31,7 @@ __all__ = ["Damage", "ShardFiles", "begin_worker", "changed", "check_shard", "ot
 _PIECE_BYTES = 1 << 20
 _BASELINE = 0xC0  # Source: ITU-T T.81, table B.1: SOF0
 _NO_FRAME = (0xC4, 0xC8, 0xCC)  # of SOF0..SOF15; same table: DHT, JPG, DAC
+_NO_DRIVER = ("builtins", "prep", "pipeline")
 _BAD_DISK = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
 
 
@@ -45,12 +46,15 @@ def reading(store: Store, name: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise Damage("missing") from None
-    except OSError as error:
-        if error.errno in _BAD_DISK:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _BAD_DISK:
             raise Damage(f"unreadable, got '{error.strerror}' from the disk") from None
+        # why: drivers of object stores raise their own; what is built in or ours is a bug
+        if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] in _NO_DRIVER:
+            raise
         raise ResoluteError(
-            f"{store.where}/{name}: cannot be read, got '{error.strerror or error}', expected a readable file; "
-            "correct that and run verify again"
+            f"{store.where}/{name}: cannot be read, got '{getattr(error, 'strerror', None) or error}', expected a "
+            "readable file; correct that and run verify again"
         ) from None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -48,8 +49,9 @@ def convert_on_ray(
     ours = not ray.is_initialized()
     if ours:
         try:
+            _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ResoluteError(
                 f"RAY_ADDRESS: no cluster at {address}, got '{error}', expected a running one; start it with "
                 "`ray start`, or correct the address"
@@ -59,6 +61,13 @@ def convert_on_ray(
     finally:
         if ours:
             ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Raises OSError if nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _spread(

@@ -65,7 +65,7 @@ def find_inputs(settings: Settings, scratch: Path, spool: Path) -> Inputs:
     catalogs, ignored, val = {"train": train}, Counter(train.ignored), None
     if settings.val is not None:
         val = write_catalog(
-            open_source(settings.val, kind=settings.kind, spool=spool), scratch / "val", training=train
+            open_source(settings.val, kind=settings.kind, spool=spool, setting="VAL"), scratch / "val", training=train
         )
         catalogs["val"] = val
         ignored.update(val.ignored)

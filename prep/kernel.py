@@ -25,7 +25,8 @@ _A = -0.57
 _ONE_BITS = 14  # of a weight: the largest is 1.0 and has to fit 16 bits
 _KEPT_BITS = 6  # below the point, between the passes: 255 and a half as much overshoot fit 16 bits
 _ROWS = 8
-_ROW_LANES, _COLUMN_LANES = 64, 32
+_PIXEL = 3 * _ROWS  # values of one pixel of eight rows
+_ROW_LANES = 64
 MIN_WIDTH_PX = -(-_ROW_LANES // 3)
 
 
@@ -41,7 +42,7 @@ def _dot(lanes: int, shift: int) -> Any:
     def const(value: int) -> ir.Constant:
         return ir.Constant(wide, [value] * lanes)
 
-    @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+    @intrinsic
     def dot(_: Any, dst: Any, d: Any, src: Any, s: Any, stride: Any, weights: Any, w: Any, taps: Any) -> Any:
         def code(context: Any, b: ir.IRBuilder, sig: Any, args: Any) -> Any:
             def lanes_at(n: int, at: Any) -> Any:  # why: a vector in memory may start at any element
@@ -81,11 +82,24 @@ def _dot(lanes: int, shift: int) -> Any:
     return dot
 
 
+def _compiled(signature: str) -> Any:
+    """Compile now (the fork server does it for all workers), or take what an earlier run has kept."""
+
+    def compile_(function: Any) -> Any:
+        try:
+            return njit(signature, error_model="numpy", cache=True)(function)
+        except RuntimeError:  # why: neither this folder nor the user's own is writable; it costs 2 s, once a run
+            return njit(signature, error_model="numpy")(function)
+
+    return compile_
+
+
 _dot_rows = _dot(_ROW_LANES, _ONE_BITS - _KEPT_BITS)
-_dot_columns = _dot(_COLUMN_LANES, _ONE_BITS + _KEPT_BITS)
+# A pixel's 24 values; LLVM makes twice as slow a loop of vectors whose length is no power of two.
+_dot_16, _dot_8 = _dot(16, _ONE_BITS + _KEPT_BITS), _dot(8, _ONE_BITS + _KEPT_BITS)
 
 
-@njit("Tuple((int64[::1], int16[:, ::1]))(int64, int64)", error_model="numpy")  # type: ignore[untyped-decorator,unused-ignore]
+@_compiled("Tuple((int64[::1], int16[:, ::1]))(int64, int64)")
 def windows(length: int, shorter: int) -> Any:
     """Where each of `shorter` outputs starts among `length` inputs, and its weights there: 2**14 in all.
 
@@ -122,7 +136,7 @@ def windows(length: int, shorter: int) -> Any:
     return starts, np.ascontiguousarray(weights[:, :most])
 
 
-@njit("void(uint8[:, ::1], int64[::1], int16[:, ::1], int64[::1], int16[:, ::1], uint8[:, ::1])", error_model="numpy")  # type: ignore[untyped-decorator,unused-ignore]
+@_compiled("void(uint8[:, ::1], int64[::1], int16[:, ::1], int64[::1], int16[:, ::1], uint8[:, ::1])")
 def shrink(pixels: Any, tops: Any, row_weights: Any, lefts: Any, column_weights: Any, out: Any) -> None:
     """Fill `out` (h, 3 w) uint8 from `pixels` (H, 3 W) uint8, W at least `MIN_WIDTH_PX`.
 
@@ -132,16 +146,15 @@ def shrink(pixels: Any, tops: Any, row_weights: Any, lefts: Any, column_weights:
     source, down, across = pixels.reshape(-1), row_weights.reshape(-1), column_weights.reshape(-1)
     rows = np.zeros((_ROWS, wide), np.int16)
     flat = rows.reshape(-1)
-    beside = np.empty(wide * _ROWS + 8, np.int16)
-    done = np.empty(narrow * _ROWS + 8, np.uint8)
+    beside = np.empty(wide * _ROWS, np.int16)
+    done = np.empty(narrow * _ROWS, np.uint8)
     for top in range(0, len(out), _ROWS):
         count = min(_ROWS, len(out) - top)
         for r in range(count):
-            y = top + r
+            y, taps = top + r, row_weights.shape[1]
             for x in range(0, wide, _ROW_LANES):
                 x = min(x, wide - _ROW_LANES)  # why: the last tile overlaps the one before it
-                _dot_rows(flat, r * wide + x, source, tops[y] * wide + x, wide, down,
-                          y * row_weights.shape[1], row_weights.shape[1])  # fmt: skip
+                _dot_rows(flat, r * wide + x, source, tops[y] * wide + x, wide, down, y * taps, taps)
         for x in range(wide):  # why: eight explicit stores become one vector shuffle, a loop over them does not
             beside[8 * x] = rows[0, x]
             beside[8 * x + 1] = rows[1, x]
@@ -152,8 +165,9 @@ def shrink(pixels: Any, tops: Any, row_weights: Any, lefts: Any, column_weights:
             beside[8 * x + 6] = rows[6, x]
             beside[8 * x + 7] = rows[7, x]
         for x in range(len(lefts)):
-            _dot_columns(done, x * 24, beside, lefts[x] * 24, 24, across,
-                         x * column_weights.shape[1], column_weights.shape[1])  # fmt: skip
+            to, at, taps = x * _PIXEL, lefts[x] * _PIXEL, column_weights.shape[1]
+            _dot_16(done, to, beside, at, _PIXEL, across, x * taps, taps)
+            _dot_8(done, to + 16, beside, at + 16, _PIXEL, across, x * taps, taps)
         for r in range(count):
             for x in range(narrow):
                 out[top + r, x] = done[x * _ROWS + r]

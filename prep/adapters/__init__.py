@@ -58,7 +58,11 @@ def open_source(
     if kind == "auto":
         kind, files = _recognised(src, files, setting)
     elif not files and kind in ("archive", "webdataset", "parquet"):
-        suffixes = {"webdataset": (".tar",), "parquet": (".parquet",), "archive": (".zip", ".tar", *COMPRESSED)}[kind]
+        suffixes = {
+            "webdataset": (".tar", *COMPRESSED),
+            "parquet": (".parquet",),
+            "archive": (".zip", ".tar", *COMPRESSED),
+        }[kind]
         files = _inside(src, suffixes) or _inside(f"{src}/data", suffixes)
     if columns is not None and kind not in ("table", "listing", "parquet"):
         raise ResoluteError(f"COLUMNS: without effect for a source of kind {kind}, got {columns}; drop COLUMNS")
@@ -108,7 +112,7 @@ def _recognised(src: str, files: list[str], setting: str) -> tuple[str, list[str
         return "parquet", parquet
     inside = [entry for entry in entries(src) if not why_ignored(entry.name)]
     folders = [entry.name for entry in inside if entry.kind == "folder"]
-    tars = [f"{src}/{entry.name}" for entry in inside if entry.name.lower().endswith(".tar")]
+    tars = [f"{src}/{entry.name}" for entry in inside if entry.name.lower().endswith((".tar", *COMPRESSED))]
     if tars and not folders:
         return _kind_of_files(src, tars, setting), tars
     like_splits = bool(folders) and all(name.lower() in SPLITS for name in folders)
@@ -122,9 +126,9 @@ def _kind_of_files(src: str, files: list[str], setting: str) -> str:
     lower = path.lower()
     if lower.endswith(".parquet"):
         return "parquet"
-    if lower.endswith(".tar"):
+    if lower.endswith(".tar") or is_compressed(path):
         return "webdataset" if holds_samples(files[0]) else "archive"
-    if lower.endswith(".zip") or is_compressed(path):
+    if lower.endswith(".zip"):
         return "archive"
     if lower.endswith(_LISTS) and len(files) == 1:
         return "listing"

@@ -18,7 +18,7 @@ from pipeline.errors import ResoluteError
 from ..found import Found
 from .names import SUFFIXES, refuse_split_names, safe
 from .spool import SpoolWriter, spooled
-from .tars import open_tar
+from .tars import is_compressed, open_tar
 
 __all__ = ["LABEL_KEYS", "Samples", "holds_samples", "refuse_same_names"]
 
@@ -31,7 +31,8 @@ class Samples:
     """Tars of samples: one image and a label, in .cls, .json or .txt, each. A `Source`.
 
     An image's name is TAR/KEY.EXT with the tar's own name. `numbered` if all labels are whole numbers from
-    .cls or .json. Tars are read in place; what is in them is looked through once and kept in `spool`.
+    .cls or .json. Plain tars are read in place, compressed ones are unpacked once into one file in `spool`, where
+    also stays what was found in them.
     """
 
     label_names: Sequence[str] | None = None
@@ -47,7 +48,11 @@ class Samples:
         self.ignored.clear()
         self.numbered = True
         for path in self._paths:
-            tar = spooled(self._spool, path, "samples", lambda out, path=path: _fill(path, out))  # type: ignore[misc]
+
+            def fill(out: SpoolWriter, path: str = path) -> None:
+                _fill(path, out)
+
+            tar = spooled(self._spool, path, "samples", fill, copies=is_compressed(path))
             self.ignored.update(tar.ignored)
             for row in tar.rows():
                 self.numbered &= isinstance(row.label, int)
@@ -89,7 +94,8 @@ def _images(extensions: set[str]) -> list[str]:
 def _fill(path: str, out: SpoolWriter) -> None:
     tar_name = path.rpartition("/")[2]
     key = ""
-    images: list[tuple[str, int, int]] = []
+    images: list[tuple[str, int, int, bytes]] = []
+    copies = is_compressed(path)
     labels: dict[str, str | int] = {}
 
     def end_sample() -> None:
@@ -99,8 +105,11 @@ def _fill(path: str, out: SpoolWriter) -> None:
         elif images and label is None:
             out.ignored["unlabelled"] += 1
         elif images and label is not None:
-            name, offset, nbytes = images[0]
-            out.note(f"{tar_name}/{name}", label, offset, nbytes)
+            name, offset, nbytes, data = images[0]
+            if copies:
+                out.add(f"{tar_name}/{name}", label, data)
+            else:
+                out.note(f"{tar_name}/{name}", label, offset, nbytes)
         elif labels:
             out.ignored["samples without an image"] += 1
 
@@ -117,7 +126,7 @@ def _fill(path: str, out: SpoolWriter) -> None:
                 end_sample()
                 key, images, labels = its_key, [], {}
             if f".{extension}" in SUFFIXES:
-                images.append((name, member.offset, member.nbytes))
+                images.append((name, member.offset, member.nbytes, member.read() if copies else b""))
             elif extension in ("cls", "json", "txt") and member.nbytes <= _MAX_LABEL_BYTES:
                 label = _label(extension, member.read())
                 if label is not None:

@@ -308,6 +308,17 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
         assert fetch_many([got.location(i) for i in range(4)]) == [jpeg(0), jpeg(1), jpeg(2), jpeg(6)]
 
 
+def test_compressed_samples_are_unpacked_once(tmp_path: Path, work: Path) -> None:
+    (tmp_path / "p").mkdir()
+    for n in range(2):
+        members = [("0.jpg", jpeg(n)), ("0.cls", b"%d" % n), ("1.jpg", jpeg(n + 2)), ("1.cls", b"0")]
+        pack_tar(tmp_path / "p" / f"x{n}.tar.gz", members, "gz")
+    got = catalog(work, tmp_path / "p")
+    assert [got.name(i) for i in range(4)] == [f"x{n}.tar.gz/{i}.jpg" for n in range(2) for i in range(2)]
+    assert got.labels.tolist() == [0, 0, 1, 0]
+    assert fetch_many([got.location(i) for i in range(4)]) == [jpeg(0), jpeg(2), jpeg(1), jpeg(3)]
+
+
 def test_samples_with_words_are_not_numbered(tmp_path: Path, work: Path) -> None:
     pack_samples(tmp_path / "x.tar", [("0.jpg", jpeg(0), {"cls": b"1"}), ("1.jpg", jpeg(1), {"txt": b"dog"})])
     got = catalog(work, tmp_path / "x.tar")

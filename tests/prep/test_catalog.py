@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ResoluteError
+from prep import catalog as catalogs
 from prep import runs
 from prep.catalog import Catalog, write_catalog
 from prep.classes import read_classes
@@ -93,6 +94,7 @@ def test_memory_does_not_grow_with_the_number_of_images(
     tmp_path: Path, ascending: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "_BLOCK", 64)
+    monkeypatch.setattr(catalogs, "_CHUNK", 1_000)
 
     def peak(count: int) -> int:
         order = range(count) if ascending else range(count - 1, -1, -1)

@@ -14,15 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.errors import ResoluteError
 from pipeline.shards import manifest_bytes
-from prep.check import ShardFiles, check_shard, picture_fault
+from prep.check import Damage, ShardFiles, check_shard, picture_fault, reading
 from prep.store import Folder, open_store
 from prep.verify import main, to_rebuild, verify
 from prep.writer import FileInfo
+from tests.s3 import s3_server  # noqa: F401  # a fixture
 
 Prep = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -289,6 +292,40 @@ def test_rebuild_list_is_only_what_depends_on_the_damage(whole: Path) -> None:
     assert to_rebuild(manifest, {"index/val-32.npy"}) == {"32": ["val-000000"]}
     assert to_rebuild(manifest, {"index/val.npy"}) == {res: ["val-000000"] for res in ("32", "48", "64")}
     assert to_rebuild(manifest, {"_info.json", "manifest.json", "index/train.sources.jsonl"}) == {}
+
+
+def test_set_in_an_object_store_is_verified_there(shard_root: Path, s3_server: str) -> None:  # noqa: F811
+    fs = fsspec.filesystem("s3")
+    fs.put(f"{shard_root}/", f"{s3_server}/set/", recursive=True)
+    # why: in a process of its own, whose workers then know the server too
+    command = [sys.executable, "-m", "prep.verify", f"{s3_server}/set", "--workers", "2"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("s3://bucket/set: sound, 90 samples")
+    data = bytearray(fs.cat_file(f"{s3_server}/set/48/train-000001.tar"))
+    data[700] ^= 16
+    fs.pipe_file(f"{s3_server}/set/48/train-000001.tar", bytes(data))
+    fs.rm_file(f"{s3_server}/set/64/val-000000.idx")
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 1, ran.stderr
+    assert "to rebuild at 48 px: train-000001\n  to rebuild at 64 px: val-000000\n" in ran.stdout
+    found = json.loads(fs.cat_file(f"{s3_server}/set/damaged.json"))
+    assert found == ["48/train-000001.tar", "64/val-000000.idx"]
+
+
+def test_what_a_driver_or_a_bad_disk_says_is_told_apart(tmp_path: Path) -> None:
+    class OfADriver(Exception):
+        pass
+
+    store = Folder(tmp_path)
+    with pytest.raises(ResoluteError, match="a.tar: cannot be read, got 'no answer'"), reading(store, "a.tar"):
+        raise OfADriver("no answer")
+    with pytest.raises(ResoluteError, match="Permission denied"), reading(store, "a.tar"):
+        raise PermissionError(13, "Permission denied")
+    with pytest.raises(Damage, match="unreadable, got 'Input/output error'"), reading(store, "a.tar"):
+        raise OSError(5, "Input/output error")
+    with pytest.raises(KeyError), reading(store, "a.tar"):
+        raise KeyError("a bug")
 
 
 def test_url_of_a_folder_is_that_folder(whole: Path) -> None:

@@ -1,0 +1,167 @@
+"""Readers that know nothing of this project read every sample: same keys, labels and bytes as the index."""
+
+from __future__ import annotations
+
+import gc
+import io
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipeline.shards import ShardSet, key_name
+
+SPLITS = ("train", "val")
+RES = (32, 48, 64)
+every_split = pytest.mark.parametrize("split", SPLITS)
+every_res = pytest.mark.parametrize("res", RES)
+
+
+@pytest.fixture(autouse=True)
+def _close_at_once() -> Iterator[None]:
+    """Readers leave files to the garbage collector; its complaints belong to the test that caused them."""
+    yield
+    gc.collect()
+
+
+def tars(opened: ShardSet, split: str, res: int) -> list[str]:
+    return [str(opened.path(res, shard)) for shard in opened.splits[split].shards]
+
+
+def expected(opened: ShardSet, split: str, res: int) -> list[tuple[str, int, bytes]]:
+    """(key, label, JPEG) of every sample, by our own index."""
+    whole = [Path(path).read_bytes() for path in tars(opened, split, res)]
+    part = opened.splits[split]
+    return [
+        (key_name(int(s["key"])), int(s["label"]), whole[r["shard"]][r["offset"] :][: r["nbytes"]])
+        for s, r in zip(part.samples, part.stored[res], strict=True)
+    ]
+
+
+def pixels(image: Any) -> NDArray[np.uint8]:
+    return np.asarray(Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image)
+
+
+def assert_same_pixels(got: Any, jpeg: bytes) -> None:
+    assert np.array_equal(pixels(got), pixels(jpeg))
+
+
+@every_split
+@every_res
+def test_pythons_tarfile(shard_set: ShardSet, split: str, res: int) -> None:
+    members = []
+    for path in tars(shard_set, split, res):
+        with tarfile.open(path, "r:") as tar:
+            members += [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
+    wanted = [
+        member
+        for key, label, jpeg in expected(shard_set, split, res)
+        for member in ((f"{key}.jpg", jpeg), (f"{key}.cls", b"%04d" % label))
+    ]
+    assert members == wanted
+
+
+@every_split
+def test_the_tar_program(shard_set: ShardSet, split: str, tmp_path: Path) -> None:
+    if shutil.which("tar") is None:
+        pytest.skip("no tar program here")
+    names: list[str] = []
+    for path in tars(shard_set, split, 32):
+        ran = subprocess.run(["tar", "tf", path], capture_output=True, text=True, check=True)
+        assert ran.stderr == ""
+        names += ran.stdout.split()
+        subprocess.run(["tar", "xf", path, "-C", str(tmp_path)], check=True)
+    rows = expected(shard_set, split, 32)
+    assert names == [f"{key}.{kind}" for key, *_ in rows for kind in ("jpg", "cls")]
+    assert all((tmp_path / f"{key}.jpg").read_bytes() == jpeg for key, _, jpeg in rows)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves the tars open
+@every_split
+@every_res
+def test_webdataset(shard_set: ShardSet, split: str, res: int) -> None:
+    wds = pytest.importorskip("webdataset")
+    pipeline = wds.WebDataset(tars(shard_set, split, res), shardshuffle=False).decode("pil")
+    got = list(pipeline.to_tuple("__key__", "jpg", "cls"))
+    rows = expected(shard_set, split, res)
+    assert [(key, label) for key, _, label in got] == [row[:2] for row in rows]
+    for (_, image, _), (*_, jpeg) in zip(got, rows, strict=True):
+        assert_same_pixels(image, jpeg)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves the tars open
+def test_webdataset_with_a_brace_pattern_shuffled(shard_set: ShardSet) -> None:
+    wds = pytest.importorskip("webdataset")
+    pattern = str(shard_set.root / "48" / "train-{000000..000002}.tar")
+    pipeline = wds.WebDataset(pattern, shardshuffle=3, seed=1).shuffle(50).decode("pil").to_tuple("__key__", "cls")
+    rows = expected(shard_set, "train", 48)
+    assert sorted(pipeline) == [row[:2] for row in rows]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # timm reads through webdataset, see there
+@every_split
+@pytest.mark.parametrize("folder", ["", "32", "48", "64"])
+def test_timm(shard_set: ShardSet, split: str, folder: str) -> None:
+    timm_data = pytest.importorskip("timm.data")
+    root = str(shard_set.root / folder)
+    dataset = timm_data.create_dataset("wds/set", root=root, split=split, is_training=False, batch_size=1)
+    rows = expected(shard_set, split, int(folder or max(RES)))
+    assert len(dataset) == len(rows)
+    got = list(dataset)
+    assert [label for _, label in got] == [label for _, label, _ in rows]
+    for (image, _), (*_, jpeg) in zip(got, rows, strict=True):
+        assert_same_pixels(image, jpeg)
+
+
+@every_split
+@every_res
+def test_dalis_own_reader_with_our_index(shard_set: ShardSet, split: str, res: int) -> None:
+    fn = pytest.importorskip("nvidia.dali.fn")
+    types = pytest.importorskip("nvidia.dali.types")
+    pipeline_def = pytest.importorskip("nvidia.dali.pipeline").pipeline_def
+    paths = tars(shard_set, split, res)
+    rows = expected(shard_set, split, res)
+
+    @pipeline_def(batch_size=len(rows), num_threads=1, device_id=None)
+    def graph() -> Any:
+        jpeg, label = fn.readers.webdataset(
+            paths=paths, index_paths=[path.replace(".tar", ".idx") for path in paths], ext=["jpg", "cls"],
+            missing_component_behavior="error", name="reader",
+        )  # fmt: skip
+        return jpeg, fn.decoders.image(jpeg, output_type=types.RGB), label
+
+    pipe = graph()
+    pipe.build()
+    jpegs, images, labels = pipe.run()
+    assert pipe.epoch_size("reader") == len(rows)
+    for i, (_, label, jpeg) in enumerate(rows):
+        assert jpegs.at(i).tobytes() == jpeg
+        assert int(labels.at(i).tobytes()) == label
+        assert images.at(i).shape == pixels(jpeg).shape  # why: DALI's decoder rounds in another way than Pillow's
+        assert np.abs(images.at(i).astype(int) - pixels(jpeg)).mean() < 3
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@every_split
+def test_hugging_face_datasets(
+    shard_set: ShardSet, split: str, streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    rows = expected(shard_set, split, 48)
+    loaded = datasets.load_dataset(
+        "webdataset", data_files={split: tars(shard_set, split, 48)}, split=split, streaming=streaming,
+        cache_dir=str(tmp_path),
+    )  # fmt: skip
+    got = list(loaded)
+    assert [(row["__key__"], row["cls"]) for row in got] == [row[:2] for row in rows]
+    for row, (*_, jpeg) in zip(got, rows, strict=True):
+        assert_same_pixels(row["jpg"], jpeg)
