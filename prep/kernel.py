@@ -3,8 +3,8 @@
 A separable cubic in exact integers: the rows first, eight at a time, then the columns of those eight. Both are the
 same sum, `dst[j] = sum_k src[j + k * stride] * weights[k]` for neighbouring j, because eight rows are laid side by
 side (pixel 0 of the eight rows, pixel 1 of the eight rows, ...) in between. That sum is the hot loop. It is spelled
-out for LLVM, without naming any processor's instructions, so that its sums stay in registers: a third faster
-than what numba makes of the same loop in Python, and twice as fast as torch's uint8 bicubic.
+out for LLVM, without naming any processor's instructions, so that its sums stay in registers; numba's own loops
+are no faster than torch's uint8 bicubic, these take two thirds of its time (benchmarks/results/LOG.md).
 """
 
 from __future__ import annotations

@@ -1,0 +1,223 @@
+"""Does prep stay flat? Time and memory against the number of images, and a set of ten million entries.
+
+    python -m benchmarks.prep_scale --src photos/train [--copies 1,4,16] [--entries 10000000] [--files 200000]
+
+Three measurements, each in a process of its own: whole runs of prep over 1, 4, 16 hard links of every photo
+(peak memory of the main process and the sum of its workers, proportional set size, sampled every 50 ms); the
+scan of a folder of empty files named as photos; and index and manifest of a made-up set, written by prep's own
+`finish` and opened by `ShardSet.open`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.shards import SAMPLE, SOURCE, STORED, ShardSet, shard_name
+from prep.build import build
+from prep.finish import Finished, SplitView, finish
+from prep.inputs import find_inputs
+from prep.settings import Settings
+from prep.shard import Written
+from prep.store import Folder
+from prep.writer import FileInfo
+
+from .machine import machine
+
+MIB = 1 << 20
+PER_SHARD = 4096
+RESOLUTIONS = (128, 160, 224)
+
+
+def peak_mib() -> float:
+    """Of this process so far. Source: getrusage(2), kB on Linux."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def in_a_process(work: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """What `work` returns, from a fresh process: its peak memory is its own."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_answer, args=(theirs, work, args))
+    process.start()
+    theirs.close()
+    result: dict[str, Any] = ours.recv()
+    process.join()
+    return result
+
+
+def _answer(conn: Any, work: Callable[..., dict[str, Any]], args: tuple[Any, ...]) -> None:
+    conn.send(work(*args))
+
+
+class Sampler(threading.Thread):
+    """Peak proportional set size, in MiB, of this process and of all its descendants."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.main_mib = self.others_mib = 0.0
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        while not self._done.wait(0.05):
+            parents = {}
+            for path in Path("/proc").glob("[0-9]*/stat"):
+                try:
+                    parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+                except OSError:
+                    continue
+            family = {os.getpid()}
+            while more := {pid for pid, parent in parents.items() if parent in family} - family:
+                family |= more
+            others = sum(_pss_mib(pid) for pid in family - {os.getpid()})
+            self.main_mib = max(self.main_mib, _pss_mib(os.getpid()))
+            self.others_mib = max(self.others_mib, others)
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join()
+
+
+def _pss_mib(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def run_prep(src: str, out: str) -> dict[str, Any]:
+    settings = Settings(src=src, out=out, resolutions=RESOLUTIONS, workers=2, max_bad=1.0, shard_samples=1024)
+    sampler = Sampler()
+    sampler.start()
+    built = build(settings)
+    sampler.stop()
+    return {
+        "images": built.manifest["source"]["images"],
+        "elapsed_s": built.elapsed_s,
+        "main_mib": sampler.main_mib,
+        "workers_mib": sampler.others_mib,
+    }
+
+
+def link_copies(src: Path, copies: int, root: Path) -> None:
+    for path in sorted(path for path in src.rglob("*") if path.is_file()):
+        folder = root / path.parent.relative_to(src)
+        folder.mkdir(parents=True, exist_ok=True)
+        for copy in range(copies):
+            (folder / f"{copy:03d}-{path.name}").hardlink_to(path)
+
+
+def scan(root: str) -> dict[str, Any]:
+    before = peak_mib()
+    began = time.perf_counter()
+    settings = Settings(src=root, out=f"{root}-out", resolutions=(128,))
+    with tempfile.TemporaryDirectory() as scratch:
+        inputs = find_inputs(settings, Path(scratch), Path(scratch) / "spool")
+        return {
+            "files": inputs.images, "elapsed_s": time.perf_counter() - began, "before_mib": before,
+            "peak_mib": peak_mib(),
+        }  # fmt: skip
+
+
+def make_files(root: Path, count: int) -> None:
+    for label in range(1000):
+        folder = root / f"n{label:08d}"
+        folder.mkdir(parents=True)
+        for i in range(label, count, 1000):
+            (folder / f"n{label:08d}_{i}.JPEG").touch()
+
+
+def write_entries(root: str, entries: int) -> dict[str, Any]:
+    """A set of `entries` made-up samples: index, sources and manifest by prep, its tars as holes of their size."""
+    store, shards = Folder(Path(root)), -(-entries // PER_SHARD)
+    before = peak_mib()
+
+    def written(number: int) -> Written:
+        n = min(PER_SHARD, entries - number * PER_SHARD)
+        keys = np.arange(n, dtype=np.uint64) + number * PER_SHARD
+        samples, sources, stored = np.zeros(n, SAMPLE), np.zeros(n, SOURCE), np.zeros(n, STORED)
+        samples["key"], samples["label"] = keys, keys % 1000
+        sources["digest"] = keys * np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no two are equal
+        stored["offset"], stored["nbytes"] = np.arange(n) * 20_000 + 512, 17_000
+        name = shard_name("train", number)
+        told = FileInfo(nbytes=n, sha256="0" * 64)
+        files = {f"{res}/{name}.{kind}": told for res in RESOLUTIONS for kind in ("tar", "idx")}
+        return Written(
+            split="train", number=number, samples=samples, sources=sources, rejects=(), files=files,
+            stored={res: stored.copy() for res in RESOLUTIONS},
+        )  # fmt: skip
+
+    for res in RESOLUTIONS:
+        (store.root / str(res)).mkdir(parents=True)
+        for number in range(shards):
+            with (store.root / str(res) / f"{shard_name('train', number)}.tar").open("wb") as tar:
+                tar.truncate(min(PER_SHARD, entries - number * PER_SHARD))
+    view = SplitView(shards=shards, written=written, names_of=lambda keys: [f"class/{key:09d}.jpg" for key in keys])
+    lengths = {shard_name("train", n): min(PER_SHARD, entries - n * PER_SHARD) for n in range(shards)}
+    counts = {"train": Finished(samples=entries, shards=lengths)}
+    settings = {"margin": 8 / 7, "val": {"how": "folder"}}
+    plan = {"settings": settings, "classes": [str(n) for n in range(1000)], "source": {}}
+    began = time.perf_counter()
+    finish(store, plan, {res: round(res * 8 / 7) for res in RESOLUTIONS}, {"train": view}, counts)
+    return {
+        "entries": entries, "elapsed_s": time.perf_counter() - began, "before_mib": before, "peak_mib": peak_mib(),
+        "index_bytes_a_sample": sum(f.stat().st_size for f in (store.root / "index").glob("*.npy")) / entries,
+        "manifest_bytes": (store.root / "manifest.json").stat().st_size,
+    }  # fmt: skip
+
+
+def open_entries(root: str) -> dict[str, Any]:
+    before, began = peak_mib(), time.perf_counter()
+    shards = ShardSet.open(root)
+    opened = time.perf_counter()
+    labels = shards.splits["train"].samples["label"][:: max(1, len(shards.splits["train"]) // 1000)]
+    assert labels.max() < 1000
+    return {"elapsed_s": opened - began, "before_mib": before, "peak_mib": peak_mib()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.prep_scale", description=__doc__)
+    parser.add_argument("--src", type=Path, required=True, help="folder of class folders")
+    parser.add_argument("--copies", default="1,4,16")
+    parser.add_argument("--entries", type=int, default=10_000_000)
+    parser.add_argument("--files", type=int, default=200_000)
+    parser.add_argument("--out", type=Path, help="result file (JSON)")
+    args = parser.parse_args()
+    result: dict[str, Any] = {"machine": machine(torch.device("cpu")), "runs": []}
+    # why: hard links need the photos' own disk
+    with tempfile.TemporaryDirectory(dir=args.src.resolve().parent) as folder:
+        for copies in map(int, args.copies.split(",")):
+            root = Path(folder) / f"photos-{copies}"
+            link_copies(args.src, copies, root)
+            result["runs"].append(in_a_process(run_prep, str(root), str(Path(folder) / f"set-{copies}")))
+            print(json.dumps(result["runs"][-1]), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        make_files(Path(folder) / "files", args.files)
+        result["scan"] = in_a_process(scan, str(Path(folder) / "files"))
+        print(json.dumps(result["scan"]), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        result["write"] = in_a_process(write_entries, folder, args.entries)
+        print(json.dumps(result["write"]), flush=True)
+        result["open"] = in_a_process(open_entries, folder)
+        print(json.dumps(result["open"]), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

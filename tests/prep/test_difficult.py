@@ -1,0 +1,132 @@
+"""The collection of real files that trip decoders: each does what its index says, in bounded time and memory."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from tests.conftest import SHARED_DATA
+
+FOLDER = SHARED_DATA / "difficult"
+ROWS = list(csv.DictReader((FOLDER / "INDEX.tsv").open(), delimiter="\t")) if FOLDER.is_dir() else []
+# `bad` in the index, and yet taken: the first loses nothing at its restart markers, the second decodes without a
+# complaint, and Pillow fills in what the third one's runs leave out.
+WHOLE_TO_THE_DECODERS = {
+    "corrupt__jpegdec__extraneous-bytes-after-sos.jpg",
+    "corrupt__mdx__316be81dfdeeb942e904feb3a77f4f83.jpg",
+    "otherfmt__mdx__badrle.bmp",
+}
+# `refuse` in the index, for its 97 frames; we take the first one, of 13x169 px.
+HARMLESS_HERE = {"bomb__sharp__big-height.webp"}
+
+CHILD = """
+import json, resource, signal, sys, time
+from pathlib import Path
+import numpy as np
+from prep.decode import Reject, decode
+from prep.resize import jpegs
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+out = Path(sys.argv[1])
+for number, path in enumerate(sys.argv[2:]):
+    signal.alarm(20)  # ends this process
+    began = time.process_time()
+    try:
+        pixels = decode(Path(path).read_bytes())
+        stored = jpegs(pixels, (32, 146), 90)
+        np.save(out / f"{number}.npy", pixels)
+        told = {"stored": [list(size) for _, *size in stored]}
+    except Reject as reject:
+        told = {"reject": str(reject)}
+    print(json.dumps({"seconds": time.process_time() - began, **told}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    """What became of each file, in one child process with 3 GiB of addresses and 20 s for each."""
+    folder = tmp_path_factory.mktemp("pixels")
+    paths = [str(FOLDER / row["file"]) for row in ROWS]
+    done = subprocess.run([sys.executable, "-c", CHILD, folder, *paths], capture_output=True, text=True, check=False)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    found = {}
+    for number, (row, outcome) in enumerate(zip(ROWS, told, strict=False)):
+        found[row["file"]] = {**outcome, "pixels": folder / f"{number}.npy"}
+    assert len(told) == len(ROWS), f"{ROWS[len(told)]['file']} ended the process: {done.stderr[-500:]}"
+    return found
+
+
+def as_pillow_sees_it(path: Path) -> NDArray[np.uint8]:
+    """The oracle: Pillow's own conversions of the whole image, over white, upright."""
+    with Image.open(path) as opened:
+        image = ImageOps.exif_transpose(opened)
+    if image.mode == "I;16":
+        grey = np.rint(np.asarray(image).astype(np.float64) / 257).astype(np.uint8)
+        return np.stack([grey] * 3, -1)
+    rgba = image.convert("RGBA")
+    return np.asarray(Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB"))
+
+
+def of(*cases: str) -> pytest.MarkDecorator:
+    files = [row["file"] for row in ROWS if row["case"] in cases]
+    missing = pytest.param("", marks=pytest.mark.skip(reason=f"{FOLDER} is not here"))
+    return pytest.mark.parametrize("name", files or [missing])
+
+
+@of("ok")
+def test_good_files_come_out_as_pillow_shows_them(name: str, outcomes: dict[str, dict[str, object]]) -> None:
+    outcome = outcomes[name]
+    assert "reject" not in outcome, outcome
+    ours, theirs = np.load(str(outcome["pixels"])), as_pillow_sees_it(FOLDER / name)
+    assert ours.shape == theirs.shape
+    assert ours.dtype == np.uint8
+    error = np.abs(ours.astype(np.int16) - theirs)
+    assert error.max() <= 2, f"{error.max()} levels"
+
+
+@of("bad")
+def test_damaged_files_are_rejected_with_a_reason(name: str, outcomes: dict[str, dict[str, object]]) -> None:
+    outcome = outcomes[name]
+    if name in WHOLE_TO_THE_DECODERS:
+        assert np.load(str(outcome["pixels"])).shape == as_pillow_sees_it(FOLDER / name).shape
+    else:
+        assert len(str(outcome["reject"])) >= len("empty file")
+
+
+@of("refuse")
+def test_bombs_are_refused_at_once(name: str, outcomes: dict[str, dict[str, object]]) -> None:
+    outcome = outcomes[name]
+    assert name in HARMLESS_HERE or "reject" in outcome
+    assert float(str(outcome["seconds"])) < 2
+
+
+@of("odd", "ok", "bad", "refuse")
+def test_every_file_ends_soon_either_way(name: str, outcomes: dict[str, dict[str, object]]) -> None:
+    outcome = outcomes[name]
+    assert ("stored" in outcome) != ("reject" in outcome)
+    assert float(str(outcome["seconds"])) < 10
+
+
+def test_the_reference_colours_are_not_only_pillows_word() -> None:
+    """Two that can be told without any decoder: an ink picture's paper is white, a tRNS key is transparent."""
+    if not ROWS:
+        pytest.skip(f"{FOLDER} is not here")
+    from prep.decode import decode
+
+    paper = decode((FOLDER / "cmyk__sharp__Channel_digital_image_CMYK_color.jpg").read_bytes())
+    assert np.median(paper[:8].reshape(-1, 3), axis=0).min() > 200
+    keyed = decode((FOLDER / "png__mdx__tbrn2c08.png").read_bytes())
+    assert keyed[0, 0].tolist() == [255, 255, 255]
+    with Image.open(io.BytesIO((FOLDER / "gray__twelvemonkeys__gray-sample.jpg").read_bytes())) as grey:
+        assert grey.mode == "L"
+    shades = decode((FOLDER / "gray__twelvemonkeys__gray-sample.jpg").read_bytes())
+    assert (shades[..., 0] == shades[..., 1]).all()
+    assert (shades[..., 0] == shades[..., 2]).all()
