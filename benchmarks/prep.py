@@ -1,11 +1,14 @@
-"""How fast is prep, and how true are its pixels? Beside Pillow + webdataset.ShardWriter on the same images.
+"""How fast is prep beside other converters, and how true are its pixels?
 
-    python -m benchmarks.prep --src photos/train [--res 128,160,224] [--repeats 3] [--copies 3]
+    python -m benchmarks.prep --src photos/train [--res 128,160,224] [--repeats 3] [--copies 10]
+                              [--img2dataset /path/to/python]
 
-Each repeat runs both converters, one after the other, on the same list of files (`--copies` symlinks of each,
-so that a run takes seconds); both start and end their two worker processes inside the clock, and both write
-all sizes. Ours also hashes and syncs. Library imports are outside the clock for both. Images are in the page
-cache after an untimed first run of each.
+Every image of a folder of class folders, copied a few times, becomes shards of all sizes with two processes:
+`python -m prep`, Pillow's Lanczos + `webdataset.ShardWriter`, and img2dataset run once per size (by an
+interpreter of its own, as it pins an old webdataset; it reads `file://` URLs). Each round runs them one after
+the other, from start to end; ours also hashes photos and shards and syncs them to disk. The start-up of a tool
+(imports, compilation) is the time it takes for 32 images; `steady` images/s leave it out, for all alike.
+One untimed round fills the page cache.
 """
 
 from __future__ import annotations
@@ -14,62 +17,70 @@ import argparse
 import io
 import json
 import multiprocessing
-import os
-import platform
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 import webdataset
-from numpy.typing import NDArray
 from PIL import Image
 
-from prep.build import build
-from prep.decode import Reject, decode
-from prep.resize import fit, resize
-from prep.settings import Settings, parse_resolutions
-from prep.sources import find_sources
+from prep.resize import fit
+from prep.settings import MARGIN, parse_resolutions
+
+from .machine import commit, machine, versions
+from .prep_limits import limits, quality, split
 
 WORKERS = 2
 QUALITY = 90
+FEW = 32
+OURS = "prep"
+IMG2DATASET = """
+import sys
+from img2dataset import download
+urls, out, side, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+download(url_list=urls, input_format="csv", url_col="url", caption_col="label", output_folder=out,
+         output_format="webdataset", processes_count=2, thread_count=4, image_size=side, resize_mode="keep_ratio",
+         resize_only_if_bigger=True, encode_quality=90, number_sample_per_shard=max(1, count // 8))
+"""
 
 
-def copy_sources(settings: Settings, copies: int, root: Path) -> list[tuple[Path, int]]:
-    """Symlinks of all images of `settings.src` below `root`, in class folders; (path, label) of each."""
-    sources = find_sources(settings)
-    links = []
-    for split in sources.splits.values():
-        for photo in split.photos:
-            source = (split.root / photo.path).resolve()
-            for copy in range(copies):
-                link = root / sources.classes[photo.label] / f"{copy}-{source.name}"
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(source)
-                links.append((link, photo.label))
-    return sorted(links)
+def copy_photos(src: Path, copies: int, root: Path) -> list[Path]:
+    """Real copies of all files in the class folders of `src`, below `root`; every name is new."""
+    made = []
+    for path in sorted(path for path in src.glob("*/*") if path.is_file()):
+        for copy in range(copies):
+            target = root / path.parent.name / f"{copy}-{path.name}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            made.append(target)
+    return made
 
 
-def run_ours(src: Path, out: Path, resolutions: tuple[int, ...]) -> float:
-    """Seconds for our whole prep of `src` into `out`."""
-    settings = Settings(
-        src=src, out=out, resolutions=resolutions, quality=QUALITY, workers=WORKERS, max_bad=1.0
-    )
-    began = time.perf_counter()
-    build(settings)
-    return time.perf_counter() - began
+def _run(command: Sequence[object]) -> None:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]}: exit status {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
 
 
-def run_pillow(files: Sequence[tuple[Path, int]], out: Path, short_sides: Sequence[int]) -> float:
-    """Seconds for the straightforward converter: every process its own part and its own ShardWriters."""
+def run_ours(src: Path, out: Path, resolutions: Sequence[int]) -> None:
+    words = ["--src", src, "--out", out, "--res", ",".join(map(str, resolutions)), "--val-frac", "0.01"]
+    _run([sys.executable, "-m", "prep", *words, "--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"])
+
+
+def run_pillow(src: Path, out: Path, short_sides: Sequence[int]) -> None:
+    """The straightforward converter: every process its own part and its own ShardWriters."""
     out.mkdir()
+    files = sorted(src.glob("*/*"))
     context = multiprocessing.get_context("fork")
-    began = time.perf_counter()
     processes = [
         context.Process(target=_pillow_part, args=(files[part::WORKERS], out, part, short_sides))
         for part in range(WORKERS)
@@ -80,93 +91,117 @@ def run_pillow(files: Sequence[tuple[Path, int]], out: Path, short_sides: Sequen
         process.join()
         if process.exitcode:
             raise RuntimeError(f"the Pillow converter failed with exit status {process.exitcode}")
-    return time.perf_counter() - began
 
 
-def _pillow_part(files: Sequence[tuple[Path, int]], out: Path, part: int, short_sides: Sequence[int]) -> None:
+def _pillow_part(files: Sequence[Path], out: Path, part: int, short_sides: Sequence[int]) -> None:
     with ExitStack() as stack:
         writers = [
             stack.enter_context(webdataset.ShardWriter(f"{out}/{side}-{part}-%06d.tar", maxcount=4096, verbose=0))
             for side in short_sides
         ]
-        for number, (path, label) in enumerate(files):
+        for number, path in enumerate(files):
             image = Image.open(path).convert("RGB")
             for side, writer in zip(short_sides, writers, strict=True):
                 buffer = io.BytesIO()
                 small = image.resize(fit(*image.size, side), Image.Resampling.LANCZOS)
                 small.save(buffer, "JPEG", quality=QUALITY)
-                writer.write({"__key__": f"{part}-{number:08d}", "jpg": buffer.getvalue(), "cls": str(label)})
+                writer.write({"__key__": f"{part}-{number:08d}", "jpg": buffer.getvalue(), "cls": path.parent.name})
 
 
-def quality(files: Sequence[tuple[Path, int]], short_sides: Sequence[int]) -> dict[int, list[float]]:
-    """PSNR in dB, per short side, of every image that shrinks: our uint8 pixels to a float Lanczos's."""
-    found: dict[int, list[float]] = {side: [] for side in short_sides}
-    for path, _ in files:
-        try:
-            pixels = decode(path.read_bytes())
-        except Reject:
-            continue
-        height, width = pixels.shape[:2]
-        for side in short_sides:
-            size = fit(width, height, side)
-            if size != (width, height):
-                error = np.mean((resize(pixels, *size) - _float_lanczos(pixels, size)) ** 2)
-                found[side].append(float(10 * np.log10(255**2 / error)))
+def run_img2dataset(python: Path, src: Path, out: Path, short_sides: Sequence[int]) -> None:
+    """Once per size; its list of URLs is written outside of the clock's big part, in a few ms."""
+    out.mkdir()
+    files = sorted(src.glob("*/*"))
+    rows = [f'"{path.as_uri()}",{path.parent.name}' for path in files]
+    (out / "urls.csv").write_text("\n".join(["url,label", *rows]) + "\n")
+    for side in short_sides:
+        _run([python, "-c", IMG2DATASET, out / "urls.csv", out / str(side), side, len(files)])
+        stored = sum(json.loads(path.read_text())["successes"] for path in (out / str(side)).glob("*_stats.json"))
+        if stored != len(files):
+            raise RuntimeError(f"img2dataset: got {stored} images at {side} px, expected {len(files)}")
+
+
+def measure(
+    tools: dict[str, Callable[[Path, Path], None]], photos: Path, few: Path, root: Path, repeats: int
+) -> dict[str, dict[str, list[float]]]:
+    """{tool: {"seconds": each round, "few_seconds": the same for `FEW` images}}."""
+    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "few_seconds": []} for name in tools}
+    for repeat in range(repeats + 1):
+        for name, tool in tools.items():
+            for what, src in (("few_seconds", few), ("seconds", photos)):
+                out = root / "out"
+                began = time.perf_counter()
+                tool(src, out)
+                elapsed_s = time.perf_counter() - began
+                shutil.rmtree(out)
+                if repeat:  # the first is a warm-up
+                    found[name][what].append(elapsed_s)
     return found
-
-
-def _float_lanczos(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.float64]:
-    planes = [Image.fromarray(pixels[..., c].astype(np.float32)) for c in range(3)]
-    small = [np.asarray(plane.resize(size, Image.Resampling.LANCZOS), np.float64) for plane in planes]
-    return np.clip(np.stack(small, axis=-1), 0, 255)
-
-
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-    names = ("torch", "pillow", "simplejpeg", "webdataset", "numpy")
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in names},
-    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prep", description="Measure prep.")
-    parser.add_argument("--src", type=Path, required=True, help="folder of class folders")
+    parser.add_argument("--src", type=Path, required=True, help="folder of class folders of JPEGs")
     parser.add_argument("--res", default="128,160,224", help="resolutions in px (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--copies", type=int, default=3, help="symlinks of every image (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="timed rounds (default: %(default)s)")
+    parser.add_argument("--copies", type=int, default=10, help="copies of every image (default: %(default)s)")
+    parser.add_argument("--img2dataset", type=Path, metavar="PYTHON", help="an interpreter that has img2dataset")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/prep.json"), help="JSON to write")
     args = parser.parse_args(argv)
     resolutions = parse_resolutions(args.res)
-    rates: dict[str, list[float]] = {"prep": [], "pillow + ShardWriter": []}
+    place = machine(torch.device("cpu"))
     with tempfile.TemporaryDirectory(prefix="resolute-prep-") as temporary:
         root = Path(temporary)
-        plan = Settings(src=args.src, out=root / "out", resolutions=resolutions)
-        files = copy_sources(plan, args.copies, root / "photos")
-        for repeat in range(args.repeats + 1):  # the first is a warm-up
-            ours_s = run_ours(root / "photos", root / f"ours-{repeat}", resolutions)
-            theirs_s = run_pillow(files, root / f"pillow-{repeat}", plan.short_sides)
-            if repeat:
-                for name, elapsed_s in zip(rates, (ours_s, theirs_s), strict=True):
-                    rates[name].append(len(files) / elapsed_s)
-        psnr_db = quality(files[:: args.copies], plan.short_sides)
-    print(f"{len(files)} images ({args.copies} of each), {args.res} px, {WORKERS} processes; medians of "
-          f"{args.repeats} interleaved runs")  # fmt: skip
-    for name, values in rates.items():
-        print(f"  {name:<22} {statistics.median(values):6.0f} images/s  ({min(values):.0f}..{max(values):.0f})")
-    for res, (side, values) in zip(resolutions, psnr_db.items(), strict=True):
-        told = f"{np.mean(values):.1f} dB mean, {min(values):.1f} dB min" if values else "nothing to shrink"
-        print(f"  {res:>4} px (short side {side}): PSNR to float Lanczos before JPEG: {told}")
-    result = {
-        "images": len(files), "copies": args.copies, "resolutions": resolutions, "workers": WORKERS,
-        "images_per_s": rates, "psnr_db": psnr_db, "machine": machine(),
+        sides = [round(res * MARGIN) for res in resolutions]
+        files = copy_photos(args.src, args.copies, root / "photos")
+        for number, path in enumerate(files[:: max(1, len(files) // FEW)][:FEW]):
+            target = root / "few" / path.parent.name / f"{number}.jpg"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        tools: dict[str, Callable[[Path, Path], None]] = {
+            OURS: lambda src, out: run_ours(src, out, resolutions),
+            "pillow + ShardWriter": lambda src, out: run_pillow(src, out, sides),
+        }
+        if args.img2dataset:
+            tools[f"img2dataset, {len(sides)} runs"] = lambda src, out: run_img2dataset(
+                args.img2dataset, src, out, sides
+            )
+        seconds = measure(tools, root / "photos", root / "few", root, args.repeats)
+        once = files[:: args.copies]
+        parts = split(once, sides, args.repeats)
+        alone = limits(once, sides, WORKERS)
+        psnr_db = quality(once, sides)
+    result: dict[str, Any] = {
+        "images": len(files), "copies": args.copies, "resolutions": resolutions, "short_sides": sides,
+        "workers": WORKERS, "seconds": seconds, "parts": parts, "limits_images_per_s": alone, "psnr_db": psnr_db,
+        "machine": place, "commit": commit(),
+        "versions": versions() | {name: version(name) for name in ("simplejpeg", "numba", "webdataset")},
     }  # fmt: skip
+    report(result)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def report(result: dict[str, Any]) -> None:
+    images, seconds = result["images"], result["seconds"]
+    print(f"{images} images, {result['resolutions']} px, {result['workers']} processes, medians of "
+          f"{len(seconds[OURS]['seconds'])} interleaved rounds; steady: without start-up")  # fmt: skip
+    steady = {}
+    for name, values in seconds.items():
+        whole, few = statistics.median(values["seconds"]), statistics.median(values["few_seconds"])
+        steady[name] = (images - FEW) / (whole - few)
+        print(
+            f"  {name:<22} {images / whole:5.0f} images/s, steady {steady[name]:5.0f}, start-up {few:4.1f} s; ours "
+            f"{whole / statistics.median(seconds[OURS]['seconds']):.2f}x, steady {steady[OURS] / steady[name]:.2f}x"
+        )
+    for part, told in result["parts"]["ms"].items():
+        print(f"  {part:<22} {statistics.median(told['values']):6.3f} ms CPU an image")
+    for part, rate in result["limits_images_per_s"].items():
+        print(f"  limit: {part:<29} {rate:6.0f} images/s")
+    for side, nbytes in result["parts"]["bytes"].items():
+        mean = {name: statistics.fmean(values[side]) for name, values in result["psnr_db"].items() if values[side]}
+        told = ", ".join(f"{value:.2f} dB to {name}" for name, value in mean.items()) or "nothing to shrink"
+        print(f"  short side {side:>4} px: {nbytes / 1e3:5.1f} kB an image; before JPEG {told}")
 
 
 if __name__ == "__main__":

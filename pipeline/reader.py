@@ -89,7 +89,8 @@ class Reader:
     def _damaged(path: Path, part: Any, sample: int, offset: int, what: str) -> ResoluteError:
         key = key_name(int(part.samples["key"][sample]))
         return ResoluteError(
-            f"{path}: sample {key} at offset {offset} is damaged, {what}; rebuild with `make shards REBUILD=1`"
+            f"{path}: sample {key} at offset {offset} is damaged, {what}; "
+            "run `make verify`, then `make shards` again: it repairs the set"
         )
 
     def close(self) -> None:

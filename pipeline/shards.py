@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from .errors import ResoluteError
 
-__all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split", "key_name", "manifest_bytes",
-           "read_manifest", "shard_name"]  # fmt: skip
+__all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split", "key_name", "label_digits",
+           "manifest_bytes", "read_manifest", "shard_name"]  # fmt: skip
 
 FORMAT, VERSION = "resolute-shards", 2
 KEY_DIGITS = 9
@@ -42,6 +42,11 @@ SOURCE = np.dtype([("digest", "<u8"), ("nbytes", "<u4"), ("width", "<u2"), ("hei
 
 def key_name(key: int) -> str:
     return f"{key:0{KEY_DIGITS}d}"
+
+
+def label_digits(classes: int) -> int:
+    """Digits of every `.cls`: the same for a whole set."""
+    return max(4, len(str(classes - 1)))
 
 
 def shard_name(split: str, number: int) -> str:
@@ -184,12 +189,12 @@ def _check_size(root: Path, files: Mapping[str, Any], name: str) -> None:
         got = (root / name).stat().st_size
     except OSError as error:
         raise ResoluteError(
-            f"{root / name}: {error.strerror}, expected {expected} bytes; rebuild with `make shards REBUILD=1`"
+            f"{root / name}: {error.strerror}, expected {expected} bytes; run `make shards` again"
         ) from None
     if got != expected:
         raise ResoluteError(
             f"{root / name}: cut short or changed, got {got} bytes, expected {expected}; "
-            f"rebuild with `make shards REBUILD=1`"
+            f"run `make shards` again, with the arguments that made it: it repairs the set"
         )
 
 
@@ -201,7 +206,7 @@ def _load(root: Path, files: Mapping[str, Any], name: str, dtype: np.dtype[Any])
     if got != files[name]["sha256"]:
         raise ResoluteError(
             f"{root / name}: changed since prep, got SHA-256 {got[:12]}…, expected {files[name]['sha256'][:12]}…; "
-            f"rebuild with `make shards REBUILD=1`"
+            f"run `make verify`, then `make shards` again: it repairs the set"
         )
     array: NDArray[Any] = np.load(root / name, mmap_mode="r")
     assert array.dtype == dtype, (name, array.dtype)

@@ -89,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(settings: Settings) -> str:
     # why: --help and mistakes on the command line need not wait for these
     from .build import build
+    from .report import write_report
     from .store import open_store
     from .summary import summary
 
@@ -114,6 +115,8 @@ def _run(settings: Settings) -> str:
         built = build(settings, found=found, progress=progress)
     store = open_store(settings.out)
     text = summary(settings, built, store)
+    if built.tally is not None:
+        text += f"\n  report: {write_report(store, built)}"
     return text
 
 

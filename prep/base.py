@@ -15,7 +15,7 @@ from pipeline.errors import ResoluteError
 from pipeline.shards import FORMAT, SAMPLE, SOURCE, STORED, VERSION, manifest_bytes, shard_name
 
 from .shard import Written
-from .store import WORK, Store
+from .store import LOCK, WORK, Store
 from .writer import FileInfo
 
 __all__ = ["COPY", "DAMAGED", "MANIFEST", "Base", "find_base", "is_ours"]
@@ -121,31 +121,35 @@ def find_base(store: Store, *, rebuild: bool) -> Base | None:
 
     Raises `ResoluteError` if something is there that is not ours, or ours of another version or beyond use.
     """
-    manifest, seen = None, False
+    whole, other_version, seen = None, None, set()
     for name in (MANIFEST, COPY):
+        data = _read(store, name)
+        if data is None:
+            continue
+        seen.add(name)
         try:
-            data = store.read(name)
-            seen = seen or name == MANIFEST
             found = json.loads(data)
             ours, version = found["format"] == FORMAT, found["version"]
-        except FileNotFoundError:
+        except (ValueError, KeyError, TypeError):
             continue
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if ours and version != VERSION and not rebuild:
-            raise ResoluteError(
-                f"{store.where}/{name}: a set of another version, got {version}, expected {VERSION}; "
-                "rebuild it with REBUILD=1 (--rebuild) or choose another OUT"
-            )
-        if ours and (rebuild or data == manifest_bytes(found)):
-            manifest = found
-            break
-    if manifest is not None and seen:
-        return None if rebuild else Base(store, manifest)
-    if not seen:
+        if ours and version == VERSION and data == manifest_bytes(found):
+            whole = whole or found
+        elif ours:
+            other_version = version
+    if rebuild and (whole or other_version or COPY in seen):
+        return None
+    # why: without its first copy, a manifest is what a rebuild under way has left, or all that somebody lost
+    if whole and (MANIFEST in seen or not is_ours(store)):
+        return Base(store, whole)
+    if MANIFEST not in seen:
         if not is_ours(store):
             _refuse_foreign(store)
         return None
+    if other_version:
+        raise ResoluteError(
+            f"{store.where}/{MANIFEST}: a set of another version, got {other_version}, expected {VERSION}; "
+            "rebuild it with REBUILD=1 (--rebuild) or choose another OUT"
+        )
     raise ResoluteError(
         f"{store.where}/{MANIFEST}: not a shard set's, got another program's file or a damaged one, expected a "
         f"{FORMAT} manifest or an empty folder; choose another OUT, or delete it yourself"
@@ -155,20 +159,20 @@ def find_base(store: Store, *, rebuild: bool) -> Base | None:
 def _read(store: Store, name: str) -> bytes | None:
     try:
         return store.read(name)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 def is_ours(store: Store) -> bool:
     """Whether a run of ours was begun at OUT."""
-    return bool(store.names(WORK))
+    return any(f"{WORK}/{name}" != LOCK for name in store.names(WORK))
 
 
 def _refuse_foreign(store: Store) -> None:
     root = Path(store.where)
     if "://" not in store.where and root.exists() and not root.is_dir():
         raise ResoluteError(f"{root}: in the way, got a file, expected a folder; choose another OUT")
-    names = store.folders() + store.names()
+    names = [name for name in store.folders() if name != WORK] + store.names()
     if names:
         raise ResoluteError(
             f"{store.where}: not empty and not ours, got {len(names)} entries such as {names[0]}, expected an "

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ResoluteError
-from pipeline.shards import FORMAT, VERSION
+from pipeline.shards import FORMAT, VERSION, label_digits
 
 from .base import MANIFEST, Base, find_base
 from .chunk import Job
@@ -240,7 +240,7 @@ def _convert(
     journal: Journal,
     progress: Callable[[Tally], None],
 ) -> Tally:
-    job = Job(quality=settings.quality, label_digits=max(4, len(str(len(inputs.classes) - 1))))
+    job = Job(quality=settings.quality, label_digits=label_digits(len(inputs.classes)))
     first = next(specs, None)
     if first is None:
         return Tally()

@@ -136,7 +136,9 @@ def windows(length: int, shorter: int) -> Any:
     return starts, np.ascontiguousarray(weights[:, :most])
 
 
-@_compiled("void(uint8[:, ::1], int64[::1], int16[:, ::1], int64[::1], int16[:, ::1], uint8[:, ::1])")
+@_compiled(
+    "void(Array(uint8, 2, 'C', readonly=True), int64[::1], int16[:, ::1], int64[::1], int16[:, ::1], uint8[:, ::1])"
+)
 def shrink(pixels: Any, tops: Any, row_weights: Any, lefts: Any, column_weights: Any, out: Any) -> None:
     """Fill `out` (h, 3 w) uint8 from `pixels` (H, 3 W) uint8, W at least `MIN_WIDTH_PX`.
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
-from pipeline.shards import FORMAT, VERSION, manifest_bytes
+from pipeline.shards import FORMAT, VERSION, label_digits, manifest_bytes
 
 from .base import COPY, MANIFEST
 from .check import Damage, ShardFiles, changed, other_size, reading
@@ -85,7 +85,7 @@ class Known:
         self._arrays: dict[str, NDArray[Any]] = {}
         self._bounds: dict[str, NDArray[np.int64]] = {}
         self._seen: set[str] = set()
-        self._label_digits = max(4, len(str(len(manifest["classes"]) - 1)))  # as prep.build has it
+        self._label_digits = label_digits(len(manifest["classes"]))
         for split in manifest["splits"]:
             self._check_split(split)
         self._check_list("rejects.jsonl", partial(check_rejects, manifest=manifest))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -22,17 +23,20 @@ HANG_S = 120.0  # one image; the largest we accept takes some ten seconds
 _AHEAD = 2  # tasks a worker has at a time: the next is there when one is done
 _MAX_BARREN = 3  # workers that die before they touch an image: it is not an image's fault
 
+Serve = Callable[[Connection, Any], None]
+
 
 class _Worker:
     """A process, its connection, and what it has been given."""
 
-    def __init__(self, context: Any, serve: Callable[[Connection, Any], None]) -> None:
+    def __init__(self, context: Any, serve: Serve) -> None:
         self.conn, theirs = context.Pipe()
         self.current = context.RawValue("q", -1)
         self.given: deque[tuple[int, Task]] = deque()
         self.watch = ((-1, -1), monotonic())  # task and image, since when
         self.hung = False
-        self.process = context.Process(target=serve, args=(theirs, self.current), daemon=True)
+        args = (serve, theirs, self.current, dict(os.environ))
+        self.process = context.Process(target=_begin, args=args, daemon=True)
         self.process.start()
         theirs.close()
 
@@ -45,6 +49,12 @@ class _Worker:
         self.conn.close()
         self.process.kill()  # why: nothing of what it still works on is wanted
         self.process.join()
+
+
+def _begin(serve: Serve, conn: Connection, current: Any, environ: Mapping[str, str]) -> None:
+    # why: the fork server keeps the environment of its own start; credentials may have come since
+    os.environ.update(environ)
+    serve(conn, current)
 
 
 def _serve(conn: Connection, current: Any) -> None:
@@ -60,7 +70,7 @@ class Pool:
         self,
         workers: int,
         method: str = "forkserver",
-        serve: Callable[[Connection, Any], None] = _serve,
+        serve: Serve = _serve,
         hang_s: float = HANG_S,
     ) -> None:
         self._context: Any = multiprocessing.get_context(method)

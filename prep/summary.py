@@ -66,9 +66,9 @@ def _duplicates(told: dict[str, int], where: str) -> list[str]:
     extra = f"{told['extra']} images are exact copies of others; all are kept"
     lines = [f"  duplicates: {extra}, see {where}/duplicates.jsonl"]
     if told["two_labels"]:
-        lines.append(f"  WARNING: {told['two_labels']} images come under two labels or more")
+        lines.append(f"  WARNING: {told['two_labels']} files come under two labels or more")
     if told["across_splits"]:
-        lines.append(f"  WARNING: {told['across_splits']} images are in train and in val: validation knows them")
+        lines.append(f"  WARNING: {told['across_splits']} files are in train and in val: training sees them")
     return lines
 
 

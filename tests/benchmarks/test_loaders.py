@@ -31,7 +31,7 @@ def test_the_peer_decodes_the_members_of_the_tars(shard_set: ShardSet, res: int)
         with tarfile.open(shard_set.path(res, shard)) as tar:
             members |= {m.name: tar.extractfile(m).read() for m in tar.getmembers()}  # type: ignore[union-attr]
     assert len(peer) == len(split) == len(members) // 2
-    for sample, (key, label) in enumerate(split.samples):
+    for sample, (key, label, _) in enumerate(split.samples):
         name = key_name(int(key))
         expected = np.asarray(Image.open(io.BytesIO(members[f"{name}.jpg"])).convert("RGB"))
         np.testing.assert_array_equal(np.asarray(peer.image(sample)), expected)

@@ -41,7 +41,11 @@ def test_a_resolution_that_is_not_there_is_named(shard_root: Path) -> None:
 def test_another_format_version_is_refused(copy: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
-    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 1"):
+    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 2"):
+        ShardSet.open(copy)
+    flipped = json.dumps({**manifest, "classes": manifest["classes"][::-1]}, indent=1) + "\n"
+    (copy / "manifest.json").write_text(flipped)
+    with pytest.raises(ResoluteError, match="damaged, got other bytes than its own hash says"):
         ShardSet.open(copy)
     (copy / "manifest.json").write_text("{")
     with pytest.raises(ResoluteError, match="unreadable"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -20,17 +19,10 @@ import pytest
 
 from prep import writer
 from tests.conftest import make_photos
+from tests.prep.trees import tree
 
 Prep = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
-
-
-def tree(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture

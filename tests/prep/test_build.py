@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import hashlib
 import io
 import json
 import tarfile
@@ -18,18 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.shards import ShardSet, key_name
+from tests.prep.trees import tree
 
 Prep = Callable[..., Any]
 RES = (32, 48)
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """{relative path: SHA-256} of every file."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture
@@ -118,30 +108,6 @@ def test_another_seed_gives_another_order_and_held_out_part(
         )
         assert len(one) == len(other)
         assert sorted(one) != sorted(other)
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves the tars open
-def test_webdataset_and_timm_read_the_shards(shards: Path) -> None:
-    wds = pytest.importorskip("webdataset")
-    timm_data = pytest.importorskip("timm.data")
-    opened = ShardSet.open(shards)
-    for res in RES:
-        urls = [str(opened.path(res, shard)) for shard in opened.splits["train"].shards]
-        samples = list(wds.WebDataset(urls, shardshuffle=False).decode("pil"))
-        assert [int(sample["__key__"]) for sample in samples] == opened.splits["train"].samples["key"].tolist()
-        assert [sample["cls"] for sample in samples] == opened.splits["train"].samples["label"].tolist()
-    for root in (shards, shards / "32"):
-        dataset = timm_data.create_dataset("wds/x", root=str(root), split="val", is_training=False, batch_size=1)
-        assert [target for _, target in dataset] == opened.splits["val"].samples["label"].tolist()
-    gc.collect()  # why: so that its open files are complained about here, where it is ignored
-
-
-def test_dali_index_covers_every_sample(shards: Path) -> None:
-    for split in ShardSet.open(shards).splits.values():
-        for shard in split.shards:
-            lines = (shards / "32" / f"{shard}.idx").read_text().splitlines()
-            assert lines[0] == f"v1.2 {len(lines) - 1}"
-            assert len(lines) > 1
 
 
 def test_separate_validation_folder_keeps_class_numbers(

@@ -15,14 +15,9 @@ import pytest
 from pipeline.errors import ResoluteError
 from pipeline.shards import ShardSet
 from tests.prep.packed import files_in, pack_parquet, pack_tar, pack_zip
+from tests.prep.trees import tree
 
 Prep = Callable[..., Any]
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-    files.pop("report.html", None)  # tells times
-    return files
 
 
 def contents(photos: Path) -> dict[str, bytes]:
@@ -130,8 +125,8 @@ def test_duplicates_are_kept_counted_and_listed(photos: Path, tmp_path: Path, pr
     ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--val-list", tmp_path / "val.txt")
     assert ran.status == 0, ran.err
     assert "3 images are exact copies of others; all are kept" in ran.out
-    assert "WARNING: 1 images come under two labels" in ran.out
-    assert "WARNING: 1 images are in train and in val" in ran.out
+    assert "WARNING: 1 files come under two labels" in ran.out
+    assert "WARNING: 1 files are in train and in val" in ran.out
     told = json.loads((tmp_path / "s" / "manifest.json").read_text())["source"]["duplicates"]
     assert told == {"groups": 3, "extra": 3, "two_labels": 1, "across_splits": 1}
     lines = [json.loads(line) for line in (tmp_path / "s" / "duplicates.jsonl").read_text().splitlines()]

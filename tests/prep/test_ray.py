@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import make_photos
-from tests.prep.test_stores import tree
+from tests.prep.trees import tree
 
 ray = pytest.importorskip("ray", reason="the optional package ray is not installed")
 Prep = Callable[..., Any]

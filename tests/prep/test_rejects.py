@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,4 +172,4 @@ def test_difficult_files_make_a_set_or_a_reason(difficult: Path, photos: Path, t
     assert one == two
     rejects = (tmp_path / "1" / "rejects.jsonl").read_text()
     assert 10 <= len(rejects.splitlines()) < len(images) - 30
-    assert "0x" not in rejects  # addresses differ between runs
+    assert not re.search("0x[0-9a-f]{6}", rejects)  # addresses differ between runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -13,22 +14,19 @@ import pytest
 
 from prep import store as stores
 from prep.store import LOCK, Folder, Objects, open_store
+from tests.prep.trees import tree
 from tests.s3 import s3_server  # noqa: F401  # a fixture
 
 Prep = Callable[..., Any]
 
 
-def contents(url: str) -> dict[str, bytes]:
+def contents(url: str) -> dict[str, str]:
     fs, base = fsspec.core.url_to_fs(url, use_listings_cache=False)
     fs.invalidate_cache()
-    files = {name.removeprefix(base).lstrip("/"): fs.cat_file(name) for name in fs.find(base)}
+    files = {
+        name.removeprefix(base).lstrip("/"): hashlib.sha256(fs.cat_file(name)).hexdigest() for name in fs.find(base)
+    }
     files.pop("report.html", None)  # tells times
-    return files
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-    files.pop("report.html", None)
     return files
 
 
