@@ -18,6 +18,9 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
+from .bmp import check_bmp
+from .reject import Reject
+
 __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SCANS", "Reject", "decode"]
 
 # 8192 x 8192: with them a worker stays below 1 GiB whatever the file (benchmarks/results/LOG.md). The bombs that
@@ -28,6 +31,7 @@ MAX_SCANS = 100
 MAX_SIDE_PX = 65_500  # Source: libjpeg-turbo's JPEG_MAX_DIMENSION; what we write has to fit it
 _ORIENTATION = 0x0112  # Source: Exif 2.32, section 4.6.4
 _SCAN, _APP1, _PROGRESSIVE = 0xDA, 0xE1, (0xC2, 0xCA)  # Source: ITU-T T.81, table B.1
+_WEBP_SIDE_PX = 16_383  # of the format; an animation that would not fit one picture is no photo
 _BAND_PIXELS = 1 << 20
 _COPIES = {"WEBP": 2}  # its decoder holds two canvases, and Pillow copies one twice
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -35,10 +39,6 @@ _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
 Image.init()  # why: `Image.open(formats=...)` knows only the plugins that are loaded
 _KNOWN = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 _FORMATS: tuple[str, ...] = tuple(name for name in _KNOWN if name in Image.OPEN)  # AVIF may be missing
-
-
-class Reject(Exception):
-    """This input is not taken; `str` of it says why, as `kind` or `kind: detail`."""
 
 
 def decode(data: bytes) -> NDArray[np.uint8]:
@@ -87,13 +87,19 @@ def _plain_jpeg(data: bytes, *, progressive: bool) -> NDArray[np.uint8] | None:
         return pixels if plain else None  # why: whole, but Pillow knows whose CMYK is inverted
     except ValueError as error:
         complaint = str(error)
-        # why: libjpeg has found its place again at a restart marker; and the first scan of a progressive
-        # file is the whole picture, so one that breaks off after it is less sharp but not less.
-        # Source: libjpeg-turbo's jerror.h
-        harmless = re.search(r"extraneous bytes before marker 0xd[0-7]", complaint) or scans > 1
+        # why: the first scan of a progressive file is the whole picture, so one that breaks off after it is
+        # less sharp but not less. Source of the words: libjpeg-turbo's jerror.h
+        harmless = scans > 1 or _only_padding(data, complaint)
         if "Corrupt JPEG data" in complaint and not harmless:
             raise Reject(f"damaged: {complaint}") from None
         return None
+
+
+def _only_padding(data: bytes, complaint: str) -> bool:
+    """Whether the bytes that libjpeg-turbo did not need before the end of the picture are mere filling."""
+    extra = re.search(r"(\d+) extraneous bytes before marker 0xd9", complaint)
+    end = data.rfind(b"\xff\xd9")
+    return extra is not None and not data[end - int(extra[1]) : end].strip(b"\0\xff")
 
 
 def _jpeg_orientation(data: bytes, segments: list[tuple[int, int]]) -> int:
@@ -116,6 +122,10 @@ def _careful(data: bytes) -> NDArray[np.uint8]:
                 _check_size(*image.size, copies=_COPIES.get(image.format or "", 1))
                 if image.format == "PNG":
                     _check_png(data)
+                if image.format == "BMP":
+                    check_bmp(data)
+                if image.format == "WEBP" and image.n_frames * image.height > _WEBP_SIDE_PX:  # type: ignore[attr-defined]
+                    raise Reject(f"too many frames: {image.n_frames}")  # type: ignore[attr-defined]
                 image.load()
                 orientation = _orientation(image)
                 pixels = _rgb(image)

@@ -58,7 +58,7 @@ def _begin(serve: Serve, conn: Connection, current: Any, environ: Mapping[str, s
 
 
 def _serve(conn: Connection, current: Any) -> None:
-    from .worker import serve  # why: imports torch, which the main process can do without
+    from .worker import serve  # why: the main process can do without what it imports
 
     serve(conn, current)
 
@@ -74,7 +74,7 @@ class Pool:
         hang_s: float = HANG_S,
     ) -> None:
         self._context: Any = multiprocessing.get_context(method)
-        if method == "forkserver":  # why: torch takes seconds to import; the fork server does it once for all
+        if method == "forkserver":  # why: the fork server imports it, and compiles its kernel, once for all
             self._context.set_forkserver_preload(["prep.worker"])
         self._serve = serve
         self._hang_s = hang_s

@@ -12,13 +12,9 @@ from numpy.typing import NDArray
 
 from .kernel import MIN_WIDTH_PX, shrink, windows
 
-__all__ = ["Stored", "fit", "jpegs", "one_thread", "resize"]
+__all__ = ["Stored", "fit", "jpegs", "resize"]
 
 Stored = tuple[bytes, int, int]  # a JPEG, its width and its height in px
-
-
-def one_thread() -> None:
-    """Keep this process's resizes to one thread: they are, since torch is not used for them."""
 
 
 def fit(width: int, height: int, short_side: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from pipeline.shards import SAMPLE, SOURCE, STORED, key_name
 from .chunk import Chunk, Job, Task, Times
 from .decode import Reject, decode
 from .fetch import fetch_many
-from .resize import jpegs, one_thread
+from .resize import jpegs
 from .tar import BLOCK_BYTES, member
 
 __all__ = ["convert", "serve"]
@@ -34,7 +34,6 @@ def serve(conn: Connection, current: Any) -> None:
     One thread, deaf to Ctrl-C (the parent ends it), gone when the parent is.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    one_thread()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
     def at(i: int) -> None:

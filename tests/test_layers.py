@@ -35,7 +35,7 @@ def test_imports_follow_the_design(path: Path) -> None:
     if package == "prep":
         ours = {module for module in found if module.startswith("pipeline")}
         assert ours <= CONTRACT - {"pipeline.plan", "pipeline.recipe"}
-        assert "torch" not in tops or name == "resize"
+        assert "torch" not in tops
         assert "train" not in tops
     if package == "pipeline":
         assert not tops & {"prep", "train", "timm"}

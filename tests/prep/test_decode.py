@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import subprocess
 import sys
 import zlib
@@ -126,9 +127,13 @@ def test_absurd_sizes_are_refused_from_the_header() -> None:
         decode(encoded(Image.new("1", (70_000, 1)), "PNG"))
 
 
-def test_pillow_warnings_do_not_escape(difficult: Path) -> None:
-    # pytest turns warnings into errors; this file makes Pillow warn of corrupt EXIF data
-    assert decode((difficult / "exif__pillow__hopper_bad_exif.jpg").read_bytes()).shape == (500, 500, 3)
+def test_broken_exif_is_no_reason_to_reject_and_pillows_warnings_do_not_escape(scene: Scene) -> None:
+    pixels = scene(5, 32, 24)
+    broken = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x02\0\xff\xff\0\0\xff\xff\0\0"
+    data = encoded(Image.fromarray(pixels), "JPEG", quality=95, exif=broken)
+    with pytest.warns(UserWarning, match="EXIF|Tag data"), Image.open(io.BytesIO(data)) as image:
+        image.getexif()
+    assert decode(data).shape == pixels.shape  # pytest turns warnings into errors
 
 
 def jpeg_with_restarts(scene: Scene) -> bytes:
@@ -144,10 +149,30 @@ def test_a_jpeg_that_ends_in_the_middle_is_not_taken_with_a_grey_half(scene: Sce
         decode(data[:half] + b"\xff\xd9")
 
 
-def test_junk_before_a_restart_marker_does_no_harm(scene: Scene) -> None:
+def test_junk_in_the_scan_is_damage_but_filling_at_its_end_is_not(scene: Scene) -> None:
     data = jpeg_with_restarts(scene)
     restart = data.index(b"\xff\xd3")
-    assert np.array_equal(decode(data[:restart] + b"junk" * 9 + data[restart:]), decode(data))
+    with pytest.raises(Reject, match=r"^damaged: Corrupt JPEG data: 36 extraneous bytes before marker 0xd3"):
+        decode(data[:restart] + b"junk" * 9 + data[restart:])
+    with pytest.raises(Reject, match=r"^damaged: Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9"):
+        decode(data[:-2] + b"junk" * 9 + data[-2:])
+    assert np.array_equal(decode(data[:-2] + bytes(36) + data[-2:]), decode(data))
+
+
+def test_runs_of_a_bmp_that_leave_the_picture_or_have_no_end_are_damage() -> None:
+    def bmp(runs: bytes) -> bytes:
+        head = struct.pack("<IiiHHIIiiII", 40, 8, 2, 1, 8, 1, len(runs), 0, 0, 256, 0)
+        palette = b"".join(bytes((i, i, i, 0)) for i in range(256))
+        start = 14 + len(head) + len(palette)
+        return b"BM" + struct.pack("<IHHI", start + len(runs), 0, 0, start) + head + palette + runs
+
+    line = b"\x05\x40\x00\x03\x50\x60\x70\x00\x00\x00"  # five of 0x40, three literal ones and padding, end of line
+    assert decode(bmp(line + b"\x08\x20\x00\x01"))[1, :, 0].tolist() == [64] * 5 + [80, 96, 112]
+    for runs in (b"\x09\x40\x00\x01", line * 3 + b"\x00\x01"):
+        with pytest.raises(Reject, match=r"^damaged: a run reaches"):
+            decode(bmp(runs))
+    with pytest.raises(Reject, match=r"^truncated: its runs have no end"):
+        decode(bmp(line))
 
 
 def test_a_progressive_jpeg_without_its_last_scans_is_a_whole_picture(scene: Scene) -> None:

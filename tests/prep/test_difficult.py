@@ -20,15 +20,10 @@ from tests.conftest import SHARED_DATA
 FOLDER = SHARED_DATA / "difficult"
 INDEX = (FOLDER / "INDEX.tsv").read_text() if FOLDER.is_dir() else ""
 ROWS = list(csv.DictReader(INDEX.splitlines(), delimiter="\t"))
-# `bad` in the index, and yet taken: the first loses nothing at its restart markers, the second decodes without a
-# complaint, and Pillow fills in what the third one's runs leave out.
-WHOLE_TO_THE_DECODERS = {
-    "corrupt__jpegdec__extraneous-bytes-after-sos.jpg",
-    "corrupt__mdx__316be81dfdeeb942e904feb3a77f4f83.jpg",
-    "otherfmt__mdx__badrle.bmp",
-}
-# `refuse` in the index, for its 97 frames; we take the first one, of 13x169 px.
-HARMLESS_HERE = {"bomb__sharp__big-height.webp"}
+# `bad` in the index, and yet taken: no decoder has a complaint, and the picture is whole.
+WHOLE_TO_THE_DECODERS = {"corrupt__mdx__316be81dfdeeb942e904feb3a77f4f83.jpg"}
+# `ok` in the index for its broken EXIF, and yet rejected: the scan is damaged too, a chequered grey in any decoder.
+DAMAGED_TOO = {"exif__pillow__hopper_bad_exif.jpg"}
 
 CHILD = """
 import json, resource, signal, sys, time
@@ -87,6 +82,9 @@ def of(*cases: str) -> pytest.MarkDecorator:
 @of("ok")
 def test_good_files_come_out_as_pillow_shows_them(name: str, outcomes: dict[str, dict[str, object]]) -> None:
     outcome = outcomes[name]
+    if name in DAMAGED_TOO:
+        assert str(outcome["reject"]).startswith("damaged: Corrupt JPEG data")
+        return
     assert "reject" not in outcome, outcome
     ours, theirs = np.load(str(outcome["pixels"])), as_pillow_sees_it(FOLDER / name)
     assert ours.shape == theirs.shape
@@ -107,7 +105,7 @@ def test_damaged_files_are_rejected_with_a_reason(name: str, outcomes: dict[str,
 @of("refuse")
 def test_bombs_are_refused_at_once(name: str, outcomes: dict[str, dict[str, object]]) -> None:
     outcome = outcomes[name]
-    assert name in HARMLESS_HERE or "reject" in outcome
+    assert "reject" in outcome
     assert float(str(outcome["seconds"])) < 2
 
 

@@ -1,0 +1,45 @@
+"""Is a run-length encoded BMP whole? Pillow fills in what its runs leave out."""
+
+from __future__ import annotations
+
+import struct
+
+from .reject import Reject
+
+__all__ = ["check_bmp"]
+
+_RLE8, _RLE4 = 1, 2
+
+
+def check_bmp(data: bytes) -> None:
+    """Raises `Reject` if the runs of a BMP file lie outside its picture or end too early.
+
+    Source: Microsoft, Bitmap Compression (Windows GDI): a run is (count, value); count 0 escapes to end of line
+    (0), end of bitmap (1), delta (2), or as many literal pixels, padded to 16 bits.
+    """
+    if len(data) < 34:
+        return
+    start, _, width, height, _, bits, compression = struct.unpack_from("<IIiiHHI", data, 10)
+    if (compression, bits) not in ((_RLE8, 8), (_RLE4, 4)):
+        return
+    x = y = 0
+    at = start
+    while at + 1 < len(data):
+        count, value = data[at], data[at + 1]
+        at += 2
+        if count:
+            x += count
+        elif value == 0:
+            x, y = 0, y + 1
+        elif value == 1:
+            return
+        elif value == 2:
+            if at + 1 >= len(data):
+                break
+            x, y, at = x + data[at], y + data[at + 1], at + 2
+        else:
+            x += value
+            at += (value * bits + 15) // 16 * 2
+        if x > width or y > abs(height):
+            raise Reject(f"damaged: a run reaches {x},{y} in a picture of {width}x{abs(height)}")
+    raise Reject("truncated: its runs have no end")
