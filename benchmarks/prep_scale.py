@@ -2,22 +2,22 @@
 
     python -m benchmarks.prep_scale --src photos/train [--copies 1,4,16] [--entries 10000000] [--files 200000]
 
-Three measurements, each in a process of its own: whole runs of prep over 1, 4, 16 hard links of every photo
-(peak memory of the main process and the sum of its workers, proportional set size, sampled every 50 ms); the
-scan of a folder of empty files named as photos; and index and manifest of a made-up set, written by prep's own
-`finish` and opened by `ShardSet.open`.
+Three measurements, in processes of their own: whole runs of prep over 1, 4, 16 hard links of every photo (peak
+memory of the main process and of all its workers, proportional set size, sampled every 50 ms); the scan of
+a folder of empty files named as photos; and index and manifest of a made-up set, written by prep's own `finish`
+and opened by `ShardSet.open`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
-import os
 import resource
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,6 @@ import numpy as np
 import torch
 
 from pipeline.shards import SAMPLE, SOURCE, STORED, ShardSet, shard_name
-from prep.build import build
 from prep.finish import Finished, SplitView, finish
 from prep.inputs import find_inputs
 from prep.settings import Settings
@@ -63,32 +62,24 @@ def _answer(conn: Any, work: Callable[..., dict[str, Any]], args: tuple[Any, ...
     conn.send(work(*args))
 
 
-class Sampler(threading.Thread):
-    """Peak proportional set size, in MiB, of this process and of all its descendants."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.main_mib = self.others_mib = 0.0
-        self._done = threading.Event()
-
-    def run(self) -> None:
-        while not self._done.wait(0.05):
-            parents = {}
-            for path in Path("/proc").glob("[0-9]*/stat"):
-                try:
-                    parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-                except OSError:
-                    continue
-            family = {os.getpid()}
-            while more := {pid for pid, parent in parents.items() if parent in family} - family:
-                family |= more
-            others = sum(_pss_mib(pid) for pid in family - {os.getpid()})
-            self.main_mib = max(self.main_mib, _pss_mib(os.getpid()))
-            self.others_mib = max(self.others_mib, others)
-
-    def stop(self) -> None:
-        self._done.set()
-        self.join()
+def watched(command: list[str]) -> tuple[float, float]:
+    """Run a command; peak proportional set size, in MiB, of its process and of the sum of its descendants."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    main_mib = others_mib = 0.0
+    while process.poll() is None:
+        time.sleep(0.05)
+        parents = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        family = {process.pid}
+        while more := {pid for pid, parent in parents.items() if parent in family} - family:
+            family |= more
+        main_mib = max(main_mib, _pss_mib(process.pid))
+        others_mib = max(others_mib, sum(_pss_mib(pid) for pid in family - {process.pid}))
+    if process.returncode:
+        raise RuntimeError(f"prep failed with exit status {process.returncode}")
+    return main_mib, others_mib
 
 
 def _pss_mib(pid: int) -> float:
@@ -99,18 +90,14 @@ def _pss_mib(pid: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-def run_prep(src: str, out: str) -> dict[str, Any]:
-    settings = Settings(src=src, out=out, resolutions=RESOLUTIONS, workers=2, max_bad=1.0, shard_samples=1024)
-    sampler = Sampler()
-    sampler.start()
-    built = build(settings)
-    sampler.stop()
-    return {
-        "images": built.manifest["source"]["images"],
-        "elapsed_s": built.elapsed_s,
-        "main_mib": sampler.main_mib,
-        "workers_mib": sampler.others_mib,
-    }
+def run_prep(src: Path, out: Path) -> dict[str, Any]:
+    res = ",".join(map(str, RESOLUTIONS))
+    words = ["--src", str(src), "--out", str(out), "--res", res, "--workers", "2", "--shard-samples", "1024"]
+    began = time.perf_counter()
+    main_mib, workers_mib = watched([sys.executable, "-m", "prep", *words, "--max-bad", "1"])
+    elapsed_s = time.perf_counter() - began
+    images = json.loads((out / "manifest.json").read_text())["source"]["images"]
+    return {"images": images, "elapsed_s": elapsed_s, "main_mib": main_mib, "workers_mib": workers_mib}
 
 
 def link_copies(src: Path, copies: int, root: Path) -> None:
@@ -203,7 +190,7 @@ def main() -> int:
         for copies in map(int, args.copies.split(",")):
             root = Path(folder) / f"photos-{copies}"
             link_copies(args.src, copies, root)
-            result["runs"].append(in_a_process(run_prep, str(root), str(Path(folder) / f"set-{copies}")))
+            result["runs"].append(run_prep(root, Path(folder) / f"set-{copies}"))
             print(json.dumps(result["runs"][-1]), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder) / "files", args.files)

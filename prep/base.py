@@ -30,14 +30,15 @@ class Base:
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self.manifest = manifest
         self._store = store
-        self._scratch = tempfile.TemporaryDirectory(prefix="resolute-")
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._arrays: dict[str, NDArray[Any] | None] = {}
         self._rejects: dict[str, list[tuple[int, str]]] | None = None
         self.damaged = self._find_damaged()
 
     def close(self) -> None:
         self._arrays.clear()
-        self._scratch.cleanup()
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def __enter__(self) -> Base:
         return self
@@ -99,6 +100,7 @@ class Base:
         if name not in self._arrays:
             array = None
             if name not in self.damaged:
+                self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="resolute-")
                 array = np.load(self._store.local(name, Path(self._scratch.name)), mmap_mode="r")
                 assert array.dtype == dtype, (name, array.dtype)
             self._arrays[name] = array

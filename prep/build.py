@@ -30,6 +30,7 @@ from .shard import ShardSpec, Written
 from .stale import remove_parts, remove_stale
 from .store import WORK, Folder, Store, open_store
 from .tally import Tally
+from .writer import writing
 
 __all__ = ["Built", "Work", "build", "told_by_kind"]
 
@@ -65,7 +66,7 @@ def build(
     with ExitStack() as stack:
         _open_base(stack, store, settings)  # why: what is not ours is refused before anything is written there
         stack.enter_context(store.alone())
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resolute-")))
+        scratch = _scratch(stack, store)
         inputs = find_inputs(settings, scratch, _spool(store, scratch))
         plan = {
             "format": FORMAT,
@@ -100,6 +101,18 @@ def build(
         remove_stale(store, manifest["files"])
         _forget(store)
         return _built(began, manifest, inputs, tally, kept)
+
+
+def _scratch(stack: ExitStack, store: Store) -> Path:
+    """A folder for this run's lists: beside the shards if they are local, so that a kill leaves nothing elsewhere."""
+    place = store.root / WORK / "lists" if isinstance(store, Folder) else None
+    if place is not None:
+        with writing(place):
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            stack.callback(shutil.rmtree, place, ignore_errors=True)
+        return place
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resolute-")))
 
 
 def _spool(store: Store, scratch: Path) -> Path:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 __all__ = ["Duplicates", "find_duplicates"]
 
 NamesOf = Callable[[Sequence[int]], list[str]]
+Parts = Callable[[], Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,25 +60,30 @@ class Duplicates:
             yield (json.dumps(told) + "\n").encode()
 
 
-def find_duplicates(
-    parts: Mapping[str, Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]]],
-    names_of: Mapping[str, NamesOf],
-) -> Duplicates:
-    """From each split's (digests, keys, labels), in pieces. Holds some 21 bytes a sample."""
+def find_duplicates(parts: Mapping[str, Parts], names_of: Mapping[str, NamesOf], total: int) -> Duplicates:
+    """From each split's (digests, keys, labels), in pieces that can be had twice; holds 8 bytes a sample.
+
+    `total` is the number of samples of all splits.
+    """
     names = sorted(parts)
+    digests = np.empty(total, np.uint64)
+    at = 0
+    for name in names:
+        for piece, _, _ in parts[name]():
+            digests[at : at + len(piece)] = piece
+            at += len(piece)
+    digests.sort()
+    twice = np.unique(digests[1:][digests[1:] == digests[:-1]])
     columns: list[list[NDArray[Any]]] = [[np.empty(0, kind)] for kind in ("u8", "u1", "u8", "u4")]
     for number, name in enumerate(names):
-        for digests, keys, labels in parts[name]:
-            piece: tuple[NDArray[Any], ...] = (digests, np.full(len(digests), number, np.uint8), keys, labels)
-            for column, values in zip(columns, piece, strict=True):
+        for piece, keys, labels in parts[name]() if len(twice) else ():
+            twins = np.isin(piece, twice)
+            found = (piece[twins], np.full(twins.sum(), number, np.uint8), keys[twins], labels[twins])
+            for column, values in zip(columns, found, strict=True):
                 column.append(values)
     digests, splits, keys, labels = (np.concatenate(column) for column in columns)
     order = np.argsort(digests, kind="stable")
-    digests = digests[order]
-    same = digests[1:] == digests[:-1]
-    twins = np.append(same, False) | np.append(False, same) if len(digests) else np.empty(0, bool)
-    order = order[twins]
     return Duplicates(
-        names=names, digests=digests[twins], splits=splits[order], keys=keys[order], labels=labels[order],
+        names=names, digests=digests[order], splits=splits[order], keys=keys[order], labels=labels[order],
         names_of=names_of,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,9 @@ def finish(
         file = f"index/{name}.sources.jsonl"
         files[file] = _stream(store, file, _source_names(split))
     duplicates = find_duplicates(
-        {name: _digests(split) for name, split in splits.items()},
+        {name: partial(_digests, split) for name, split in splits.items()},
         {name: split.names_of for name, split in splits.items()},
+        sum(part.samples for part in counts.values()),
     )
     files["duplicates.jsonl"] = _stream(store, "duplicates.jsonl", duplicates.lines())
     # why: timm opens "wds/..." at one resolution's folder, or at the set's own for the largest
