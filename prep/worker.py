@@ -8,8 +8,10 @@ import signal
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
@@ -21,10 +23,14 @@ from pipeline.shards import SAMPLE, SOURCE, STORED, key_name
 from .chunk import Chunk, Job, Task, Times
 from .decode import Reject, decode
 from .fetch import fetch_many
+from .found import is_url
 from .resize import jpegs
 from .tar import BLOCK_BYTES, member
 
 __all__ = ["convert", "serve"]
+
+_READERS, _READ_FILES = 8, 2  # requests in flight, and files a request: hides disks that are cold or far
+Files = list[Future[list[bytes | Reject]]]
 
 
 def serve(conn: Connection, current: Any) -> None:
@@ -39,16 +45,30 @@ def serve(conn: Connection, current: Any) -> None:
     def at(i: int) -> None:
         current.value = i
 
-    while True:
+    given: SimpleQueue[tuple[Job, Task, Files] | None] = SimpleQueue()
+    threading.Thread(target=_receive, args=(conn, given), daemon=True).start()
+    while (item := given.get()) is not None:
+        job, task, files = item
         try:
-            job, task = conn.recv()
-        except EOFError:
-            return
-        try:
-            result: Chunk | Exception = convert(job, task, at)
+            result: Chunk | Exception = convert(job, task, at, files)
         except Exception as error:  # why: raised again where the run is; a worker has nobody to tell
             result = error
         conn.send(result)
+
+
+def _receive(conn: Connection, given: SimpleQueue[tuple[Job, Task, Files] | None]) -> None:
+    """Take tasks as they come and have their files read, several at once, while the one before is at work."""
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="read") as readers:
+        while True:
+            try:
+                job, task = conn.recv()
+            except (EOFError, OSError):
+                given.put(None)
+                return
+            # why: a remote store is asked for all at once anyway
+            step = len(task.places) if any(is_url(place.path) for place in task.places) else _READ_FILES
+            parts = [task.places[i : i + step] for i in range(0, len(task.places), step)]
+            given.put((job, task, [readers.submit(fetch_many, part) for part in parts]))
 
 
 def _leave_with_parent() -> None:
@@ -58,8 +78,11 @@ def _leave_with_parent() -> None:
         os._exit(1)  # why: in the middle of a decode nobody looks at the connection
 
 
-def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None) -> Chunk:
-    """Read, decode, resize, encode and wrap up one chunk; tells `at` each image it begins. Only `Reject` is caught."""
+def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None, files: Files | None = None) -> Chunk:
+    """Read (unless `files` brings it), decode, resize, encode and wrap up one chunk.
+
+    Tells `at` each image it begins. Only `Reject` is caught.
+    """
     tars: list[list[bytes]] = [[] for _ in task.short_sides]
     sizes = [0] * len(task.short_sides)
     samples: list[tuple[int, int, int]] = []
@@ -68,9 +91,9 @@ def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None) ->
     rejects: list[tuple[int, str]] = []
     read_bytes, decode_s, convert_s, slow = 0, 0.0, 0.0, (0.0, 0)
     start = perf_counter()
-    files = fetch_many(task.places)
+    datas = fetch_many(task.places) if files is None else [data for part in files for data in part.result()]
     read_s = perf_counter() - start
-    for i, (data, label) in enumerate(zip(files, task.labels, strict=True)):
+    for i, (data, label) in enumerate(zip(datas, task.labels, strict=True)):
         key = task.first_key + i
         start = perf_counter()
         at(i)
