@@ -17,6 +17,8 @@ import torch
 from pipeline.plan import Plan
 from pipeline.recipe import Recipe
 from pipeline.shards import ShardSet
+from prep.__main__ import main as prep
+from tests.conftest import make_photos
 from train.__main__ import main
 
 from .conftest import python, without_clocks
@@ -170,3 +172,23 @@ def test_a_damaged_checkpoint_is_named(finished: Path, words: Words, tmp_path: P
     last.write_bytes(last.read_bytes()[:-1000])
     assert main(words(tmp_path)) == 2
     assert "last.pt: damaged or no checkpoint" in capsys.readouterr().err
+
+
+def test_a_run_trains_on_all_folds_but_the_one_that_validates(
+    tmp_path: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = make_photos(tmp_path / "photos", each=10)
+    set_words = ["--src", photos, "--out", tmp_path / "s", "--res", "32", "--folds", "3", "--workers", "1"]
+    assert prep([str(word) for word in set_words]) == 0
+    text = recipe_file.read_text().split("[[stages]]")[0]
+    stage = "[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n"
+    run_words = ["--shards", str(tmp_path / "s"), "--runs", str(tmp_path / "runs"), "--device", "cpu"]
+    (tmp_path / "fold1.toml").write_text(f"{text}[data]\nfold = 1\n{stage}")
+    assert main([*run_words, "--recipe", str(tmp_path / "fold1.toml")]) == 0
+    (epoch,) = [r for r in without_clocks(tmp_path / "runs" / "fold1" / "run.jsonl") if r["kind"] == "epoch"]
+    held_out = len(ShardSet.open(tmp_path / "s", fold=1).splits["val"])
+    assert epoch["samples"] == 30 - held_out
+    (tmp_path / "none.toml").write_text(f"{text}{stage}")
+    capsys.readouterr()
+    assert main([*run_words, "--recipe", str(tmp_path / "none.toml")]) == 2
+    assert "got no fold, expected 0 to 2: the set has 3 folds" in capsys.readouterr().err
