@@ -156,28 +156,45 @@ class Objects(Store):
         base = str(self._fs._strip_protocol(self.url))
         return f"{base}/{name}" if name else base
 
+    @contextmanager
+    def _asking(self, name: str) -> Iterator[None]:
+        """Tell whatever the store's own library raises as one `ResoluteError`; `FileNotFoundError` passes."""
+        try:
+            yield
+        except (FileNotFoundError, ResoluteError):
+            raise
+        except Exception as error:  # why: each library has exceptions of its own, some of them bare
+            told = " ".join(str(error).split()) or type(error).__name__
+            raise ResoluteError(
+                f"{self.url}/{name}: the store refuses, got '{told}', expected an answer; check its address, "
+                "credentials and permissions, then run the same command again"
+            ) from None
+
     def size(self, name: str) -> int | None:
-        with writing(f"{self.url}/{name}"):
+        with self._asking(name):
             try:
                 return int(self._fs.info(self._path(name))["size"])
             except FileNotFoundError:
                 return None
 
     def read(self, name: str) -> bytes:
-        data: bytes = self._fs.cat_file(self._path(name))
+        with self._asking(name):
+            data: bytes = self._fs.cat_file(self._path(name))
         return data
 
     def open(self, name: str) -> BinaryIO:
-        file: BinaryIO = self._fs.open(self._path(name), "rb", cache_type="readahead", block_size=8 << 20)
+        with self._asking(name):
+            file: BinaryIO = self._fs.open(self._path(name), "rb", cache_type="readahead", block_size=8 << 20)
         return file
 
     def local(self, name: str, scratch: Path) -> Path:
         path = scratch / name.replace("/", "-")
-        self._fs.get_file(self._path(name), str(path))
+        with self._asking(name):
+            self._fs.get_file(self._path(name), str(path))
         return path
 
     def _list(self, folder: str, kind: str) -> list[str]:
-        with writing(f"{self.url}/{folder}"):
+        with self._asking(folder):
             try:
                 found = self._fs.ls(self._path(folder), detail=True)
             except FileNotFoundError:
@@ -193,8 +210,15 @@ class Objects(Store):
     def create(self, name: str) -> Part:
         return _Upload(self, name)
 
+    def upload(self, file: str, name: str) -> None:
+        with self._asking(name):
+            try:
+                self._fs.put_file(file, self._path(name))
+            except FileNotFoundError as error:  # no such bucket
+                raise OSError(str(error)) from None
+
     def remove(self, name: str) -> None:
-        with writing(f"{self.url}/{name}"), suppress(FileNotFoundError):
+        with self._asking(name), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 
     def remove_folder(self, name: str) -> None:
@@ -248,8 +272,7 @@ class _Upload(Part):
 
     def _publish(self) -> None:
         self._file.close()
-        with writing(f"{self._store.url}/{self._name}"):
-            self._store._fs.put_file(self._spool, self._store._path(self._name))
+        self._store.upload(self._spool, self._name)
         Path(self._spool).unlink()
 
     def discard(self) -> None:

@@ -132,3 +132,20 @@ def test_both_stores_answer_alike(bucket: str, tmp_path: Path) -> None:
         store.remove("a/b.bin")
         store.remove_folder("a")
         assert store.folders() == []
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("nosuch://bucket/set", "nosuch"),
+        ("s3://there-is-no-such-bucket/set", "the store refuses"),
+    ],
+)
+def test_a_store_that_cannot_be_written_is_one_clear_line(
+    bucket: str, photos: Path, prep: Prep, out: str, words: str
+) -> None:
+    ran = prep("--src", photos, "--out", out, "--res", "32")
+    assert ran.status == 2
+    assert ran.err.count("\n") == 1
+    assert words in ran.err
+    assert out in ran.err
