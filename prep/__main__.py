@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from pipeline.errors import ResoluteError
 
+from .pool import start_fork_server
 from .settings import MARGIN, Settings, parse_resolutions
 
 if TYPE_CHECKING:
@@ -68,12 +69,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
+def main(argv: Sequence[str] | None = None, *, ahead: Callable[[], None] = lambda: None) -> int:
+    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`.
+
+    `ahead` is called as soon as it is clear that there will be work on this machine.
+    """
     try:
         args = vars(_parser().parse_args(argv))
         dry = args.pop("dry_run")
         settings = Settings(resolutions=parse_resolutions(args.pop("res")), **args)
+        if settings.engine == "local":
+            ahead()
         text = _dry_run(settings) if dry else _run(settings)
         # why: file names may hold bytes that are no text; what is said about them has to come through
         print(text.encode(errors="backslashreplace").decode())
@@ -127,4 +133,4 @@ def _dry_run(settings: Settings) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(ahead=start_fork_server))

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
@@ -17,8 +18,9 @@ from pipeline.errors import ResoluteError
 
 from .chunk import Chunk, Job, Task
 
-__all__ = ["HANG_S", "Pool", "open_pool"]
+__all__ = ["HANG_S", "Pool", "open_pool", "start_fork_server"]
 
+_PRELOAD = ["prep.worker"]
 HANG_S = 120.0  # one image; the largest we accept takes some ten seconds
 _AHEAD = 2  # tasks a worker has at a time: the next is there when one is done
 _MAX_BARREN = 3  # workers that die before they touch an image: it is not an image's fault
@@ -75,7 +77,7 @@ class Pool:
     ) -> None:
         self._context: Any = multiprocessing.get_context(method)
         if method == "forkserver":  # why: the fork server imports it, and compiles its kernel, once for all
-            self._context.set_forkserver_preload(["prep.worker"])
+            self._context.set_forkserver_preload(_PRELOAD)
         self._serve = serve
         self._hang_s = hang_s
         self._window = 4 * workers + 16  # chunks on the way: hides a slow one, stays small
@@ -171,6 +173,12 @@ class Pool:
         worker.end()
         self._workers[self._workers.index(worker)] = _Worker(self._context, self._serve)
         return [(number, task), *list(worker.given)[1:]]
+
+
+def start_fork_server() -> None:
+    """Let the fork server import what workers need while this process is still looking around."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    forkserver.ensure_running()
 
 
 @contextmanager
