@@ -11,13 +11,13 @@ SHARDS ?= $(OUT)
 WORKERS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo shards verify train bench test lint check clean
+.PHONY: help env demo shards verify show train bench test lint check clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 16
 	@echo '  variables: SRC KIND LABELS COLUMNS CLASSES VAL VAL_LIST VAL_FRAC FOLDS OUT RES MARGIN QUALITY'
 	@echo '             WORKERS MAX_BAD DRY REBUILD ENGINE RAY_ADDRESS (shards);'
-	@echo '             SHARDS RECIPE RUN DEVICE (train); SHARDS (verify, bench); VENV (all)'
+	@echo '             SHARDS RECIPE RUN DEVICE (train, show); SHARDS (verify, bench); VENV (all)'
 
 env: $(READY)  ## create the environment (VENV=folder, default .venv), the pinned versions of pyproject.toml
 
@@ -56,6 +56,9 @@ demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
 	@$(PY) -m prep --src demo/photos --out demo/shards --res 128,160,224 --workers '$(WORKERS)'
 
 DATA := $(if $(filter demo/shards,$(SHARDS)),demo/shards/manifest.json)
+
+show: $(READY) $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see, stage by stage (seen.png)
+	@$(PY) -m pipeline show '$(SHARDS)' --recipe '$(RECIPE)'
 
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name]; again: resume
 	@$(PY) -m train --shards '$(SHARDS)' --recipe '$(RECIPE)' $(call option,RUN,run) $(call option,DEVICE,device)

@@ -1,0 +1,90 @@
+"""What does the model really see? A contact sheet: a row of training images a stage, and one of validation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ResoluteError
+from .loader import Batch, Loader
+from .plan import Plan, Segment
+from .recipe import Recipe
+from .shards import ShardSet
+
+__all__ = ["Row", "draw", "seen"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Images as the model gets them, without the normalisation: (N, res, res, 3) uint8, and a line for each."""
+
+    title: str
+    pixels: NDArray[np.uint8]
+    lines: tuple[str, ...]
+
+
+def seen(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
+    """The first `count` images of each stage's first training batch, and of its first validation batch.
+
+    They come through the very loader, plan and graph that training uses, on the CPU: the same pixels as in a run
+    with this recipe and seed. Raises `ResoluteError` as `Plan` and `Loader` do.
+    """
+    plan = Plan(
+        shards, recipe.stages, seed=recipe.seed, fraction_mode=recipe.data.fraction_mode,
+        eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
+    )  # fmt: skip
+    first: dict[tuple[str, int], Segment] = {}
+    for segment in plan.segments:
+        first.setdefault((segment.split, segment.stage), segment)
+    mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
+    rows = []
+    with Loader(plan, device="cpu", mean=recipe.data.mean, std=recipe.data.std) as loader:
+        for segment in sorted(first.values(), key=lambda segment: (segment.stage, segment.split)):
+            loader.load_state_dict({"next_batch": segment.first})
+            batch = next(loader)
+            chosen = batch.images[:count].permute(0, 2, 3, 1).numpy()
+            what = "training" if segment.split == "train" else "validation"
+            rows.append(
+                Row(
+                    title=f"stage {segment.stage}, {what}, {segment.res} px, epoch {segment.epoch}",
+                    pixels=np.rint((chosen * std + mean) * 255).clip(0, 255).astype(np.uint8),
+                    lines=tuple(_label(shards, batch, i) for i in range(len(chosen))),
+                )
+            )
+    return rows
+
+
+def _label(shards: ShardSet, batch: Batch, i: int) -> str:
+    name = shards.classes[int(batch.labels[i])]
+    lam = float(batch.lam[i])
+    if lam == 1.0:
+        return name
+    return f"{lam:.2f} {name}\n{1 - lam:.2f} {shards.classes[int(batch.partner_labels[i])]}"
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Write the rows to an image file. Raises `ResoluteError` if it cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = max(len(row.pixels) for row in rows)
+    figure = Figure(figsize=(1.5 * columns, 2.0 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    parts = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+    for part, row in zip(parts, rows, strict=True):
+        part.suptitle(row.title, x=0.005, ha="left", fontsize=9)
+        for axes in (grid := part.subplots(1, columns, squeeze=False)[0]):
+            axes.set_axis_off()
+        for axes, pixels, line in zip(grid, row.pixels, row.lines, strict=False):
+            axes.imshow(pixels, interpolation="nearest")
+            axes.set_title(line.replace("$", r"\$"), fontsize=6, pad=2)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise ResoluteError(
+            f"{path}: cannot be written, got '{error}', expected a place for a .png, .jpg or .pdf; choose another --out"
+        ) from None
