@@ -36,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .show import draw, seen  # why: --help need not wait for DALI
 
         recipe = Recipe.load(args.recipe)
-        resolutions = tuple(sorted({stage.res for stage in recipe.stages}))
-        shards = ShardSet.open(args.shards, resolutions=resolutions, fold=recipe.data.fold)
+        shards = ShardSet.open(args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold)
         rows = seen(shards, recipe, count=args.count)
         draw(rows, args.out)
         print(f"{args.out}: {len(rows)} rows of what the model sees")

@@ -83,9 +83,9 @@ class Loader(Iterator[Batch]):
         if dtype not in (torch.float32, torch.float16):
             raise ResoluteError(f"dtype: got {dtype}, expected torch.float32 or torch.float16; choose one")
         for segment in plan.segments:
-            if segment.res not in plan.shards.splits[segment.split].stored:
+            if segment.stored_res not in plan.shards.splits[segment.split].stored:
                 raise ResoluteError(
-                    f"{plan.shards.root}: {segment.res} px is not open, got "
+                    f"{plan.shards.root}: {segment.stored_res} px is not open, got "
                     f"{sorted(plan.shards.splits[segment.split].stored)}; name it in ShardSet.open"
                 )
         augments = [stage.augment for stage in plan.stages]
@@ -161,7 +161,7 @@ class Loader(Iterator[Batch]):
     def _read_ahead(self) -> None:
         while len(self._reading) < self._depth + 1 and self._read_next < self.plan.total_batches:
             spec = self.plan.batch(self._read_next, rank=self.rank, world=self.world)
-            self._reading.append((spec, self._reader.submit(spec.split, spec.res, spec.ids)))
+            self._reading.append((spec, self._reader.submit(spec.split, spec.stored_res, spec.ids)))
             self._read_next += 1
 
     def _run_ahead(self, *, wait: bool) -> None:
@@ -185,7 +185,7 @@ class Loader(Iterator[Batch]):
         """
         largest = max(self.plan.segments, key=lambda s: s.res**2 * min(s.batch_size, s.samples))
         spec = self.plan.batch(largest.first, rank=self.rank, world=self.world)
-        jpegs = self._reader.submit(spec.split, spec.res, spec.ids).result()
+        jpegs = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
         for _ in range(self._depth):
             feed(self._graph, spec, jpegs, mixing=self._mixing)
         self._graph.schedule_run()

@@ -34,7 +34,8 @@ class Segment:
     split: Literal["train", "val"]
     stage: int
     epoch: int  # over the whole run, 0-based
-    res: int  # px
+    res: int  # px: what the model sees
+    stored_res: int  # px: of the shards it is read from
     batch_size: int  # of its full batches
     samples: int
     first: int  # index of its first batch in the run's sequence
@@ -58,7 +59,8 @@ class BatchSpec:
     split: Literal["train", "val"]
     stage: int
     epoch: int
-    res: int  # px
+    res: int  # px: what the model sees
+    stored_res: int  # px: of the shards it is read from
     last: bool  # of its segment
     global_size: int  # samples over all ranks
     ids: NDArray[np.int64]  # (N,) sample numbers in the split
@@ -98,9 +100,14 @@ class Plan:
         fraction_mode: Literal["rotate", "fixed"] = "rotate",
         eval_batch_size: int | None = 256,
         eval_every_epochs: int = 1,
+        eval_crop_frac: float | None = None,
     ) -> None:
-        """`eval_batch_size=None` leaves validation out. Raises `ResoluteError` if a split is empty."""
+        """`eval_batch_size=None` leaves validation out; `eval_crop_frac` is the centre crop's part of the short side.
+
+        Raises `ResoluteError` if a split is empty, or `eval_res` is more than the open shards hold.
+        """
         self.shards, self.stages, self.seed = shards, tuple(stages), seed
+        self._eval_crop_frac = eval_crop_frac
         needed = ("train",) if eval_batch_size is None else ("train", "val")
         for split in needed:
             if split not in shards.splits or not len(shards.splits[split]):
@@ -111,7 +118,10 @@ class Plan:
 
         def add(number: int, split: Literal["train", "val"], samples: int, batch_size: int) -> None:
             nonlocal first, step
-            segment = Segment(split=split, stage=number, epoch=epoch, res=self.stages[number].res, samples=samples,
+            stage = self.stages[number]
+            res = stage.res if split == "train" else stage.eval_res or stage.res
+            stored_res = res if split == "train" else self._stored_res(stage.res, res)
+            segment = Segment(split=split, stage=number, epoch=epoch, res=res, stored_res=stored_res, samples=samples,
                               batch_size=batch_size, first=first, first_step=step, offset=offset)  # fmt: skip
             self.segments.append(segment)
             first += segment.batches
@@ -154,7 +164,7 @@ class Plan:
         n = high - low
         modes, lam, boxes = np.zeros(n, np.int32), np.ones(n, np.float32), np.zeros((n, 4), np.int32)
         ids = self._ids(segment, np.arange(low, high))
-        stored = self.shards.splits[segment.split].stored[segment.res][ids]
+        stored = self.shards.splits[segment.split].stored[segment.stored_res][ids]
         sizes = np.stack([stored["width"], stored["height"]], axis=1).astype(np.int64)
         if segment.split == "train":
             augment = self.stages[segment.stage].augment
@@ -165,15 +175,36 @@ class Plan:
             mode, weight, box = self._mix(segment, k, augment)
             modes[:], lam[:], boxes[:] = mode, weight, box
         else:
-            windows = centre_crops(sizes, segment.res, self.shards.short_side(segment.res))
+            windows = centre_crops(sizes, self._crop_frac(segment))
             flips = np.zeros(n, bool)
         partners = np.minimum(np.arange(n, dtype=np.int32) ^ 1, n - 1).astype(np.int32)
         return BatchSpec(
             index=index, step=segment.first_step + (k if segment.split == "train" else 0),
             split=segment.split, stage=segment.stage, epoch=segment.epoch, res=segment.res,
+            stored_res=segment.stored_res,
             last=k == segment.batches - 1, global_size=end - start, ids=ids, windows=windows, flips=flips,
             partners=partners, modes=modes, lam=lam, boxes=boxes,
         )  # fmt: skip
+
+    def _stored_res(self, trained: int, res: int) -> int:
+        """The smallest open resolution that has the detail for `res` px; that of training if both are the same."""
+        if res == trained:
+            return res
+        there = sorted(self.shards.splits["val"].stored)
+        for stored in there:
+            if stored >= res:
+                return stored
+        raise ResoluteError(
+            f"{self.shards.root}: nothing to validate at {res} px with, got {','.join(map(str, there))} px, expected "
+            f"{res} or more; run `make shards` with a larger RES, or lower eval_res"
+        )
+
+    def _crop_frac(self, segment: Segment) -> float:
+        if self._eval_crop_frac is not None:
+            return self._eval_crop_frac
+        # why: at its own resolution the crop is exactly res x res stored pixels, not just nearly
+        own = segment.res == segment.stored_res
+        return segment.res / self.shards.short_side(segment.res) if own else 1 / self.shards.margin
 
     def _ids(self, segment: Segment, places: NDArray[np.int64]) -> NDArray[np.int64]:
         if segment.split == "val":
@@ -234,12 +265,8 @@ def random_crops(sizes: NDArray[np.int64], u: NDArray[np.float64], augment: Augm
     return np.stack([x, y, w, h], axis=1).astype(np.int32)
 
 
-def centre_crops(sizes: NDArray[np.int64], res: int, short_side: int) -> NDArray[np.int32]:
-    """Validation windows (N, 4): centred squares that hold `res` of the nominal `short_side`, in px.
-
-    An image stored at its full short side gives exactly res x res pixels; a smaller one (never upscaled by
-    prep) the same part of itself.
-    """
-    side = np.maximum(1, np.rint(sizes.min(axis=1) * (res / short_side))).astype(np.int64)
+def centre_crops(sizes: NDArray[np.int64], frac: float) -> NDArray[np.int32]:
+    """Validation windows (N, 4): centred squares whose side is `frac` of the short side, in px."""
+    side = np.maximum(1, np.rint(sizes.min(axis=1) * frac)).astype(np.int64)
     corner = np.rint((sizes - side[:, None]) / 2)
     return np.concatenate([corner, side[:, None], side[:, None]], axis=1).astype(np.int32)

@@ -56,6 +56,7 @@ class Stage:
     batch_size: int  # samples an optimizer step, over all ranks
     fraction: float = 1.0  # part of the training samples that an epoch of this stage takes
     lr_scale: float = 1.0  # factor on the global schedule
+    eval_res: int | None = None  # px: validation at another resolution than training (FixRes); None: `res`
     augment: Augment = field(default_factory=Augment)
 
     def __post_init__(self) -> None:
@@ -63,6 +64,8 @@ class Stage:
             _check(getattr(self, name) >= 1, f"stages.{name}", getattr(self, name), "an integer of at least 1")
         _check(0 < self.fraction <= 1, "stages.fraction", self.fraction, "above 0, at most 1")
         _check(self.lr_scale > 0, "stages.lr_scale", self.lr_scale, "above 0")
+        eval_res = self.eval_res
+        _check(eval_res is None or eval_res >= 1, "stages.eval_res", eval_res, "an integer of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +137,11 @@ class Precision:
 class Eval:
     every_epochs: int = 1  # the last epoch of the run is always validated
     batch_size: int = 256
+    crop_frac: float | None = None  # side of the centre crop / short side; None: what prep's margin leaves, 0.875
 
     def __post_init__(self) -> None:
+        frac = self.crop_frac
+        _check(frac is None or 0 < frac <= 1, "eval.crop_frac", frac, "above 0, at most 1")
         _check(self.every_epochs >= 1, "eval.every_epochs", self.every_epochs, "an integer of at least 1")
         _check(self.batch_size >= 1, "eval.batch_size", self.batch_size, "an integer of at least 1")
 
@@ -167,6 +173,13 @@ class Recipe:
     @property
     def total_epochs(self) -> int:
         return sum(stage.epochs for stage in self.stages)
+
+    @property
+    def resolutions(self) -> tuple[int, ...] | None:
+        """px that shards are opened at; None, all there are, if a stage validates at another resolution."""
+        if any(stage.eval_res not in (None, stage.res) for stage in self.stages):
+            return None
+        return tuple(sorted({stage.res for stage in self.stages}))
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
@@ -242,6 +255,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     """`value` from TOML as the type `hint`, or a `ResoluteError` that says what was expected."""
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast(type, hint), value, where)
+    if isinstance(hint, types.UnionType):  # a value or none at all: TOML has no null
+        (hint,) = (arg for arg in typing.get_args(hint) if arg is not types.NoneType)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         _check(value in args, where, repr(value), "one of " + ", ".join(map(repr, args)))
@@ -253,7 +268,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return tuple(_convert(args[0], item, where) for item in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    kind = origin if isinstance(origin, type) and not isinstance(hint, types.UnionType) else hint
+    kind = origin if isinstance(origin, type) else hint
     good = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     names = {int: "an integer", float: "a number", str: "text", bool: "true or false", dict: "a table"}
     _check(good, where, repr(value), names.get(kind, str(kind)))

@@ -35,6 +35,7 @@ def seen(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
     plan = Plan(
         shards, recipe.stages, seed=recipe.seed, fraction_mode=recipe.data.fraction_mode,
         eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
+        eval_crop_frac=recipe.eval.crop_frac,
     )  # fmt: skip
     first: dict[tuple[str, int], Segment] = {}
     for segment in plan.segments:

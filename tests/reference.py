@@ -26,7 +26,7 @@ def stored_jpeg(shards: ShardSet, split: str, res: int, sample: int) -> bytes:
 
 def view(shards: ShardSet, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
     """Sample i of a batch before mixing, (res, res, 3) uint8: decode, crop, resize, flip, all by PIL."""
-    image = Image.open(io.BytesIO(stored_jpeg(shards, spec.split, spec.res, int(spec.ids[i])))).convert("RGB")
+    image = Image.open(io.BytesIO(stored_jpeg(shards, spec.split, spec.stored_res, int(spec.ids[i])))).convert("RGB")
     x, y, w, h = (int(v) for v in spec.windows[i])
     image = image.crop((x, y, x + w, y + h)).resize((spec.res, spec.res), Image.Resampling.BILINEAR)
     return np.asarray(image)[:, ::-1] if spec.flips[i] else np.asarray(image)

@@ -103,8 +103,11 @@ class Meter:
             self._steps.clear()
         return self._log.sync()
 
-    def end_epoch(self, spec: BatchSpec, *, batch_size: int) -> dict[str, Any]:
-        """The epoch's record, written to the log. Accuracies are parts of one, None where nothing was validated."""
+    def end_epoch(self, spec: BatchSpec, *, res: int, batch_size: int) -> dict[str, Any]:
+        """The epoch's record, written to the log: `spec` is its last batch, `res` and `batch_size` its training's.
+
+        Accuracies are parts of one, None (as `eval_res`) where nothing was validated.
+        """
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # sync: the epoch's time ends with its last kernel
         self.flush()
@@ -112,7 +115,8 @@ class Meter:
         top1, top5, ema_top1, ema_top5 = self._counts.tolist()
         validated = sums["eval_samples"]
         record = {
-            "kind": "epoch", "epoch": spec.epoch, "stage": spec.stage, "res": spec.res, "batch_size": batch_size,
+            "kind": "epoch", "epoch": spec.epoch, "stage": spec.stage, "res": res, "batch_size": batch_size,
+            "eval_res": spec.res if spec.split == "val" else None,
             "samples": sums["samples"], "steps": sums["steps"], "train_s": sums["train_s"],
             "wait_s": sums["wait_s"], "eval_s": sums["eval_s"], "elapsed_s": self.elapsed_s,
             "images_per_s": sums["samples"] / sums["train_s"], "stall_frac": sums["wait_s"] / sums["train_s"],

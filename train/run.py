@@ -48,11 +48,11 @@ def run(options: Options) -> int:
     """Train, or go on training, until the recipe is done. Returns 0, or 128 + the signal that stopped the run."""
     recipe = Recipe.load(options.recipe)
     device = _device(options.device)
-    resolutions = tuple(sorted({stage.res for stage in recipe.stages}))
-    shards = ShardSet.open(options.shards, resolutions=resolutions, fold=recipe.data.fold)
+    shards = ShardSet.open(options.shards, resolutions=recipe.resolutions, fold=recipe.data.fold)
     plan = Plan(
         shards, recipe.stages, seed=recipe.seed, fraction_mode=recipe.data.fraction_mode,
         eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
+        eval_crop_frac=recipe.eval.crop_frac,
     )  # fmt: skip
     if device.type == "cpu":
         keep_freed_memory()
@@ -179,7 +179,8 @@ class _Session:
         return bool(every and (step + 1) % every == 0) or time.monotonic() - self.saved_at > self.options.save_every_s
 
     def _end_epoch(self, spec: BatchSpec) -> None:
-        record = self.meter.end_epoch(spec, batch_size=self.recipe.stages[spec.stage].batch_size)
+        stage = self.recipe.stages[spec.stage]
+        record = self.meter.end_epoch(spec, res=stage.res, batch_size=stage.batch_size)
         tqdm.write(epoch_line(record))
         top1 = max(record["top1"] or 0.0, record["ema_top1"] or 0.0)
         is_best = record["top1"] is not None and top1 > self.best_top1

@@ -102,6 +102,33 @@ def test_validation_is_the_exact_centre_without_flip_or_mix(plan: Plan, batches:
 
 
 @pytest.mark.parametrize(
+    ("eval_res", "stored_res", "frac"), [(40, 48, None), (48, 48, None), (64, 64, 0.7), (24, 32, 1.0)]
+)
+def test_validation_at_another_resolution_takes_shards_that_hold_its_detail(
+    shard_set: ShardSet, eval_res: int, stored_res: int, frac: float | None
+) -> None:
+    stage = Stage(res=32, epochs=1, batch_size=16, eval_res=eval_res, augment=Augment(crop_area=(0.3, 1.0)))
+    plan = Plan(shard_set, [stage], eval_batch_size=7, eval_crop_frac=frac)
+    seen = 0
+    with Loader(plan) as loader:
+        for batch in loader:
+            spec = batch.spec
+            res = eval_res if spec.split == "val" else 32
+            assert (spec.res, spec.stored_res) == (res, stored_res if spec.split == "val" else 32)
+            assert tuple(batch.images.shape[1:]) == (3, res, res)
+            expected = np.stack([reference.view(shard_set, spec, i) for i in range(len(spec))])
+            error = np.abs(pixels(batch) - expected)
+            assert error.mean() < 0.6, spec
+            assert np.quantile(error, 0.99) < 3.0, spec
+            if spec.split == "val":
+                seen += len(spec)
+                stored = shard_set.splits["val"].stored[stored_res][spec.ids]
+                short = np.minimum(stored["width"], stored["height"])
+                np.testing.assert_allclose(spec.windows[:, 2] / short, frac or 0.875, atol=0.6 / short.min())
+    assert seen == len(shard_set.splits["val"])
+
+
+@pytest.mark.parametrize(
     "options", [{"threads": 1, "readers": 1, "depth": 1}, {"threads": 3, "readers": 7, "depth": 5}]
 )
 def test_batches_do_not_depend_on_threads(plan: Plan, batches: list[Batch], options: dict[str, int]) -> None:

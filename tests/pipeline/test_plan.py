@@ -145,9 +145,14 @@ def test_crop_areas_and_flips_have_the_recipes_distribution(shard_set: ShardSet)
 
 def test_centre_crops_are_exact_at_full_size_and_the_same_part_of_smaller_images() -> None:
     sizes = np.asarray([[341, 256], [256, 300], [256, 256], [100, 80]])
-    got = centre_crops(sizes, 224, 256)
+    got = centre_crops(sizes, 224 / 256)
     np.testing.assert_array_equal(got[:3], [[58, 16, 224, 224], [16, 38, 224, 224], [16, 16, 224, 224]])
     np.testing.assert_array_equal(got[3], [15, 5, 70, 70])
+
+
+def test_validating_at_more_than_the_shards_hold_is_an_error(shard_set: ShardSet) -> None:
+    with pytest.raises(ResoluteError, match=r"nothing to validate at 65 px with, got 32,48,64 px, expected 65 or more"):
+        Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8, eval_res=65)])
 
 
 def test_mixing_follows_its_probabilities_and_lam_is_the_area_kept(shard_set: ShardSet) -> None:

@@ -76,3 +76,23 @@ def test_hash_names_every_value_but_not_the_name() -> None:
     recipe = Recipe.parse(ONE_STAGE, name="x")
     assert recipe.hash == dataclasses.replace(recipe, name="y").hash
     assert recipe.hash != dataclasses.replace(recipe, seed=1).hash
+
+
+def test_shards_are_opened_at_what_the_stages_need() -> None:
+    stage = {"res": 160, "epochs": 1, "batch_size": 8}
+    small = {**stage, "res": 128}
+    assert Recipe.parse({"stages": [stage, small, stage]}, name="a").resolutions == (128, 160)
+    assert Recipe.parse({"stages": [{**stage, "eval_res": 160}]}, name="a").resolutions == (160,)
+    assert Recipe.parse({"stages": [{**stage, "eval_res": 208}]}, name="a").resolutions is None
+
+
+def test_a_value_that_may_be_absent_is_checked_where_it_is_given() -> None:
+    stage = {"res": 160, "epochs": 1, "batch_size": 8}
+    assert Recipe.parse({"stages": [stage], "eval": {"crop_frac": 1}}, name="a").eval.crop_frac == 1.0
+    for table, told in (
+        ({"stages": [stage], "eval": {"crop_frac": 1.5}}, "eval.crop_frac: got 1.5, expected above 0, at most 1"),
+        ({"stages": [{**stage, "eval_res": "208"}]}, "eval_res: got '208', expected an integer"),
+        ({"stages": [stage], "data": {"fold": 1.5}}, "data.fold: got 1.5, expected an integer"),
+    ):
+        with pytest.raises(ResoluteError, match=told):
+            Recipe.parse(table, name="a")

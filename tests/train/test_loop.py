@@ -37,7 +37,7 @@ def _batch(index: int = 0, n: int = 8, split: Any = "train", last: bool = False)
     generator = torch.Generator().manual_seed(index)
     labels = torch.randint(0, 7, (n,), generator=generator)
     spec = BatchSpec(
-        index=index, step=index, split=split, stage=0, epoch=0, res=32, last=last, global_size=n,
+        index=index, step=index, split=split, stage=0, epoch=0, res=32, stored_res=32, last=last, global_size=n,
         ids=np.arange(n), windows=np.zeros((n, 4), np.int32), flips=np.zeros(n, bool),
         partners=np.arange(n, dtype=np.int32), modes=np.zeros(n, np.int32), lam=np.ones(n, np.float32),
         boxes=np.zeros((n, 4), np.int32),
@@ -95,7 +95,7 @@ def test_the_log_holds_every_step_and_the_epochs_sums(tmp_path: Path) -> None:
     meter = Meter(log, device=CPU)
     batches = [_batch(0), _batch(1, n=4, last=True), _batch(2, n=20, split="val", last=True)]
     assert run_batches(batches, learner, meter, lambda spec: True)
-    record = meter.end_epoch(batches[-1].spec, batch_size=8)
+    record = meter.end_epoch(batches[-1].spec, res=32, batch_size=8)
     log.close()
     steps = [r for r in read_log(tmp_path / "run.jsonl") if r["kind"] == "step"]
     assert [s["samples"] for s in steps] == [8, 4]
