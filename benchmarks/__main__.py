@@ -14,8 +14,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from pipeline.command import Parser
 from pipeline.errors import ResoluteError
 
 __all__ = ["PARTS", "main"]
@@ -24,13 +25,8 @@ PARTS = ("loader", "switch", "stalls")
 FORMAT = "resolute-benchmark-1"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ResoluteError(f"command line: {message}; see `python -m benchmarks --help`")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m benchmarks",
         description="Measure on your own shards: how fast the loader is at each resolution, what a stage change "
         "costs (both beside torch's DataLoader with Pillow on the same images), and how much of training is lost "

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from .command import Parser
 from .errors import ResoluteError
 from .recipe import Recipe
 from .shards import ShardSet
@@ -15,14 +14,9 @@ from .shards import ShardSet
 __all__ = ["main"]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ResoluteError(f"command line: {message}; see `{self.prog} --help`")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, or 2 with one line on stderr for a `ResoluteError`."""
-    parser = _Parser(prog="python -m pipeline", description="Look at the stream of a run.", allow_abbrev=False)
+    parser = Parser(prog="python -m pipeline", description="Look at the stream of a run.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="draw what the model sees, a row a stage, with labels and mix weights")
     show.add_argument("shards", type=Path, metavar="SHARDS")

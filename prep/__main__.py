@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from pipeline.command import Parser
 from pipeline.errors import ResoluteError
 
 from .pool import start_fork_server
@@ -23,13 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ResoluteError(f"command line: {message}; see `{self.prog} --help`")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m prep",
         description="Turn photos into pre-resized WebDataset shards: every photo is decoded once, resized to "
         "every resolution, and written in one shuffled order.",

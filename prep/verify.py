@@ -14,10 +14,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
+from pipeline.command import Parser
 from pipeline.errors import ResoluteError
 
 from .base import COPY, DAMAGED, MANIFEST
@@ -161,13 +162,8 @@ def _remember(store: Store, verdict: Verdict) -> None:
         print(f"verify: {DAMAGED} stays as it is ({error})", file=sys.stderr)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ResoluteError(f"command line: {message}; see `{self.prog} --help`")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m prep.verify",
         description="Hash every file of a shard set and decode every picture in it, whole.",
         epilog="What is damaged is listed, also in SHARDS/damaged.json: `make shards` with the same arguments "

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device, none found"))
+                item.add_marker(pytest.mark.skip(reason="runs DALI and torch on a CUDA device, and none was found"))
 
 
 def make_photos(root: Path, *, classes: int = 3, each: int = 30) -> Path:

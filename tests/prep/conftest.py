@@ -76,5 +76,12 @@ def difficult() -> Path:
     """The project's folder of real files that trip decoders; skips where it is not at hand."""
     folder = Path(__file__).parents[2].parent / "shared" / "data" / "difficult"
     if not folder.is_dir():
-        pytest.skip("the collection of difficult images (shared/data/difficult) is not here")
+        pytest.skip("wants the collection shared/data/difficult beside the checkout: third-party files, not part of the project")
     return folder
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """An empty folder apart from the photos, for catalogs and spools."""
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"

@@ -9,10 +9,17 @@ import tarfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
-__all__ = ["files_in", "jpeg", "make_tree", "pack_parquet", "pack_samples", "pack_table", "pack_tar", "pack_zip"]
+from prep.adapters import open_source
+from prep.catalog import Catalog, write_catalog
+from prep.fetch import fetch_many
+from prep.found import Source
+
+__all__ = ["catalog", "files_in", "jpeg", "make_tree", "names", "pack", "pack_parquet", "pack_samples", "pack_table",
+           "pack_tar", "pack_zip", "same"]  # fmt: skip
 
 TREE = {
     "cat": ["1.jpg", "more/2.JPEG", "a b.png", "quo\"te's.jpg", "-dash.jpg"],
@@ -93,3 +100,29 @@ def pack_parquet(path: Path, rows: list[tuple[bytes, str, int]], names: list[str
         table = table.replace_schema_metadata({"huggingface": json.dumps(about)})
     pq.write_table(table, path, row_group_size=2)
     return path
+
+
+def catalog(work: Path, src: str | Path, **options: Any) -> Catalog:
+    return write_catalog(open_source(str(src), spool=work / "spool", **options), work / "catalog")
+
+
+def names(source: Source) -> list[str]:
+    return [found.name for found in source]
+
+
+def same(got: Catalog, files: dict[str, bytes]) -> None:
+    """`got` holds exactly these files of class folders, in order, and their bytes can be fetched."""
+    classes = sorted({name.partition("/")[0] for name in files})
+    assert [got.name(i) for i in range(len(got))] == list(files)
+    assert got.classes == tuple(classes)
+    assert [classes[n] for n in got.labels] == [name.partition("/")[0] for name in files]
+    assert fetch_many([got.location(i) for i in range(len(got))]) == list(files.values())
+    assert got.entries["size_bytes"].tolist() == [len(data) for data in files.values()]
+
+
+def pack(tmp: Path, how: str, files: dict[str, bytes], top: str) -> Path:
+    if how == "folder":
+        return tmp / "photos"
+    if how == "zip":
+        return pack_zip(tmp / "p.zip", files_in(files, top))
+    return pack_tar(tmp / f"p.{how}", files_in(files, top), how.partition(".")[2])
