@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ class Inputs:
 
     @property
     def images(self) -> int:
-        return sum(len(split.positions) for split in self.splits.values())
+        return sum(len(split) for split in self.splits.values())
 
     def told(self) -> dict[str, Any]:
         """For manifest and journal: how many images, and a fingerprint that changes with their names, classes,
@@ -42,7 +41,7 @@ class Inputs:
         }
         return {
             "images": self.images,
-            "splits": {name: _digest(split) for name, split in self.splits.items()},
+            "splits": {name: split.fingerprint() for name, split in self.splits.items()},
             "classes": by_class,
         }
 
@@ -74,11 +73,3 @@ def find_inputs(settings: Settings, scratch: Path, spool: Path) -> Inputs:
         val_frac=settings.held_out_frac, folds=settings.folds or 0, seed=settings.seed,
     )  # fmt: skip
     return Inputs(classes=train.classes, splits=members.splits, catalogs=catalogs, ignored=ignored)
-
-
-def _digest(split: Split) -> str:
-    """Which images are in a split (and which fold), 16 hex digits."""
-    digest = hashlib.sha256(split.positions.tobytes())
-    if split.folds is not None:
-        digest.update(split.folds.tobytes())
-    return digest.hexdigest()[:16]

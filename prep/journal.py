@@ -13,7 +13,7 @@ from pipeline.shards import shard_name
 from .shard import Written, read_written
 from .store import LOCK, WORK, Store
 
-__all__ = ["Journal", "told_differences"]
+__all__ = ["Journal", "forget", "told_differences"]
 
 _PLAN = f"{WORK}/plan.json"
 
@@ -43,9 +43,6 @@ class Journal:
         if begun is None:
             store.write(_PLAN, json.dumps(plan).encode())
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     def get(self, split: str, number: int) -> Written | None:
         """What was written of a shard, or None. A damaged entry counts as none."""
         name = f"{shard_name(split, number)}.npz"
@@ -62,9 +59,6 @@ class Journal:
             written = written.with_earlier(self.get(written.split, written.number))
             self._store.write(f"{WORK}/{written.name}.npz", written.to_bytes())
             self._names.add(f"{written.name}.npz")
-
-    def clear(self) -> None:
-        forget(self._store)
 
 
 def forget(store: Store) -> None:
