@@ -209,7 +209,9 @@ def test_thirty_kills_later_the_bytes_are_the_same(tmp_path: Path, prep: Prep) -
     photos = make_photos(tmp_path / "many", classes=2, each=60)
     argv = ["--src", photos, "--out", tmp_path / "s", "--res", "32,48", "--shard-samples", "1", "--workers", "2"]
     command = [sys.executable, str(Path(__file__).with_name("kills.py")), "30", "0", "120", *map(str, argv)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # why: a script's own folder is on its path, not this one; what is installed may be another checkout
+    here = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=here, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^kill \d+: \d+ of 120 shards, status 9$", done.stdout, re.MULTILINE)) == 30
     assert prep(*argv[:2], "--out", tmp_path / "fresh", *argv[4:]).status == 0

@@ -73,7 +73,7 @@ def test_flat_images_stay_flat_and_overshoot_is_clipped() -> None:
     assert np.abs(resize(stripes, 150, 100) - exact(stripes, 150, 100, -0.57)).max() < 0.6
 
 
-@pytest.mark.skipif(not PHOTOS.is_dir(), reason="wants shared/data/imagenet_like: third-party photos, not in the project")
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="wants third-party photos, shared/data/imagenet_like")
 def test_photos_are_near_to_bicubic_and_to_lanczos_at_every_size() -> None:
     found: dict[tuple[int, float | None], list[float]] = {}
     for path in sorted(PHOTOS.glob("*/*"))[::32]:
