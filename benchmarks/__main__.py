@@ -19,6 +19,8 @@ from typing import Any
 from pipeline.command import Parser
 from pipeline.errors import ResoluteError
 
+from .output import ready_to_write, write
+
 __all__ = ["PARTS", "main"]
 
 PARTS = ("loader", "switch", "stalls")
@@ -78,7 +80,7 @@ def _run(got: argparse.Namespace) -> None:
     record = machine.machine(device)
     train = shards.splits["train"]
     out: Path = got.out or Path("benchmarks/results") / f"bench-{_slug(record['gpu'] or 'cpu')}.json"
-    _ready_to_write(out)
+    ready_to_write(out)
     result: dict[str, Any] = {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -90,7 +92,7 @@ def _run(got: argparse.Namespace) -> None:
             "seconds": got.seconds, "repeats": got.repeats, "model": got.model,
         },
         "shards": {
-            "name": shards.root.resolve().name, "hash": shards.hash, "resolutions": shards.resolutions,
+            "name": Path(shards.root).resolve().name, "hash": shards.hash, "resolutions": shards.resolutions,
             "train_samples": len(train),
             "mean_bytes": {res: float(stored["nbytes"].mean()) for res, stored in train.stored.items()},
             "page_cache": "warmed" if machine.read_into_cache(shards) else "as found",
@@ -116,7 +118,7 @@ def _run(got: argparse.Namespace) -> None:
         _tell("")
         result[part] = {"took_s": round(time.perf_counter() - began, 1), **values}
         print(f"\n{text}", flush=True)
-    _write(out, json.dumps(result, indent=1) + "\n")
+    write(out, json.dumps(result, indent=1) + "\n")
     print(f"\nwritten: {out}")
 
 
@@ -137,29 +139,6 @@ def _checked(got: argparse.Namespace) -> list[str]:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("nvidia", "")).strip("-")
-
-
-def _ready_to_write(out: Path) -> None:
-    """Make the folder now: a result that cannot be written should not cost minutes first."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(out, error) from None
-    if out.is_dir() or not os.access(out.parent, os.W_OK):
-        raise ResoluteError(f"--out {out}: cannot be written, expected a file in a folder of yours; choose another")
-
-
-def _write(out: Path, text: str) -> None:
-    part = out.with_name(out.name + ".part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(out)
-    except OSError as error:
-        raise _unwritable(out, error) from None
-
-
-def _unwritable(out: Path, error: OSError) -> ResoluteError:
-    return ResoluteError(f"--out {out}: {error.strerror}, expected a file that can be written; choose another")
 
 
 def _tell(text: str) -> None:

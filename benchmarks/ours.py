@@ -10,6 +10,7 @@ import torch
 
 from pipeline.errors import ResoluteError
 from pipeline.loader import Loader
+from pipeline.order import Order
 from pipeline.plan import Plan
 from pipeline.recipe import Stage
 from pipeline.shards import ShardSet
@@ -33,9 +34,9 @@ def full_batches(shards: ShardSet, res: int, *, batches: int, batch_size: int) -
     return Stage(res=res, epochs=epochs, batch_size=batch_size, fraction=min(1.0, each * batch_size / total))
 
 
-def train_plan(shards: ShardSet, stages: list[Stage]) -> Plan:
+def train_plan(shards: ShardSet, stages: list[Stage], *, order: Order = "full") -> Plan:
     """These stages without validation passes."""
-    return Plan(shards, stages, eval_batch_size=None)
+    return Plan(shards, stages, order=order, eval_batch_size=None)
 
 
 def our_batches(

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .augment import Augment
 from .errors import ResoluteError
 from .plan import BatchSpec, Plan
-from .recipe import Augment, Recipe, Stage
+from .recipe import Recipe, Stage
 from .shards import ShardSet
 
 if TYPE_CHECKING:
+    from .foreign import open_webdataset
     from .loader import Batch, Loader
 
-__all__ = ["Augment", "Batch", "BatchSpec", "Loader", "Plan", "Recipe", "ResoluteError", "ShardSet", "Stage"]
+__all__ = ["Augment", "Batch", "BatchSpec", "Loader", "Plan", "Recipe", "ResoluteError", "ShardSet", "Stage",
+           "open_webdataset"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -26,4 +29,8 @@ def __getattr__(name: str) -> Any:
         from . import loader
 
         return getattr(loader, name)
+    if name == "open_webdataset":
+        from .foreign import open_webdataset
+
+        return open_webdataset
     raise AttributeError(name)

@@ -11,21 +11,27 @@ One object for the run: its threads and its DALI graph start once. Its state is 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from .draws import features
 from .errors import ResoluteError
-from .graph import build_graph, feed
+from .graph import Graph
 from .plan import BatchSpec, Plan
-from .reader import PendingBatch, Reader
+from .reader import PendingBatch, Reader, Sample
 
 __all__ = ["Batch", "Loader"]
+
+_LOG = logging.getLogger("resolute")
+_MOST_BAD = 1000  # neighbours tried in the place of one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,7 @@ class Loader(Iterator[Batch]):
         readers: int = 4,
         depth: int = 3,
         check_crc: bool = True,
+        on_bad_sample: Literal["error", "skip"] = "error",
         rank: int = 0,
         world: int = 1,
         start: int = 0,
@@ -70,6 +77,9 @@ class Loader(Iterator[Batch]):
         threads  DALI's CPU threads; readers: threads that read ahead.
         depth    batches DALI works on ahead of the consumer; as many again are being read.
         start    index of the first batch wanted (see `state_dict`).
+        on_bad_sample  "error": a sample that cannot be read ends in a `ResoluteError` that names it, and the loader can
+                 be moved on with `load_state_dict`. "skip": the next sample of its split that can be read takes its
+                 place, the same one in every run and on every rank; see `skipped`.
 
         Raises `ResoluteError` when the device is not there or a resolution is not in the open shards.
         """
@@ -88,8 +98,11 @@ class Loader(Iterator[Batch]):
                     f"{plan.shards.root}: {segment.stored_res} px is not open, got "
                     f"{sorted(plan.shards.splits[segment.split].stored)}; name it in ShardSet.open"
                 )
-        augments = [stage.augment for stage in plan.stages]
-        self._mixing = any((a.mixup_alpha or a.cutmix_alpha) and a.mix_prob for a in augments)
+        plan.check_ranks(world)
+        self._features = features([stage.augment for stage in plan.stages])
+        self._skip = on_bad_sample == "skip"
+        self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): why it could not be read
+        self._instead: dict[tuple[str, int], dict[int, int]] = {}
         self._depth, self._next = depth, start
         self._reading: deque[tuple[BatchSpec, PendingBatch]] = deque()
         self._running: deque[BatchSpec] = deque()
@@ -97,10 +110,11 @@ class Loader(Iterator[Batch]):
         self._reader = Reader(plan.shards, threads=readers, check_crc=check_crc)
         largest = max((segment.batch_size for segment in plan.segments), default=1)
         try:
-            self._graph = build_graph(
+            self._graph = Graph(
                 batch_size=largest, threads=threads, device_id=(self.device.index or 0) if on_gpu else None,
                 decode=decode or ("gpu" if on_gpu else "cpu"), depth=depth, mean=mean, std=std,
-                half=dtype == torch.float16, mixing=self._mixing,
+                half=dtype == torch.float16, features=self._features,
+                largest_res=max((segment.res for segment in plan.segments), default=1),
             )  # fmt: skip
             self._prime()
             self._read_ahead()
@@ -112,15 +126,22 @@ class Loader(Iterator[Batch]):
         """Batches still to come."""
         return self.plan.total_batches - self._next
 
-    def state_dict(self) -> dict[str, int]:
-        """The state: the index of the next batch that `next()` returns."""
-        return {"next_batch": self._next}
+    def state_dict(self) -> dict[str, Any]:
+        """The state: the index of the next batch that `next()` returns, and the order it is an index in."""
+        return {"next_batch": self._next, "order": self.plan.order}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at another batch. What runs ahead is dropped; the graph and the threads stay."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at another batch. What runs ahead is dropped; the graph and the threads stay.
+
+        Raises `ResoluteError` for the state of a plan in another order.
+        """
+        if (order := state.get("order", self.plan.order)) != self.plan.order:
+            raise ResoluteError(
+                f"Loader: got a state of order {order}, expected {self.plan.order}; build its plan with order={order!r}"
+            )
         while self._running:
-            self._graph.share_outputs()
-            self._graph.release_outputs()
+            self._graph.pipe.share_outputs()
+            self._graph.pipe.release_outputs()
             self._running.popleft()
         self._reading.clear()
         self._next = self._read_next = state["next_batch"]
@@ -137,16 +158,16 @@ class Loader(Iterator[Batch]):
         self._run_ahead(wait=True)
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
         # the wait for data is here; on a GPU the batch is only ordered after the consumer's stream, not awaited
-        (images,) = self._graph.share_outputs(cuda_stream=stream)
+        (images,) = self._graph.pipe.share_outputs(cuda_stream=stream)
         spec = self._running.popleft()
         view = torch.from_dlpack(images.as_tensor())
-        self._graph.release_outputs()
+        self._graph.pipe.release_outputs()
         self._next += 1
         self._run_ahead(wait=False)
         expected = (len(spec), spec.res, spec.res, 3)
         if tuple(view.shape) != expected:  # DALI issue 5222: never train on another batch's size
             raise RuntimeError(f"batch {spec.index}: DALI returned {tuple(view.shape)}, expected {expected}")
-        labels = self.plan.shards.splits[spec.split].samples["label"][spec.ids].astype(np.int64)
+        labels = self.plan.shards.splits[spec.split].samples[spec.ids]["label"].astype(np.int64)
         return Batch(
             images=view.permute(0, 3, 1, 2),
             labels=self._to_device(labels),
@@ -160,7 +181,7 @@ class Loader(Iterator[Batch]):
 
     def _read_ahead(self) -> None:
         while len(self._reading) < self._depth + 1 and self._read_next < self.plan.total_batches:
-            spec = self.plan.batch(self._read_next, rank=self.rank, world=self.world)
+            spec = self._planned(self._read_next)
             self._reading.append((spec, self._reader.submit(spec.split, spec.stored_res, spec.ids)))
             self._read_next += 1
 
@@ -170,12 +191,40 @@ class Loader(Iterator[Batch]):
             spec, pending = self._reading[0]
             if not pending.done() and (self._running or not wait):
                 return
-            jpegs = pending.result()
+            spec, jpegs = self._usable(spec, pending.result())
             self._reading.popleft()
             self._read_ahead()
-            feed(self._graph, spec, jpegs, mixing=self._mixing)
-            self._graph.schedule_run()
+            self._graph.feed(spec, jpegs)
+            self._graph.pipe.schedule_run()
             self._running.append(spec)
+
+    def _planned(self, index: int) -> BatchSpec:
+        segment = self.plan.segment(index)
+        instead = self._instead.get((segment.split, segment.stored_res))
+        return self.plan.batch(index, rank=self.rank, world=self.world, instead=instead)
+
+    def _usable(self, spec: BatchSpec, samples: list[Sample]) -> tuple[BatchSpec, list[NDArray[np.uint8]]]:
+        """The batch with others in the places of what cannot be read; raises if that is not wanted."""
+        bad = [i for i, sample in enumerate(samples) if isinstance(sample, ResoluteError)]
+        for i in bad:
+            error, number = cast(ResoluteError, samples[i]), int(spec.ids[i])
+            if not self._skip:
+                raise error
+            other, samples[i] = self._next_good(spec, number, error)
+            self._instead.setdefault((spec.split, spec.stored_res), {})[number] = other
+            if (key := (spec.split, spec.stored_res, number)) not in self.skipped:
+                self.skipped[key] = str(error)
+                _LOG.warning("skipped, sample %d in its place: %s", other, error)
+        return self._planned(spec.index) if bad else spec, cast(list[NDArray[np.uint8]], samples)
+
+    def _next_good(self, spec: BatchSpec, number: int, error: ResoluteError) -> tuple[int, Sample]:
+        total = len(self.plan.shards.splits[spec.split])
+        for away in range(1, min(total, _MOST_BAD)):
+            other = (number + away) % total
+            (sample,) = self._reader.submit(spec.split, spec.stored_res, np.array([other])).result()
+            if not isinstance(sample, ResoluteError):
+                return other, sample
+        raise ResoluteError(f"{error} (nor can the {min(total, _MOST_BAD) - 1} samples after it be read)")
 
     def _prime(self) -> None:
         """Run the plan's largest batch through the graph, unseen.
@@ -185,13 +234,17 @@ class Loader(Iterator[Batch]):
         """
         largest = max(self.plan.segments, key=lambda s: s.res**2 * min(s.batch_size, s.samples))
         spec = self.plan.batch(largest.first, rank=self.rank, world=self.world)
-        jpegs = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
+        samples = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
+        good = next((sample for sample in samples if not isinstance(sample, ResoluteError)), None)
+        if good is None:
+            raise cast(ResoluteError, samples[0])
+        jpegs = [good if isinstance(sample, ResoluteError) else sample for sample in samples]
         for _ in range(self._depth):
-            feed(self._graph, spec, jpegs, mixing=self._mixing)
-        self._graph.schedule_run()
+            self._graph.feed(spec, jpegs)
+        self._graph.pipe.schedule_run()
         for _ in range(self._depth):
-            self._graph.share_outputs()
-            self._graph.release_outputs()
+            self._graph.pipe.share_outputs()
+            self._graph.pipe.release_outputs()
 
     def close(self) -> None:
         """End threads and files. Batches already handed out stay valid."""

@@ -8,23 +8,24 @@ no order of calls, nothing of the data's length in memory.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .crops import CROP_NUMBERS, centre_crops, random_crops
+from .draws import CUTMIX, MIXUP, UNMIXED, cutmix_boxes, draw, mixes
 from .errors import ResoluteError
+from .order import Order, sample_ids
 from .recipe import Augment, Stage
-from .rng import beta, permute, stream_key, uniforms
+from .rng import beta, stream_key, uniforms
 from .shards import ShardSet
 
 __all__ = ["CUTMIX", "MIXUP", "UNMIXED", "BatchSpec", "Plan", "Segment", "part_bounds"]
 
-UNMIXED, MIXUP, CUTMIX = 0, 1, 2
-_RING, _ORDER, _AUGMENT, _MIX = range(4)  # purposes of random numbers
-_CROP_TRIES = 10  # Source: torchvision RandomResizedCrop.get_params
+_AUGMENT, _MIX = 2, 3  # purposes of random numbers; order.py has 0 and 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class Segment:
     first: int  # index of its first batch in the run's sequence
     first_step: int  # optimizer steps of the run before it
     offset: int  # training: where on the ring of all samples this epoch's part begins
+    order: Order  # of training; validation reads as stored
 
     @property
     def batches(self) -> int:
@@ -48,6 +50,11 @@ class Segment:
 
     def bounds(self, k: int) -> tuple[int, int]:
         return part_bounds(self.samples, self.batch_size, k)
+
+    def smallest(self) -> int:
+        """Samples of its smallest batch."""
+        last = (part_bounds(self.samples, self.batch_size, k) for k in {0, max(0, self.batches - 2), self.batches - 1})
+        return min(end - start for start, end in last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +77,7 @@ class BatchSpec:
     modes: NDArray[np.int32]  # (N,) UNMIXED, MIXUP or CUTMIX
     lam: NDArray[np.float32]  # (N,) weight of the sample's own image and label
     boxes: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the output that cutmix takes over
+    draws: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)  # other augmentation: see draws.draw
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -88,6 +96,17 @@ def part_bounds(samples: int, batch_size: int, k: int) -> tuple[int, int]:
     return (base, middle) if k == max(0, batches - 2) else (middle, samples)
 
 
+def rank_bounds(start: int, end: int, *, rank: int, world: int, pairs: bool) -> tuple[int, int]:
+    """[low, high) of a batch's [start, end) that is rank `rank`'s; `pairs` of neighbours are never split.
+
+    No rank's is empty if there is a sample (or a pair, of which the last may lack one) for each.
+    """
+    if not pairs:
+        return start + rank * (end - start) // world, start + (rank + 1) * (end - start) // world
+    count = (end - start + 1) // 2
+    return start + 2 * (rank * count // world), min(end, start + 2 * ((rank + 1) * count // world))
+
+
 class Plan:
     """The run as a sequence of batches. Cheap to build, immutable, safe to share between threads."""
 
@@ -97,16 +116,24 @@ class Plan:
         stages: Sequence[Stage],
         *,
         seed: int = 0,
+        order: Order = "full",
         fraction_mode: Literal["rotate", "fixed"] = "rotate",
         eval_batch_size: int | None = 256,
         eval_every_epochs: int = 1,
         eval_crop_frac: float | None = None,
     ) -> None:
-        """`eval_batch_size=None` leaves validation out; `eval_crop_frac` is the centre crop's part of the short side.
+        """`order` is that of stages that have none of their own; see `pipeline.order`.
 
-        Raises `ResoluteError` if a split is empty, or `eval_res` is more than the open shards hold.
+        `eval_batch_size=None` leaves validation out; `eval_crop_frac` is the centre crop's part of the short side.
+
+        Raises `ResoluteError` if a split is empty, `order` is none of the two, or `eval_res` is more than the open
+        shards hold.
         """
-        self.shards, self.stages, self.seed = shards, tuple(stages), seed
+        if order not in ("full", "block"):
+            raise ResoluteError(
+                f"order: got {order}, expected full or block; for auto ask pipeline.probe.choose_order and keep it"
+            )
+        self.shards, self.stages, self.seed, self.order = shards, tuple(stages), seed, order
         self._eval_crop_frac = eval_crop_frac
         needed = ("train",) if eval_batch_size is None else ("train", "val")
         for split in needed:
@@ -122,7 +149,8 @@ class Plan:
             res = stage.res if split == "train" else stage.eval_res or stage.res
             stored_res = res if split == "train" else self._stored_res(stage.res, res)
             segment = Segment(split=split, stage=number, epoch=epoch, res=res, stored_res=stored_res, samples=samples,
-                              batch_size=batch_size, first=first, first_step=step, offset=offset)  # fmt: skip
+                              batch_size=batch_size, first=first, first_step=step, offset=offset,
+                              order=stage.order or order)  # fmt: skip
             self.segments.append(segment)
             first += segment.batches
             step += segment.batches if split == "train" else 0
@@ -137,6 +165,7 @@ class Plan:
                     offset = (offset + part) % total
                 epoch += 1
         self.total_batches, self.total_steps = first, step
+        self._ring: Order = "block" if any(segment.order == "block" for segment in self.segments) else "full"
         self._firsts = [segment.first for segment in self.segments]
 
     def segment(self, index: int) -> Segment:
@@ -144,36 +173,53 @@ class Plan:
             raise IndexError(f"batch {index} of {self.total_batches}")
         return self.segments[bisect.bisect_right(self._firsts, index) - 1]
 
-    def batch(self, index: int, *, rank: int = 0, world: int = 1) -> BatchSpec:
+    def check_ranks(self, world: int) -> None:
+        """Raises `ResoluteError` if some batch of the run has not enough samples for `world` ranks."""
+        for segment in self.segments:
+            train, smallest = segment.split == "train", segment.smallest()
+            if (smallest + 1) // 2 < world if train else smallest < world:
+                raise ResoluteError(
+                    f"epoch {segment.epoch}, {segment.split}: a batch of {smallest} samples cannot feed {world} ranks, "
+                    f"expected {2 if train else 1} a rank; use a larger "
+                    f"{'batch_size' if train else 'eval.batch_size'} or fewer ranks"
+                )
+
+    def batch(
+        self, index: int, *, rank: int = 0, world: int = 1, instead: Mapping[int, int] | None = None
+    ) -> BatchSpec:
         """Rank `rank`'s part of batch `index`; the parts of all ranks, one after another, are the batch.
 
-        Neighbours in the (random) order are each other's mix partners and are never split over ranks, so
-        mixing needs no further image and does not depend on the number of ranks.
+        In training, neighbours in the (random) order are each other's mix partners and are never split over ranks,
+        so mixing needs no further image and does not depend on the number of ranks. In validation a rank may get a
+        single sample. Every rank has the same number of batches, and none is empty (see `check_ranks`).
+        `instead` (sample -> sample) puts samples in the places of others that cannot be read.
         """
         segment = self.segment(index)
         k = index - segment.first
         start, end = segment.bounds(k)
-        pairs = (end - start + 1) // 2
-        low = start + 2 * (rank * pairs // world)
-        high = min(end, start + 2 * ((rank + 1) * pairs // world))
+        low, high = rank_bounds(start, end, rank=rank, world=world, pairs=segment.split == "train")
         if high <= low:
-            raise ResoluteError(
-                f"batch {index}: {end - start} samples cannot feed {world} ranks, expected 2 a rank; "
-                f"use a larger batch_size or fewer ranks"
-            )
+            self.check_ranks(world)
+            raise AssertionError((index, rank, world))  # why: every part is empty only where check_ranks says so
         n = high - low
         modes, lam, boxes = np.zeros(n, np.int32), np.ones(n, np.float32), np.zeros((n, 4), np.int32)
+        drawn: Mapping[str, NDArray[np.generic]] = {}
         ids = self._ids(segment, np.arange(low, high))
+        if instead:
+            ids = np.array([instead.get(i, i) for i in ids.tolist()], np.int64)
         stored = self.shards.splits[segment.split].stored[segment.stored_res][ids]
         sizes = np.stack([stored["width"], stored["height"]], axis=1).astype(np.int64)
         if segment.split == "train":
             augment = self.stages[segment.stage].augment
             key = stream_key(self.seed, _AUGMENT, segment.epoch)
-            u = uniforms(key, ids, 3 + 2 * _CROP_TRIES)
+            u = uniforms(key, ids, 1 + CROP_NUMBERS)
             windows = random_crops(sizes, u[:, 1:], augment)
             flips = u[:, 0] < augment.flip_prob
-            mode, weight, box = self._mix(segment, k, augment)
-            modes[:], lam[:], boxes[:] = mode, weight, box
+            drawn = draw(augment, seed=self.seed, epoch=segment.epoch, ids=ids, res=segment.res)
+            if augment.mix_per == "sample" and augment.mixes:
+                modes, lam, boxes = mixes(augment, seed=self.seed, epoch=segment.epoch, ids=ids, res=segment.res)
+            else:
+                modes[:], lam[:], boxes[:] = self._mix(segment, k, augment)
         else:
             windows = centre_crops(sizes, self._crop_frac(segment))
             flips = np.zeros(n, bool)
@@ -183,14 +229,15 @@ class Plan:
             split=segment.split, stage=segment.stage, epoch=segment.epoch, res=segment.res,
             stored_res=segment.stored_res,
             last=k == segment.batches - 1, global_size=end - start, ids=ids, windows=windows, flips=flips,
-            partners=partners, modes=modes, lam=lam, boxes=boxes,
+            partners=partners, modes=modes, lam=lam, boxes=boxes, draws=drawn,
         )  # fmt: skip
 
     def _stored_res(self, trained: int, res: int) -> int:
         """The smallest open resolution that has the detail for `res` px; that of training if both are the same."""
-        if res == trained:
+        open_ = self.shards.splits["val"].stored
+        if res == trained or res in open_:
             return res
-        there = sorted(self.shards.splits["val"].stored)
+        there = sorted(open_)
         for stored in there:
             if stored >= res:
                 return stored
@@ -209,11 +256,12 @@ class Plan:
     def _ids(self, segment: Segment, places: NDArray[np.int64]) -> NDArray[np.int64]:
         if segment.split == "val":
             return places
-        total = len(self.shards.splits["train"])
-        shuffled = permute(stream_key(self.seed, _ORDER, segment.epoch), places, segment.samples)
-        return permute(stream_key(self.seed, _RING), (segment.offset + shuffled) % total, total)
+        return sample_ids(
+            segment.order, places, seed=self.seed, epoch=segment.epoch, samples=segment.samples,
+            offset=segment.offset, total=len(self.shards.splits["train"]), ring=self._ring,
+        )  # fmt: skip
 
-    def _mix(self, segment: Segment, k: int, augment: Augment) -> tuple[int, float, tuple[int, int, int, int]]:
+    def _mix(self, segment: Segment, k: int, augment: Augment) -> tuple[int, float, tuple[int, ...]]:
         """Mode, lam and cutmix box of a batch. Source: timm.data.mixup (rand_bbox, lam corrected to the box)."""
         none = (UNMIXED, 1.0, (0, 0, 0, 0))
         alphas = {MIXUP: augment.mixup_alpha, CUTMIX: augment.cutmix_alpha}
@@ -229,44 +277,5 @@ class Plan:
         if mode == MIXUP:
             return mode, lam, (0, 0, 0, 0)
         res = segment.res
-        half = int(res * np.sqrt(1.0 - lam)) // 2
-        x0, x1 = np.clip([int(x * res) - half, int(x * res) + half], 0, res)
-        y0, y1 = np.clip([int(y * res) - half, int(y * res) + half], 0, res)
-        if x0 == x1 or y0 == y1:
-            return none
-        return mode, 1.0 - (x1 - x0) * (y1 - y0) / res**2, (x0, y0, x1 - x0, y1 - y0)
-
-
-def random_crops(sizes: NDArray[np.int64], u: NDArray[np.float64], augment: Augment) -> NDArray[np.int32]:
-    """Random-resized-crop windows (N, 4) x, y, w, h for `sizes` (N, 2) w, h and uniforms `u` (N, 22).
-
-    Source: torchvision RandomResizedCrop.get_params: ten tries of (area, log ratio), then a centre crop.
-    """
-    width, height = sizes[:, :1], sizes[:, 1:]
-    low, high = augment.crop_area
-    area = width * height * (low + (high - low) * u[:, 2 : 2 + _CROP_TRIES])
-    low, high = np.log(augment.crop_ratio)
-    ratio = np.exp(low + (high - low) * u[:, 2 + _CROP_TRIES :])
-    w, h = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
-    good = (w >= 1) & (w <= width) & (h >= 1) & (h <= height)
-    first = np.argmax(good, axis=1)
-    rows = np.arange(len(sizes))
-    w, h = w[rows, first], h[rows, first]
-    failed = ~good[rows, first]
-    if failed.any():  # long, thin images: the largest centred window of an allowed ratio
-        side = sizes[failed].astype(np.float64)
-        limited = np.clip(side[:, 0] / side[:, 1], *augment.crop_ratio)
-        w[failed] = np.maximum(1, np.minimum(side[:, 0], np.rint(side[:, 1] * limited)))
-        h[failed] = np.maximum(1, np.minimum(side[:, 1], np.rint(side[:, 0] / limited)))
-    x = np.floor(u[:, 0] * (sizes[:, 0] - w + 1))
-    y = np.floor(u[:, 1] * (sizes[:, 1] - h + 1))
-    x[failed] = (sizes[failed, 0] - w[failed]) // 2
-    y[failed] = (sizes[failed, 1] - h[failed]) // 2
-    return np.stack([x, y, w, h], axis=1).astype(np.int32)
-
-
-def centre_crops(sizes: NDArray[np.int64], frac: float) -> NDArray[np.int32]:
-    """Validation windows (N, 4): centred squares whose side is `frac` of the short side, in px."""
-    side = np.maximum(1, np.rint(sizes.min(axis=1) * frac)).astype(np.int64)
-    corner = np.rint((sizes - side[:, None]) / 2)
-    return np.concatenate([corner, side[:, None], side[:, None]], axis=1).astype(np.int32)
+        box = tuple(int(v) for v in cutmix_boxes(np.array([lam]), np.array([x]), np.array([y]), res)[0])
+        return (mode, 1.0 - box[2] * box[3] / res**2, box) if box[2] and box[3] else none

@@ -17,34 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from .augment import Augment, without_effect
 from .errors import ResoluteError
+from .errors import check as _check
 
 __all__ = ["Augment", "Data", "Ema", "Eval", "Model", "Optim", "Precision", "Recipe", "Schedule", "Stage"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Augment:
-    """Training augmentation; `[augment]`, and `[stages.augment]` to override single keys in one stage."""
-
-    crop_area: tuple[float, float] = (0.25, 1.0)  # random-resized-crop: part of the stored image's area
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height
-    flip_prob: float = 0.5
-    mixup_alpha: float = 0.0  # Beta(alpha, alpha); 0 = off
-    cutmix_alpha: float = 0.0
-    mix_prob: float = 1.0  # part of the batches that are mixed at all
-    cutmix_prob: float = 0.5  # with both on: part of the mixed batches that get cutmix
-
-    def __post_init__(self) -> None:
-        lo, hi = self.crop_area
-        _check(0 < lo <= hi <= 1, "augment.crop_area", list(self.crop_area), "0 < low <= high <= 1")
-        lo, hi = self.crop_ratio
-        _check(0 < lo <= hi, "augment.crop_ratio", list(self.crop_ratio), "0 < low <= high")
-        for name in ("flip_prob", "mix_prob", "cutmix_prob"):
-            value = getattr(self, name)
-            _check(0 <= value <= 1, f"augment.{name}", value, "a probability, 0 to 1")
-        for name in ("mixup_alpha", "cutmix_alpha"):
-            value = getattr(self, name)
-            _check(0 <= value <= 4, f"augment.{name}", value, "0 (off) to 4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +33,7 @@ class Stage:
     batch_size: int  # samples an optimizer step, over all ranks
     fraction: float = 1.0  # part of the training samples that an epoch of this stage takes
     lr_scale: float = 1.0  # factor on the global schedule
+    order: Literal["full", "block"] | None = None  # of reading, in this stage; None: that of `data`
     eval_res: int | None = None  # px: validation at another resolution than training (FixRes); None: `res`
     augment: Augment = field(default_factory=Augment)
 
@@ -70,7 +48,12 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
+    # full: every read at a random place; block: blocks of neighbours, shuffled in a window of them, for network disks
+    # and stores; auto: whichever suits the disk, measured when the run starts and kept by its checkpoints
+    order: Literal["full", "block", "auto"] = "full"
     fraction_mode: Literal["rotate", "fixed"] = "rotate"  # next part of the data, or one nested subset
+    # a damaged sample ends the run with its name, or the next one takes its place (told in the log)
+    on_bad_sample: Literal["error", "skip"] = "error"
     fold: int | None = None  # the part that validates, for shards made with FOLDS
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # Source: timm IMAGENET_DEFAULT_MEAN
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)  # Source: timm IMAGENET_DEFAULT_STD
@@ -138,6 +121,7 @@ class Eval:
     every_epochs: int = 1  # the last epoch of the run is always validated
     batch_size: int = 256
     crop_frac: float | None = None  # side of the centre crop / short side; None: what prep's margin leaves, 0.875
+    flip: bool = False  # test-time flip: the mean logits of each image and its mirror
 
     def __post_init__(self) -> None:
         frac = self.crop_frac
@@ -207,28 +191,25 @@ class Recipe:
         try:
             recipe = typing.cast(Recipe, _build(cls, {**table, "name": name}, ""))
             _refuse_without_effect(recipe, {**table, "augment": base})
+            for stage, given in zip(recipe.stages, stages, strict=True):
+                for key, reason in without_effect([stage.augment]).items():
+                    if key in given.get("augment", {}):
+                        raise ResoluteError(f"stages.augment.{key}: without effect, {reason}; remove it")
             return recipe
         except ResoluteError as error:
             raise ResoluteError(f"{where}: {error}") from None
 
 
-def _check(good: bool, key: str, got: object, expected: str) -> None:
-    if not good:
-        raise ResoluteError(f"{key}: got {got}, expected {expected}; change it in the recipe")
-
-
 def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
     """Raise for a key that was given and that nothing would read."""
     augments = [stage.augment for stage in recipe.stages]
-    both = any(a.mixup_alpha and a.cutmix_alpha for a in augments)
     reasons = {
         ("optim", "momentum"): recipe.optim.name == "adamw" and "adamw takes optim.betas",
         ("optim", "betas"): recipe.optim.name == "sgd" and "sgd takes optim.momentum",
         ("ema", "warmup"): not recipe.ema.decay and "ema.decay is 0, off",
-        ("augment", "mix_prob"): not any(a.mixup_alpha or a.cutmix_alpha for a in augments) and "no mixing is on",
-        ("augment", "cutmix_prob"): not both and "it chooses between mixup and cutmix, and not both are on",
+        ("data", "order"): all(s.order for s in recipe.stages) and "every stage has its own",
         ("data", "fraction_mode"): all(s.fraction == 1.0 for s in recipe.stages) and "every fraction is 1",
-    }
+    } | {("augment", key): reason for key, reason in without_effect(augments).items()}
     for (section, key), reason in reasons.items():
         if reason and key in table.get(section, {}):
             raise ResoluteError(f"{section}.{key}: without effect, {reason}; remove it")
@@ -255,7 +236,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     """`value` from TOML as the type `hint`, or a `ResoluteError` that says what was expected."""
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast(type, hint), value, where)
-    if isinstance(hint, types.UnionType):  # a value or none at all: TOML has no null
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # a value or none at all: TOML has no null
         (hint,) = (arg for arg in typing.get_args(hint) if arg is not types.NoneType)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:

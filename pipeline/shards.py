@@ -5,6 +5,7 @@
     SHARDS/RES/SPLIT-NNNNNN.idx      DALI index of that tar
     SHARDS/index/SPLIT.npy           SAMPLE records, one a sample, in shard order
     SHARDS/index/SPLIT-RES.npy       STORED records: where that sample's JPEG lies at that resolution
+    SHARDS/index/SPLIT.crc.npy       checksums of the blocks of SPLIT.npy; SPLIT-RES.crc.npy those of SPLIT-RES.npy
     SHARDS/index/SPLIT.source.npy    SOURCE records: what that sample was made from
 
 `prep` writes this and `pipeline` reads it; both take the record types, names and key formats from here.
@@ -14,21 +15,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .errors import ResoluteError
+from .files import Files, open_files
+from .index import REPAIR, Records, checksums_name, read_checksums
 
 __all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split", "key_name", "label_digits",
-           "manifest_bytes", "read_manifest", "shard_name"]  # fmt: skip
+           "manifest_bytes", "read_manifest", "shard_name", "tar_name"]  # fmt: skip
 
-FORMAT, VERSION = "resolute-shards", 2
+FORMAT, VERSION = "resolute-shards", 3
 KEY_DIGITS = 9
+_SIZES_S = 0.3  # the most that opening spends on sizes of tars; the reader notices the others
 
 # A sample's number in prep's global order names its members (KEY = 000000042); rejected inputs leave gaps.
 # `fold` is 0 unless the set was made with FOLDS.
@@ -53,13 +57,20 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:06d}"
 
 
+def tar_name(res: int, shard: str) -> str:
+    return f"{res}/{shard}.tar"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """One split of a shard set: `samples` (N,) SAMPLE, `stored[res]` (N,) STORED, `shards` their names."""
+    """One split of a shard set: `samples` (N,) SAMPLE, `stored[res]` (N,) STORED, `shards` their names.
+
+    The records stay on disk and are checked when they are used: see `Records`.
+    """
 
     name: str
-    samples: NDArray[Any]
-    stored: Mapping[int, NDArray[Any]]
+    samples: Records
+    stored: Mapping[int, Records]
     shards: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -68,34 +79,54 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSet:
-    """A shard set that was opened: its manifest was read and every file it needs is there, at its size."""
+    """A shard set that was opened: its manifest was read and the index it needs is there, at its size."""
 
-    root: Path
+    files: Files
     classes: tuple[str, ...]
     resolutions: tuple[int, ...]
     margin: float
     hash: str  # of the manifest, 12 hex digits: names the data in checkpoints and results
     splits: Mapping[str, Split]
+    one_size: bool = False  # tars that others made (`open_webdataset`): named as their files are, for every `res`
+    repair: str = REPAIR  # what to do about damage, for messages
 
     def short_side(self, res: int) -> int:
         """Nominal stored short side in px: round(res * margin). Smaller images are stored as they came."""
         return round(res * self.margin)
 
+    @property
+    def root(self) -> str:
+        """The folder or URL, for messages."""
+        return self.files.root
+
     def path(self, res: int, shard: str) -> Path:
-        return self.root / str(res) / f"{shard}.tar"
+        """A shard as a whole file on this machine; of a remote set a copy, which takes a download."""
+        return self.files.local(self.tar(res, shard))
+
+    def tar(self, res: int, shard: str) -> str:
+        """The name, below the root, of the tar that holds `shard` for `res` px."""
+        return shard if self.one_size else tar_name(res, shard)
+
+    def close(self) -> None:
+        """End what the files keep open. Records and batches already handed out stay valid."""
+        self.files.close()
 
     @classmethod
     def open(
-        cls, root: str | Path, *, resolutions: tuple[int, ...] | None = None, fold: int | None = None
-    ) -> ShardSet:
+        cls, root: str | Path, *, resolutions: tuple[int, ...] | None = None, fold: int | None = None,
+        files: Files | None = None,
+    ) -> ShardSet:  # fmt: skip
         """Open the set at `root`; `resolutions` (px) are those that will be read, all of them if None.
 
-        A set made with FOLDS=k is opened with `fold` (0..k-1): that fold becomes `val`, the others `train`.
+        `files` is where its files come from, `open_files(root)` if None. A set made with FOLDS=k is opened with
+        `fold` (0..k-1): that fold becomes `val`, the others `train`. Costs the same for any number of samples, but
+        with folds, whose column is read.
         Raises `ResoluteError` when there is no manifest, it is of another version or damaged, a resolution is
-        missing, a shard is not at its size, an index is not what the manifest hashed, or `fold` does not fit.
+        missing, a shard or an index is not at its size, checksums are not what the manifest hashed, or `fold` does
+        not fit. Of a remote set, or of one with very many shards, the reader notices shards of other sizes.
         """
-        root = Path(root)
-        manifest, digest = read_manifest(root)
+        files = files or open_files(root)
+        manifest, digest = read_manifest(files)
         stored = tuple(sorted(int(res) for res in manifest["resolutions"]))
         wanted = stored if resolutions is None else resolutions
         for res in wanted:
@@ -107,19 +138,17 @@ class ShardSet:
                 )
         splits = {}
         for name, info in manifest["splits"].items():
-            shards = tuple(info["shards"])
-            for res in wanted:
-                for shard in shards:
-                    _check_size(root, manifest["files"], f"{res}/{shard}.tar")
             splits[name] = Split(
                 name=name,
-                samples=_load(root, manifest["files"], f"index/{name}.npy", SAMPLE),
-                stored={r: _load(root, manifest["files"], f"index/{name}-{r}.npy", STORED) for r in wanted},
-                shards=shards,
+                samples=_records(files, manifest["files"], f"index/{name}.npy", SAMPLE),
+                stored={r: _records(files, manifest["files"], f"index/{name}-{r}.npy", STORED) for r in wanted},
+                shards=tuple(info["shards"]),
             )
-        splits = _folded(root, splits, manifest["settings"]["val"].get("folds"), fold)
+        if not files.remote:
+            _check_tars(files, manifest["files"], wanted, splits)
+        splits = _folded(files.root, splits, manifest["settings"]["val"].get("folds"), fold)
         return cls(
-            root=root,
+            files=files,
             classes=tuple(manifest["classes"]),
             resolutions=stored,
             margin=manifest["settings"]["margin"],
@@ -128,43 +157,52 @@ class ShardSet:
         )
 
 
-def read_manifest(root: Path) -> tuple[dict[str, Any], str]:
+def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
     """The manifest's tables and its 12-digit hash. Raises `ResoluteError` if there is none we can use."""
-    path = root / "manifest.json"
+    where = files.where("manifest.json")
     try:
-        text = path.read_bytes()
+        text = files.local("manifest.json").read_bytes()
         manifest = json.loads(text)
         got = (manifest["format"], manifest["version"])
-        whole = got != (FORMAT, VERSION) or text == manifest_bytes(manifest)
     except FileNotFoundError:
         raise ResoluteError(
-            f"{path}: not found, expected a finished shard set; run `make shards SRC=photos OUT={root}`"
+            f"{where}: not found, expected a finished shard set; run `make shards SRC=photos OUT={files.root}`"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResoluteError(
-            f"{path}: unreadable ({error!r}), expected a {FORMAT} manifest; rebuild with `make shards`"
+            f"{where}: unreadable ({error!r}), expected a {FORMAT} manifest; rebuild with `make shards`"
         ) from None
     if got != (FORMAT, VERSION):
         raise ResoluteError(
-            f"{path}: got format {got[0]} version {got[1]}, expected {FORMAT} version {VERSION}; "
+            f"{where}: got format {got[0]} version {got[1]}, expected {FORMAT} version {VERSION}; "
             f"rebuild with `make shards REBUILD=1`"
         )
-    if not whole:
+    if not _is_sealed(text):
         raise ResoluteError(
-            f"{path}: damaged, got other bytes than its own hash says, expected them as prep wrote them; "
+            f"{where}: damaged, got other bytes than its own hash says, expected them as prep wrote them; "
             "run `make shards` again, which repairs it"
         )
     return manifest, hashlib.sha256(text).hexdigest()[:12]
 
 
 def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
-    """What `manifest` looks like on disk, with `sha256` over all the rest of it: no byte can change unseen."""
+    """What `manifest` looks like on disk, `sha256` over all before it at its end: no byte can change unseen."""
     rest = {name: value for name, value in manifest.items() if name != "sha256"}
-    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-    return (json.dumps({**rest, "sha256": digest}, indent=1) + "\n").encode()
+    text = json.dumps(rest, indent=1).removesuffix("\n}").encode()
+    return text + _seal(text)
 
 
-def _folded(root: Path, splits: dict[str, Split], folds: int | None, fold: int | None) -> dict[str, Split]:
+def _seal(text: bytes) -> bytes:
+    return b',\n "sha256": "%s"\n}\n' % hashlib.sha256(text).hexdigest().encode()
+
+
+def _is_sealed(text: bytes) -> bool:
+    """Whether these are `manifest_bytes`. Why not write them again: that takes seconds for 10 000s of shards."""
+    end = len(text) - len(_seal(b""))
+    return end > 0 and text[end:] == _seal(text[:end])
+
+
+def _folded(root: str, splits: dict[str, Split], folds: int | None, fold: int | None) -> dict[str, Split]:
     """Make `train` and `val` of a set with folds; other sets stay as they are."""
     if folds is None and fold is None:
         return splits
@@ -174,40 +212,52 @@ def _folded(root: Path, splits: dict[str, Split], folds: int | None, fold: int |
         raise ResoluteError(f"{root}: got {got}, expected {expected}; correct `fold` in the recipe's [data]")
     every = splits["train"]
     held_out = every.samples["fold"] == fold
-    return {
-        name: Split(
-            name=name, samples=every.samples[chosen], shards=every.shards,
-            stored={res: stored[chosen] for res, stored in every.stored.items()},
-        )
-        for name, chosen in (("train", ~held_out), ("val", held_out))
-    }  # fmt: skip
+    parts = {}
+    for name, chosen in (("train", ~held_out), ("val", held_out)):
+        places = np.flatnonzero(chosen).astype(np.uint32)
+        stored = {res: records.part(places) for res, records in every.stored.items()}
+        parts[name] = Split(name=name, samples=every.samples.part(places), shards=every.shards, stored=stored)
+    return parts
 
 
-def _check_size(root: Path, files: Mapping[str, Any], name: str) -> None:
-    expected = files[name]["bytes"]
-    try:
-        got = (root / name).stat().st_size
-    except OSError as error:
-        raise ResoluteError(
-            f"{root / name}: {error.strerror}, expected {expected} bytes; run `make shards` again"
-        ) from None
+def _check_tars(
+    files: Files, known: Mapping[str, Any], resolutions: tuple[int, ...], splits: Mapping[str, Split]
+) -> None:
+    """Compare the sizes of the tars that will be read with the manifest's, as many as it can in a moment."""
+    end = time.monotonic() + _SIZES_S
+    for split in splits.values():
+        for res in resolutions:
+            for shard in split.shards:
+                name = tar_name(res, shard)
+                if (got := files.size(name)) != known[name]["bytes"]:
+                    _check_size(files.where(name), got, known[name]["bytes"])
+                if time.monotonic() > end:
+                    return
+
+
+def _check_size(where: str, got: int | None, expected: int) -> None:
+    if got is None:
+        raise ResoluteError(f"{where}: not found, expected {expected} bytes; run `make shards` again")
     if got != expected:
         raise ResoluteError(
-            f"{root / name}: cut short or changed, got {got} bytes, expected {expected}; "
+            f"{where}: cut short or changed, got {got} bytes, expected {expected}; "
             f"run `make shards` again, with the arguments that made it: it repairs the set"
         )
 
 
-def _load(root: Path, files: Mapping[str, Any], name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A memory-mapped index array, checked against the manifest's size and SHA-256."""
-    _check_size(root, files, name)
-    with (root / name).open("rb") as file:
-        got = hashlib.file_digest(file, "sha256").hexdigest()
-    if got != files[name]["sha256"]:
-        raise ResoluteError(
-            f"{root / name}: changed since prep, got SHA-256 {got[:12]}…, expected {files[name]['sha256'][:12]}…; "
-            f"run `make verify`, then `make shards` again: it repairs the set"
-        )
-    array: NDArray[Any] = np.load(root / name, mmap_mode="r")
-    assert array.dtype == dtype, (name, array.dtype)
-    return array
+def _records(files: Files, known: Mapping[str, Any], name: str, dtype: np.dtype[Any]) -> Records:
+    """An index array and its checksums, both at their sizes; the checksums as the manifest hashed them."""
+    path, beside = (_local(files, known, one) for one in (name, checksums_name(name)))
+    crcs = read_checksums(beside, known[checksums_name(name)]["sha256"], files.where(checksums_name(name)))
+    return Records(path, crcs, dtype, where=files.where(name))
+
+
+def _local(files: Files, known: Mapping[str, Any], name: str) -> Path:
+    try:
+        path = files.local(name)
+        got = path.stat().st_size
+    except FileNotFoundError:
+        _check_size(files.where(name), None, known[name]["bytes"])
+        raise
+    _check_size(files.where(name), got, known[name]["bytes"])
+    return path

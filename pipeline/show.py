@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .errors import ResoluteError
 from .loader import Batch, Loader
 from .plan import Plan, Segment
+from .probe import choose_order
 from .recipe import Recipe
 from .shards import ShardSet
 
@@ -32,8 +33,9 @@ def seen(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
     They come through the very loader, plan and graph that training uses, on the CPU: the same pixels as in a run
     with this recipe and seed. Raises `ResoluteError` as `Plan` and `Loader` do.
     """
+    order = recipe.data.order if recipe.data.order != "auto" else choose_order(shards, recipe.stages[0].res).order
     plan = Plan(
-        shards, recipe.stages, seed=recipe.seed, fraction_mode=recipe.data.fraction_mode,
+        shards, recipe.stages, seed=recipe.seed, order=order, fraction_mode=recipe.data.fraction_mode,
         eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
         eval_crop_frac=recipe.eval.crop_frac,
     )  # fmt: skip

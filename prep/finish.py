@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.index import checksums, checksums_name
 from pipeline.shards import FORMAT, SAMPLE, SOURCE, STORED, VERSION, manifest_bytes, shard_name
 
 from .base import COPY, DAMAGED, MANIFEST
 from .duplicates import find_duplicates
 from .shard import Written
 from .store import Store
-from .writer import FileInfo
+from .writer import FileInfo, Part
 
 __all__ = ["Finished", "SplitView", "count", "finish", "write_rejects"]
 
@@ -60,8 +61,7 @@ def finish(
     for name, split in splits.items():
         total = counts[name].samples
         for file, dtype, of in _arrays(name, sorted(short_sides)):
-            parts = _numbered(split, of)
-            files[file] = _stream(store, file, _npy(dtype, total, parts))
+            files |= _array_files(store, file, dtype, total, _numbered(split, of))
         file = f"index/{name}.sources.jsonl"
         files[file] = _stream(store, file, _source_names(split))
     duplicates = find_duplicates(
@@ -145,6 +145,24 @@ def _numbered(split: SplitView, of: Callable[[Written], NDArray[Any]]) -> Iterat
                 rows["shard"] = place
             place += 1
             yield rows
+
+
+def _array_files(
+    store: Store, file: str, dtype: np.dtype[Any], total: int, parts: Iterable[NDArray[Any]]
+) -> dict[str, FileInfo]:
+    """Write an index array and, if a loader reads it, the checksums of its blocks; {name: what it is}."""
+    if dtype == SOURCE:
+        return {file: _stream(store, file, _npy(dtype, total, parts))}
+    with store.create(file) as part:
+        crcs = checksums(_written(part, _npy(dtype, total, parts)))
+    beside = checksums_name(file)
+    return {file: part.info(), beside: _stream(store, beside, _npy(crcs.dtype, len(crcs), [crcs]))}
+
+
+def _written(part: Part, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        part.write(piece)
+        yield piece
 
 
 def _npy(dtype: np.dtype[Any], total: int, parts: Iterable[NDArray[Any]]) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
+from pipeline.index import checksums, checksums_name
 from pipeline.shards import FORMAT, VERSION, label_digits, manifest_bytes
 
 from .base import COPY, MANIFEST
@@ -75,6 +77,18 @@ def _parsed(data: bytes) -> dict[str, Any]:
     raise Damage("changed since prep, got other bytes than its own hash says")
 
 
+def _check_checksums(file: Any, of: Path) -> None:
+    """Raises `Damage` unless `file` holds the checksums of the array at `of`, which is right."""
+    with of.open("rb") as array:
+        expected = checksums(iter(partial(array.read, _PIECE_BYTES), b""))
+    try:
+        got = np.load(io.BytesIO(file.read()), allow_pickle=False)
+    except ValueError as error:
+        raise Damage(f"not an array, got '{error}', expected a .npy file") from None
+    if got.dtype != expected.dtype or not np.array_equal(got, expected):
+        raise Damage("got other checksums, expected those of the blocks of its array")
+
+
 class Known:
     """The index and the lists, checked when this is made: `damaged`, and where each shard's samples lie."""
 
@@ -93,6 +107,9 @@ class Known:
         for name in files:
             if name.rpartition("/")[2] == "_info.json":
                 self._check_list(name, partial(self._check_info, name=name))
+        for name, path in self._paths.items():
+            if checksums_name(name) in files:
+                self._check_list(checksums_name(name), partial(_check_checksums, of=path))
         of_shards = {f"{shard.name}.{kind}" for shard in self.shards() for kind in ("tar", "idx")}
         for name in sorted(set(files) - self._seen - of_shards):
             self._check_list(name, lambda file: None)

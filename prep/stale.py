@@ -11,7 +11,7 @@ __all__ = ["remove_parts", "remove_stale"]
 
 _OURS = re.compile(
     r"\d+/((train|val)-\d{6}\.(tar|idx)|_info\.json)"
-    r"|index/(train|val)(-\d+\.npy|\.npy|\.source\.npy|\.sources\.jsonl)"
+    r"|index/(train|val)((-\d+)?(\.crc)?\.npy|\.source\.npy|\.sources\.jsonl)"
     r"|rejects\.jsonl|duplicates\.jsonl|_info\.json"
 )
 _PART = re.compile(

@@ -26,10 +26,16 @@ def stored_jpeg(shards: ShardSet, split: str, res: int, sample: int) -> bytes:
 
 def view(shards: ShardSet, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
     """Sample i of a batch before mixing, (res, res, 3) uint8: decode, crop, resize, flip, all by PIL."""
-    image = Image.open(io.BytesIO(stored_jpeg(shards, spec.split, spec.stored_res, int(spec.ids[i])))).convert("RGB")
+    data = stored_jpeg(shards, spec.split, spec.stored_res, int(spec.ids[i]))
+    return shown(Image.open(io.BytesIO(data)).convert("RGB"), spec, i)
+
+
+def shown(image: Image.Image, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
+    """Sample i of a batch before mixing, (res, res, 3) uint8, from its stored image."""
     x, y, w, h = (int(v) for v in spec.windows[i])
     image = image.crop((x, y, x + w, y + h)).resize((spec.res, spec.res), Image.Resampling.BILINEAR)
-    return np.asarray(image)[:, ::-1] if spec.flips[i] else np.asarray(image)
+    pixels = np.asarray(image)[:, ::-1] if spec.flips[i] else np.asarray(image)
+    return pixels[::-1] if "vflips" in spec.draws and spec.draws["vflips"][i] else pixels
 
 
 def mix(images: NDArray[np.uint8], spec: BatchSpec) -> NDArray[np.uint8]:

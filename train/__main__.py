@@ -19,6 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--runs", type=Path, default=Path("runs"), help="where run folders lie (default: %(default)s)")
     add("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, cuda:1 (default: %(default)s)")
     add("--threads", type=int, default=os.cpu_count() or 2, help="CPU threads (default: all cores, %(default)s)")
+    add("--decode", choices=("auto", "cpu", "gpu"), default="auto",
+        help="where JPEGs are decoded with a GPU; auto times real steps with both (default: %(default)s)")  # fmt: skip
     add("--save-every-s", type=float, default=300.0, help="seconds between checkpoints (default: %(default)s)")
     add("--save-every-steps", type=int, default=0, help="steps between checkpoints (default: by time alone)")
     got = parser.parse_args(arguments)
@@ -27,7 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         return run(Options(
             shards=got.shards, recipe=got.recipe, folder=got.runs / (got.run or got.recipe.stem), device=got.device,
-            threads=got.threads, save_every_s=got.save_every_s, save_every_steps=got.save_every_steps,
+            threads=got.threads, decode=got.decode, save_every_s=got.save_every_s,
+            save_every_steps=got.save_every_steps,
         ))  # fmt: skip
     except ResoluteError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["FORMAT", "load", "mark_best", "save"]
+__all__ = ["FORMAT", "load", "mark_best", "peek", "save"]
 
 FORMAT = "resolute-checkpoint-1"
 
@@ -72,6 +72,15 @@ def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
             changes = "; ".join(_differences(state[name], value, name))
             raise ResoluteError(f"{path}: made with another {name}: {changes}; use another RUN, or the old {name}")
     return state
+
+
+def peek(path: Path, key: str) -> Any:
+    """One value of a checkpoint; None if there is no such file, or it is one that `load` will refuse."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)[key]
+    except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError,
+            zipfile.BadZipFile):  # fmt: skip
+        return None
 
 
 def _differences(old: Any, new: Any, where: str) -> list[str]:

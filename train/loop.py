@@ -51,15 +51,7 @@ class Learner:
         """One optimizer step; returns the mean loss (a scalar on the device, not awaited) and the learning rate."""
         optim, spec = self.recipe.optim, batch.spec
         lr = self.cycle.apply(self.optimizer, spec.step, lr_scale=self.recipe.stages[spec.stage].lr_scale)
-        self.network.train()
-        total = torch.zeros((), device=self.device)
-        for images, labels, partner_labels, lam in self._parts(batch, optim.accumulate):
-            with self.autocast():
-                logits = self.network(images)
-            losses = mixed_cross_entropy(logits, labels, partner_labels, lam, smoothing=optim.smoothing)
-            loss = losses.sum() / len(batch.labels)
-            self.scaler.scale(loss).backward()
-            total += loss.detach()
+        total = self.gradients(batch)
         if optim.clip_norm:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.network.parameters(), optim.clip_norm)
@@ -69,6 +61,19 @@ class Learner:
         if self.ema is not None:
             self.ema.update(self.network, step=spec.step + 1)
         return total, lr
+
+    def gradients(self, batch: Batch) -> torch.Tensor:
+        """Forward and backward; returns the mean loss (a scalar on the device, not awaited)."""
+        self.network.train()
+        total = torch.zeros((), device=self.device)
+        for images, labels, partner_labels, lam in self._parts(batch, self.recipe.optim.accumulate):
+            with self.autocast():
+                logits = self.network(images)
+            losses = mixed_cross_entropy(logits, labels, partner_labels, lam, smoothing=self.recipe.optim.smoothing)
+            loss = losses.sum() / len(batch.labels)
+            self.scaler.scale(loss).backward()
+            total += loss.detach()
+        return total
 
     @torch.inference_mode()
     def eval_step(self, batch: Batch) -> torch.Tensor:
@@ -82,6 +87,8 @@ class Learner:
                 continue
             with self.autocast():
                 logits = network(images)
+                if self.recipe.eval.flip:
+                    logits = (logits.float() + network(images.flip(3)).float()) / 2
             hits = logits.topk(self._topk, dim=1).indices == batch.labels[:, None]
             counts += [hits[:, 0].sum(), hits.sum()]
         return torch.stack(counts)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import platform
 import signal
 import time
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -18,15 +21,18 @@ from tqdm import tqdm
 
 from pipeline.errors import ResoluteError
 from pipeline.loader import Loader
+from pipeline.order import Order
 from pipeline.plan import BatchSpec, Plan
+from pipeline.probe import choose_order
 from pipeline.recipe import Recipe
 from pipeline.shards import ShardSet
 
 from . import checkpoint
+from .calibrate import Decode, choose_decode
 from .loop import Learner, run_batches
 from .meters import Meter, RunLog
 from .report import EPOCH_HEADER, draw_curves, epoch_line, summary
-from .warmup import keep_freed_memory, shapes, warm_up
+from .warmup import keep_freed_memory, rehearsal, shapes, warm_up
 
 __all__ = ["Options", "run"]
 
@@ -40,6 +46,7 @@ class Options:
     folder: Path
     device: str = "auto"
     threads: int = 2
+    decode: Literal["auto", "cpu", "gpu"] = "auto"  # on a GPU: where JPEGs are decoded; auto times real steps
     save_every_s: float = 300.0
     save_every_steps: int = 0  # 0 = by time alone
 
@@ -50,7 +57,8 @@ def run(options: Options) -> int:
     device = _device(options.device)
     shards = ShardSet.open(options.shards, resolutions=recipe.resolutions, fold=recipe.data.fold)
     plan = Plan(
-        shards, recipe.stages, seed=recipe.seed, fraction_mode=recipe.data.fraction_mode,
+        shards, recipe.stages, seed=recipe.seed, order=_order(recipe, shards, options.folder),
+        fraction_mode=recipe.data.fraction_mode,
         eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
         eval_crop_frac=recipe.eval.crop_frac,
     )  # fmt: skip
@@ -65,6 +73,18 @@ def run(options: Options) -> int:
         return session.go()
     finally:
         session.log.close()
+
+
+def _order(recipe: Recipe, shards: ShardSet, folder: Path) -> Order:
+    """The order to read in. "auto" is measured once: a run that goes on keeps what its checkpoint says."""
+    if recipe.data.order != "auto":
+        return recipe.data.order
+    kept = checkpoint.peek(folder / "last.pt", "order")
+    if kept is not None:
+        return typing.cast(Order, kept)
+    found = choose_order(shards, recipe.stages[0].res)
+    print(found)
+    return found.order
 
 
 def _device(wanted: str) -> torch.device:
@@ -115,6 +135,8 @@ class _Session:
         self.saved_at, self.saved_step = time.monotonic(), 0
         self.stopped_by = 0
         self.bar: tqdm[Any] | None = None
+        self.skipped: Mapping[tuple[str, int, int], str] = {}  # the loader's: samples that others stand in for
+        self.told = 0
 
     def go(self) -> int:
         plan, folder = self.plan, self.options.folder
@@ -127,13 +149,10 @@ class _Session:
         print(f"{folder}: {done} ({self.recipe.name} {self.recipe.hash}, {self.learner.device})", flush=True)
         before = {which: signal.signal(which, self._stop) for which in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with Loader(
-                plan, device=self.learner.device, threads=self.options.threads, start=self.position,
-                mean=self.recipe.data.mean, std=self.recipe.data.std,
-                dtype=torch.float16 if self._half() else torch.float32,
-            ) as loader:  # fmt: skip
+            with self._loader(self._decode(), start=self.position) as loader:
                 self._warm_up()
                 print(f"warmed up every shape in {time.perf_counter() - began:.1f} s\n{EPOCH_HEADER}", flush=True)
+                self.skipped = loader.skipped
                 finished = run_batches(loader, self.learner, self.meter, self._after)
         finally:
             for which, handler in before.items():
@@ -148,6 +167,31 @@ class _Session:
         draw_curves(self.log.path, folder / "curves.png")
         print(summary(self.log.path, folder))
         return 0
+
+    def _loader(self, decode: Decode | None, *, start: int = 0) -> Loader:
+        return Loader(
+            self.plan, device=self.learner.device, decode=decode, threads=self.options.threads, start=start,
+            mean=self.recipe.data.mean, std=self.recipe.data.std, on_bad_sample=self.recipe.data.on_bad_sample,
+            dtype=torch.float16 if self._half() else torch.float32,
+        )  # fmt: skip
+
+    def _decode(self) -> Decode | None:
+        device, wanted = self.learner.device, self.options.decode
+        if device.type == "cpu":
+            if wanted == "gpu":
+                raise ResoluteError("--decode: got gpu with device cpu, expected cpu; leave it out")
+            return None
+        if wanted != "auto":
+            return wanted
+        self._warm_up()  # why: a step that tunes its kernels says nothing about decoding
+        with rehearsal(self.learner.network, self.learner.gradients) as step:
+            found, times = choose_decode(
+                self.plan, self._loader, step, sync=lambda: torch.cuda.synchronize(device)  # sync: the clock's
+            )
+        told = "; ".join(f"on the {name.upper()} " + ", ".join(f"{1e3 * s:.1f}" for s in each) + " ms a step"
+                         for name, each in times.items())  # fmt: skip
+        print(f"decoding: {told} (a stage each); taken: {found.upper()}", flush=True)
+        return found
 
     def _half(self) -> bool:
         """Half-precision images: only where autocast would make them half anyway, on a GPU."""
@@ -167,6 +211,10 @@ class _Session:
         # a cut validation starts again: the weights are the same, the counts are not saved
         self.position = spec.index + 1 if spec.split == "train" or spec.last else segment.first
         self._progress(spec, segment.batches)
+        for (split, res, sample), reason in itertools.islice(self.skipped.items(), self.told, None):
+            self.log.write({"kind": "skipped", "split": split, "res": res, "sample": sample, "reason": reason})
+            tqdm.write(f"skipped, another sample in its place: {reason}")
+        self.told = len(self.skipped)
         following = self.plan.segment(spec.index + 1) if spec.index + 1 < self.plan.total_batches else None
         if spec.last and (following is None or following.split == "train"):
             self._end_epoch(spec)
@@ -194,7 +242,7 @@ class _Session:
     def _save(self) -> None:
         state = {
             **self.identity, **self.learner.state_dict(), "meter": self.meter.state_dict(),
-            "position": self.position, "best_top1": self.best_top1,
+            "position": self.position, "best_top1": self.best_top1, "order": self.plan.order,
         }  # fmt: skip
         checkpoint.save(self.last, state)
         self.saved_at = time.monotonic()
@@ -217,7 +265,7 @@ class _Session:
             "kind": "start", "recipe": self.recipe.name, "recipe_hash": self.recipe.hash, "shards_hash": shards.hash,
             "classes": len(shards.classes), "train_samples": len(shards.splits["train"]),
             "val_samples": len(shards.splits["val"]), "stages": self.identity["recipe"]["stages"],
-            "total_steps": self.plan.total_steps, "device": _device_name(self.learner.device),
+            "order": self.plan.order, "total_steps": self.plan.total_steps, "device": _device_name(self.learner.device),
             "python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__,
         })  # fmt: skip
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 
+from pipeline.loader import Batch
 from pipeline.plan import Plan
 
-__all__ = ["keep_freed_memory", "shapes", "warm_up"]
+__all__ = ["keep_freed_memory", "rehearsal", "shapes", "warm_up"]
 
 
 def shapes(plan: Plan, *, rank: int = 0, world: int = 1) -> list[tuple[str, int, int]]:
@@ -53,6 +54,21 @@ def warm_up(
                     logits.float().sum().backward()
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # sync: warm-up ends before the clock starts
+
+
+@contextlib.contextmanager
+def rehearsal(network: nn.Module, gradients: Callable[[Batch], object]) -> Iterator[Callable[[Batch], None]]:
+    """A step that does what training does but update weights: when the block ends, all is as it was before.
+
+    The update's time does not depend on where the images come from.
+    """
+
+    def step(batch: Batch) -> None:
+        gradients(batch)
+        network.zero_grad(set_to_none=True)
+
+    with _untouched(network):
+        yield step
 
 
 @contextlib.contextmanager

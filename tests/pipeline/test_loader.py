@@ -161,6 +161,19 @@ def test_state_dict_moves_a_running_loader(plan: Plan, batches: list[Batch]) -> 
         assert torch.equal(next(loader).images, after[1])
 
 
+def test_the_state_of_another_order_is_refused(shard_set: ShardSet, plan: Plan) -> None:
+    other = Plan(shard_set, plan.stages, order="block", eval_batch_size=4)
+    with Loader(plan) as loader, Loader(other) as blocks:
+        with pytest.raises(ResoluteError, match="got a state of order block, expected full; build its plan with order="):
+            loader.load_state_dict(blocks.state_dict())
+        blocks.load_state_dict(blocks.state_dict())
+
+
+def test_too_many_ranks_are_refused_when_the_loader_is_made(plan: Plan) -> None:
+    with pytest.raises(ResoluteError, match="cannot feed 16 ranks"):
+        Loader(plan, rank=0, world=16)
+
+
 def test_the_union_of_two_ranks_is_the_batch(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16, augment=MIXED)], eval_batch_size=None)
     with Loader(plan) as whole, Loader(plan, rank=0, world=2) as left, Loader(plan, rank=1, world=2) as right:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from pipeline.crops import centre_crops, random_crops
 from pipeline.errors import ResoluteError
-from pipeline.plan import CUTMIX, MIXUP, UNMIXED, Plan, centre_crops, part_bounds, random_crops
+from pipeline.order import Order
+from pipeline.plan import CUTMIX, MIXUP, UNMIXED, BatchSpec, Plan, part_bounds, rank_bounds
 from pipeline.recipe import Augment, Stage
 from pipeline.rng import uniforms
 from pipeline.shards import ShardSet
+from tests import reference_rng
 from tests.reference import crop_window
 
 MIXED = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mix_prob=0.7)
@@ -26,8 +31,9 @@ STAGES = (
 
 
 def _plan(shards: ShardSet, *, mode: Literal["rotate", "fixed"] = "rotate", stages: Sequence[Stage] = STAGES,
-          seed: int = 3) -> Plan:  # fmt: skip
-    return Plan(shards, stages, seed=seed, fraction_mode=mode, eval_batch_size=4, eval_every_epochs=2)
+          seed: int = 3, order: Order = "full", eval_batch_size: int = 4) -> Plan:  # fmt: skip
+    return Plan(shards, stages, seed=seed, order=order, fraction_mode=mode, eval_batch_size=eval_batch_size,
+                eval_every_epochs=2)  # fmt: skip
 
 
 def _ids(plan: Plan, epoch: int, split: str = "train") -> list[int]:
@@ -45,8 +51,9 @@ def test_parts_cover_every_sample_once_and_none_is_a_remnant(samples: int, size:
     assert min(lengths) >= min(samples, size // 2)
 
 
-def test_every_epoch_sees_its_part_exactly_once(shard_set: ShardSet) -> None:
-    plan = _plan(shard_set)
+@pytest.mark.parametrize("order", ["full", "block"])
+def test_every_epoch_sees_its_part_exactly_once(shard_set: ShardSet, order: Order) -> None:
+    plan = _plan(shard_set, order=order)
     for epoch in range(10):
         ids = _ids(plan, epoch)
         assert len(ids) == len(set(ids)) == round(75 * STAGES[min(epoch // 4, 2)].fraction)
@@ -62,8 +69,9 @@ def test_rotating_parts_see_everything_equally_often(shard_set: ShardSet) -> Non
     assert len(set(_ids(_plan(shard_set), 0)) & set(_ids(_plan(shard_set), 1))) <= 1
 
 
-def test_a_fixed_part_is_one_nested_subset(shard_set: ShardSet) -> None:
-    plan = _plan(shard_set, mode="fixed")
+@pytest.mark.parametrize("order", ["full", "block"])
+def test_a_fixed_part_is_one_nested_subset(shard_set: ShardSet, order: Order) -> None:
+    plan = _plan(shard_set, mode="fixed", order=order)
     parts = [set(_ids(plan, epoch)) for epoch in (0, 3, 4, 7)]
     assert parts[0] == parts[1] < parts[2] == parts[3]
 
@@ -75,6 +83,21 @@ def test_epochs_have_different_orders_and_a_seed_fixes_them(shard_set: ShardSet)
     assert _ids(plan, 8) != _ids(_plan(shard_set, seed=4), 8)
 
 
+def test_auto_is_no_order_to_plan_with(shard_set: ShardSet) -> None:
+    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; for auto ask"):
+        _plan(shard_set, order="auto")  # type: ignore[arg-type]
+
+
+def test_a_stage_may_have_an_order_of_its_own(shard_set: ShardSet) -> None:
+    mixed = _plan(shard_set, stages=[dataclasses.replace(STAGES[0], order="block"), *STAGES[1:]])
+    full, block = _plan(shard_set), _plan(shard_set, order="block")
+    assert _ids(full, 0) != _ids(block, 0)
+    for epoch in range(10):
+        assert sorted(_ids(mixed, epoch)) == sorted(_ids(block, epoch))  # one ring: parts go on where they were
+        assert (_ids(mixed, epoch) == _ids(block, epoch)) == (epoch < 4)
+        assert _ids(mixed, epoch, "val") == _ids(full, epoch, "val") == _ids(block, epoch, "val")
+
+
 def test_order_and_augmentation_are_those_of_this_format_version(shard_set: ShardSet) -> None:
     """A golden value: whoever changes it changes every run that is under way."""
     plan, digest = _plan(shard_set), hashlib.sha256()
@@ -84,25 +107,92 @@ def test_order_and_augmentation_are_those_of_this_format_version(shard_set: Shar
     assert digest.hexdigest()[:16] == "c50e2b8276bd1b5c"
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_the_ranks_parts_are_the_batch_whatever_their_number(shard_set: ShardSet, world: int) -> None:
-    plan = _plan(shard_set, stages=STAGES[:1])
+def _joined(parts: Sequence[BatchSpec], name: str) -> NDArray[Any]:
+    return np.concatenate([getattr(part, name) for part in parts])
+
+
+@pytest.mark.parametrize("order", ["full", "block"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_the_ranks_parts_are_the_batch_whatever_their_number(shard_set: ShardSet, world: int, order: Order) -> None:
+    augment = dataclasses.replace(MIXED, mix_per="sample", erase_prob=0.5)
+    stages = [Stage(res=32, epochs=2, batch_size=32, augment=MIXED),
+              Stage(res=48, epochs=2, batch_size=40, augment=augment)]  # fmt: skip
+    plan = _plan(shard_set, stages=stages, order=order, eval_batch_size=8)
     for index in range(plan.total_batches):
         whole = plan.batch(index)
-        if whole.split == "val":
+        if whole.split == "val" and world == 8:
             continue
         parts = [plan.batch(index, rank=rank, world=world) for rank in range(world)]
+        assert min(map(len, parts)) > 0
         for name in ("ids", "windows", "flips", "modes", "lam", "boxes"):
-            np.testing.assert_array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
-        partners = np.concatenate([part.ids[part.partners] for part in parts])
-        np.testing.assert_array_equal(partners, whole.ids[whole.partners])
+            np.testing.assert_array_equal(_joined(parts, name), getattr(whole, name))
+        for name in whole.draws:
+            np.testing.assert_array_equal(np.concatenate([part.draws[name] for part in parts]), whole.draws[name])
         assert {part.global_size for part in parts} == {len(whole)}
+        if whole.split == "train":
+            partners = np.concatenate([part.ids[part.partners] for part in parts])
+            np.testing.assert_array_equal(partners, whole.ids[whole.partners])
 
 
-def test_too_many_ranks_for_a_batch_are_refused(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8)], eval_batch_size=None)
-    with pytest.raises(ResoluteError, match="8 samples cannot feed 8 ranks"):
+@pytest.mark.parametrize("order", ["full", "block"])
+def test_a_run_cut_on_four_ranks_goes_on_with_two(shard_set: ShardSet, order: Order) -> None:
+    stages = [Stage(res=32, epochs=3, batch_size=16, fraction=0.6, augment=MIXED)]
+    whole = _plan(shard_set, stages=stages, order=order)
+    cut = 7
+    before, after = _plan(shard_set, stages=stages, order=order), _plan(shard_set, stages=stages, order=order)
+    after.check_ranks(2)
+    for index in range(whole.total_batches):
+        world, plan = (4, before) if index < cut else (2, after)
+        parts = [plan.batch(index, rank=rank, world=world) for rank in range(world)]
+        for name in ("ids", "windows", "flips", "lam"):
+            np.testing.assert_array_equal(_joined(parts, name), getattr(whole.batch(index), name))
+
+
+@pytest.mark.parametrize("eval_batch_size", [4, 7, 8, 15, 16])
+def test_validation_counts_every_sample_once_on_up_to_four_ranks(shard_set: ShardSet, eval_batch_size: int) -> None:
+    """Exact top-1 of a made-up model: the ranks' counts add up to that of all samples, though batches are uneven."""
+    plan = _plan(shard_set, eval_batch_size=eval_batch_size, stages=[Stage(res=32, epochs=2, batch_size=16)])
+    labels = shard_set.splits["val"].samples["label"]
+    predicted = np.random.default_rng(1).integers(0, 3, len(labels))
+    batches = [index for index in range(plan.total_batches) if plan.segment(index).split == "val"]
+    for world in (1, 2, 3, 4) if eval_batch_size > 4 else (1, 2):
+        plan.check_ranks(world)
+        right, seen = 0, []
+        for rank in range(world):
+            specs = [plan.batch(index, rank=rank, world=world) for index in batches]
+            assert len(specs) == len(batches)
+            assert min(map(len, specs)) >= 1
+            ids = np.concatenate([spec.ids for spec in specs])
+            right += int((predicted[ids] == labels[ids]).sum())
+            seen += ids.tolist()
+        assert sorted(seen) == list(range(15))
+        assert right == int((predicted == labels).sum())
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_parts_of_ranks_are_even_and_never_empty(pairs: bool) -> None:
+    for world in (1, 2, 3, 4, 8, 31):
+        for size in range((2 * world - 1) if pairs else world, 4 * world + 3):
+            parts = [rank_bounds(5, 5 + size, rank=rank, world=world, pairs=pairs) for rank in range(world)]
+            assert [i for low, high in parts for i in range(low, high)] == list(range(5, 5 + size))
+            lengths = [high - low for low, high in parts]
+            assert min(lengths) >= 1
+            assert max(lengths) - min(lengths) <= (3 if pairs else 1)
+            assert not pairs or all(length % 2 == 0 for length in lengths[:-1])
+
+
+def test_too_many_ranks_for_a_batch_are_refused_before_the_run(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8)], eval_batch_size=4)
+    plan.check_ranks(3)  # the smallest training batch has 5 samples, the smallest of validation 3
+    for world, words in ((4, "epoch 0, train: a batch of 5 samples cannot feed 4 ranks, expected 2 a rank"),
+                         (8, "a batch of 5 samples cannot feed 8 ranks")):  # fmt: skip
+        with pytest.raises(ResoluteError, match=words):
+            plan.check_ranks(world)
+    with pytest.raises(ResoluteError, match="cannot feed 8 ranks"):
         plan.batch(0, rank=0, world=8)
+    few = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=75)], eval_batch_size=4)
+    with pytest.raises(ResoluteError, match=r"0, val: a batch of 3 .* 5 ranks, expected 1 a rank.*eval\.batch_size"):
+        few.check_ranks(5)
 
 
 def test_steps_count_training_batches_over_the_whole_run(shard_set: ShardSet) -> None:
@@ -127,6 +217,14 @@ def test_crops_equal_the_loop_of_the_formula() -> None:
     np.testing.assert_array_equal(got, expected)
     assert (got[:, :2] >= 0).all()
     assert (got[:, :2] + got[:, 2:] <= sizes).all()
+
+
+def test_compiled_crops_equal_those_of_numpy() -> None:
+    rng = np.random.default_rng(0)
+    sizes = np.concatenate([rng.integers(20, 600, (20_000, 2)), rng.integers(1, 9, (400, 1)) * [[60, 1]], [[400, 3]]])
+    u = uniforms(5, np.arange(len(sizes)), 22)
+    for augment in (Augment(), Augment(crop_area=(0.08, 1.0)), Augment(crop_ratio=(1.0, 1.0))):
+        np.testing.assert_array_equal(random_crops(sizes, u, augment), reference_rng.random_crops(sizes, u, augment))
 
 
 def test_crop_areas_and_flips_have_the_recipes_distribution(shard_set: ShardSet) -> None:

@@ -72,6 +72,20 @@ def test_a_stage_overrides_single_augmentations() -> None:
     assert (second.augment.mixup_alpha, second.augment.flip_prob) == (0.2, 0.25)
 
 
+def test_orders_are_named_and_one_that_no_stage_follows_is_refused() -> None:
+    stage = {"res": 160, "epochs": 1, "batch_size": 8}
+    recipe = Recipe.parse({"stages": [{**stage, "order": "block"}, stage], "data": {"order": "auto"}}, name="a")
+    assert (recipe.data.order, [s.order for s in recipe.stages]) == ("auto", ["block", None])
+    assert Recipe.parse({"stages": [stage]}, name="a").data.order == "full"
+    for table, told in (
+        ({"stages": [{**stage, "order": "auto"}]}, "order: got 'auto', expected one of 'full', 'block'"),
+        ({"stages": [stage], "data": {"order": "random"}}, "expected one of 'full', 'block', 'auto'"),
+        ({"stages": [{**stage, "order": "full"}], "data": {"order": "block"}}, "without effect, every stage has"),
+    ):
+        with pytest.raises(ResoluteError, match=told):
+            Recipe.parse(table, name="a")
+
+
 def test_hash_names_every_value_but_not_the_name() -> None:
     recipe = Recipe.parse(ONE_STAGE, name="x")
     assert recipe.hash == dataclasses.replace(recipe, name="y").hash

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.rng import beta, permute, philox, stream_key, uniforms
+from tests import reference_rng
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,21 @@ from pipeline.rng import beta, permute, philox, stream_key, uniforms
 def test_philox_gives_the_published_answers(counter: list[int], key: int, expected: str) -> None:
     got = philox(np.asarray(counter, np.uint64), key)
     assert " ".join(f"{word:08x}" for word in got) == expected
+
+
+def test_compiled_numbers_equal_those_of_numpy() -> None:
+    rng = np.random.default_rng(0)
+    for key in (0, 1, 12345678901234567, 2**64 - 1):
+        counter = rng.integers(0, 2**32, (5, 7, 4)).astype(np.uint64)
+        np.testing.assert_array_equal(philox(counter, key), reference_rng.philox(counter, key))
+        ids = np.concatenate([np.arange(40), rng.integers(0, 2**62, 40)])
+        for count in (1, 3, 4, 5, 23):
+            got = uniforms(key, ids, count)
+            assert got.dtype == np.float64
+            np.testing.assert_array_equal(got, reference_rng.uniforms(key, ids, count))
+        for n in (1, 2, 3, 4, 5, 16, 17, 64, 65, 1000, 4096, 4097, 10**8, 2**40 + 7):
+            places = rng.integers(0, n, (20, 3))
+            np.testing.assert_array_equal(permute(key, places, n), reference_rng.permute(key, places, n))
 
 
 def test_numbers_of_a_sample_do_not_depend_on_the_batch_it_is_in() -> None:

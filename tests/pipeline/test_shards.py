@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline.errors import ResoluteError
-from pipeline.shards import ShardSet
+from pipeline.files import open_files
+from pipeline.index import checksums, checksums_name
+from pipeline.shards import FORMAT, VERSION, ShardSet, manifest_bytes, read_manifest
 
 
 @pytest.fixture
@@ -41,12 +45,14 @@ def test_a_resolution_that_is_not_there_is_named(shard_root: Path) -> None:
 def test_another_format_version_is_refused(copy: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
-    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 2"):
+    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 3"):
         ShardSet.open(copy)
     flipped = json.dumps({**manifest, "classes": manifest["classes"][::-1]}, indent=1) + "\n"
-    (copy / "manifest.json").write_text(flipped)
-    with pytest.raises(ResoluteError, match="damaged, got other bytes than its own hash says"):
-        ShardSet.open(copy)
+    longer, cut = manifest_bytes(manifest) + b"\n", manifest_bytes(manifest)[:-1]
+    for data in (flipped.encode(), longer, cut, b" " + manifest_bytes(manifest)):
+        (copy / "manifest.json").write_bytes(data)
+        with pytest.raises(ResoluteError, match="damaged, got other bytes than its own hash says"):
+            ShardSet.open(copy)
     (copy / "manifest.json").write_text("{")
     with pytest.raises(ResoluteError, match="unreadable"):
         ShardSet.open(copy)
@@ -61,14 +67,41 @@ def test_a_shard_cut_short_is_refused_by_name_and_size(copy: Path) -> None:
         ShardSet.open(copy)
     assert ShardSet.open(copy, resolutions=(32,)).splits["train"].stored.keys() == {32}
     tar.unlink()
-    with pytest.raises(ResoluteError, match=r"train-000001\.tar: No such file"):
+    with pytest.raises(ResoluteError, match=r"train-000001\.tar: not found, expected \d+ bytes"):
         ShardSet.open(copy)
 
 
 def test_a_changed_index_is_refused(copy: Path) -> None:
-    index = copy / "index" / "train-32.npy"
-    data = bytearray(index.read_bytes())
-    data[-5] ^= 1
-    index.write_bytes(data)
-    with pytest.raises(ResoluteError, match=r"train-32\.npy: changed since prep, got SHA-256"):
+    for name, words in (("train-32.npy", "got CRC-32 .* at byte 0"), ("train-32.crc.npy", "got SHA-256")):
+        index = copy / "index" / name
+        data = index.read_bytes()
+        index.write_bytes(data[:-5] + bytes([data[-5] ^ 1]) + data[-4:])
+        with pytest.raises(ResoluteError, match=rf"{name}: changed since prep, {words}"):
+            ShardSet.open(copy)
+        assert 48 in ShardSet.open(copy, resolutions=(48,)).splits["train"].stored
+        index.write_bytes(data)
+    index.unlink()
+    with pytest.raises(ResoluteError, match=r"train-32\.crc\.npy: not found, expected \d+ bytes"):
         ShardSet.open(copy)
+
+
+def test_the_manifest_names_and_hashes_the_checksums_of_every_array_that_is_opened(shard_root: Path) -> None:
+    files = json.loads((shard_root / "manifest.json").read_text())["files"]
+    for split in ("train", "val"):
+        for name in (f"index/{split}.npy", *(f"index/{split}-{res}.npy" for res in (32, 48, 64))):
+            data = (shard_root / checksums_name(name)).read_bytes()
+            assert hashlib.sha256(data).hexdigest() == files[checksums_name(name)]["sha256"]
+            np.testing.assert_array_equal(np.load(shard_root / checksums_name(name)),
+                                          checksums([(shard_root / name).read_bytes()]))  # fmt: skip
+
+
+def test_a_large_manifest_opens_at_once(tmp_path: Path) -> None:
+    """60 000 files, as 100 million samples have: an old way to check it took seconds."""
+    entry = {"bytes": 123456789, "sha256": "0" * 64}
+    files = {f"{res}/train-{n:06d}.{kind}": entry
+             for res in (1, 2, 3) for n in range(10_000) for kind in ("tar", "idx")}  # fmt: skip
+    (tmp_path / "manifest.json").write_bytes(manifest_bytes({"format": FORMAT, "version": VERSION, "files": files}))
+    began = time.process_time()
+    manifest, _ = read_manifest(open_files(tmp_path))
+    assert time.process_time() - began < 1.5  # 0.15 s on a quiet machine
+    assert manifest["files"] == files

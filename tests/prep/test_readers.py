@@ -99,7 +99,7 @@ def test_webdataset(shard_set: ShardSet, split: str, res: int) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves the tars open
 def test_webdataset_with_a_brace_pattern_shuffled(shard_set: ShardSet) -> None:
     wds = pytest.importorskip("webdataset")
-    pattern = str(shard_set.root / "48" / "train-{000000..000002}.tar")
+    pattern = str(Path(shard_set.root) / "48" / "train-{000000..000002}.tar")
     pipeline = wds.WebDataset(pattern, shardshuffle=3, seed=1).shuffle(50).decode("pil").to_tuple("__key__", "cls")
     rows = expected(shard_set, "train", 48)
     assert sorted(pipeline) == [row[:2] for row in rows]
@@ -110,7 +110,7 @@ def test_webdataset_with_a_brace_pattern_shuffled(shard_set: ShardSet) -> None:
 @pytest.mark.parametrize("folder", ["", "32", "48", "64"])
 def test_timm(shard_set: ShardSet, split: str, folder: str) -> None:
     timm_data = pytest.importorskip("timm.data")
-    root = str(shard_set.root / folder)
+    root = str(Path(shard_set.root) / folder)
     dataset = timm_data.create_dataset("wds/set", root=root, split=split, is_training=False, batch_size=1)
     rows = expected(shard_set, split, int(folder or max(RES)))
     assert len(dataset) == len(rows)

@@ -37,6 +37,8 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "32/val-000000.tar": lambda path: os.truncate(path, 20_000),
     "32/train-000000.idx": lambda path: flip(path, 9),
     "index/train-48.npy": lambda path: flip(path, 200),
+    "index/train-48.crc.npy": lambda path: flip(path, 129),
+    "index/val.crc.npy": Path.unlink,
     "index/val.npy": lambda path: flip(path, 140),
     "index/val.sources.jsonl": lambda path: flip(path, 4),
     "_info.json": lambda path: flip(path, 60),

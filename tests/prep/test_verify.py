@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from pipeline.errors import ResoluteError
+from pipeline.index import checksums, checksums_name
 from pipeline.shards import manifest_bytes
 from prep.check import Damage, ShardFiles, check_shard, picture_fault, reading
 from prep.store import Folder, open_store
@@ -143,6 +144,10 @@ def test_index_that_lies_is_found_though_the_manifest_hashed_it(
     data = (whole / file).read_bytes()
     manifest = json.loads((whole / "manifest.json").read_text())
     manifest["files"][file] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    if (beside := checksums_name(file)) in manifest["files"]:
+        np.save(whole / beside, checksums([data]))
+        digest = hashlib.sha256((whole / beside).read_bytes()).hexdigest()
+        manifest["files"][beside] = {"bytes": (whole / beside).stat().st_size, "sha256": digest}
     for name in ("manifest.json", "index/manifest.json"):
         (whole / name).write_bytes(manifest_bytes(manifest))
     damaged = verify(Folder(whole), workers=2).damaged
@@ -201,7 +206,7 @@ def test_what_cannot_be_verified_is_one_line(
 def test_set_of_a_newer_version_is_refused(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
     manifest = json.loads((whole / "manifest.json").read_text())
     for name in ("manifest.json", "index/manifest.json"):
-        (whole / name).write_bytes(manifest_bytes({**manifest, "version": 3}))
+        (whole / name).write_bytes(manifest_bytes({**manifest, "version": 99}))
     assert main([str(whole)]) == 2
     assert "version 3" in capfd.readouterr().err
 

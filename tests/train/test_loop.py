@@ -90,6 +90,21 @@ def test_ema_follows_its_formula_and_is_evaluated_beside_the_weights() -> None:
         assert got == [sum(h < 1 for h in hits), sum(h < 5 for h in hits)]
 
 
+def test_a_test_time_flip_evaluates_the_mean_logits_of_image_and_mirror() -> None:
+    recipe = Recipe.parse({**TABLE, "eval": {"flip": True}}, name="x")
+    learner = Learner(recipe, classes=7, total_steps=10, device=CPU)
+    batch = _batch(9, n=300, split="val")
+    plain = _learner().eval_step(batch).tolist()  # the same seed: the same weights
+    with torch.no_grad():
+        network = learner.network.eval()
+        mirrored = torch.from_numpy(batch.images.numpy()[..., ::-1].copy())
+        order = ((network(batch.images) + network(mirrored)) / 2).argsort(dim=1, descending=True)
+    hits = [order[i].tolist().index(int(label)) for i, label in enumerate(batch.labels)]
+    got = learner.eval_step(batch).tolist()
+    assert got[:2] == [sum(h < 1 for h in hits), sum(h < 5 for h in hits)]
+    assert got[:2] != plain[:2]
+
+
 def test_the_log_holds_every_step_and_the_epochs_sums(tmp_path: Path) -> None:
     learner, log = _learner(), RunLog(tmp_path / "run.jsonl")
     meter = Meter(log, device=CPU)

@@ -1,0 +1,176 @@
+"""What does each kind of change cost: resolution, batch size, fraction, augmentation, order; a new epoch, a validation?
+
+    python -m benchmarks.changes --shards shards [--rounds 5] [--batch-size 32]
+
+A consumer that takes a little longer for a batch than the loader (as a training loop does) runs over one plan with
+all the changes in it; what is told is how long it waited for the first batches after each border beyond what it waits
+in the steady part of that segment: the time lost, in ms and in steady steps. The budget is one step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.augment import Augment
+from pipeline.command import Parser
+from pipeline.errors import ResoluteError
+from pipeline.loader import Loader
+from pipeline.plan import Plan, Segment
+from pipeline.recipe import Stage
+from pipeline.shards import ShardSet
+
+from .machine import commit, cores, machine, read_into_cache, versions
+from .table import repeated, spread, text_table
+
+__all__ = ["main", "measure", "table"]
+
+_FIRST = 10  # batches after a border that are counted: more than run ahead of the consumer
+_PACE = 1.3  # step of the consumer, in the loader's own batch times
+
+
+def stages(shards: ShardSet, batch_size: int) -> list[tuple[str, Stage]]:
+    """The kinds of change, each with the stage it leads into, from the one before."""
+    small, *_, large = shards.resolutions
+    rich = Augment(
+        policy="randaugment", jitter=(0.3, 0.3, 0.3, 0.1), erase_prob=0.25, mixup_alpha=0.4, cutmix_alpha=1.0
+    )
+
+    def stage(res: int, size: int = batch_size, fraction: float = 1.0, **more: Any) -> Stage:
+        epochs = 3 if fraction == 1.0 else 4
+        return Stage(res=res, epochs=epochs, batch_size=size, fraction=fraction, **more)
+
+    return [
+        ("start", stage(small)),
+        ("resolution, up", stage(large)),
+        ("resolution, down", stage(small)),
+        ("batch size, half", stage(small, batch_size // 2)),
+        ("batch size, double", stage(small)),
+        ("fraction 1 to 0.7", stage(small, fraction=0.7)),
+        ("fraction 0.7 to 1", stage(small)),
+        ("augmentation on", stage(small, augment=rich)),
+        ("augmentation off", stage(small)),
+        ("order, full to block", stage(small, order="block")),
+        ("order, block to full", stage(small)),
+        ("all at once", stage(large, batch_size // 2, 0.7, augment=rich, order="block")),
+    ]
+
+
+def measure(shards: ShardSet, *, batch_size: int, rounds: int, threads: int) -> dict[str, Any]:
+    """{"borders": [{"kind", "lost_s", "lost_steps", "slowest_steps"}], "raw": waits}; each `repeated` over rounds."""
+    named = stages(shards, batch_size)
+    plan = Plan(shards, [stage for _, stage in named], eval_batch_size=batch_size, eval_every_epochs=2)
+    pace = [_PACE * each for each in _drained(plan, threads)]
+    raw = []
+    for _ in range(rounds):
+        raw.append(_waits(plan, threads, pace))
+    found: dict[str, dict[str, list[float]]] = {}
+    for waits in raw:
+        one: dict[str, list[tuple[float, float, float]]] = {}
+        for number, (before, segment) in enumerate(itertools.pairwise(plan.segments), start=1):
+            kind = _kind(before, segment, named)
+            one.setdefault(kind, []).append(_lost(waits[segment.first :][: segment.batches], pace[number]))
+        for kind, losses in one.items():
+            values = found.setdefault(kind, {"lost_s": [], "lost_steps": [], "slowest_steps": []})
+            for name, each in zip(values, zip(*losses, strict=True), strict=True):
+                values[name].append(statistics.median(each))
+    times = Counter(_kind(a, b, named) for a, b in itertools.pairwise(plan.segments))
+    borders = [
+        {"kind": kind, "times": times[kind], **{name: repeated(each) for name, each in values.items()}}
+        for kind, values in found.items()
+    ]
+    return {"batch_size": batch_size, "first": _FIRST, "step_s": pace, "borders": borders, "waits_s": raw}
+
+
+def _kind(before: Segment, segment: Segment, named: list[tuple[str, Stage]]) -> str:
+    if segment.split == "val":
+        return "training to validation"
+    if before.stage != segment.stage:  # a validation may lie between two stages; it is the stage's change all the same
+        return named[segment.stage][0]
+    return "validation to training" if before.split == "val" else "epoch to epoch"
+
+
+def _drained(plan: Plan, threads: int) -> list[float]:
+    """Seconds a batch of each segment, with nobody to wait for."""
+    times: list[list[float]] = [[] for _ in plan.segments]
+    number = {segment.first: i for i, segment in enumerate(plan.segments)}
+    with Loader(plan, threads=threads) as loader:
+        at, began = 0, time.perf_counter()
+        for batch in loader:
+            at = number.get(batch.spec.index, at)
+            now = time.perf_counter()
+            times[at].append(now - began)
+            began = now
+    return [statistics.fmean(each[len(each) // 4 :]) for each in times]
+
+
+def _waits(plan: Plan, threads: int, pace: Sequence[float]) -> list[float]:
+    """Seconds waited for each batch by a consumer whose step takes `pace[segment]` s."""
+    waits, number = [], -1
+    firsts = {segment.first for segment in plan.segments}
+    with Loader(plan, threads=threads) as loader:
+        for index in range(plan.total_batches):
+            number += index in firsts
+            began = time.perf_counter()
+            next(loader)
+            waits.append(time.perf_counter() - began)
+            time.sleep(pace[number])
+    return waits
+
+
+def _lost(waits: Sequence[float], step_s: float) -> tuple[float, float, float]:
+    """Seconds lost in the first batches, the same in steady steps, and the slowest step in steady ones."""
+    first = min(_FIRST, len(waits) // 2)
+    steady = statistics.median(waits[first:])
+    step = steady + step_s
+    lost = sum(waits[:first]) - first * steady
+    return lost, lost / step, (max(waits[:first]) + step_s) / step
+
+
+def table(found: dict[str, Any]) -> str:
+    rows = [
+        [each["kind"], str(each["times"]), spread(each["lost_s"], 1, 1e3), spread(each["lost_steps"], 2),
+         spread(each["slowest_steps"], 2)]
+        for each in found["borders"]
+    ]  # fmt: skip
+    head = ["change", "times", f"lost in {found['first']} batches ms", "in steps", "slowest step, in steady ones"]
+    return text_table(f"time lost at a change, batches of {found['batch_size']}", head, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    about = (__doc__ or "").splitlines()[0]
+    parser = Parser(prog="python -m benchmarks.changes", description=about, allow_abbrev=False)
+    parser.add_argument("--shards", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--threads", type=int, default=cores(), metavar="N")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/changes.json"), metavar="FILE")
+    try:
+        got: argparse.Namespace = parser.parse_args(argv)
+        shards = ShardSet.open(got.shards)
+        read_into_cache(shards)
+        found = measure(shards, batch_size=got.batch_size, rounds=got.rounds, threads=got.threads)
+    except ResoluteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    record = {"commit": commit(), "machine": machine(torch.device("cpu")), "versions": versions(), **found}
+    got.out.parent.mkdir(parents=True, exist_ok=True)
+    got.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    print(table(found))
+    print(f"written: {got.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

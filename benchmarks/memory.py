@@ -1,0 +1,123 @@
+"""Does the stream stay flat? Memory, files and threads over very many batches and stage changes.
+
+    python -m benchmarks.memory --shards shards [--batches 100000] [--changes 50] [--batch-size 8]
+
+One `Loader`, drained as fast as it goes, over a plan whose stages differ in resolution, batch size, fraction of the
+data, augmentation and order, each from the one before it. Sampled a thousand times; what is told at the end is the
+growth from the second fifth's median to the last fifth's: a leak grows, an allocator wobbles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.augment import Augment
+from pipeline.command import Parser
+from pipeline.errors import ResoluteError
+from pipeline.loader import Loader
+from pipeline.plan import Plan
+from pipeline.recipe import Stage
+from pipeline.shards import ShardSet
+
+from .machine import commit, machine, versions
+
+__all__ = ["main", "measure", "varied"]
+
+_AUGMENTS = (
+    Augment(),
+    Augment(mixup_alpha=0.4, cutmix_alpha=1.0),
+    Augment(policy="randaugment", erase_prob=0.25),
+    Augment(policy="trivialaugment", mixup_alpha=0.2, mix_per="sample"),
+)
+
+
+def varied(shards: ShardSet, *, batches: int, changes: int, batch_size: int) -> list[Stage]:
+    """`changes` + 1 stages of `batches` batches in all, at least; each differs from the one before it in everything."""
+    total, per_stage = len(shards.splits["train"]), -(-batches // (changes + 1))
+    stages = []
+    for i, res in zip(range(changes + 1), itertools.cycle(shards.resolutions), strict=False):
+        size, fraction = (batch_size, 1.0) if i % 2 else (max(2, batch_size // 2), 0.5)
+        epoch = -(-max(1, round(total * fraction)) // size)
+        stages.append(
+            Stage(
+                res=res, epochs=-(-per_stage // epoch), batch_size=size, fraction=fraction,
+                augment=_AUGMENTS[i % len(_AUGMENTS)], order="block" if i % 2 else "full",
+            )
+        )
+    return stages
+
+
+def rss_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+def measure(shards: ShardSet, *, batches: int, changes: int, batch_size: int, threads: int) -> dict[str, Any]:
+    """{"curve": [[batch, stage, RSS in MiB, open files, threads], ...], "growth_mib", ...}."""
+    plan = Plan(
+        shards, varied(shards, batches=batches, changes=changes, batch_size=batch_size), eval_batch_size=batch_size,
+        eval_every_epochs=10,
+    )  # fmt: skip
+    curve: list[list[float]] = []
+    every = max(1, plan.total_batches // 1000)
+    began = time.perf_counter()
+    with Loader(plan, threads=threads) as loader:
+        for batch in loader:
+            i = batch.spec.index
+            if i % every == 0:
+                files = len(list(Path("/proc/self/fd").iterdir()))
+                curve.append([i, batch.spec.stage, round(rss_mib(), 1), files, threading.active_count()])
+                if sys.stderr.isatty():
+                    print(f"\r{i} of {plan.total_batches}, {curve[-1][2]} MiB", end="", file=sys.stderr)
+    fifth = len(curve) // 5
+    first, last = (statistics.median(row[2] for row in part) for part in (curve[fifth : 2 * fifth], curve[-fifth:]))
+    return {
+        "batches": plan.total_batches, "stages": len(plan.stages), "segments": len(plan.segments),
+        "took_s": round(time.perf_counter() - began, 1), "rss_second_fifth_mib": first, "rss_last_fifth_mib": last,
+        "growth_mib": round(last - first, 1), "most_files": max(row[3] for row in curve),
+        "most_threads": max(row[4] for row in curve), "curve": curve,
+    }  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m benchmarks.memory", description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--shards", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--batches", type=int, default=100_000, metavar="N")
+    parser.add_argument("--changes", type=int, default=50, metavar="N")
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N")
+    parser.add_argument("--threads", type=int, default=2, metavar="N")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/memory.json"), metavar="FILE")
+    try:
+        got: argparse.Namespace = parser.parse_args(argv)
+        found = measure(
+            ShardSet.open(got.shards), batches=got.batches, changes=got.changes, batch_size=got.batch_size,
+            threads=got.threads,
+        )  # fmt: skip
+    except ResoluteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    record = {"commit": commit(), "machine": machine(torch.device("cpu")), "versions": versions(), **found}
+    got.out.parent.mkdir(parents=True, exist_ok=True)
+    got.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    steps = max(1, len(found["curve"]) // 10)
+    for row in found["curve"][::steps]:
+        print(f"batch {row[0]:>8,}  stage {row[1]:>3}  {row[2]:8.1f} MiB  {row[3]:>4} files  {row[4]:>3} threads")
+    print(f"{found['batches']:,} batches, {found['stages']} stages in {found['took_s']} s: "
+          f"{found['growth_mib']:+.1f} MiB from the second fifth to the last; written: {got.out}")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""How well does each order shuffle, and what does it ask of the disk? Numbers beside those of ideal random draws.
+
+    python -m benchmarks.order [--shards DIR | --samples 1281167 --classes 1000] [--batch-size 256] [--out FILE]
+
+Of whole training epochs, for `full`, for `block` with windows of several sizes, and for no shuffle at all:
+
+* class mix: mean total-variation distance between the classes of a batch and those of the set, over that of
+  independent random permutations: 1 is ideal. Once for classes as prep stores them (shuffled), and once as if they
+  had been stored one after another, which no order but `full` can mend wholly;
+* kept pairs: the part of all pairs in a batch that are in one batch again in the next epoch, over chance: 1 is ideal;
+* blocks a batch: how many different blocks of neighbours it takes samples from;
+* reads: blocks fetched for each 1000 samples with room for twice a window of them (least recently used goes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ResoluteError
+from pipeline.order import WINDOW_BLOCKS, block_samples, sample_ids
+from pipeline.shards import ShardSet
+
+from .table import text_table
+
+WINDOWS = (1, 4, 16, 64)
+IDEAL = 8  # random permutations to compare with
+
+
+def orders_of(total: int, epochs: int, seed: int = 0) -> dict[str, list[NDArray[np.int64]]]:
+    """Name -> the whole order of each epoch."""
+    places = np.arange(total)
+
+    def epoch(number: int, **how: Any) -> NDArray[np.int64]:
+        return sample_ids(positions=places, seed=seed, epoch=number, samples=total, offset=0, total=total, **how)
+
+    found = {"full": [epoch(number, order="full") for number in range(epochs)]}
+    for window in WINDOWS:
+        found[f"block, window {window}"] = [epoch(number, order="block", window=window) for number in range(epochs)]
+    return found | {"as stored": [places] * epochs}
+
+
+def class_distance(ids: NDArray[np.int64], labels: NDArray[np.int64], batch_size: int) -> float:
+    """Mean total-variation distance between the classes of whole batches and those of the set."""
+    classes = int(labels.max()) + 1
+    share = np.bincount(labels, minlength=classes) / len(labels)
+    batches = len(ids) // batch_size
+    number = np.repeat(np.arange(batches), batch_size)
+    seen = np.zeros((batches, classes))
+    np.add.at(seen, (number, labels[ids[: len(number)]]), 1 / batch_size)
+    return float(np.abs(seen - share).sum(axis=1).mean() / 2)
+
+
+def kept_pairs(before: NDArray[np.int64], after: NDArray[np.int64], batch_size: int) -> float:
+    """Part of the pairs of samples in one batch of an epoch that are in one batch of the next, over chance."""
+    total = len(before)
+    batch_of = np.empty((2, total), np.int64)
+    for which, ids in enumerate((before, after)):
+        batch_of[which, ids] = np.arange(total) // batch_size
+    sizes = np.bincount(batch_of[0])
+    after_sizes = np.bincount(batch_of[1])
+    _, both = np.unique(batch_of[0] * len(after_sizes) + batch_of[1], return_counts=True)
+    pairs, kept = (sizes * (sizes - 1)).sum(), (both * (both - 1)).sum()
+    chance = (after_sizes * (after_sizes - 1)).sum() / (total * (total - 1))
+    return float(kept / pairs / chance)
+
+
+def fetched(ids: NDArray[np.int64], block: int, room: int) -> int:
+    """Blocks fetched for `ids` one after another, with room for `room` of them, the least recently used goes."""
+    kept: OrderedDict[int, None] = OrderedDict()
+    count = 0
+    for number in (ids // block).tolist():
+        if number in kept:
+            kept.move_to_end(number)
+            continue
+        count += 1
+        kept[number] = None
+        if len(kept) > room:
+            kept.popitem(last=False)
+    return count
+
+
+def measure(labels: NDArray[np.int64], batch_size: int, epochs: int) -> list[dict[str, Any]]:
+    """A row of numbers for each order; `labels` (N,) as stored."""
+    total, block = len(labels), block_samples(len(labels))
+    layouts = {"shuffled": labels, "sorted": np.sort(labels)}
+    random = np.random.default_rng(0)
+    ideal = np.mean([class_distance(random.permutation(total), labels, batch_size) for _ in range(IDEAL)])
+    rows = []
+    for name, order in orders_of(total, epochs).items():
+        window = int(name.rpartition(" ")[2]) if name.startswith("block") else WINDOW_BLOCKS
+        whole = order[0][: total // batch_size * batch_size].reshape(-1, batch_size)
+        touched = np.sort(whole // block, axis=1)
+        rows.append({
+            "order": name,
+            **{f"class_mix_{layout}": float(np.mean([class_distance(ids, of, batch_size) for ids in order]) / ideal)
+               for layout, of in layouts.items()},
+            "kept_pairs": float(np.mean([kept_pairs(a, b, batch_size) for a, b in itertools.pairwise(order)])),
+            "blocks_a_batch": float(1 + (np.diff(touched, axis=1) > 0).sum(axis=1).mean()),
+            "reads_a_1000": 1000 * fetched(order[0], block, 2 * window) / total,
+        })  # fmt: skip
+    return rows
+
+
+def table(result: dict[str, Any]) -> str:
+    rows = [
+        [row["order"], f"{row['class_mix_shuffled']:.3f}", f"{row['class_mix_sorted']:.3f}", f"{row['kept_pairs']:.2f}",
+         f"{row['blocks_a_batch']:.1f}", f"{row['reads_a_1000']:.2f}"]
+        for row in result["orders"]
+    ]  # fmt: skip
+    title = (f"{result['samples']:,} samples, {result['classes']} classes, batches of {result['batch_size']}, blocks "
+             f"of {result['block_samples']}: each over ideal random draws")  # fmt: skip
+    header = ["order", "class mix", "stored sorted", "kept pairs", "blocks a batch", "reads a 1000"]
+    return text_table(title, header, rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.order", description=__doc__.splitlines()[0])
+    parser.add_argument("--shards", type=Path, metavar="DIR", help="a set, for its own number of samples and classes")
+    parser.add_argument("--samples", type=int, default=1_281_167, help="of a made-up set (default: ImageNet's)")
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/order.json"), metavar="FILE")
+    args = parser.parse_args()
+    try:
+        if args.shards:
+            labels = ShardSet.open(args.shards).splits["train"].samples["label"].astype(np.int64)
+        else:
+            labels = np.random.default_rng(1).permutation(np.arange(args.samples) % args.classes)
+        if min(len(labels) // 2, args.epochs) < 2 or not 2 <= args.batch_size <= len(labels):
+            raise ResoluteError("order: got too few samples or epochs, expected two batches and two epochs; raise them")
+    except ResoluteError as error:
+        print(f"order: {error}", file=sys.stderr)
+        return 2
+    result = {
+        "samples": len(labels), "classes": int(labels.max()) + 1, "batch_size": args.batch_size,
+        "block_samples": block_samples(len(labels)), "default_window": WINDOW_BLOCKS, "epochs": args.epochs,
+        "orders": measure(labels, args.batch_size, args.epochs),
+    }  # fmt: skip
+    print(table(result))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""What is one peer asked to do? A job, sent as JSON to a process of its own.
+
+Imports nothing but the standard library: FFCV's interpreter, which has no Resolute, reads it too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+__all__ = ["MEAN", "STD", "Job"]
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # Source: timm IMAGENET_DEFAULT_MEAN and _STD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Training batches of the shards in turn at each of `resolutions`, and what to find out about them."""
+
+    task: Literal["prepare", "rate", "clock", "crops"]
+    module: str  # of benchmarks.peers
+    variant: str = ""
+    shards: str
+    scratch: str  # folder for files of this run
+    resolutions: tuple[int, ...]  # px: what the model sees; each is read from its own shards
+    batches: int = 1  # at each resolution
+    batch_size: int = 64
+    workers: int = 2  # processes or threads that decode
+    warm_up: int = 1  # rate: batches delivered before the clock starts
+    seconds: float = 1.0  # rate: length of the window
+    crop_area: tuple[float, float] = (0.25, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip_prob: float = 0.5
+    crop_fracs: tuple[float, ...] = ()  # crops: sides of the centre squares, in short sides
+    crop_frac: float = 1.0  # the one of them that is being made
+    images: int = 1  # crops: how many, the first of the validation split
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Job:
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()
+        }
+        return cls(**values)

@@ -1,0 +1,72 @@
+"""Where in the tars is each image? As stock readers see the shards: from the tars and their DALI indexes alone.
+
+why: peers should depend neither on our own index nor on our reader, and FFCV's interpreter has neither.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Tars", "endless"]
+
+
+class Tars:
+    """The JPEGs of one split at one resolution, in the order of the tars; files stay open once used."""
+
+    def __init__(self, root: str | Path, res: int, split: str = "train") -> None:
+        self.indexes = sorted(Path(root, str(res)).glob(f"{split}-*.idx"))
+        self.paths = [index.with_suffix(".tar") for index in self.indexes]
+        rows = [
+            (shard, *_places(line))
+            for shard, index in enumerate(self.indexes)
+            for line in index.read_text(encoding="utf-8").splitlines()[1:]
+        ]
+        self._places = np.array(rows, np.int64).reshape(-1, 5)
+        self._files: dict[int, int] = {}  # shard number -> file descriptor, opened by the process that needs it
+        self.labels = [int(self._read(shard, *label)) for shard, _, _, *label in self._places.tolist()]
+        self._close()  # why: a worker that is forked must not share file descriptors, nor pickle them
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def mean_bytes(self) -> float:
+        """Of a JPEG."""
+        return float(self._places[:, 2].mean())
+
+    def jpeg(self, sample: int) -> bytes:
+        shard, offset, size = (int(value) for value in self._places[sample, :3])
+        return self._read(shard, offset, size)
+
+    def _read(self, shard: int, offset: int, size: int) -> bytes:
+        if shard not in self._files:
+            self._files[shard] = os.open(self.paths[shard], os.O_RDONLY)
+        return os.pread(self._files[shard], size, offset)
+
+    def _close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def __del__(self) -> None:
+        if hasattr(self, "_files"):
+            self._close()
+
+
+def _places(line: str) -> tuple[int, int, int, int]:
+    """Offset and bytes of the JPEG and of the label. Source: DALI's wds2idx: `ext offset size name` a component."""
+    words = line.split()
+    found = {words[i]: (int(words[i + 1]), int(words[i + 2])) for i in range(0, len(words), 4)}
+    return *found["jpg"], *found["cls"]
+
+
+def endless(samples: int, total: int, seed: int) -> NDArray[np.int64]:
+    """`total` sample numbers: one random permutation of all `samples` after another.
+
+    why: no peer has to pay for the end of an epoch; a real one is far longer than a window here.
+    """
+    rng = np.random.default_rng(seed)
+    return np.concatenate([rng.permutation(samples) for _ in range(-(-total // samples))])[:total]

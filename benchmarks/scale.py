@@ -1,0 +1,221 @@
+"""Does a batch cost the same in a set of a thousand samples and in one of a hundred million?
+
+    python -m benchmarks.scale [--samples 1000,1000000,100000000] [--dir FOLDER] [--out FILE]
+
+For each size a set is made up whose index is real and whose shards are holes (10 GB of disk at 100 M samples, deleted
+at the end). A process of its own opens it at three resolutions and asks the plan for batches, with the labels as the
+loader does: batches whose index blocks nobody has checked yet, read from disk ("cold", where the system forgets what
+it is told to) or from memory, and then the same batches again. In a set of 100 M samples each record of a new batch
+lies in a block of its own, so "unchecked" is the worst there is; a run ends up at "again".
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.index import checksums, checksums_name
+from pipeline.order import Order
+from pipeline.plan import Plan
+from pipeline.recipe import Stage
+from pipeline.shards import FORMAT, SAMPLE, STORED, VERSION, ShardSet, manifest_bytes, shard_name, tar_name
+
+from .table import text_table
+
+RESOLUTIONS = (128, 160, 224)
+PER_SHARD, CHUNK, BATCH = 10_000, 1_000_000, 256
+TAR_BYTES = 100_000_000
+
+
+def make_set(root: Path, samples: int) -> None:
+    """A shard set of one split for training; its tars have sizes and no bytes."""
+    shards = [shard_name("train", number) for number in range(math.ceil(samples / PER_SHARD))]
+    files: dict[str, dict[str, Any]] = {}
+    (root / "index").mkdir(parents=True)
+    files |= _write(root, "index/train.npy", SAMPLE, samples)
+    for res in RESOLUTIONS:
+        files |= _write(root, f"index/train-{res}.npy", STORED, samples)
+        (root / str(res)).mkdir()
+        for shard in shards:
+            name = tar_name(res, shard)
+            with (root / name).open("wb") as tar:
+                tar.truncate(TAR_BYTES)
+            files[name] = {"bytes": TAR_BYTES, "sha256": hashlib.sha256(name.encode()).hexdigest()}
+            files[name.replace(".tar", ".idx")] = {"bytes": 1000, "sha256": files[name]["sha256"]}
+    manifest = {
+        "format": FORMAT, "version": VERSION, "settings": {"margin": 8 / 7, "val": {"how": "folder"}},
+        "classes": [str(n) for n in range(1000)],
+        "resolutions": {str(res): {"short_side": round(res * 8 / 7)} for res in RESOLUTIONS},
+        "splits": {"train": {"samples": samples, "shards": shards}}, "files": files,
+    }  # fmt: skip
+    (root / "manifest.json").write_bytes(manifest_bytes(manifest))
+
+
+def _write(root: Path, name: str, dtype: np.dtype[Any], samples: int) -> dict[str, dict[str, Any]]:
+    """An index array and its checksums, a chunk at a time; what the manifest says of them."""
+    digest = hashlib.sha256()
+
+    def pieces() -> Iterator[bytes]:
+        head = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype)) | {"shape": (samples,)}
+        np.lib.format.write_array_header_1_0(file, head)
+        file.seek(0)
+        yield file.read()
+        random = np.random.default_rng(0)
+        for first in range(0, samples, CHUNK):
+            count = min(CHUNK, samples - first)
+            rows, number = np.zeros(count, dtype), np.arange(first, first + count, dtype=np.uint64)
+            if dtype == SAMPLE:
+                rows["key"], rows["label"] = number, random.integers(0, 1000, count)
+            else:
+                rows["offset"], rows["shard"] = number % PER_SHARD * 10_000 + 512, number // PER_SHARD
+                rows["width"], rows["height"] = random.integers(146, 400, count), 146
+                rows["nbytes"], rows["crc32"] = random.integers(5000, 9000, count), random.integers(0, 2**32, count)
+            data = rows.tobytes()
+            file.write(data)
+            yield data
+
+    def hashed() -> Iterator[bytes]:
+        for piece in pieces():
+            digest.update(piece)
+            yield piece
+
+    with (root / name).open("w+b") as file:
+        crcs = checksums(hashed())
+    np.save(root / checksums_name(name), crcs)
+    told = {}
+    for one, sha256 in ((name, digest.hexdigest()),
+                        (checksums_name(name), hashlib.sha256((root / checksums_name(name)).read_bytes()).hexdigest())):
+        told[one] = {"bytes": (root / one).stat().st_size, "sha256": sha256}
+    return told
+
+
+def forget(root: Path) -> None:
+    """Ask the system to drop the index from memory; it need not."""
+    os.sync()
+    for path in (root / "index").iterdir():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def remember(root: Path) -> None:
+    """Read the index into the system's page cache, which has to have room for it."""
+    for path in (root / "index").iterdir():
+        with path.open("rb") as file:
+            while file.read(1 << 24):
+                pass
+
+
+def memory_mib() -> dict[str, float]:
+    """Of this process: its own, and pages of files that it has mapped, which the system may take back."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    sizes = {line.split(":")[0]: float(line.split()[1]) / 1024 for line in lines if line.endswith("kB")}
+    return {"own": sizes["RssAnon"], "mapped": sizes["RssFile"]}
+
+
+def measure(root: Path, order: Order, *, cold: bool, batches: int) -> dict[str, Any]:
+    """Times of opening and of batches at random places of a run of ten epochs; µs a batch."""
+    _ready()  # why: the first call compiles; that is no part of a batch
+    before, began = memory_mib(), time.perf_counter()
+    shards = ShardSet.open(root)
+    open_s = time.perf_counter() - began
+    opened = memory_mib()
+    stages = [Stage(res=res, epochs=3, batch_size=BATCH) for res in RESOLUTIONS]
+    plan = Plan(shards, stages, order=order, eval_batch_size=None)
+    places = np.random.default_rng(1).integers(0, plan.total_batches, batches).tolist()
+    first = _times_us(plan, places)
+    again = _times_us(plan, places)
+    after = memory_mib()
+    return {
+        "samples": len(shards.splits["train"]), "order": order, "cold": cold, "batch": BATCH, "batches": batches,
+        "open_s": open_s, "own_mib_open": opened["own"] - before["own"], "own_mib_after": after["own"] - before["own"],
+        "mapped_mib_after": after["mapped"] - before["mapped"],
+        "unchecked_us": statistics.median(first), "unchecked_p95_us": float(np.quantile(first, 0.95)),
+        "again_us": statistics.median(again), "again_p95_us": float(np.quantile(again, 0.95)),
+    }  # fmt: skip
+
+
+def _ready() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        make_set(Path(folder) / "set", 1000)
+        shards = ShardSet.open(Path(folder) / "set")
+        for order in ("full", "block"):
+            stage = Stage(res=128, epochs=1, batch_size=BATCH, order=order)
+            _times_us(Plan(shards, [stage], eval_batch_size=None), [0])
+
+
+def _times_us(plan: Plan, places: list[int]) -> list[float]:
+    samples, times_us = plan.shards.splits["train"].samples, []
+    for index in places:
+        began = time.perf_counter()
+        spec = plan.batch(index)
+        samples[spec.ids]["label"].astype(np.int64)
+        times_us.append(1e6 * (time.perf_counter() - began))
+    return times_us
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    rows = [
+        [f"{run['samples']:,}", run["order"], "disk" if run["cold"] else "memory", f"{1e3 * run['open_s']:.0f}",
+         f"{run['own_mib_after']:.1f}", f"{run['mapped_mib_after']:.0f}", f"{run['unchecked_us']:.0f}",
+         f"{run['again_us']:.0f}", f"{run['again_us'] / BATCH:.2f}"]
+        for run in runs
+    ]  # fmt: skip
+    header = ["samples", "order", "index in", "open ms", "own MiB", "mapped MiB", "unchecked us", "again us",
+              "us/sample"]  # fmt: skip
+    return text_table(f"batches of {BATCH} with labels, {len(RESOLUTIONS)} resolutions open", header, rows, left=3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", default="1000,1000000,100000000", metavar="N,…")
+    parser.add_argument("--batches", type=int, default=400, metavar="N")
+    parser.add_argument("--dir", type=Path, help="where the sets are made (default: the system's temporary folder)")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scale.json"), metavar="FILE")
+    args = parser.parse_args()
+    runs: list[dict[str, Any]] = []
+    bytes_of: dict[int, float] = {}
+    orders: tuple[Order, ...] = ("full", "block")
+    for samples in map(int, args.samples.split(",")):
+        with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+            root, began = Path(folder) / "set", time.perf_counter()
+            make_set(root, samples)
+            arrays = sum(path.stat().st_size for path in (root / "index").glob("*.npy"))
+            bytes_of[samples] = arrays / samples
+            print(f"{samples:,}: index made in {time.perf_counter() - began:.0f} s, "
+                  f"{(root / 'manifest.json').stat().st_size / 1e6:.1f} MB of manifest", flush=True)  # fmt: skip
+            for cold in (True, False):
+                for order in orders:
+                    forget(root) if cold else remember(root)
+                    # why: a process of its own has memory of its own, and one that has checked nothing yet
+                    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+                        runs.append(pool.submit(measure, root, order, cold=cold, batches=args.batches).result())
+    print(table(runs))
+    import torch  # why: the measured processes can do without
+
+    from . import machine
+
+    result = {
+        "commit": machine.commit(), "machine": machine.machine(torch.device("cpu")), "versions": machine.versions(),
+        "resolutions": RESOLUTIONS, "index_bytes_a_sample": bytes_of, "runs": runs,
+    }  # fmt: skip
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""What does slow storage cost? Stalls of a consumer that takes a batch, then computes for a fixed time.
+
+    python -m benchmarks.storage --shards shards [--res 128] [--pace 1500] [--seconds 10] [--only local,cold,store]
+
+local  a folder in the page cache, and the same with 1, 5 and 20 ms added to each sample's read (a network disk)
+cold   the folder's files, put out of the page cache first
+store  an object store on loopback (`benchmarks/double.py`), from an empty cache: first and second epoch, both
+       orders, without and with hints ahead of the reads (`pipeline/ahead.py`)
+
+The consumer sleeps `batch / pace` s for each batch, as a training step would that needs `pace` images/s. stall is
+the part of the time, after the first batch, in which it waited in `next()`; `start` is what the first batch took,
+with the opening of the set and the loader. The second epoch sees the first one's samples again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.command import Parser
+from pipeline.errors import ResoluteError
+from pipeline.files import Files, open_files
+from pipeline.order import Order
+
+__all__ = ["Delayed", "forget", "main", "paced"]
+
+PARTS = ("local", "cold", "store")
+DELAYS_S = (0.0, 1e-3, 5e-3, 20e-3)
+
+
+class Delayed(Files):
+    """Another set's files, each read of which takes `delay_s` longer."""
+
+    remote = True  # why: whatever is read has to come through `read`
+    chunk_bytes = 0
+
+    def __init__(self, files: Files, delay_s: float) -> None:
+        self._files, self._delay_s = files, delay_s
+
+    @property
+    def root(self) -> str:
+        return self._files.root
+
+    def where(self, name: str) -> str:
+        return self._files.where(name)
+
+    def size(self, name: str) -> int | None:
+        return self._files.size(name)
+
+    def local(self, name: str) -> Path:
+        return self._files.local(name)
+
+    def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
+        time.sleep(self._delay_s)
+        return self._files.read(name, offset, nbytes, fresh=fresh)
+
+    def want(self, name: str, offset: int, nbytes: int) -> bool:
+        return self._files.want(name, offset, nbytes)
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def forget(folder: Path, res: int) -> None:
+    """Put the tars of a resolution out of the page cache, where the system does as it is told."""
+    os.sync()  # why: only what is on the disk can go
+    for path in (folder / str(res)).glob("*.tar"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[str, float]]:
+    """For each epoch: `start_s` (of the first batch, from `began` on), `stall_frac`, `slowest_s`, `images_per_s`.
+
+    `batches` yields (epoch, samples); a step of `step_s` s passes after each.
+    """
+    waits: dict[int, list[float]] = {}
+    images: dict[int, int] = {}
+    before = began
+    for epoch, samples in batches:
+        waits.setdefault(epoch, []).append(time.perf_counter() - before)
+        images[epoch] = images.get(epoch, 0) + samples
+        time.sleep(step_s)
+        before = time.perf_counter()
+    found = []
+    for epoch, each in waits.items():
+        inner = each[1:] if epoch == min(waits) else each
+        total_s = sum(inner) + step_s * len(each)
+        found.append({
+            "start_s": each[0], "stall_frac": sum(inner) / total_s, "slowest_s": max(inner, default=0.0),
+            "typical_s": statistics.median(inner or each), "images_per_s": images[epoch] / total_s,
+        })  # fmt: skip
+    return found
+
+
+def case(
+    open_set: Callable[[], Any], got: argparse.Namespace, *, order: Order, epochs: int, hints: bool = False
+) -> dict[str, Any]:
+    """One run of `epochs` epochs of the same samples, at the pace asked for."""
+    from pipeline.ahead import Ahead
+    from pipeline.loader import Loader
+    from pipeline.plan import Plan
+    from pipeline.recipe import Stage
+
+    began = time.perf_counter()
+    shards = open_set()
+    try:
+        samples = max(got.batch_size, min(len(shards.splits["train"]), round(got.pace * got.seconds)))
+        fraction = min(1.0, samples // got.batch_size * got.batch_size / len(shards.splits["train"]))
+        stage = Stage(res=got.res, epochs=epochs, batch_size=got.batch_size, fraction=fraction)
+        plan = Plan(shards, [stage], order=order, fraction_mode="fixed", eval_batch_size=None)
+        ahead = Ahead(plan)
+
+        def batches() -> Iterator[tuple[int, int]]:
+            if hints:
+                ahead.follow(0)
+            with Loader(plan, threads=got.threads) as loader:
+                for batch in loader:
+                    if hints:
+                        ahead.follow(batch.spec.index)
+                    yield batch.spec.epoch, len(batch.labels)
+
+        epochs_found = paced(batches(), step_s=got.batch_size / got.pace, began=began)
+        counts: dict[str, int] = getattr(shards.files, "counts", dict)()
+    finally:
+        shards.close()
+    return {"order": order, "hints": hints, "epochs": epochs_found, "counts": counts}
+
+
+def measure(got: argparse.Namespace) -> list[dict[str, Any]]:
+    from pipeline.shards import ShardSet
+
+    def tell(name: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{name}", end="", file=sys.stderr, flush=True)
+
+    def opened(files: Files) -> Any:
+        return ShardSet.open(files.root, resolutions=(got.res,), files=files)
+
+    def opened_from(files: Callable[[], Files]) -> Any:
+        return opened(files())
+
+    def delayed(delay_s: float) -> Any:
+        return opened(Delayed(open_files(got.shards), delay_s))
+
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, open_set: Callable[[], Any], **words: Any) -> None:
+        tell(name)
+        rows.append({"name": name, **case(open_set, got, **words)})
+
+    if "local" in got.only:
+        add("page cache (warming)", lambda: opened(open_files(got.shards)), order="full", epochs=1)
+        rows.clear()
+        add("page cache", lambda: opened(open_files(got.shards)), order="full", epochs=1)
+        for delay_s in DELAYS_S:
+            add(f"{1e3 * delay_s:g} ms a sample", partial(delayed, delay_s), order="full", epochs=1)
+    if "cold" in got.only:
+        for order in ("full", "block"):
+            forget(got.shards, got.res)
+            add("cold disk", lambda: opened(open_files(got.shards)), order=order, epochs=2)
+    if "store" in got.only:
+        for order in ("full", "block"):
+            for hints in (False, True):
+                with remote(got) as files:
+                    add(f"store, {'hints' if hints else 'no hints'}", partial(opened_from, files), order=order,
+                        epochs=2, hints=hints)  # fmt: skip
+    tell("")
+    return rows
+
+
+@contextmanager
+def remote(got: argparse.Namespace) -> Iterator[Callable[[], Files]]:
+    """How to open the set behind the store, through a new and empty cache."""
+    from pipeline.cache import CacheSettings
+
+    from .double import store
+
+    with (
+        tempfile.TemporaryDirectory(prefix="resolute-cache-") as folder,
+        store(got.shards, latency_s=got.latency_ms / 1e3, bytes_per_s=got.mib_per_s * 2**20,
+              total_bytes_per_s=got.total_mib_per_s * 2**20) as url,
+    ):  # fmt: skip
+        settings = CacheSettings(folder=Path(folder), chunk_bytes=round(got.chunk_mib * 2**20))
+        yield lambda: open_files(url, cache=settings)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    from .table import text_table
+
+    lines = []
+    for row in rows:
+        for number, epoch in enumerate(row["epochs"]):
+            counts = row["counts"]
+            lines.append([
+                row["name"], row["order"], str(number + 1), f"{100 * epoch['stall_frac']:.1f} %",
+                f"{1e3 * epoch['typical_s']:.1f}", f"{1e3 * epoch['slowest_s']:.0f}", f"{epoch['images_per_s']:.0f}",
+                f"{epoch['start_s']:.2f}" if not number else "",
+                f"{counts['requests']}, {counts['fetched_bytes'] / 2**20:.0f} MiB" if counts and not number else "",
+            ])  # fmt: skip
+    header = ["storage", "order", "epoch", "stall", "wait ms", "slowest ms", "images/s", "start s", "requests in all"]
+    return text_table("a consumer that computes for a fixed time a batch", header, lines, left=2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m benchmarks.storage", description=__doc__, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    add = parser.add_argument
+    add("--shards", type=Path, required=True, metavar="DIR")
+    add("--res", type=int, default=128, metavar="PX")
+    add("--pace", type=float, default=1500, metavar="IMAGES/S", help="what training needs (default: %(default)s)")
+    add("--batch-size", type=int, default=64, metavar="N")
+    add("--seconds", type=float, default=10, metavar="S", help="of an epoch without stalls (default: %(default)s)")
+    add("--threads", type=int, default=2, metavar="N", help="decoding threads (default: %(default)s)")
+    add("--latency-ms", type=float, default=30, metavar="MS", help="store: before a first byte (default: %(default)s)")
+    add("--mib-per-s", type=float, default=80, metavar="MIB", help="store: of a request (default: %(default)s)")
+    add("--total-mib-per-s", type=float, default=100, metavar="MIB", help="store: of all requests together; should be "
+        "about four times pace x bytes a sample, as 1 GB/s is for 20 000 images/s (default: %(default)s)")
+    add("--chunk-mib", type=float, default=4, metavar="MIB", help="store: of a request (default: %(default)s)")
+    add("--only", default=",".join(PARTS), metavar="PART,…")
+    add("--out", type=Path, default=Path("benchmarks/results/storage.json"), metavar="FILE")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
+    try:
+        got = _parser().parse_args(argv)
+        got.only = got.only.split(",")
+        if unknown := [part for part in got.only if part not in PARTS]:
+            raise ResoluteError(f"--only: got '{unknown[0]}', expected some of {','.join(PARTS)}; correct it")
+        for name in ("pace", "seconds", "mib_per_s", "total_mib_per_s", "chunk_mib", "batch_size"):
+            if not 0 < getattr(got, name) < math.inf:
+                raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(got, name)}, expected above 0; raise it")
+        rows = measure(got)
+    except ResoluteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    from .machine import commit, find_device, machine, versions
+
+    print(table(rows))
+    settings = {name: value for name, value in vars(got).items() if name not in ("shards", "out")}
+    got.out.parent.mkdir(parents=True, exist_ok=True)
+    got.out.write_text(json.dumps({
+        "format": "resolute-storage-1", "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit(), "machine": machine(find_device("cpu")), "versions": versions(),
+        "settings": {**settings, "set": got.shards.resolve().name}, "rows": rows,
+    }, indent=1) + "\n", encoding="utf-8")  # fmt: skip
+    print(f"written: {got.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""How do several processes train under Hugging Face Accelerate, with its checkpoints?
+
+    accelerate launch --num_processes 8 -m pipeline.examples.accelerate_loop SHARDS --res 128,160 --checkpoint run
+
+The loader is not prepared by Accelerate: it cuts each batch by rank itself. It is registered for its checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torchvision.models import resnet18
+
+from pipeline import Augment, Loader, Plan, ShardSet, Stage
+from pipeline.examples.start import flags, soft_targets
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+    """Train; returns the weights."""
+    args = flags(argv, __doc__)
+    accelerator = Accelerator()
+    torch.manual_seed(0)
+    shards = ShardSet.open(args.shards, resolutions=args.resolutions)
+    classes, mixed = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=mixed) for res in args.resolutions]
+    plan = Plan(shards, stages)
+    # group norm: with batch norm, results would depend on the number of processes
+    model = resnet18(num_classes=classes, norm_layer=partial(nn.GroupNorm, 8)).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-5)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=plan.total_steps)
+    # the schedule is not prepared: Accelerate would step it once a process, and the plan counts global steps
+    model, optimizer = accelerator.prepare(model, optimizer)
+    rank, world = accelerator.process_index, accelerator.num_processes
+    with Loader(plan, device=accelerator.device, rank=rank, world=world) as loader:
+        accelerator.register_for_checkpointing(loader, schedule)
+        if args.checkpoint.exists():
+            accelerator.load_state(str(args.checkpoint))
+        right = torch.zeros((), dtype=torch.int64, device=accelerator.device)
+        for batch in loader:
+            spec = batch.spec
+            if spec.split == "train":
+                model.train()
+                with accelerator.autocast():
+                    losses = cross_entropy(model(batch.images), soft_targets(batch, classes), reduction="sum")
+                # gradients are averaged over processes, whose parts of a batch may differ by a sample or two
+                accelerator.backward(losses * world / spec.global_size)
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+                continue
+            model.eval()
+            with torch.inference_mode():
+                right += (model(batch.images).argmax(1) == batch.labels).sum()
+            if spec.last:
+                total = int(accelerator.reduce(right))
+                accelerator.print(f"epoch {spec.epoch} {spec.res} px: top-1 {total / len(shards.splits['val']):.2%}")
+                right.zero_()
+                accelerator.save_state(str(args.checkpoint))
+                if spec.epoch + 1 == args.stop:
+                    break
+    accelerator.end_training()
+    return dict(accelerator.unwrap_model(model).state_dict())
+
+
+if __name__ == "__main__":
+    main()

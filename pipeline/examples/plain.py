@@ -1,0 +1,63 @@
+"""How does a plain PyTorch loop train in two stages, validate exactly and go on after a stop?
+
+    python -m pipeline.examples.plain SHARDS --res 128,160 --checkpoint run.pt
+
+Run it again after stopping it: it goes on behind the last whole epoch and ends with the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from torchvision.models import resnet18
+
+from pipeline import Augment, Loader, Plan, ShardSet, Stage
+from pipeline.examples.start import flags, soft_targets
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+    """Train; returns the weights."""
+    args = flags(argv, __doc__)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    shards = ShardSet.open(args.shards, resolutions=args.resolutions)
+    classes, mixed = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=mixed) for res in args.resolutions]
+    plan = Plan(shards, stages)
+
+    model = resnet18(num_classes=classes).to(device).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-5)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=plan.total_steps)
+    with Loader(plan, device=device) as loader:
+        parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+        if args.checkpoint.exists():
+            for name, state in torch.load(args.checkpoint, map_location=device).items():
+                parts[name].load_state_dict(state)
+        right = 0
+        for batch in loader:
+            spec = batch.spec
+            if spec.split == "train":
+                model.train()
+                loss = cross_entropy(model(batch.images), soft_targets(batch, classes), label_smoothing=0.1)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                continue
+            model.eval()
+            with torch.inference_mode():
+                right += int((model(batch.images).argmax(1) == batch.labels).sum())
+            if spec.last:  # of the epoch: every sample of the validation split was seen exactly once
+                print(f"epoch {spec.epoch} {spec.res} px: top-1 {right / len(shards.splits['val']):.2%}")
+                right = 0
+                torch.save({name: part.state_dict() for name, part in parts.items()}, args.checkpoint)
+                if spec.epoch + 1 == args.stop:
+                    break
+    return dict(model.state_dict())
+
+
+if __name__ == "__main__":
+    main()

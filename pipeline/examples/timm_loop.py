@@ -1,0 +1,77 @@
+"""How does timm's way to train, `for epoch: for input, target in loader`, take the stream?
+
+    python -m pipeline.examples.timm_loop SHARDS --res 128,160
+
+`Pass` is what timm's `train_one_epoch` and `validate` want of a loader. Training targets are mixed already, so the
+loss is a soft one and timm's own mixup stays off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import timm
+import torch
+from timm.loss import SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.utils import AverageMeter, ModelEmaV3, accuracy
+
+from pipeline import Augment, Loader, Plan, ShardSet, Stage
+from pipeline.examples.start import flags, soft_targets
+from pipeline.plan import Segment
+
+
+@dataclass
+class Pass:
+    """An epoch of training, or a validation, as a loader of pairs on the device; iterate once, in the plan's order."""
+
+    loader: Loader
+    segment: Segment
+    classes: int
+    mixup_enabled: bool = False  # asked by timm's train.py
+
+    def __len__(self) -> int:
+        return self.segment.batches
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for _ in range(len(self)):
+            batch = next(self.loader)
+            yield batch.images, soft_targets(batch, self.classes) if batch.spec.split == "train" else batch.labels
+
+
+def main(argv: Sequence[str] | None = None) -> AverageMeter:
+    """Train; returns the last top-1 in percent."""
+    args = flags(argv, __doc__)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shards = ShardSet.open(args.shards, resolutions=args.resolutions)
+    classes, mixed = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=mixed) for res in args.resolutions]
+    plan = Plan(shards, stages)
+    model = timm.create_model("resnet18", num_classes=classes).to(device).to(memory_format=torch.channels_last)
+    ema = ModelEmaV3(model, decay=0.99, use_warmup=True)
+    optimizer = create_optimizer_v2(model, opt="sgd", lr=0.1, momentum=0.9, weight_decay=5e-5)
+    schedule = CosineLRScheduler(optimizer, t_initial=plan.total_steps, t_in_epochs=False)
+    loss_fn = SoftTargetCrossEntropy()
+    with Loader(plan, device=device) as loader:
+        for segment in plan.segments:
+            part, top1 = Pass(loader, segment, classes), AverageMeter()
+            if segment.split == "train":
+                for step, (images, target) in enumerate(part, segment.first_step + 1):
+                    loss = loss_fn(model(images), target)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    ema.update(model, step=step)
+                    schedule.step_update(step)
+                continue
+            for images, target in part:
+                with torch.inference_mode():
+                    top1.update(accuracy(ema.module(images), target)[0].item(), len(target))
+            print(f"epoch {segment.epoch} {segment.res} px: top-1 {top1.avg:.2f} % of {top1.count}")
+    return top1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""How do bytes come from a store behind a URL, whatever happens on the way?
+
+What a request brings (`store.py`) goes through the machine's cache (`cache.py`). A file's place there is named by
+its URL and by what it is: its SHA-256 in the set's manifest, else what the store tells of it (size and ETag, or
+whatever it has), so that a set that changed never gets the bytes of the old one. The manifest is fetched anew each
+time it is asked for.
+
+Connections belong to one process: make `Remote` in each rank, never before a fork.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .cache import Cache, CacheSettings
+from .errors import ResoluteError
+from .files import Files
+from .store import Store
+
+__all__ = ["Remote"]
+
+@dataclass(frozen=True)
+class _Object:
+    """What a remote file is: its bytes, a name for its content, and the beginning of its chunks' keys."""
+
+    nbytes: int
+    identity: str
+    seed: Any  # a hashlib object; copied, never changed
+
+
+class Remote(Files):
+    """The files of a shard set behind a URL. Use as a context manager."""
+
+    remote = True
+
+    def __init__(self, url: str, cache: CacheSettings | None = None) -> None:
+        """Raises `ResoluteError` if the URL's driver is not installed or the cache cannot be used."""
+        self._url, self._settings = url.rstrip("/"), cache or CacheSettings()
+        self._store = Store(
+            self._url, tries=self._settings.tries, first_wait_s=self._settings.first_wait_s,
+            stall_s=self._settings.stall_s,
+        )  # fmt: skip
+        self._cache = Cache(self._settings.folder, self._settings.limit_bytes)
+        self._lock = threading.Lock()
+        self._wanted_bytes = 0
+        self._objects: dict[str, _Object] = {}
+        self._listed: dict[str, Any] = {}  # the manifest's files
+        self._wanted: set[str] = set()
+        self._pool = ThreadPoolExecutor(self._settings.requests, thread_name_prefix="resolute-fetch")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Remote, (self._url, self._settings)
+
+    @property
+    def root(self) -> str:
+        return self._store.root
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Reads and wishes are served in ranges of this size, from the start of each file."""
+        return self._settings.chunk_bytes
+
+    def counts(self) -> dict[str, int]:
+        """What happened so far: requests and how many of them were new tries, bytes fetched; of the cache, files
+        found damaged and files removed to make room (by this process).
+        """
+        return {
+            "requests": self._store.requests, "retries": self._store.retries,
+            "fetched_bytes": self._store.fetched_bytes, "damaged": self._cache.damaged,
+            "evicted": self._cache.room.evicted,
+        }  # fmt: skip
+
+    def where(self, name: str) -> str:
+        return f"{self._store.root}/{name}"
+
+    def size(self, name: str) -> int | None:
+        known = self.identity(name)
+        return None if known is None else known[0]
+
+    def identity(self, name: str) -> tuple[int, str] | None:
+        try:
+            return self._store.info(name)
+        except FileNotFoundError:
+            return None
+
+    def local(self, name: str) -> Path:
+        if name == "manifest.json":
+            text = self._store.whole(name)
+            with suppress(ValueError, TypeError, KeyError):  # why: whoever reads a manifest says what is wrong with it
+                self._listed = dict(json.loads(text)["files"])
+                self._objects.clear()
+            return self._file(name, self._object_of(name, len(text), f"sha256:{_sha256(text)}"), text)
+        return self._file(name, self._object(name), None)
+
+    def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
+        try:
+            known = self._object(name)
+        except FileNotFoundError:
+            raise self._missing(name) from None
+        stop, step = offset + nbytes, self._settings.chunk_bytes
+        if stop > known.nbytes:
+            raise ResoluteError(
+                f"{self.where(name)}: ends too early, got {known.nbytes} bytes, expected {stop} or more; "
+                "upload the set again"
+            )
+        parts = [
+            self._chunk(name, known, index, max(offset - index * step, 0), min(stop - index * step, step), fresh)
+            for index in range(offset // step, -(-stop // step))
+        ]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def want(self, name: str, offset: int, nbytes: int) -> bool:
+        """Fetch the chunks that hold these bytes in the background, at most `requests` at a time.
+
+        False if more than `ahead_bytes` would be under way (or a quarter of the cache, so that nothing that was
+        wanted is gone before it is read); what of it was taken stays so.
+        """
+        step, most = self._settings.chunk_bytes, min(self._settings.ahead_bytes, self._settings.limit_bytes // 4)
+        try:
+            known = self._object(name)
+        except (FileNotFoundError, ResoluteError):
+            return True  # why: `read` tells it
+        for index in range(offset // step, -(-min(offset + nbytes, known.nbytes) // step)):
+            key, size_bytes = _key(known, index), min(step, known.nbytes - index * step)
+            if key in self._wanted or self._cache.has(key):
+                continue
+            with self._lock:
+                if self._wanted_bytes and self._wanted_bytes + size_bytes > most:
+                    return False
+                self._wanted.add(key)
+                self._wanted_bytes += size_bytes
+            try:
+                self._pool.submit(self._fulfil, name, known, index, key, size_bytes)
+            except RuntimeError:  # closed meanwhile
+                self._fulfilled(key, size_bytes)
+        return True
+
+    def under_way(self) -> int:
+        """Bytes that were wanted and are not there yet."""
+        return self._wanted_bytes
+
+    def _fulfil(self, name: str, known: _Object, index: int, key: str, size_bytes: int) -> None:
+        try:
+            with suppress(FileNotFoundError, ResoluteError):  # why: `read` meets it again, and tells it
+                self._chunk(name, known, index, 0, 0, False)
+        finally:
+            self._fulfilled(key, size_bytes)
+
+    def _fulfilled(self, key: str, size_bytes: int) -> None:
+        with self._lock:
+            self._wanted.discard(key)
+            self._wanted_bytes -= size_bytes
+
+    def _chunk(self, name: str, known: _Object, index: int, start: int, stop: int, fresh: bool) -> bytes:
+        at, step = index * self._settings.chunk_bytes, self._settings.chunk_bytes
+        nbytes = min(step, known.nbytes - at)
+
+        def fetch() -> bytes:
+            return self._store.part(name, at, nbytes)
+
+        try:
+            return self._cache.read(
+                _key(known, index), start, stop, nbytes, fetch, fresh=fresh, closed=self._store.stopped
+            )
+        except FileNotFoundError:
+            raise self._missing(name) from None
+
+    def _file(self, name: str, known: _Object, text: bytes | None) -> Path:
+        """The whole file in the cache: `text` if it is at hand, else fetched, many ranges at once."""
+        step = self._settings.chunk_bytes
+
+        def write(handle: int) -> str:
+            if text is not None:
+                os.pwrite(handle, text, 0)
+                return _sha256(text)
+
+            def one(at: int) -> None:
+                data = memoryview(self._store.part(name, at, min(step, known.nbytes - at)))
+                while data:
+                    done = os.pwrite(handle, data, at)
+                    data, at = data[done:], at + done
+
+            list(self._pool.map(one, range(0, known.nbytes, step)))
+            with open(handle, "rb", closefd=False) as file:
+                file.seek(0)
+                got = hashlib.file_digest(file, "sha256").hexdigest()
+            expected = known.identity.removeprefix("sha256:")
+            if known.identity.startswith("sha256:") and got != expected:
+                raise ResoluteError(
+                    f"{self.where(name)}: not what the set's manifest lists, got SHA-256 {got[:12]}…, expected "
+                    f"{expected[:12]}…; upload the set again, its manifest last"
+                )
+            return got
+
+        label = name.replace("/", "-")[-80:]
+        return self._cache.file(f"{_key(known, -1)}-{label}", known.nbytes, write, closed=self._store.stopped)
+
+    def _object(self, name: str) -> _Object:
+        known = self._objects.get(name)
+        if known is None:
+            try:
+                listed = self._listed[name]
+                known = self._object_of(name, int(listed["bytes"]), f"sha256:{listed['sha256']}")
+            except (KeyError, TypeError, ValueError):
+                known = self._object_of(name, *self._store.info(name))
+            self._objects[name] = known
+        return known
+
+    def _object_of(self, name: str, nbytes: int, identity: str) -> _Object:
+        seed = hashlib.sha256(json.dumps([self._url, name, identity, nbytes, self._settings.chunk_bytes]).encode())
+        return _Object(nbytes, identity, seed)
+
+    def _missing(self, name: str) -> ResoluteError:
+        return ResoluteError(f"{self.where(name)}: not found, expected a file of the set; upload the set again")
+
+    def close(self) -> None:
+        self._store.stop()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._cache.close()
+        self._store.close()
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _key(known: _Object, index: int) -> str:
+    """40 hexadecimal digits for a chunk of a file; -1 is the whole file."""
+    digest = known.seed.copy()
+    digest.update(str(index).encode())
+    return str(digest.hexdigest()[:40])
+
+
+def _sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()

@@ -1,0 +1,69 @@
+"""The numbers of the shuffle benchmark equal slow counts, and name good and bad orders."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import order
+from benchmarks.order import class_distance, fetched, kept_pairs, measure
+from pipeline.shards import ShardSet
+
+
+def test_kept_pairs_are_those_counted_pair_by_pair() -> None:
+    rng = np.random.default_rng(0)
+    before, after = rng.permutation(50), rng.permutation(50)
+
+    def pairs(ids: np.ndarray) -> set[tuple[int, int]]:  # type: ignore[type-arg]
+        return {(a, b) for i in range(0, 50, 8) for a, b in itertools.permutations(ids[i : i + 8].tolist(), 2)}
+
+    part = len(pairs(before) & pairs(after)) / len(pairs(before))
+    chance = len(pairs(after)) / (50 * 49)
+    assert kept_pairs(before, after, 8) == pytest.approx(part / chance)
+    assert kept_pairs(before, before, 8) == pytest.approx(1 / chance)
+
+
+def test_class_distance_is_zero_for_even_batches_and_largest_for_sorted_ones() -> None:
+    labels = np.arange(60) % 4
+    assert class_distance(np.arange(60), labels, 4) == pytest.approx(0.0)
+    assert class_distance(np.argsort(labels, kind="stable"), labels, 15) == pytest.approx(0.75)
+
+
+def test_blocks_are_fetched_again_when_there_was_no_room() -> None:
+    ids = np.asarray([0, 1, 10, 20, 2, 11, 30, 21])
+    assert fetched(ids, 10, 4) == 4
+    assert fetched(ids, 10, 1) == 7
+    assert fetched(ids, 10, 2) == 7
+
+
+def test_full_is_ideal_as_stored_is_not_and_blocks_save_reads() -> None:
+    labels = np.random.default_rng(0).permutation(np.arange(20_000) % 10)
+    rows = {row["order"]: row for row in measure(labels, 100, 3)}
+    full, block, none = (rows[name] for name in ("full", "block, window 16", "as stored"))
+    assert full["kept_pairs"] == pytest.approx(1, abs=0.1)
+    assert full["class_mix_sorted"] == pytest.approx(1, abs=0.05)
+    assert block["class_mix_shuffled"] == pytest.approx(1, abs=0.05)
+    assert block["kept_pairs"] < 2 < 100 < none["kept_pairs"]
+    assert 1 < block["class_mix_sorted"] < none["class_mix_sorted"]
+    assert block["reads_a_1000"] < full["reads_a_1000"] / 50
+    assert block["blocks_a_batch"] < 20 < full["blocks_a_batch"]
+
+
+def test_a_table_and_a_file_tell_every_order(
+    shard_set: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "order.json"
+    words = ["order", "--shards", shard_set.root, "--batch-size", "16", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert order.main() == 0
+    told = capsys.readouterr().out
+    result = json.loads(out.read_text())
+    assert (result["samples"], result["classes"]) == (75, 3)
+    assert [row["order"] for row in result["orders"]] == [line.split("  ")[1] for line in told.splitlines()[3:]]
+    monkeypatch.setattr(sys, "argv", [*words, "--batch-size", "76"])
+    assert order.main() == 2

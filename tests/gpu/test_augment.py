@@ -1,0 +1,40 @@
+"""Augmentation on the GPU is what it is on the CPU: DALI's nodes against the compiled function, through the loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.augment import Augment
+from pipeline.loader import Loader
+from pipeline.plan import Plan
+from pipeline.recipe import Stage
+from pipeline.shards import ShardSet
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"policy": "randaugment", "policy_ops": 3}, {"policy": "trivialaugment"}, {"policy": "autoaugment"},
+        {"policy": "3-augment"}, {"jitter": (0.4, 0.4, 0.4, 0.1)}, {"grey_prob": 0.5, "vflip_prob": 0.5},
+        {"blur_prob": 1.0}, {"erase_prob": 0.7}, {"erase_prob": 0.7, "erase_fill": "noise"},
+        {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mix_per": "sample"},
+    ],
+    ids=lambda keys: "-".join(keys),
+)  # fmt: skip
+def test_every_operation_makes_the_same_images(shard_set: ShardSet, keys: dict[str, Any]) -> None:
+    """Decoders and resizes differ by a level or so, which equalize and its like spread: most images stay close."""
+    stages = [Stage(res=64, epochs=1, batch_size=16, augment=Augment(crop_area=(0.3, 1.0), **keys)),
+              Stage(res=48, epochs=1, batch_size=16)]  # fmt: skip
+    plan = Plan(shard_set, stages, seed=1, eval_batch_size=7)
+    errors = []
+    with Loader(plan) as on_cpu, Loader(plan, device="cuda") as on_gpu:
+        for expected, got in zip(on_cpu, on_gpu, strict=True):
+            levels = (got.images.float().cpu() - expected.images).abs().mean(dim=(1, 2, 3)) * 0.226 * 255
+            errors += levels.tolist()
+    errors.sort()
+    assert errors[len(errors) // 2] < 1.5
+    assert errors[int(0.9 * len(errors))] < 8

@@ -1,0 +1,294 @@
+"""Whatever a store does on the way, the bytes that come are those that lie there, or a clear error does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from pipeline.cache import CacheSettings
+from pipeline.errors import ResoluteError
+from pipeline.files import Files, open_files
+from pipeline.remote import Remote
+from tests.s3 import BUCKET, Front, front, running_s3  # noqa: F401
+
+STEP = 1 << 14
+TAR = random.Random(7).randbytes(20 * STEP + 777)
+INDEX = random.Random(8).randbytes(3 * STEP + 5)
+
+
+def manifest(files: dict[str, bytes]) -> bytes:
+    listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    return json.dumps({"files": listed}).encode()
+
+
+SET = {"32/a.tar": TAR, "index/a.npy": INDEX}
+SET["manifest.json"] = manifest(SET)
+
+
+def settings(folder: Path, **words: Any) -> CacheSettings:
+    fast: dict[str, Any] = {"tries": 4, "first_wait_s": 0.01, "stall_s": 0.4, "requests": 4}
+    return CacheSettings(folder=folder, **{"limit_bytes": 4 << 20, "chunk_bytes": STEP} | fast | words)
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    """One for all tests here: each puts the whole set there anew."""
+    with running_s3() as url:
+        yield url
+
+
+@pytest.fixture
+def url(s3_server: str) -> str:
+    fs = fsspec.filesystem("s3")
+    for name, data in SET.items():
+        fs.pipe(f"{s3_server}/set/{name}", data, ACL="public-read")  # for plain HTTP
+    return f"{s3_server}/set"
+
+
+@pytest.fixture(params=["s3", "http"])
+def either(request: pytest.FixtureRequest, url: str, front: Front) -> str:  # noqa: F811
+    """The set's URL through the front, in both protocols."""
+    return url if request.param == "s3" else f"http://{front.address}/{BUCKET}/set"
+
+
+def opened(url: str, folder: Path, **words: Any) -> Remote:
+    files = open_files(url, cache=settings(folder, **words))
+    assert isinstance(files, Remote)
+    return files
+
+
+def read_everywhere(files: Files, times: int = 60) -> None:
+    """Reads of all lengths at all places, in eight threads: each one what lies there."""
+    rng = random.Random(times)
+    spans = [(0, len(TAR)), (len(TAR) - 1, 1), (STEP, STEP), (5, 0)]
+    for _ in range(times):
+        offset = rng.randrange(len(TAR))
+        spans.append((offset, rng.randrange(min(3 * STEP, len(TAR) - offset) + 1)))
+    with ThreadPoolExecutor(8) as pool:
+        got = pool.map(lambda span: files.read("32/a.tar", *span), spans)
+        for (offset, nbytes), data in zip(spans, got, strict=True):
+            assert data == TAR[offset : offset + nbytes]
+
+
+def test_every_byte_of_a_remote_set_is_that_of_the_local_one(tmp_path: Path, either: str) -> None:
+    with opened(either, tmp_path) as files:
+        assert files.remote
+        for name in ("manifest.json", "index/a.npy"):
+            assert files.local(name).read_bytes() == SET[name]
+            assert files.size(name) == len(SET[name])
+        read_everywhere(files)
+        before = files.counts()
+        read_everywhere(files)
+        assert files.counts() == before  # all of it from the cache
+        assert before["fetched_bytes"] == sum(map(len, SET.values()))
+        assert files.size("gone") is None
+        with pytest.raises(FileNotFoundError):
+            files.local("gone")
+        with pytest.raises(ResoluteError, match="gone: not found"):
+            files.read("gone", 0, 1)
+        with pytest.raises(ResoluteError, match="ends too early"):
+            files.read("32/a.tar", len(TAR) - 7, 8)
+        copy = pickle.loads(pickle.dumps(files))
+    with copy:  # another process's files: the cache outlives the first
+        assert copy.local("index/a.npy").read_bytes() == INDEX
+        read_everywhere(copy)
+
+
+def test_a_store_in_trouble_is_asked_again_until_the_bytes_are_there(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
+    rng, state = random.Random(3), random.getstate()
+    with opened(either, tmp_path, tries=8) as files:
+        files.local("manifest.json")
+        front.faults.extend(rng.choices([500, 503, 429, "cut", "short", "drop", None, None, None], k=40))
+        front.faults.extend(["hang", "hang"])
+        read_everywhere(files, 10)
+        counts = files.counts()
+        assert counts["fetched_bytes"] == len(TAR) + len(SET["manifest.json"])
+        assert 10 < counts["retries"] <= 42
+    assert not front.faults
+    assert random.getstate() == state  # waits are drawn elsewhere
+
+
+def test_a_slow_store_is_not_a_stalled_one(tmp_path: Path, url: str, front: Front) -> None:  # noqa: F811
+    front.slow_bytes_per_s = 64 << 10  # a body takes 0.25 s, in pieces
+    with opened(url, tmp_path, stall_s=0.3) as files:
+        assert files.read("32/a.tar", 0, 3 * STEP) == TAR[: 3 * STEP]
+        assert files.counts()["retries"] == 0
+
+
+def test_a_store_that_drips_is_a_stalled_one(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
+    with opened(either, tmp_path, stall_s=0.3, tries=2) as files:
+        files.local("manifest.json")
+        front.slow_bytes_per_s = 4 << 10  # a body would take 4 s, never silent for long
+        began = time.monotonic()
+        with pytest.raises(ResoluteError, match="got 'no answer in time' at the last of 2 tries"):
+            files.read("32/a.tar", 0, 1)
+        assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(("fault", "reason"), [
+    (503, "HTTP status 503|HTTP 503|reduce your request|Service Unavailable|503"), ("cut", "."),
+    ("hang", "no answer in time|[Tt]imeout"), ("drop", "."), ("short", "8192 of 16384 bytes"),
+])  # fmt: skip
+def test_tries_that_are_spent_are_told(tmp_path: Path, either: str, front: Front, fault: Any, reason: str) -> None:  # noqa: F811
+    with opened(either, tmp_path, tries=3, stall_s=0.2) as files:
+        files.local("manifest.json")
+        front.always = fault
+        words = rf"/set/32/a\.tar: cannot be fetched, got '.*({reason}).*' at the last of 3"
+        with pytest.raises(ResoluteError, match=words):
+            files.read("32/a.tar", 0, 1)
+        # why 6: aiohttp asks once more by itself where a connection that was used before breaks
+        assert 3 <= sum(front.asked.values()) <= (6 if fault == "drop" else 3)
+        front.always = None
+        assert files.read("32/a.tar", 0, 9) == TAR[:9]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_a_final_answer_is_not_asked_for_again(tmp_path: Path, either: str, front: Front, status: int) -> None:  # noqa: F811
+    with opened(either, tmp_path) as files:
+        files.local("manifest.json")
+        front.always = status
+        with pytest.raises(ResoluteError, match=r"/set/32/a\.tar: (the store refuses|not found)"):
+            files.read("32/a.tar", 0, 1)
+        assert sum(front.asked.values()) == 1
+
+
+def test_a_server_without_ranges_is_told(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
+    front.always = "whole"
+    with opened(either, tmp_path) as files, pytest.raises(ResoluteError, match="sends whole files only"):
+        files.read("32/a.tar", STEP, 1)
+
+
+def test_what_is_wanted_is_fetched_beside_and_within_bounds(tmp_path: Path, url: str, front: Front) -> None:  # noqa: F811
+    front.slow_bytes_per_s = 1 << 20
+    with opened(url, tmp_path, requests=3, ahead_bytes=6 * STEP) as files:
+        assert not files.want("32/a.tar", 0, 20 * STEP)  # more than may be under way: the first six are taken
+        assert not files.want("32/a.tar", 0, 20 * STEP)
+        assert files.want("32/a.tar", 0, 6 * STEP)  # under way already
+        deadline = time.monotonic() + 10
+        while files.under_way() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert files.counts()["fetched_bytes"] == 6 * STEP
+        assert front.most_at_once == 3
+        assert files.read("32/a.tar", 0, 6 * STEP) == TAR[: 6 * STEP]
+        assert files.want("32/a.tar", 0, 6 * STEP)  # there
+        assert files.want("gone", 0, 1)  # never will be
+        assert files.under_way() == 0
+        assert set(front.asked.values()) == {1}
+
+
+def test_close_ends_what_hangs(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
+    files = opened(either, tmp_path, stall_s=60.0)
+    files.local("manifest.json")
+    front.always = "hang"
+    files.want("32/a.tar", 0, 8 * STEP)
+    told: list[str] = []
+
+    def read() -> None:
+        try:
+            files.read("32/a.tar", 9 * STEP, 1)
+        except ResoluteError as error:
+            told.append(str(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while sum(front.asked.values()) < 5:
+        time.sleep(0.01)
+    began = time.monotonic()
+    files.close()
+    reader.join()
+    assert time.monotonic() - began < 5
+    assert "closed" in told[0]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_set_that_changed_never_gets_the_old_bytes(tmp_path: Path, url: str, front: Front) -> None:  # noqa: F811
+    fs, new = fsspec.filesystem("s3"), TAR[::-1]  # as long as the old one
+    with opened(url, tmp_path) as files:
+        assert files.read("32/a.tar", 0, 9) == TAR[:9]  # known by its ETag
+        files.local("manifest.json")
+        assert files.read("32/a.tar", 0, 9) == TAR[:9]  # known by its SHA-256
+    fs.pipe(f"{url}/32/a.tar", new)
+    with opened(url, tmp_path) as files:
+        assert files.read("32/a.tar", 0, 9) == new[:9]
+        files.local("manifest.json")
+        # the manifest of old still lists the old tar: its CRCs tell the reader, who asks for fresh bytes
+        assert files.read("32/a.tar", 0, 9) == TAR[:9]
+        assert files.read("32/a.tar", 0, 9, fresh=True) == new[:9]
+        changed = manifest({"32/a.tar": new, "index/a.npy": INDEX})
+        fs.pipe(f"{url}/manifest.json", changed)
+        assert files.local("manifest.json").read_bytes() == changed
+        assert files.read("32/a.tar", 0, 9) == new[:9]
+        fs.pipe(f"{url}/index/a.npy", INDEX[::-1])
+        with pytest.raises(ResoluteError, match="not what the set's manifest lists"):
+            files.local("index/a.npy")
+
+
+READ_ALL = """
+import random, sys, time
+from pathlib import Path
+from pipeline.cache import CacheSettings
+from pipeline.files import open_files
+url, folder, step, total, seed = sys.argv[1:]
+step, total = int(step), int(total)
+settings = CacheSettings(folder=Path(folder), limit_bytes=4 << 20, chunk_bytes=step, stall_s=30.0)
+with open_files(url, cache=settings) as files:
+    files.local("manifest.json"), files.local("index/a.npy")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    order = list(range(0, total, step))
+    random.Random(int(seed)).shuffle(order)
+    for at in order:
+        sys.stdout.write(files.read("32/a.tar", at, min(step, total - at)).hex() + f" {at}\\n")
+"""
+
+
+def reading(url: str, folder: Path, seed: int) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", READ_ALL, url, str(folder), str(STEP), str(len(TAR)), str(seed)]
+    return subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            text=True, env=os.environ)  # fmt: skip
+
+
+def test_processes_that_share_a_cache_fetch_each_chunk_once_and_outlive_one_that_is_killed(
+    tmp_path: Path, url: str, front: Front  # noqa: F811
+) -> None:
+    front.faults.append("hang")  # the first request, of whoever it is
+    doomed = reading(url, tmp_path, 0)
+    assert doomed.stdin
+    assert doomed.stdout
+    front.faults.clear()
+    assert doomed.stdout.readline() == "ready\n"
+    asked = dict(front.asked)
+    front.faults.append("hang")
+    doomed.stdin.write("\n")
+    doomed.stdin.flush()
+    while len(front.asked) == len(asked):
+        time.sleep(0.01)
+    doomed.kill()  # in the middle of a fetch
+    doomed.communicate()
+    (lost,) = set(front.asked) - set(asked)
+    both = [reading(url, tmp_path, seed) for seed in (1, 2)]
+    for one in both:
+        assert one.stdout
+        assert one.stdout.readline() == "ready\n"
+    front.slow_bytes_per_s = 1 << 20
+    for one in both:
+        out, _ = one.communicate("\n", timeout=60)
+        assert one.returncode == 0
+        parts = dict(reversed(line.split()) for line in out.splitlines())
+        assert b"".join(bytes.fromhex(parts[str(at)]) for at in range(0, len(TAR), STEP)) == TAR
+    assert {key: n for key, n in front.asked.items() if n > 1} == {lost: 2}
+    assert not list(tmp_path.rglob("*.part"))

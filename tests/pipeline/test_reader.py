@@ -1,0 +1,135 @@
+"""Reading ahead: the bytes of the tars, damage named sample by sample, more requests where the storage is slow."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ResoluteError
+from pipeline.fetch import crc32
+from pipeline.reader import Reader
+from pipeline.shards import ShardSet
+from tests.reference import stored_jpeg
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 31, 32, 1000, 12003])
+def test_the_checksum_is_zlibs(size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    assert crc32(data) == zlib.crc32(data.tobytes())
+
+
+@pytest.mark.parametrize("threads", [1, 3, 20])
+def test_samples_are_the_members_of_the_tars(shard_set: ShardSet, threads: int) -> None:
+    ids = np.random.default_rng(0).permutation(75)
+    with Reader(shard_set, threads=threads) as reader:
+        found = {res: reader.submit("train", res, ids) for res in (32, 64)}
+        for res, pending in found.items():
+            samples = pending.result()
+            assert pending.done()
+            for i, sample in zip(ids.tolist(), samples, strict=True):
+                assert isinstance(sample, np.ndarray)
+                assert sample.tobytes() == stored_jpeg(shard_set, "train", res, i)
+
+
+def damaged(root: Path, to: Path) -> tuple[ShardSet, dict[int, str]]:
+    """A copy of a set with one changed, and one cut sample, and one shard gone; what is said of each."""
+    shards = ShardSet.open(shutil.copytree(root, to))
+    part = shards.splits["train"]
+    record, last = part.stored[32][10], len(part) - 1
+    tar = shards.path(32, part.shards[record["shard"]])
+    data = bytearray(tar.read_bytes())
+    data[int(record["offset"]) + 5] ^= 1
+    tar.write_bytes(data)
+    end = part.stored[32][last]
+    assert end["shard"] == 2
+    tar = shards.path(32, part.shards[2])
+    tar.write_bytes(tar.read_bytes()[: int(end["offset"]) + 7])
+    gone = next(i for i in range(len(part)) if part.stored[32][i]["shard"] == 1)
+    shards.path(32, part.shards[1]).unlink()
+    return shards, {10: "got CRC-32", last: "got 7 bytes, expected", gone: "No such file"}
+
+
+def test_a_damaged_sample_is_named_and_the_others_of_its_batch_are_there(shard_root: Path, tmp_path: Path) -> None:
+    shards, told = damaged(shard_root, tmp_path / "copy")
+    part = shards.splits["train"]
+    ids = np.array([0, *told, 20])
+    with Reader(shards) as reader:
+        samples = dict(zip(ids.tolist(), reader.submit("train", 32, ids).result(), strict=True))
+    for i, what in told.items():
+        error, record = samples[i], part.stored[32][i]
+        assert isinstance(error, ResoluteError)
+        for word in (what, f"{int(part.samples[i]['key']):09d}", f"offset {record['offset']}", ".tar", "make verify"):
+            assert word in str(error)
+    for i in (0, 20):
+        assert isinstance(samples[i], np.ndarray)
+        assert samples[i].tobytes() == stored_jpeg(shards, "train", 32, i)
+    with Reader(shards, check_crc=False) as reader:
+        assert isinstance(reader.submit("train", 32, np.array([10])).result()[0], np.ndarray)
+
+
+class Slow:
+    """A set's files behind a storage that takes `delay_s` for each request, and counts those under way."""
+
+    remote = True
+
+    def __init__(self, files: Any, delay_s: float) -> None:
+        self._files, self._delay_s, self._lock = files, delay_s, threading.Lock()
+        self.under_way = self.most = self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def read(self, *args: Any, **options: Any) -> bytes:
+        with self._lock:
+            self.under_way, self.reads = self.under_way + 1, self.reads + 1
+            self.most = max(self.most, self.under_way)
+        time.sleep(self._delay_s)
+        with self._lock:
+            self.under_way -= 1
+        data: bytes = self._files.read(*args, **options)
+        return data
+
+
+def test_slow_storage_gets_more_requests_and_fast_storage_does_not(shard_root: Path, shard_set: ShardSet) -> None:
+    slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.01)))  # type: ignore[arg-type]
+    ids = np.arange(64) % 75
+    with Reader(slow, threads=2, most_threads=16) as reader:
+        for _ in range(5):
+            reader.submit("train", 32, ids).result()
+        assert reader.threads == 16
+        assert 8 <= files.most <= 16
+    with Reader(shard_set, threads=2, most_threads=16) as reader:
+        for _ in range(50):
+            pending = reader.submit("train", 32, ids)
+            while not pending.done():
+                time.sleep(0.001)
+            pending.result()
+        assert reader.threads == 2
+
+
+def test_closing_with_reads_under_way_ends_every_thread(shard_root: Path, shard_set: ShardSet) -> None:
+    slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.005)))  # type: ignore[arg-type]
+    reader = Reader(slow, threads=4)
+    for _ in range(10):
+        reader.submit("train", 32, np.arange(75))
+    reader.close()
+    assert files.reads <= 4 * 32  # why: a thread ends the task it has; what was not begun of the 750 is dropped
+    assert not [t for t in threading.enumerate() if t.name.startswith("resolute-read")]
+
+
+def test_files_closed_to_make_room_are_still_read(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.reader._OPEN_FILES", 1)
+    with Reader(shard_set, threads=4) as reader:
+        ids = np.random.default_rng(1).permutation(75)
+        pending = [reader.submit("train", res, ids) for res in (32, 48, 64)]
+        for res, each in zip((32, 48, 64), pending, strict=True):
+            for i, sample in zip(ids.tolist(), each.result(), strict=True):
+                assert isinstance(sample, np.ndarray)
+                assert sample.tobytes() == stored_jpeg(shard_set, "train", res, i)

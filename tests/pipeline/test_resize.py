@@ -1,0 +1,90 @@
+"""The CPU's resize: equal to exact arithmetic and to Pillow, mirrored exactly, the same bytes fused or not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.resize import resize, windows
+
+SIZES = [(125, 150, 128), (60, 80, 128), (100, 128, 128), (256, 330, 224), (47, 33, 48), (500, 333, 37), (900, 70, 64),
+         (64, 64, 64), (1, 1, 5), (1, 7, 33), (7, 1, 33), (2, 2, 3), (3, 400, 7)]  # fmt: skip
+
+
+def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (math.ceil(height / 3), math.ceil(width / 3), 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+    return np.where(rng.random((height, width, 1)) < 0.2, rng.integers(0, 256, smooth.shape), smooth).astype(np.uint8)
+
+
+def exact(image: np.ndarray, res: int) -> np.ndarray:
+    """The antialiased triangle in float64, one output at a time: (res, res, 3), not rounded."""
+
+    def matrix(length: int) -> np.ndarray:
+        out, scale = np.zeros((res, length)), length / res
+        reach = max(scale, 1.0)
+        for i in range(res):
+            centre = (i + 0.5) * scale
+            for k in range(max(0, int(centre - reach + 0.5)), min(length, int(centre + reach + 0.5))):
+                out[i, k] = max(0.0, 1 - abs(k + 0.5 - centre) / reach)
+            out[i] /= out[i].sum()
+        return out
+
+    rows, columns = matrix(image.shape[0]), matrix(image.shape[1])
+    return np.einsum("yh,hwc,xw->yxc", rows, image.astype(np.float64), columns, optimize=True)
+
+
+def run(
+    image: np.ndarray, res: int, *, mirrored: bool = False, upturned: bool = False, dtype: type = np.uint8
+) -> np.ndarray:
+    out = np.full((res, res, 3), 77, dtype)
+    scale, shift = np.tile(np.float32([0.5, 2, 3]), res), np.tile(np.float32([-1, 0, 4]), res)
+    resize(image, mirrored, upturned, out, scale, shift)
+    return out
+
+
+@pytest.mark.parametrize(("height", "width", "res"), SIZES)
+def test_every_value_is_the_exact_sum_rounded_once(height: int, width: int, res: int) -> None:
+    image = photo(height, width)
+    expected = exact(image, res)
+    error = np.abs(run(image, res) - expected)
+    assert error.max() < 0.501  # half a level, and float32's own error of the sum
+    other = np.asarray(Image.fromarray(image).resize((res, res), Image.Resampling.BILINEAR), np.int64)
+    assert np.abs(run(image, res) - other).max() <= 1  # Pillow rounds between its passes too
+
+
+@pytest.mark.parametrize(("height", "width", "res"), SIZES)
+def test_mirrored_and_normalised_are_the_same_values(height: int, width: int, res: int) -> None:
+    image = photo(height, width, 1)
+    plain = run(image, res)
+    fused = run(image, res, dtype=np.float32)
+    np.testing.assert_array_equal(fused, plain * np.float32([0.5, 2, 3]) + np.float32([-1, 0, 4]))
+    np.testing.assert_array_equal(run(image, res, upturned=True)[::-1], plain)
+    # why: sums of the mirrored windows run the other way, so a value that lies on a half may round to its other side
+    error = np.abs(run(image, res, mirrored=True)[:, ::-1].astype(int) - plain)
+    assert error.max() <= 1
+    assert (error > 0).mean() < 1e-3
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 31, 64, 100, 257])
+@pytest.mark.parametrize("out", [1, 2, 31, 64, 99])
+def test_windows_lie_inside_and_weigh_one(length: int, out: int) -> None:
+    starts, weights = windows(length, out)
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-6)
+    assert (starts >= 0).all()
+    assert (weights >= 0).all()
+    used = starts[:, None] + np.arange(weights.shape[1])
+    assert (used[weights > 0] < length).all()
+
+
+def test_nothing_beyond_the_image_is_read_into_the_result() -> None:
+    """The loads at an image's end reach past it; what lies there must weigh nothing."""
+    for width in (1, 2, 5, 33):
+        block = np.full((20 * width * 3 + 64,), 255, np.uint8)
+        image = block[: 20 * width * 3].reshape(20, width, 3)
+        image[:] = 10
+        assert (run(image, 24) == 10).all()

@@ -1,0 +1,83 @@
+"""A damaged sample with `on_bad_sample="skip"`: replaced, the same way everywhere, counted and told."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ResoluteError
+from pipeline.loader import Loader
+from pipeline.plan import Plan
+from pipeline.recipe import Augment, Stage
+from pipeline.shards import ShardSet
+
+MIXED = Augment(crop_area=(0.3, 1.0), policy="randaugment", mixup_alpha=0.8, cutmix_alpha=1.0, mix_prob=0.8)
+
+
+def _spoil(root: Path, split: str, res: int, samples: list[int]) -> None:
+    shards = ShardSet.open(root)
+    for sample in samples:
+        record = shards.splits[split].stored[res][sample]
+        tar = shards.path(res, shards.splits[split].shards[record["shard"]])
+        data = bytearray(tar.read_bytes())
+        data[int(record["offset"]) + 20] ^= 255
+        tar.write_bytes(data)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_skipped_sample_is_replaced_by_the_next_good_one_everywhere(
+    shard_root: Path, tmp_path: Path, world: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In training and validation, at its resolution only; the others' batches, and a resumed run's, are the same."""
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    _spoil(root, "train", 32, [10, 11, 74])
+    _spoil(root, "val", 32, [14])
+    shards = ShardSet.open(root)
+    stages = [Stage(res=res, epochs=2, batch_size=16, augment=MIXED) for res in (32, 48)]
+    plan = Plan(shards, stages, seed=5, eval_batch_size=7)
+    sound = Plan(ShardSet.open(shard_root), stages, seed=5, eval_batch_size=7)
+    places = {("train", 32): {10: 12, 11: 12, 74: 0}, ("val", 32): {14: 0}}
+    for rank in range(world):
+        with Loader(plan, on_bad_sample="skip", rank=rank, world=world) as loader:
+            batches = list(loader)
+            assert len(batches) == plan.total_batches
+            for batch in batches:
+                spec = batch.spec
+                instead = places.get((spec.split, spec.res), {})
+                expected = sound.batch(spec.index, rank=rank, world=world)
+                ids = [instead.get(i, i) for i in expected.ids.tolist()]
+                assert spec.ids.tolist() == ids
+                labels = shards.splits[spec.split].samples[spec.ids]["label"]
+                np.testing.assert_array_equal(batch.labels, labels)
+                if ids == expected.ids.tolist():
+                    np.testing.assert_array_equal(spec.windows, expected.windows)
+                else:
+                    twin = sound.batch(spec.index, rank=rank, world=world, instead=instead)
+                    np.testing.assert_array_equal(spec.windows, twin.windows)
+            seen = {(s, r, i) for s, r, i in loader.skipped}
+            if world == 1:
+                assert seen == {("train", 32, 10), ("train", 32, 11), ("train", 32, 74), ("val", 32, 14)}
+            for reason in loader.skipped.values():
+                assert "is damaged, got CRC-32" in reason
+            start = plan.segments[2].first + 1
+            loader.load_state_dict({"next_batch": start})
+            assert torch.equal(next(loader).images, batches[start].images)
+        with Loader(plan, on_bad_sample="skip", rank=rank, world=world, start=start) as again:
+            for expected_batch in batches[start : start + 8]:
+                assert torch.equal(next(again).images, expected_batch.images)
+    assert sum("sample 12 in its place" in message for message in caplog.messages) >= 2
+
+
+def test_a_set_with_nothing_left_to_read_says_so(shard_root: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=2, batch_size=16)], eval_batch_size=None)
+    with Loader(plan, on_bad_sample="skip") as loader:
+        next(loader)
+        for tar in (root / "32").glob("train-*.tar"):
+            tar.write_bytes(b"")
+        with pytest.raises(ResoluteError, match=r"is damaged, got 0 bytes.*nor can the 74 samples after it be read"):
+            list(loader)
