@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from .plan import Plan, rank_bounds
+from .plan import Plan
 
 __all__ = ["SAMPLES_AHEAD", "Ahead"]
 
@@ -62,11 +62,9 @@ class Ahead:
     def _chunks(self, index: int) -> list[tuple[str, int]]:
         """The chunks that hold this rank's part of a batch."""
         segment = self._plan.segment(index)
-        start, end = segment.bounds(index - segment.first)
-        low, high = rank_bounds(start, end, rank=self._rank, world=self._world, pairs=segment.split == "train")
         shards = self._plan.shards
         split = shards.splits[segment.split]
-        records = split.stored[segment.stored_res][self._plan._ids(segment, np.arange(low, high))]
+        records = split.stored[segment.stored_res][self._plan.ids(index, rank=self._rank, world=self._world)]
         first = records["offset"].astype(np.int64)
         last = first + records["nbytes"] - 1
         shard = records["shard"].astype(np.int64) << 32

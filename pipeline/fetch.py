@@ -34,16 +34,14 @@ _TABLES = _tables()
 
 
 @compiled
-def fetch(files: Any, offsets: Any, sizes: Any, expected: Any, check: Any, out: Any) -> Any:
-    """Read piece i, `sizes[i]` bytes at `offsets[i]` of the open file `files[i]`; one after another into `out`.
+def fetch(files: Any, offsets: Any, sizes: Any, expected: Any, check: Any, out: Any, starts: Any) -> Any:
+    """Read piece i, `sizes[i]` bytes at `offsets[i]` of the open file `files[i]`, into `out[starts[i]:]`.
 
     Returns what became of each, (N,) uint8 (CHANGED only if `check`), and its bytes read or its CRC-32, (N,) int64.
     """
     became, got = np.zeros(len(files), np.uint8), np.zeros(len(files), np.int64)
-    at = 0
     for i in range(len(files)):
-        piece = out[at : at + sizes[i]]
-        at += sizes[i]
+        piece = out[starts[i] : starts[i] + sizes[i]]
         done = 0
         while done < len(piece):  # why: a network disk may answer in parts
             n = _pread(files[i], piece.ctypes.data + done, len(piece) - done, offsets[i] + done)

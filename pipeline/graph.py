@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def, types
 
 from . import cpu, ops
 from .draws import Features
 from .plan import BatchSpec
+from .reader import Pieces
 
 __all__ = ["Graph"]
 
@@ -53,8 +53,11 @@ class Graph:
         )  # fmt: skip
         self.pipe.build()
 
-    def feed(self, spec: BatchSpec, jpegs: list[NDArray[np.uint8]]) -> None:
-        """Hand one batch to the graph; the next run takes it."""
+    def feed(self, spec: BatchSpec, jpegs: Pieces) -> None:
+        """Hand one batch to the graph; the next run takes it.
+
+        With decoding on the CPU `jpegs` are not copied: they must live until that run's output was taken.
+        """
         n, windows = len(spec), spec.windows
         vflips = spec.draws.get("vflips", np.zeros(n, bool)).astype(bool)
         values: dict[str, Any] = {
@@ -82,7 +85,9 @@ def _graph(
     largest_res: int,
 ) -> Any:  # fmt: skip
     wanted = {**_INPUTS, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS), **ops.inputs(features)}
-    given = {name: fn.external_source(name=name, dtype=kind, ndim=ndim) for name, (kind, ndim) in wanted.items()}
+    lent = {"jpeg"} if decode_device == "cpu" else set()
+    given = {name: fn.external_source(name=name, dtype=kind, ndim=ndim, no_copy=name in lent)
+             for name, (kind, ndim) in wanted.items()}  # fmt: skip
     images = fn.decoders.image_slice(
         given["jpeg"], start=given["start"], shape=given["shape"], axes=[0, 1], device=decode_device,
         output_type=types.RGB,

@@ -11,22 +11,24 @@ One object for the run: its threads and its DALI graph start once. Its state is 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .ahead import Ahead
 from .draws import features
 from .errors import ResoluteError
 from .graph import Graph
 from .plan import BatchSpec, Plan
-from .reader import PendingBatch, Reader, Sample
+from .reader import Encoded, PendingBatch, Pieces, Reader
 
 __all__ = ["Batch", "Loader"]
 
@@ -90,8 +92,8 @@ class Loader(Iterator[Batch]):
             raise ResoluteError(f"device {device}: no CUDA device found, expected one; use device cpu")
         if decode == "gpu" and not on_gpu:
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
-        if dtype not in (torch.float32, torch.float16):
-            raise ResoluteError(f"dtype: got {dtype}, expected torch.float32 or torch.float16; choose one")
+        if dtype != torch.float32 and not (dtype == torch.float16 and on_gpu):
+            raise ResoluteError(f"dtype: got {dtype}, expected torch.float32, or torch.float16 on a GPU; choose one")
         for segment in plan.segments:
             if segment.stored_res not in plan.shards.splits[segment.split].stored:
                 raise ResoluteError(
@@ -105,14 +107,17 @@ class Loader(Iterator[Batch]):
         self._instead: dict[tuple[str, int], dict[int, int]] = {}
         self._depth, self._next = depth, start
         self._reading: deque[tuple[BatchSpec, PendingBatch]] = deque()
-        self._running: deque[BatchSpec] = deque()
+        self._running: deque[tuple[BatchSpec, Pieces]] = deque()  # why with the bytes: the graph reads them in place
         self._read_next = start
-        self._reader = Reader(plan.shards, threads=readers, check_crc=check_crc)
+        decode = decode or ("gpu" if on_gpu else "cpu")
+        # why: that a GPU's decoders do not look behind an image's end has not been tried
+        self._reader = Reader(plan.shards, threads=readers, check_crc=check_crc, padded=decode == "cpu")
+        self._ahead = Ahead(plan, rank=rank, world=world)
         largest = max((segment.batch_size for segment in plan.segments), default=1)
         try:
             self._graph = Graph(
                 batch_size=largest, threads=threads, device_id=(self.device.index or 0) if on_gpu else None,
-                decode=decode or ("gpu" if on_gpu else "cpu"), depth=depth, mean=mean, std=std,
+                decode=decode, depth=depth, mean=mean, std=std,
                 half=dtype == torch.float16, features=self._features,
                 largest_res=max((segment.res for segment in plan.segments), default=1),
             )  # fmt: skip
@@ -159,7 +164,7 @@ class Loader(Iterator[Batch]):
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
         # the wait for data is here; on a GPU the batch is only ordered after the consumer's stream, not awaited
         (images,) = self._graph.pipe.share_outputs(cuda_stream=stream)
-        spec = self._running.popleft()
+        spec, _ = self._running.popleft()
         view = torch.from_dlpack(images.as_tensor())
         self._graph.pipe.release_outputs()
         self._next += 1
@@ -183,6 +188,7 @@ class Loader(Iterator[Batch]):
         while len(self._reading) < self._depth + 1 and self._read_next < self.plan.total_batches:
             spec = self._planned(self._read_next)
             self._reading.append((spec, self._reader.submit(spec.split, spec.stored_res, spec.ids)))
+            self._ahead.follow(self._read_next)
             self._read_next += 1
 
     def _run_ahead(self, *, wait: bool) -> None:
@@ -196,34 +202,36 @@ class Loader(Iterator[Batch]):
             self._read_ahead()
             self._graph.feed(spec, jpegs)
             self._graph.pipe.schedule_run()
-            self._running.append(spec)
+            self._running.append((spec, jpegs))
 
     def _planned(self, index: int) -> BatchSpec:
         segment = self.plan.segment(index)
         instead = self._instead.get((segment.split, segment.stored_res))
         return self.plan.batch(index, rank=self.rank, world=self.world, instead=instead)
 
-    def _usable(self, spec: BatchSpec, samples: list[Sample]) -> tuple[BatchSpec, list[NDArray[np.uint8]]]:
+    def _usable(self, spec: BatchSpec, read: Encoded) -> tuple[BatchSpec, Pieces]:
         """The batch with others in the places of what cannot be read; raises if that is not wanted."""
-        bad = [i for i, sample in enumerate(samples) if isinstance(sample, ResoluteError)]
-        for i in bad:
-            error, number = cast(ResoluteError, samples[i]), int(spec.ids[i])
+        if not read.errors:
+            return spec, read.pieces
+        pieces = list(read.pieces)
+        for i, error in read.errors.items():
+            number = int(spec.ids[i])
             if not self._skip:
                 raise error
-            other, samples[i] = self._next_good(spec, number, error)
+            other, pieces[i] = self._next_good(spec, number, error)
             self._instead.setdefault((spec.split, spec.stored_res), {})[number] = other
             if (key := (spec.split, spec.stored_res, number)) not in self.skipped:
                 self.skipped[key] = str(error)
                 _LOG.warning("skipped, sample %d in its place: %s", other, error)
-        return self._planned(spec.index) if bad else spec, cast(list[NDArray[np.uint8]], samples)
+        return self._planned(spec.index), pieces
 
-    def _next_good(self, spec: BatchSpec, number: int, error: ResoluteError) -> tuple[int, Sample]:
+    def _next_good(self, spec: BatchSpec, number: int, error: ResoluteError) -> tuple[int, NDArray[np.uint8]]:
         total = len(self.plan.shards.splits[spec.split])
         for away in range(1, min(total, _MOST_BAD)):
             other = (number + away) % total
-            (sample,) = self._reader.submit(spec.split, spec.stored_res, np.array([other])).result()
-            if not isinstance(sample, ResoluteError):
-                return other, sample
+            read = self._reader.submit(spec.split, spec.stored_res, np.array([other])).result()
+            if not read.errors:
+                return other, read.pieces[0]
         raise ResoluteError(f"{error} (nor can the {min(total, _MOST_BAD) - 1} samples after it be read)")
 
     def _prime(self) -> None:
@@ -234,11 +242,14 @@ class Loader(Iterator[Batch]):
         """
         largest = max(self.plan.segments, key=lambda s: s.res**2 * min(s.batch_size, s.samples))
         spec = self.plan.batch(largest.first, rank=self.rank, world=self.world)
-        samples = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
-        good = next((sample for sample in samples if not isinstance(sample, ResoluteError)), None)
-        if good is None:
-            raise cast(ResoluteError, samples[0])
-        jpegs = [good if isinstance(sample, ResoluteError) else sample for sample in samples]
+        read = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
+        jpegs = read.pieces
+        if read.errors:  # why: any good one does, with the window that fits it: nobody sees these
+            places = [i for i in range(len(spec)) if i not in read.errors]
+            if not places:
+                raise read.errors[0]
+            filled = [places[0] if i in read.errors else i for i in range(len(spec))]
+            jpegs, spec = [jpegs[i] for i in filled], dataclasses.replace(spec, windows=spec.windows[filled])
         for _ in range(self._depth):
             self._graph.feed(spec, jpegs)
         self._graph.pipe.schedule_run()
@@ -249,9 +260,9 @@ class Loader(Iterator[Batch]):
     def close(self) -> None:
         """End threads and files. Batches already handed out stay valid."""
         self._reader.close()
-        self._running.clear()
         self._reading.clear()
-        self.__dict__.pop("_graph", None)
+        self.__dict__.pop("_graph", None)  # why before what it reads
+        self._running.clear()
 
     def __enter__(self) -> Loader:
         return self

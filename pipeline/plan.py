@@ -197,14 +197,10 @@ class Plan:
         segment = self.segment(index)
         k = index - segment.first
         start, end = segment.bounds(k)
-        low, high = rank_bounds(start, end, rank=rank, world=world, pairs=segment.split == "train")
-        if high <= low:
-            self.check_ranks(world)
-            raise AssertionError((index, rank, world))  # why: every part is empty only where check_ranks says so
-        n = high - low
+        ids = self.ids(index, rank=rank, world=world)
+        n = len(ids)
         modes, lam, boxes = np.zeros(n, np.int32), np.ones(n, np.float32), np.zeros((n, 4), np.int32)
         drawn: Mapping[str, NDArray[np.generic]] = {}
-        ids = self._ids(segment, np.arange(low, high))
         if instead:
             ids = np.array([instead.get(i, i) for i in ids.tolist()], np.int64)
         stored = self.shards.splits[segment.split].stored[segment.stored_res][ids]
@@ -253,7 +249,15 @@ class Plan:
         own = segment.res == segment.stored_res
         return segment.res / self.shards.short_side(segment.res) if own else 1 / self.shards.margin
 
-    def _ids(self, segment: Segment, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids(self, index: int, *, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """The samples of `batch(index)`, (N,), and nothing else of it."""
+        segment = self.segment(index)
+        start, end = segment.bounds(index - segment.first)
+        low, high = rank_bounds(start, end, rank=rank, world=world, pairs=segment.split == "train")
+        if high <= low:
+            self.check_ranks(world)
+            raise AssertionError((index, rank, world))  # why: every part is empty only where check_ranks says so
+        places = np.arange(low, high)
         if segment.split == "val":
             return places
         return sample_ids(

@@ -8,7 +8,6 @@ consumer had to wait for it, there will be twice as many threads, up to a bound:
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import queue
 import threading
@@ -16,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -25,48 +25,77 @@ from numpy.typing import NDArray
 from .errors import ResoluteError
 from .fetch import CHANGED, FAILED, SHORT, fetch
 from .files import OpenFile
-from .shards import ShardSet, Split, key_name
+from .shards import ShardSet, key_name
 
-__all__ = ["PendingBatch", "Reader", "Sample"]
+__all__ = ["Encoded", "PendingBatch", "Reader"]
 
-Sample = NDArray[np.uint8] | ResoluteError  # an encoded image, (nbytes,), or why it could not be read
+Pieces = NDArray[np.uint8] | list[NDArray[np.uint8]]
 
 _TASK_SAMPLES = 32  # at most; fewer where there are many threads
 _OPEN_FILES = 256  # well under the usual limit of 1024 a process
 _SLOW_S = 0.5e-3  # a read above this waited for more than memory
 
-_Task = tuple["Future[list[Sample]]", str, int, NDArray[np.int64]]
+_MOST_PADDING = 4  # times the bytes of a batch that its padded rows may take
+
+Errors = dict[int, ResoluteError]  # by place in the batch
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Some samples of a batch: where in the shards, and where in the batch's buffer each goes."""
+
+    split: str
+    res: int
+    first: int  # place in the batch
+    ids: NDArray[np.int64]
+    records: NDArray[Any]
+    buffer: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    future: Future[Errors] = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The encoded images of a batch, and why some could not be read, by their place in it.
+
+    `pieces` is one (N, width) uint8 array, each image at the start of its row and nothing of meaning after it (a
+    decoder stops where the image ends), or a list of N arrays (nbytes,).
+    """
+
+    pieces: Pieces
+    errors: Errors
 
 
 class PendingBatch:
     """The bytes of a batch that is being read."""
 
-    def __init__(self, parts: list[Future[list[Sample]]], reader: Reader) -> None:
-        self._parts, self._reader = parts, reader
+    def __init__(self, pieces: Pieces, tasks: list[_Task], reader: Reader) -> None:
+        self._pieces, self._tasks, self._reader = pieces, tasks, reader
 
     def done(self) -> bool:
-        return all(part.done() for part in self._parts)
+        return all(task.future.done() for task in self._tasks)
 
-    def result(self) -> list[Sample]:
-        """Encoded images, one a sample; in the place of a damaged one the error that names it.
-
-        Raises `ResoluteError` if the index itself is damaged.
-        """
+    def result(self) -> Encoded:
         if not self.done():
             self._reader.hurry()
-        return list(itertools.chain.from_iterable(part.result() for part in self._parts))
+        errors: Errors = {}
+        for task in self._tasks:
+            errors |= task.future.result()
+        return Encoded(self._pieces, errors)
 
 
 class Reader:
     """Reads samples by number. Use as a context manager; `close()` ends its threads and files.
 
-    In memory are the batches that were submitted and not yet taken, and nothing else.
+    In memory are the batches that were submitted and not yet taken, each at most four times its bytes.
     """
 
     def __init__(
-        self, shards: ShardSet, *, threads: int = 4, most_threads: int = 64, check_crc: bool = True
-    ) -> None:
-        self._shards, self._check_crc, self._most = shards, check_crc, most_threads
+        self, shards: ShardSet, *, threads: int = 4, most_threads: int = 64, check_crc: bool = True,
+        padded: bool = True,
+    ) -> None:  # fmt: skip
+        """`padded` batches come in one array where that is not too wasteful: handing it on costs the same for any N."""
+        self._shards, self._check_crc, self._most, self._padded = shards, check_crc, most_threads, padded
         self._open: Callable[[str], OpenFile] = functools.lru_cache(_OPEN_FILES)(OpenFile)
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -78,13 +107,30 @@ class Reader:
         return len(self._threads)
 
     def submit(self, split: str, res: int, ids: NDArray[np.int64]) -> PendingBatch:
-        """Start reading the samples `ids` (N,) of a split, as stored for `res` px."""
-        size = max(4, min(_TASK_SAMPLES, len(ids) // self.threads))
-        parts: list[Future[list[Sample]]] = []
-        for i in range(0, len(ids), size):
-            parts.append(Future())
-            self._tasks.put((parts[-1], split, res, ids[i : i + size]))
-        return PendingBatch(parts, self)
+        """Start reading the samples `ids` (N,) of a split, as stored for `res` px.
+
+        Raises `ResoluteError` if the index is damaged; damaged samples are told in the result.
+        """
+        records = self._shards.splits[split].stored[res][ids]
+        sizes = records["nbytes"].astype(np.int64)
+        width, total = int(sizes.max()), int(sizes.sum())
+        pieces: Pieces
+        if self._padded and width * len(ids) <= _MOST_PADDING * total:
+            starts = width * np.arange(len(ids))
+            pieces = np.empty((len(ids), width), np.uint8)
+            buffer = pieces.reshape(-1)
+        else:
+            starts = np.cumsum(sizes) - sizes
+            buffer = np.empty(total, np.uint8)
+            pieces = np.split(buffer, starts[1:])
+        step = max(4, min(_TASK_SAMPLES, len(ids) // self.threads))
+        tasks = [
+            _Task(split, res, i, ids[i : i + step], records[i : i + step], buffer, starts[i : i + step])
+            for i in range(0, len(ids), step)
+        ]
+        for task in tasks:
+            self._tasks.put(task)
+        return PendingBatch(pieces, tasks, self)
 
     def hurry(self) -> None:
         """The consumer waits: keep more requests in flight, if it is the storage that takes the time."""
@@ -99,21 +145,19 @@ class Reader:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            future, split, res, ids = task
             began = time.perf_counter()
             try:
-                future.set_result(self._read(split, res, ids))
+                errors = self._remote(task) if self._shards.files.remote else self._folder(task)
+                task.future.set_result({task.first + i: error for i, error in errors.items()})
             except BaseException as error:  # why: it belongs to the consumer, in whose thread it is raised
-                future.set_exception(error)
-            self._read_s = (time.perf_counter() - began) / len(ids)
+                task.future.set_exception(error)
+            self._read_s = (time.perf_counter() - began) / len(task.ids)
 
-    def _read(self, split: str, res: int, ids: NDArray[np.int64]) -> list[Sample]:
-        part = self._shards.splits[split]
-        records = part.stored[res][ids]
-        if self._shards.files.remote:
-            return [self._remote(part, res, *each) for each in zip(ids.tolist(), records, strict=True)]
+    def _folder(self, task: _Task) -> Errors:
+        """Read the samples of a task; what is wrong with some of them, by place in the task."""
+        part, records = self._shards.splits[task.split], task.records
         where, tar = self._shards.files.where, self._shards.tar
-        names = {n: where(tar(res, part.shards[n])) for n in set(records["shard"].tolist())}
+        names = {n: where(tar(task.res, part.shards[n])) for n in set(records["shard"].tolist())}
         opened: dict[int, OpenFile | None] = {}  # why: what is in here stays open until the reads are done
         for number, name in names.items():
             try:
@@ -121,33 +165,39 @@ class Reader:
             except OSError:
                 opened[number] = None  # why: -1 fails in the read, and its reason is asked for there
         files = np.array([-1 if (file := opened[n]) is None else file.fd for n in records["shard"].tolist()], np.int32)
-        sizes = records["nbytes"].astype(np.int64)
-        offsets, crcs = records["offset"].astype(np.int64), records["crc32"].astype(np.int64)
-        buffer = np.empty(sizes.sum(), np.uint8)
-        became, got = fetch(files, offsets, sizes, crcs, self._check_crc, buffer)
-        ends = np.cumsum(sizes).tolist()
-        out: list[Sample] = [buffer[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)]
-        for i in np.flatnonzero(became).tolist():
-            what = _told(int(became[i]), int(got[i]), records[i], names[int(records["shard"][i])])
-            out[i] = self._damaged(part, res, int(ids[i]), records[i], what)
-        return out
+        sizes, offsets = records["nbytes"].astype(np.int64), records["offset"].astype(np.int64)
+        crcs = records["crc32"].astype(np.int64)
+        became, got = fetch(files, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
+        return {
+            i: self._damaged(task, i, _told(int(became[i]), int(got[i]), records[i], names[int(records["shard"][i])]))
+            for i in np.flatnonzero(became).tolist()
+        }
 
-    def _remote(self, part: Split, res: int, sample: int, record: Any) -> Sample:
-        name = self._shards.tar(res, part.shards[record["shard"]])
-        for fresh in (False, True):  # why: what a cache holds may be damaged where the store is not
-            try:
-                data = self._shards.files.read(name, int(record["offset"]), int(record["nbytes"]), fresh=fresh)
-            except ResoluteError as error:
-                return error
-            crc = zlib.crc32(data) if self._check_crc else int(record["crc32"])
-            if crc == record["crc32"]:
-                return np.frombuffer(data, np.uint8)
-        return self._damaged(part, res, sample, record, _told(CHANGED, crc, record, name))
+    def _remote(self, task: _Task) -> Errors:
+        """As `_folder`, through the set's own way to its files."""
+        part, errors = self._shards.splits[task.split], dict[int, ResoluteError]()
+        for i, (record, start) in enumerate(zip(task.records, task.starts.tolist(), strict=True)):
+            name, nbytes = self._shards.tar(task.res, part.shards[record["shard"]]), int(record["nbytes"])
+            for fresh in (False, True):  # why: what a cache holds may be damaged where the store is not
+                try:
+                    data = self._shards.files.read(name, int(record["offset"]), nbytes, fresh=fresh)
+                except ResoluteError as error:
+                    errors[i] = error
+                    break
+                crc = zlib.crc32(data) if self._check_crc else int(record["crc32"])
+                if crc == record["crc32"]:
+                    task.buffer[start : start + nbytes] = np.frombuffer(data, np.uint8)
+                    errors.pop(i, None)
+                    break
+                errors[i] = self._damaged(task, i, _told(CHANGED, crc, record, name))
+        return errors
 
-    def _damaged(self, part: Split, res: int, sample: int, record: Any, what: str) -> ResoluteError:
-        key = key_name(int(part.samples[sample]["key"]))
+    def _damaged(self, task: _Task, i: int, what: str) -> ResoluteError:
+        part, record = self._shards.splits[task.split], task.records[i]
+        key = key_name(int(part.samples[int(task.ids[i])]["key"]))
+        where = self._shards.files.where(self._shards.tar(task.res, part.shards[record["shard"]]))
         return ResoluteError(
-            f"{self._shards.files.where(self._shards.tar(res, part.shards[record['shard']]))}: sample {key} at offset "
+            f"{where}: sample {key} at offset "
             f"{record['offset']} is damaged, {what}; {self._shards.repair}"
         )
 

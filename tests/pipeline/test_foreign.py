@@ -70,9 +70,9 @@ def test_a_damaged_image_is_named_with_its_tar_when_it_is_read(tars: Path) -> No
         file.seek(int(row["offset"]) + 30)
         file.write(b"????")
     with Reader(shards) as reader:
-        good, bad = reader.submit("train", 32, np.array([2, 3])).result()
-    assert isinstance(good, np.ndarray)
-    assert re.search(r"train-000\.tar: sample 000000003 .* is damaged.*fetch the tar again", str(bad))
+        errors = reader.submit("train", 32, np.array([2, 3])).result().errors
+    assert list(errors) == [1]
+    assert re.search(r"train-000\.tar: sample 000000003 .* is damaged.*fetch the tar again", str(errors[1]))
 
 
 def test_a_part_by_keys_is_the_same_however_the_samples_are_spread_over_tars(tmp_path: Path) -> None:

@@ -66,6 +66,13 @@ def test_dali_decodes_whole_files_to_the_size_that_is_told(dali: Dali, kind: str
     dali.pipe = None
 
 
+@pytest.mark.parametrize("kind", WHOLE)
+def test_what_follows_an_image_in_memory_does_not_matter(dali: Dali, kind: str) -> None:
+    """The reader hands images on in rows of one width, each followed by whatever was there."""
+    for rest in (b"\xff" * 5000, bytes(5000), WHOLE["baseline"], WHOLE["progressive"][300:], WHOLE["png"][40:]):
+        assert dali.agrees(WHOLE[kind] + rest)
+
+
 @pytest.mark.parametrize("kind", ["baseline", "progressive", "444", "exif 6", "png", "webp", "bmp"])
 def test_dali_decodes_every_damaged_file_that_is_accepted(dali: Dali, kind: str) -> None:
     rng = np.random.default_rng(0)

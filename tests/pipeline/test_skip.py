@@ -81,3 +81,14 @@ def test_a_set_with_nothing_left_to_read_says_so(shard_root: Path, tmp_path: Pat
             tar.write_bytes(b"")
         with pytest.raises(ResoluteError, match=r"is damaged, got 0 bytes.*nor can the 74 samples after it be read"):
             list(loader)
+
+
+def test_many_damaged_samples_of_many_sizes_do_not_stop_the_start(shard_root: Path, tmp_path: Path) -> None:
+    """The largest batch goes through the graph before the first one, with what can be read of it."""
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    plan = Plan(ShardSet.open(root), [Stage(res=64, epochs=1, batch_size=32)], eval_batch_size=None)
+    bad = plan.batch(0).ids[1:31].tolist()
+    _spoil(root, "train", 64, bad)
+    with Loader(plan, on_bad_sample="skip") as loader:
+        assert not set(next(loader).spec.ids.tolist()) & set(bad)
+    assert {sample for _, _, sample in loader.skipped} >= set(bad)
