@@ -4,8 +4,7 @@
 
 local  a folder in the page cache, and the same with 1, 5 and 20 ms added to each sample's read (a network disk)
 cold   the folder's files, put out of the page cache first
-store  an object store on loopback (`benchmarks/double.py`), from an empty cache: first and second epoch, both
-       orders, without and with hints ahead of the reads (`pipeline/ahead.py`)
+store  an object store on loopback (`benchmarks/double.py`), from an empty cache: first and second epoch, both orders
 
 The consumer sleeps `batch / pace` s for each batch, as a training step would that needs `pace` images/s. stall is
 the part of the time, after the first batch, in which it waited in `next()`; `start` is what the first batch took,
@@ -106,10 +105,9 @@ def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[s
 
 
 def case(
-    open_set: Callable[[], Any], got: argparse.Namespace, *, order: Order, epochs: int, hints: bool = False
+    open_set: Callable[[], Any], got: argparse.Namespace, *, order: Order, epochs: int
 ) -> dict[str, Any]:
     """One run of `epochs` epochs of the same samples, at the pace asked for."""
-    from pipeline.ahead import Ahead
     from pipeline.loader import Loader
     from pipeline.plan import Plan
     from pipeline.recipe import Stage
@@ -121,22 +119,17 @@ def case(
         fraction = min(1.0, samples // got.batch_size * got.batch_size / len(shards.splits["train"]))
         stage = Stage(res=got.res, epochs=epochs, batch_size=got.batch_size, fraction=fraction)
         plan = Plan(shards, [stage], order=order, fraction_mode="fixed", eval_batch_size=None)
-        ahead = Ahead(plan)
 
         def batches() -> Iterator[tuple[int, int]]:
-            if hints:
-                ahead.follow(0)
             with Loader(plan, threads=got.threads) as loader:
                 for batch in loader:
-                    if hints:
-                        ahead.follow(batch.spec.index)
                     yield batch.spec.epoch, len(batch.labels)
 
         epochs_found = paced(batches(), step_s=got.batch_size / got.pace, began=began)
         counts: dict[str, int] = getattr(shards.files, "counts", dict)()
     finally:
         shards.close()
-    return {"order": order, "hints": hints, "epochs": epochs_found, "counts": counts}
+    return {"order": order, "epochs": epochs_found, "counts": counts}
 
 
 def measure(got: argparse.Namespace) -> list[dict[str, Any]]:
@@ -173,10 +166,8 @@ def measure(got: argparse.Namespace) -> list[dict[str, Any]]:
             add("cold disk", lambda: opened(open_files(got.shards)), order=order, epochs=2)
     if "store" in got.only:
         for order in ("full", "block"):
-            for hints in (False, True):
-                with remote(got) as files:
-                    add(f"store, {'hints' if hints else 'no hints'}", partial(opened_from, files), order=order,
-                        epochs=2, hints=hints)  # fmt: skip
+            with remote(got) as files:
+                add("store, empty cache", partial(opened_from, files), order=order, epochs=2)
     tell("")
     return rows
 

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m pipeline", description="Draw the stream, index tars.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="draw what the model sees, a row a stage, with labels and mix weights")
-    show.add_argument("shards", type=Path, metavar="SHARDS")
+    show.add_argument("shards", metavar="SHARDS", help="folder or URL")
     show.add_argument("--recipe", type=Path, required=True, metavar="FILE")
     show.add_argument("--out", type=Path, default=Path("seen.png"), metavar="FILE", help="default: %(default)s")
     show.add_argument("--count", type=int, default=10, metavar="N", help="images a row (default: %(default)s)")

@@ -211,6 +211,7 @@ class Plan:
             u = uniforms(key, ids, 1 + CROP_NUMBERS)
             windows = random_crops(sizes, u[:, 1:], augment)
             flips = u[:, 0] < augment.flip_prob
+            partners = np.minimum(np.arange(n) ^ 1, n - 1).astype(np.int32)
             drawn = draw(augment, seed=self.seed, epoch=segment.epoch, ids=ids, res=segment.res)
             if augment.mix_per == "sample" and augment.mixes:
                 modes, lam, boxes = mixes(augment, seed=self.seed, epoch=segment.epoch, ids=ids, res=segment.res)
@@ -219,7 +220,7 @@ class Plan:
         else:
             windows = centre_crops(sizes, self._crop_frac(segment))
             flips = np.zeros(n, bool)
-        partners = np.minimum(np.arange(n, dtype=np.int32) ^ 1, n - 1).astype(np.int32)
+            partners = np.arange(n, dtype=np.int32)
         return BatchSpec(
             index=index, step=segment.first_step + (k if segment.split == "train" else 0),
             split=segment.split, stage=segment.stage, epoch=segment.epoch, res=segment.res,

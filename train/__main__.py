@@ -13,7 +13,7 @@ from pipeline.errors import ResoluteError
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m train", description=__doc__)
     add = parser.add_argument
-    add("--shards", type=Path, required=True, help="folder that `make shards` wrote")
+    add("--shards", required=True, help="folder that `make shards` wrote, or a URL (s3://, gs://, http://)")
     add("--recipe", type=Path, required=True, help="TOML file; see train/recipes/")
     add("--run", help="name of the run folder (default: the recipe's name)")
     add("--runs", type=Path, default=Path("runs"), help="where run folders lie (default: %(default)s)")

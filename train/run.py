@@ -41,7 +41,7 @@ __all__ = ["Options", "run"]
 class Options:
     """What does not change results: paths, device, threads, how often to save."""
 
-    shards: Path
+    shards: str | Path  # a folder, or a URL that is read through a cache
     recipe: Path
     folder: Path
     device: str = "auto"

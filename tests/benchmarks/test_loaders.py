@@ -41,7 +41,9 @@ def test_the_peer_decodes_the_members_of_the_tars(shard_set: ShardSet, res: int)
 def test_the_peer_reads_what_our_reader_reads(shard_set: ShardSet) -> None:
     peer, ids = StoredImages(shard_set, 48), np.arange(len(shard_set.splits["train"]))
     with Reader(shard_set) as reader:
-        for sample, jpeg in zip(ids, reader.submit("train", 48, ids).result(), strict=True):
+        read = reader.submit("train", 48, ids).result()
+        assert not read.errors
+        for sample, jpeg in zip(ids, read.pieces, strict=True):
             ours = np.asarray(Image.open(io.BytesIO(jpeg.tobytes())).convert("RGB"))
             np.testing.assert_array_equal(np.asarray(peer.image(int(sample))), ours)
 

@@ -65,8 +65,7 @@ def test_the_command_line_measures_and_writes(
     assert main([str(word) for word in words]) == 0
     found = json.loads((tmp_path / "s.json").read_text())
     assert [(row["name"], row["order"]) for row in found["rows"]] == [
-        ("cold disk", "full"), ("cold disk", "block"), *((f"store, {hints}", order) for order in ("full", "block")
-                                                         for hints in ("no hints", "hints")),
+        ("cold disk", "full"), ("cold disk", "block"), *(("store, empty cache", order) for order in ("full", "block")),
     ]  # fmt: skip
     for row in found["rows"]:
         assert len(row["epochs"]) == 2
