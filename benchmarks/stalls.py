@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from pipeline.loader import Batch, Loader
+from pipeline.memory import keep_freed_memory
 from pipeline.recipe import Recipe, Stage
 from pipeline.shards import ShardSet
 from train.loop import Learner
-from train.warmup import keep_freed_memory, warm_up
+from train.warmup import warm_up
 
 from .machine import cpu_flags
 from .ours import full_batches, train_plan

@@ -27,6 +27,7 @@ from .ahead import Ahead
 from .draws import features
 from .errors import ResoluteError
 from .graph import Graph
+from .memory import keep_freed_memory
 from .plan import BatchSpec, Plan
 from .reader import Encoded, PendingBatch, Pieces, Reader
 
@@ -67,6 +68,7 @@ class Loader(Iterator[Batch]):
         depth: int = 3,
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
+        keep_memory: bool = True,
         rank: int = 0,
         world: int = 1,
         start: int = 0,
@@ -82,6 +84,8 @@ class Loader(Iterator[Batch]):
         on_bad_sample  "error": a sample that cannot be read ends in a `ResoluteError` that names it, and the loader can
                  be moved on with `load_state_dict`. "skip": the next sample of its split that can be read takes its
                  place, the same one in every run and on every rank; see `skipped`.
+        keep_memory    on a CPU, let this process keep memory that batches free, instead of faulting it in again for
+                 each (glibc only; up to a fifth faster); it then stays as large as it has been.
 
         Raises `ResoluteError` when the device is not there or a resolution is not in the open shards.
         """
@@ -113,6 +117,8 @@ class Loader(Iterator[Batch]):
         # why: that a GPU's decoders do not look behind an image's end has not been tried
         self._reader = Reader(plan.shards, threads=readers, check_crc=check_crc, padded=decode == "cpu")
         self._ahead = Ahead(plan, rank=rank, world=world)
+        if keep_memory and not on_gpu:
+            keep_freed_memory()
         largest = max((segment.batch_size for segment in plan.segments), default=1)
         try:
             self._graph = Graph(

@@ -11,12 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(p for part in ("pipeline", "prep", "train", "benchmarks") for p in (ROOT / part).rglob("*.py"))
 CONTRACT = {
-    "pipeline", "pipeline.augment", "pipeline.command", "pipeline.compiled", "pipeline.crops",
-    "pipeline.draws", "pipeline.errors", "pipeline.files",
-    "pipeline.foreign", "pipeline.foreign_index", "pipeline.foreign_look", "pipeline.pictures", "pipeline.tars",
-    "pipeline.index", "pipeline.order",
-    "pipeline.plan", "pipeline.policies", "pipeline.probe", "pipeline.recipe", "pipeline.rng",
-    "pipeline.shards",
+    "pipeline", "pipeline.ahead", "pipeline.augment", "pipeline.cache", "pipeline.command",
+    "pipeline.compiled", "pipeline.crops", "pipeline.draws", "pipeline.errors", "pipeline.fetch",
+    "pipeline.files", "pipeline.foreign", "pipeline.foreign_index", "pipeline.foreign_look", "pipeline.index",
+    "pipeline.memory", "pipeline.order", "pipeline.part", "pipeline.pictures", "pipeline.pixels",
+    "pipeline.plan", "pipeline.policies", "pipeline.probe", "pipeline.reader", "pipeline.recipe",
+    "pipeline.remote", "pipeline.resize", "pipeline.retry", "pipeline.rng", "pipeline.room",
+    "pipeline.shards", "pipeline.store", "pipeline.tars",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from pipeline.errors import ResoluteError
 from pipeline.loader import Loader
+from pipeline.memory import keep_freed_memory
 from pipeline.order import Order
 from pipeline.plan import BatchSpec, Plan
 from pipeline.probe import choose_order
@@ -32,7 +33,7 @@ from .calibrate import Decode, choose_decode
 from .loop import Learner, run_batches
 from .meters import Meter, RunLog
 from .report import EPOCH_HEADER, draw_curves, epoch_line, summary
-from .warmup import keep_freed_memory, rehearsal, shapes, warm_up
+from .warmup import rehearsal, shapes, warm_up
 
 __all__ = ["Options", "run"]
 

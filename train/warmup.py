@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -13,7 +12,7 @@ from torch import nn
 from pipeline.loader import Batch
 from pipeline.plan import Plan
 
-__all__ = ["keep_freed_memory", "rehearsal", "shapes", "warm_up"]
+__all__ = ["rehearsal", "shapes", "warm_up"]
 
 
 def shapes(plan: Plan, *, rank: int = 0, world: int = 1) -> list[tuple[str, int, int]]:
@@ -87,16 +86,3 @@ def _untouched(network: nn.Module) -> Iterator[None]:
         torch.set_rng_state(random)
         if cuda_random:
             torch.cuda.set_rng_state_all(cuda_random)
-
-
-def keep_freed_memory() -> bool:
-    """On a CPU: let malloc keep what tensors free, instead of giving it back and faulting it in again each step.
-
-    True if the C library took the settings (glibc does; others have no `mallopt`).
-    Source: mallopt(3); M_TRIM_THRESHOLD = -1, M_TOP_PAD = -2, M_MMAP_MAX = -4.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    return all([mallopt(-4, 0), mallopt(-1, 2**31 - 1), mallopt(-2, 64 << 20)])

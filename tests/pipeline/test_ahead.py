@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
-import numpy as np
 import pytest
 
 from pipeline.ahead import Ahead
