@@ -83,6 +83,8 @@ def forget(folder: Path, res: int) -> None:
 def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[str, float]]:
     """For each epoch: `start_s` (of the first batch, from `began` on), `stall_frac`, `slowest_s`, `images_per_s`.
 
+    `late_stall_frac` is that of its second half: a cache fills in the first.
+
     `batches` yields (epoch, samples); a step of `step_s` s passes after each.
     """
     waits: dict[int, list[float]] = {}
@@ -97,8 +99,11 @@ def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[s
     for epoch, each in waits.items():
         inner = each[1:] if epoch == min(waits) else each
         total_s = sum(inner) + step_s * len(each)
+        late = inner[len(inner) // 2 :]
         found.append({
-            "start_s": each[0], "stall_frac": sum(inner) / total_s, "slowest_s": max(inner, default=0.0),
+            "start_s": each[0], "stall_frac": sum(inner) / total_s,
+            "late_stall_frac": sum(late) / (sum(late) + step_s * max(1, len(late))),
+            "slowest_s": max(inner, default=0.0),
             "typical_s": statistics.median(inner or each), "images_per_s": images[epoch] / total_s,
         })  # fmt: skip
     return found
@@ -197,11 +202,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             counts = row["counts"]
             lines.append([
                 row["name"], row["order"], str(number + 1), f"{100 * epoch['stall_frac']:.1f} %",
+                f"{100 * epoch['late_stall_frac']:.1f} %",
                 f"{1e3 * epoch['typical_s']:.1f}", f"{1e3 * epoch['slowest_s']:.0f}", f"{epoch['images_per_s']:.0f}",
                 f"{epoch['start_s']:.2f}" if not number else "",
                 f"{counts['requests']}, {counts['fetched_bytes'] / 2**20:.0f} MiB" if counts and not number else "",
             ])  # fmt: skip
-    header = ["storage", "order", "epoch", "stall", "wait ms", "slowest ms", "images/s", "start s", "requests in all"]
+    header = ["storage", "order", "epoch", "stall", "2nd half", "wait ms", "slowest ms", "images/s", "start s",
+              "requests in all"]  # fmt: skip
     return text_table("a consumer that computes for a fixed time a batch", header, lines, left=2)
 
 
