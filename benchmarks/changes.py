@@ -31,6 +31,7 @@ from pipeline.recipe import Stage
 from pipeline.shards import ShardSet
 
 from .machine import commit, cores, machine, read_into_cache, versions
+from .output import ready_to_write, write
 from .table import repeated, spread, text_table
 
 __all__ = ["main", "measure", "table"]
@@ -158,15 +159,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/changes.json"), metavar="FILE")
     try:
         got: argparse.Namespace = parser.parse_args(argv)
+        ready_to_write(got.out)
         shards = ShardSet.open(got.shards)
         read_into_cache(shards)
         found = measure(shards, batch_size=got.batch_size, rounds=got.rounds, threads=got.threads)
+        record = {"commit": commit(), "machine": machine(torch.device("cpu")), "versions": versions(), **found}
+        write(got.out, json.dumps(record) + "\n")
     except ResoluteError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    record = {"commit": commit(), "machine": machine(torch.device("cpu")), "versions": versions(), **found}
-    got.out.parent.mkdir(parents=True, exist_ok=True)
-    got.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
     print(table(found))
     print(f"written: {got.out}")
     return 0

@@ -31,6 +31,7 @@ from pipeline.recipe import Stage
 from pipeline.shards import ShardSet
 
 from .machine import commit, machine, versions
+from .output import ready_to_write, write
 
 __all__ = ["main", "measure", "varied"]
 
@@ -101,16 +102,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/memory.json"), metavar="FILE")
     try:
         got: argparse.Namespace = parser.parse_args(argv)
+        ready_to_write(got.out)
         found = measure(
             ShardSet.open(got.shards), batches=got.batches, changes=got.changes, batch_size=got.batch_size,
             threads=got.threads,
         )  # fmt: skip
+        record = {"commit": commit(), "machine": machine(torch.device("cpu")), "versions": versions(), **found}
+        write(got.out, json.dumps(record) + "\n")
     except ResoluteError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    record = {"commit": commit(), "machine": machine(torch.device("cpu")), "versions": versions(), **found}
-    got.out.parent.mkdir(parents=True, exist_ok=True)
-    got.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
     steps = max(1, len(found["curve"]) // 10)
     for row in found["curve"][::steps]:
         print(f"batch {row[0]:>8,}  stage {row[1]:>3}  {row[2]:8.1f} MiB  {row[3]:>4} files  {row[4]:>3} threads")

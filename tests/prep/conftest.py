@@ -76,7 +76,7 @@ def difficult() -> Path:
     """The project's folder of real files that trip decoders; skips where it is not at hand."""
     folder = Path(__file__).parents[2].parent / "shared" / "data" / "difficult"
     if not folder.is_dir():
-        pytest.skip("wants shared/data/difficult beside the checkout: third-party files, not part of the project")
+        pytest.skip("checks files of other people, which may not be published with the project and are not here")
     return folder
 
 

@@ -19,7 +19,10 @@ from tests.conftest import SHARED_DATA
 
 FOLDER = SHARED_DATA / "difficult"
 # why: other people's files, most of them not ours to pass on; test_decode.py makes one of each kind itself
-ABSENT = "wants shared/data/difficult beside the checkout: third-party files, not part of the project"
+ABSENT = (
+    "checks 80 odd and broken files of other people, which may not be published with the project and are not here; "
+    "test_decode.py makes one of each kind itself"
+)
 INDEX = (FOLDER / "INDEX.tsv").read_text() if FOLDER.is_dir() else ""
 ROWS = list(csv.DictReader(INDEX.splitlines(), delimiter="\t"))
 # `bad` in the index, and yet taken: no decoder has a complaint, and the picture is whole.
