@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import http.client
 import os
+import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
@@ -64,13 +65,15 @@ class Front:
     "whole"  pass it on without its range        "short"  half of the body, as if that were all
     None     pass it on
 
-    `asked` counts ranged GETs by (path, range); `slow_bytes_per_s` is the bandwidth of a body, None for no bound.
+    `each` is met by every range anew, one an ask, in an order of its own: no range meets more than these, however
+    threads take turns. `asked` counts ranged GETs by (path, range); `slow_bytes_per_s` is the bandwidth of a body, None for no bound.
     """
 
     def __init__(self, behind: str) -> None:
         self.behind = behind
         self.faults: deque[int | str | None] = deque()
-        self.always: int | str | None = None  # when `faults` is empty
+        self.each: Sequence[int | str | None] = ()  # before `faults`
+        self.always: int | str | None = None  # when both are used up
         self.asked: Counter[tuple[str, str]] = Counter()
         self.slow_bytes_per_s: float | None = None
         self.at_once = self.most_at_once = 0  # ranged GETs being answered
@@ -113,7 +116,11 @@ class _Passing(BaseHTTPRequestHandler):
                 front.asked[self.path, asked] += 1
                 front.at_once += 1
                 front.most_at_once = max(front.most_at_once, front.at_once)
-                fault = front.faults.popleft() if front.faults else front.always
+                nth = front.asked[self.path, asked] - 1
+                if nth < len(front.each):
+                    fault = random.Random(asked).sample(front.each, len(front.each))[nth]
+                else:
+                    fault = front.faults.popleft() if front.faults else front.always
         try:
             with suppress(ConnectionError):  # why: who gave up waiting has hung up
                 self._answer(fault)

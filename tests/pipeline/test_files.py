@@ -109,16 +109,15 @@ def test_every_byte_of_a_remote_set_is_that_of_the_local_one(tmp_path: Path, eit
 
 
 def test_a_store_in_trouble_is_asked_again_until_the_bytes_are_there(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
-    rng, state = random.Random(3), random.getstate()
-    with opened(either, tmp_path, tries=8) as files:
+    state = random.getstate()
+    with opened(either, tmp_path, tries=8, requests=8) as files:
         files.local("manifest.json")
-        front.faults.extend(rng.choices([500, 503, 429, "cut", "short", "drop", None, None, None], k=40))
-        front.faults.extend(["hang", "hang"])
+        front.each = [500, 503, 429, "cut", "short", "drop", "hang"]
         read_everywhere(files, 10)
         counts = files.counts()
         assert counts["fetched_bytes"] == len(TAR) + len(SET["manifest.json"])
-        assert 10 < counts["retries"] <= 42
-    assert not front.faults
+        # why 6: aiohttp asks once more by itself where a connection that was used before breaks
+        assert 6 * 21 <= counts["retries"] <= 7 * 21  # chunks
     assert random.getstate() == state  # waits are drawn elsewhere
 
 
