@@ -66,7 +66,8 @@ class Front:
     None     pass it on
 
     `each` is met by every range anew, one an ask, in an order of its own: no range meets more than these, however
-    threads take turns. `asked` counts ranged GETs by (path, range); `slow_bytes_per_s` is the bandwidth of a body, None for no bound.
+    threads take turns. `asked` counts ranged GETs by (path, range); `slow_bytes_per_s` is the bandwidth of a body,
+    None for no bound.
     """
 
     def __init__(self, behind: str) -> None:
