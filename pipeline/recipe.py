@@ -7,11 +7,9 @@ checkpoints and result files, and a run does not resume under another one.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import tomllib
-import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,8 @@ from typing import Any, Literal
 from .augment import Augment, without_effect
 from .errors import ResoluteError
 from .errors import check as _check
+from .techniques import Ema, Model, Optim, Precision, Schedule
+from .values import build
 
 __all__ = ["Augment", "Data", "Ema", "Eval", "Model", "Optim", "Precision", "Recipe", "Schedule", "Stage"]
 
@@ -57,63 +57,6 @@ class Data:
     fold: int | None = None  # the part that validates, for shards made with FOLDS
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # Source: timm IMAGENET_DEFAULT_MEAN
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)  # Source: timm IMAGENET_DEFAULT_STD
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    name: str = "resnet50"  # any timm model
-    options: dict[str, Any] = field(default_factory=dict)  # passed to timm.create_model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optim:
-    name: Literal["sgd", "adamw"] = "sgd"  # SGD is Nesterov's
-    lr: float = 0.5  # peak of the schedule, before `lr_scale`
-    weight_decay: float = 5e-5  # not on norms and biases
-    momentum: float = 0.9  # SGD; the schedule moves it
-    betas: tuple[float, float] = (0.9, 0.999)  # AdamW; the schedule moves the first
-    clip_norm: float = 0.0  # 0 = off
-    accumulate: int = 1  # micro-batches a step; `batch_size` stays the samples of one step
-    smoothing: float = 0.0  # label smoothing
-
-    def __post_init__(self) -> None:
-        _check(self.lr > 0, "optim.lr", self.lr, "above 0")
-        _check(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
-        _check(self.clip_norm >= 0, "optim.clip_norm", self.clip_norm, "0 (off) or more")
-        _check(self.accumulate >= 1, "optim.accumulate", self.accumulate, "an integer of at least 1")
-        _check(0 <= self.smoothing < 1, "optim.smoothing", self.smoothing, "0 to below 1")
-        _check(0 <= self.momentum < 1, "optim.momentum", self.momentum, "0 to below 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """One OneCycle over all steps of all stages. Source: Smith and Topin, arXiv 1708.07120."""
-
-    warmup_frac: float = 0.25  # part of the steps in which the LR rises
-    start_div: float = 10.0  # first LR = peak / start_div
-    final_div: float = 1e3  # last LR = first LR / final_div
-    momentum_low: float = 0.85  # at the LR's peak; at its ends it is optim.momentum (or betas[0])
-
-    def __post_init__(self) -> None:
-        _check(0 < self.warmup_frac < 1, "schedule.warmup_frac", self.warmup_frac, "above 0, below 1")
-        _check(self.start_div >= 1, "schedule.start_div", self.start_div, "1 or more")
-        _check(self.final_div >= 1, "schedule.final_div", self.final_div, "1 or more")
-        _check(0 <= self.momentum_low < 1, "schedule.momentum_low", self.momentum_low, "0 to below 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ema:
-    decay: float = 0.0  # 0 = off; else the weight of the old average at each step
-    warmup: bool = True  # smaller decay at first: 1 - (1 + step)^(-2/3), timm's ModelEmaV3
-
-    def __post_init__(self) -> None:
-        _check(0 <= self.decay < 1, "ema.decay", self.decay, "0 (off) to below 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Precision:
-    amp: Literal["bf16", "fp16", "off"] = "bf16"
-    channels_last: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +132,7 @@ class Recipe:
             raise ResoluteError(f"{where}: stages: got one value, expected [[stages]] tables; write it so")
         table["stages"] = [{**stage, "augment": {**base, **stage.get("augment", {})}} for stage in stages]
         try:
-            recipe = typing.cast(Recipe, _build(cls, {**table, "name": name}, ""))
+            recipe = typing.cast(Recipe, build(cls, {**table, "name": name}, ""))
             _refuse_without_effect(recipe, {**table, "augment": base})
             for stage, given in zip(recipe.stages, stages, strict=True):
                 for key, reason in without_effect([stage.augment]).items():
@@ -213,44 +156,3 @@ def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
     for (section, key), reason in reasons.items():
         if reason and key in table.get(section, {}):
             raise ResoluteError(f"{section}.{key}: without effect, {reason}; remove it")
-
-
-def _build(cls: type, table: object, where: str) -> Any:
-    if not isinstance(table, dict):
-        raise ResoluteError(f"{where}: got {table!r}, expected a table; write [{where}]")
-    hints = typing.get_type_hints(cls)
-    prefix = f"{where}." if where else ""
-    for key in table:
-        if key not in hints:
-            close = difflib.get_close_matches(key, hints, n=1)
-            advice = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(hints)}"
-            raise ResoluteError(f"unknown key {prefix}{key}; {advice}")
-    for spec in dataclasses.fields(cls):
-        needed = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
-        if needed and spec.name not in table:
-            raise ResoluteError(f"{prefix}{spec.name}: missing; add it to the recipe")
-    return cls(**{key: _convert(hints[key], value, prefix + key) for key, value in table.items()})
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """`value` from TOML as the type `hint`, or a `ResoluteError` that says what was expected."""
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), value, where)
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # a value or none at all: TOML has no null
-        (hint,) = (arg for arg in typing.get_args(hint) if arg is not types.NoneType)
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        _check(value in args, where, repr(value), "one of " + ", ".join(map(repr, args)))
-        return value
-    if origin is tuple:
-        many = len(args) == 2 and args[1] is Ellipsis
-        good = isinstance(value, list) and (many or len(value) == len(args))
-        _check(good, where, repr(value), "a list" if many else f"a list of {len(args)} numbers")
-        return tuple(_convert(args[0], item, where) for item in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    kind = origin if isinstance(origin, type) else hint
-    good = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    names = {int: "an integer", float: "a number", str: "text", bool: "true or false", dict: "a table"}
-    _check(good, where, repr(value), names.get(kind, str(kind)))
-    return value
