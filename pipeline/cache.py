@@ -17,75 +17,24 @@ import fcntl
 import functools
 import hashlib
 import os
-import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from .cache_settings import HEADER, CacheSettings
 from .errors import ResoluteError
+from .files import OpenFile
 from .part import owned_part, refused, same_file
 from .room import DIGEST, Room
 
-__all__ = ["HEADER", "Cache", "CacheSettings"]
+__all__ = ["HEADER", "TOUCH_S", "Cache", "CacheSettings"]
 
-HEADER = struct.Struct("<8s20sQ32s")  # what it is, its key, its bytes, their SHA-256
 _MAGIC = b"RSLTCHK1"
-_TOUCH_S = 5.0  # a chunk's use is written down this often, by each process
+TOUCH_S = 5.0  # a chunk's use is written down this often, by each process
 _VERSION = "v1"
-
-
-def _folder() -> Path:
-    given = os.environ.get("RESOLUTE_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(given or f"{base}/resolute").expanduser()
-
-
-def _limit_bytes() -> int:
-    given = os.environ.get("RESOLUTE_CACHE_GIB", "64")
-    try:
-        return int(float(given) * 2**30)
-    except (ValueError, OverflowError):
-        raise ResoluteError(f"RESOLUTE_CACHE_GIB: got '{given}', expected GiB such as 64 or 0.5; correct it") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheSettings:
-    """Where and how much to keep of what comes from a URL, and how to ask for it. Changes no result.
-
-    folder         a folder on a local disk; default $RESOLUTE_CACHE, or `resolute` in the user's cache folder
-    limit_bytes    bound of its size; default $RESOLUTE_CACHE_GIB, or 64 GiB
-    chunk_bytes    a tar is fetched in ranges of this size. why 4 MiB: long against a request's first byte, and
-                   fine enough for batches that jump between blocks
-    requests       chunks that `want` fetches at once; state: requests * chunk_bytes
-    ahead_bytes    hints of `want` beyond so many bytes under way are not taken
-    tries          of a request that fails, with `first_wait_s` before the second and doubling from there
-    stall_s        a request that brings nothing for so long has failed
-    """
-
-    folder: Path = field(default_factory=_folder)
-    limit_bytes: int = field(default_factory=_limit_bytes)
-    chunk_bytes: int = 4 << 20
-    requests: int = 16
-    ahead_bytes: int = 512 << 20
-    tries: int = 8
-    first_wait_s: float = 0.25
-    stall_s: float = 20.0
-
-    def __post_init__(self) -> None:
-        for name, least in (("chunk_bytes", 1), ("requests", 1), ("ahead_bytes", 0), ("tries", 1)):
-            if getattr(self, name) < least:
-                raise ResoluteError(f"cache: {name} got {getattr(self, name)}, expected at least {least}; raise it")
-        for name in ("first_wait_s", "stall_s"):
-            if not 0 < getattr(self, name) < 3600:
-                raise ResoluteError(f"cache: {name} got {getattr(self, name)}, expected above 0, below 3600; change it")
-        if self.limit_bytes < 2 * (self.chunk_bytes + HEADER.size):
-            raise ResoluteError(
-                f"cache: limit_bytes got {self.limit_bytes}, expected room for two chunks of {self.chunk_bytes} bytes "
-                "at least, and for the set's index; raise RESOLUTE_CACHE_GIB"
-            )
+_DAMAGED = (errno.EIO, errno.ESTALE)  # what a read of ours may fail with: then the file is dropped
 
 
 class Cache:
@@ -102,7 +51,7 @@ class Cache:
         self.damaged = 0  # files found damaged and dropped
         self._seen: dict[str, tuple[int, int, float]] = {}  # of checked chunks: inode, mtime in ns, when touched
         self._seen_max = 100_000
-        self._pins: dict[Path, int] = {}
+        self._pins: dict[Path, OpenFile] = {}
         self._lock = threading.Lock()
 
     def read(self, key: str, start: int, stop: int, nbytes: int, fetch: Callable[[], bytes], *, fresh: bool = False,
@@ -111,14 +60,14 @@ class Cache:
 
         `fresh`: what is held of it is dropped first.
         """
-        path = self._base / "chunks" / key[:2] / key
+        path = self._chunk(key)
         if fresh:
             path.unlink(missing_ok=True)
-        elif (data := self._held(key, path, start, stop, nbytes)) is not None:
+        elif (data := self._piece(key, path, start, stop, nbytes)) is not None:
             return data
         with owned_part(path, self._patience_s, closed) as part:
             # why: another may have fetched it while we waited
-            if (data := self._held(key, path, start, stop, nbytes)) is not None:
+            if (data := self._piece(key, path, start, stop, nbytes)) is not None:
                 return data
             whole = fetch()
             if part is not None:
@@ -128,9 +77,19 @@ class Cache:
                 self._saw(key, stat.st_ino, stat.st_mtime_ns)
         return whole[start:stop]
 
+    def open(
+        self, key: str, nbytes: int, fetch: Callable[[], bytes], *, closed: threading.Event | None = None
+    ) -> OpenFile | None:
+        """The chunk as a file, its bytes from `HEADER.size` on; None if it cannot be kept here. Otherwise as `read`."""
+        for _ in range(2):
+            if (file := self._held(key, self._chunk(key), nbytes)) is not None:
+                return file
+            self.read(key, 0, 0, nbytes, fetch, closed=closed)
+        return None
+
     def has(self, key: str) -> bool:
         """Whether the chunk is there; it may be damaged, or gone a moment later."""
-        return os.path.exists(self._base / "chunks" / key[:2] / key)  # noqa: PTH110
+        return os.path.exists(self._chunk(key))  # noqa: PTH110
 
     def file(
         self, name: str, nbytes: int, write: Callable[[int], str], *, closed: threading.Event | None = None
@@ -158,41 +117,32 @@ class Cache:
     def close(self) -> None:
         """Let the whole files go: they may be removed from now on."""
         with self._lock:
-            while self._pins:
-                os.close(self._pins.popitem()[1])
+            self._pins.clear()
 
     def _pinned(self, path: Path, nbytes: int) -> bool:
         """Lock a whole file against removal, if it is here and sound. A damaged one is dropped."""
         with self._lock:
             if path in self._pins:
                 return True
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        if (file := _opened(path)) is None:
             return False
-        except OSError as error:
-            raise refused(path, error) from None
-        kept = False
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
-            if not same_file(path, handle):  # removed while we waited for the lock
+            fcntl.flock(file.fd, fcntl.LOCK_SH)
+            if not same_file(path, file.fd):  # removed while we waited for the lock
                 return False
-            stat = os.fstat(handle)
-            with suppress(FileNotFoundError), open(handle, "rb", closefd=False) as file:
+            stat, sound = os.fstat(file.fd), False
+            with suppress(FileNotFoundError), open(file.fd, "rb", closefd=False) as whole:
                 if stat.st_size == nbytes:
-                    kept = hashlib.file_digest(file, "sha256").hexdigest() == _digest_file(path).read_text()
-            if kept:
+                    sound = hashlib.file_digest(whole, "sha256").hexdigest() == _digest_file(path).read_text()
+            if sound:
                 with suppress(PermissionError):
-                    os.utime(handle, ns=(time.time_ns(), stat.st_mtime_ns))
+                    os.utime(file.fd, ns=(time.time_ns(), stat.st_mtime_ns))
                 with self._lock:
-                    kept = self._pins.setdefault(path, handle) == handle
+                    self._pins.setdefault(path, file)
                 return True
         except OSError as error:
-            if error.errno not in (errno.EIO, errno.ESTALE):
+            if error.errno not in _DAMAGED:
                 raise refused(path, error) from None
-        finally:
-            if not kept:
-                os.close(handle)
         self._drop(path)
         return False
 
@@ -215,35 +165,46 @@ class Cache:
             self.room.give_back(part, nbytes)
             raise
 
-    def _held(self, key: str, path: Path, start: int, stop: int, nbytes: int) -> bytes | None:
-        """The bytes if the chunk is here and sound. A damaged one is dropped."""
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+    def _chunk(self, key: str) -> Path:
+        return self._base / "chunks" / key[:2] / key
+
+    def _piece(self, key: str, path: Path, start: int, stop: int, nbytes: int) -> bytes | None:
+        """Bytes [start, stop) if the chunk is here and sound. A damaged one is dropped."""
+        if (file := self._held(key, path, nbytes)) is None:
             return None
-        except OSError as error:
-            raise refused(path, error) from None
         try:
-            stat = os.fstat(handle)
-            seen = self._seen.get(key)
-            if seen is None or seen[:2] != (stat.st_ino, stat.st_mtime_ns):
-                whole = _checked(handle, key, nbytes)
-                data = None if whole is None else whole[start:stop]
-            else:
-                data = os.pread(handle, stop - start, HEADER.size + start)
-            if data is not None and len(data) == stop - start:
-                if seen is None or time.monotonic() - seen[2] > _TOUCH_S:
-                    with suppress(PermissionError):  # another user's, in a folder that users share
-                        os.utime(handle, ns=(time.time_ns(), stat.st_mtime_ns))
-                    self._saw(key, stat.st_ino, stat.st_mtime_ns)
-                return data
+            data = os.pread(file.fd, stop - start, HEADER.size + start)
         except OSError as error:
-            if error.errno not in (errno.EIO, errno.ESTALE):
+            if error.errno not in _DAMAGED:
                 raise refused(path, error) from None
-        finally:
-            os.close(handle)
+            data = b""
+        if len(data) == stop - start:
+            return data
         self._drop(path)
         return None
+
+    def _held(self, key: str, path: Path, nbytes: int) -> OpenFile | None:
+        """The chunk if it is here and sound. A damaged one is dropped."""
+        if (file := _opened(path)) is None:
+            return None
+        try:
+            stat = os.fstat(file.fd)
+            seen = self._seen.get(key)
+            if seen is None or seen[:2] != (stat.st_ino, stat.st_mtime_ns):
+                seen = None
+                if not _is_sound(file.fd, key, nbytes):
+                    self._drop(path)
+                    return None
+            if seen is None or time.monotonic() - seen[2] > TOUCH_S:
+                with suppress(PermissionError):  # another user's, in a folder that users share
+                    os.utime(file.fd, ns=(time.time_ns(), stat.st_mtime_ns))
+                self._saw(key, stat.st_ino, stat.st_mtime_ns)
+        except OSError as error:
+            if error.errno not in _DAMAGED:
+                raise refused(path, error) from None
+            self._drop(path)
+            return None
+        return file
 
     def _saw(self, key: str, inode: int, mtime_ns: int) -> None:
         if len(self._seen) >= self._seen_max:
@@ -255,6 +216,15 @@ class Cache:
             self.damaged += 1
         with suppress(FileNotFoundError):
             path.unlink()
+
+
+def _opened(path: Path) -> OpenFile | None:
+    try:
+        return OpenFile(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise refused(path, error) from None
 
 
 def _put(handle: int, *pieces: bytes) -> None:
@@ -270,12 +240,12 @@ def _fill(part: int, path: Path, write: Callable[[int], str]) -> None:
     _digest_file(path).write_text(write(part))
 
 
-def _checked(handle: int, key: str, nbytes: int) -> bytes | None:
-    """What follows the header if it is all there and as it was written, else None."""
+def _is_sound(handle: int, key: str, nbytes: int) -> bool:
+    """Whether header and bytes are all there, and as they were written."""
     with open(handle, "rb", closefd=False) as file:
         whole = file.read()
     head = HEADER.pack(_MAGIC, bytes.fromhex(key), nbytes, hashlib.sha256(memoryview(whole)[HEADER.size :]).digest())
-    return whole[HEADER.size :] if whole[: HEADER.size] == head and len(whole) == HEADER.size + nbytes else None
+    return whole[: HEADER.size] == head and len(whole) == HEADER.size + nbytes
 
 
 def _digest_file(path: Path) -> Path:

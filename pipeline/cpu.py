@@ -12,18 +12,22 @@ from typing import Any
 
 import numpy as np
 from numba import carray, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from nvidia.dali import types as dali
 from nvidia.dali.pipeline import do_not_convert
 from nvidia.dali.plugin.numba import NumbaFunction
 
-from .compiled import c_function
+from .compiled import c_function, compiled
 from .pixels import blend, run_slots
 from .resize import normalise_rows, resize
 
-__all__ = ["blended", "canvas", "changed", "normalised", "parameters", "resized"]
+__all__ = ["blended", "canvas", "changed", "finished", "normalised", "parameters", "resized", "ticket"]
 
-_PARAMETERS = 8  # float32 an image: mirrored or not, upside down or not, three scales, three shifts
+# float32 an image: mirrored or not, upside down or not, three scales, three shifts, the address of its output (64 bits,
+# two places), the side of its output in px, the ticket of its batch
+_PARAMETERS = 12
+_TICKETS = 1 << 24  # a float32 holds no more integers than these
 
 
 def canvas(batch: int, res: int) -> NDArray[np.uint8]:
@@ -32,20 +36,34 @@ def canvas(batch: int, res: int) -> NDArray[np.uint8]:
 
 
 def parameters(
-    flips: NDArray[Any], vflips: NDArray[Any], mean: tuple[float, ...], std: tuple[float, ...]
-) -> NDArray[np.float32]:
-    """(N, 8) for `flips` and `vflips` (N,) bool and the statistics of values in 0..1."""
-    out = np.empty((len(flips), _PARAMETERS), np.float32)
-    out[:, 0], out[:, 1] = flips, vflips
-    out[:, 2:5] = [1 / (255 * s) for s in std]
-    out[:, 5:8] = [-m / s for m, s in zip(mean, std, strict=True)]
-    return out
+    flips: NDArray[Any], vflips: NDArray[Any], mean: tuple[float, ...], std: tuple[float, ...],
+    out: NDArray[np.float32], number: int,
+) -> NDArray[np.float32]:  # fmt: skip
+    """(N, 12) for `flips` and `vflips` (N,) bool, the statistics of values in 0..1, and where the images shall go.
+
+    `out` (N, res, res, 3) must live until the run is over. Of the batch's `number` the nodes give back `ticket`.
+    """
+    found = np.empty((len(flips), _PARAMETERS), np.float32)
+    found[:, 0], found[:, 1] = flips, vflips
+    found[:, 2:5] = [1 / (255 * s) for s in std]
+    found[:, 5:8] = [-m / s for m, s in zip(mean, std, strict=True)]
+    found[:, 8:10].view(np.int64)[:, 0] = out.ctypes.data + out.strides[0] * np.arange(len(out))
+    found[:, 10], found[:, 11] = out.shape[1], ticket(number)
+    return found
 
 
-def resized(images: Any, canvas: Any, parameters: Any, *, normalise: bool) -> Any:
-    """Node: (h, w, 3) uint8 resized to the canvas, mirrored or not; float32 times scales plus shifts, or else uint8."""
-    run, out = (_resize_normalise, dali.FLOAT) if normalise else (_resize, dali.UINT8)
-    return _node(run, out, (canvas, dali.UINT8, 3), (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1))
+def ticket(number: int) -> float:
+    return float(number % _TICKETS)
+
+
+def resized(images: Any, canvas: Any, parameters: Any) -> Any:
+    """Node: (h, w, 3) uint8 resized to the canvas, mirrored or not."""
+    return _node(_resize, dali.UINT8, (canvas, dali.UINT8, 3), (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1))
+
+
+def finished(images: Any, parameters: Any) -> Any:
+    """Node: `normalised` of the image resized and mirrored or not, in one pass."""
+    return _node(_finish, dali.FLOAT, (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1), ends=True)
 
 
 def changed(images: Any, kinds: Any, values: Any) -> Any:
@@ -59,8 +77,11 @@ def blended(images: Any, partner: Any, lam: Any) -> Any:
 
 
 def normalised(images: Any, parameters: Any) -> Any:
-    """Node: (h, w, 3) uint8 -> float32, times the scales plus the shifts of `parameters`."""
-    return _node(_normalise, dali.FLOAT, (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1))
+    """Node: (h, w, 3) uint8 times the scales plus the shifts of `parameters`, written where these say.
+
+    What DALI gets is the ticket, (1,) float32: the images are not its own, so that their memory can be ours.
+    """
+    return _node(_normalise, dali.FLOAT, (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1), ends=True)
 
 
 class _Compiled(NumbaFunction):
@@ -76,13 +97,30 @@ _SHAPES, _OPERANDS = types.CPointer(types.CPointer(types.int64)), types.CPointer
 
 
 @do_not_convert
-def _node(run: Callable[..., None], out: Any, *inputs: tuple[Any, Any, int]) -> Any:
-    """One (h, w, 3) output, as high and wide as the first input."""
+def _node(run: Callable[..., None], out: Any, *inputs: tuple[Any, Any, int], ends: bool = False) -> Any:
+    """One (h, w, 3) output, as high and wide as the first input; a ticket, (1,), if it `ends` the graph."""
     given, kinds, ndims = zip(*inputs, strict=True)
     return _Compiled(
-        run_fn=run, setup_fn=_shape_of_first, out_types=[out], in_types=list(kinds), outs_ndim=[3],
-        ins_ndim=list(ndims),
+        run_fn=run, setup_fn=_shape_of_ticket if ends else _shape_of_first, out_types=[out], in_types=list(kinds),
+        outs_ndim=[1 if ends else 3], ins_ndim=list(ndims),
     )(*given)  # fmt: skip
+
+
+@intrinsic
+def _pointer(context: Any, address: Any) -> Any:
+    """An int64 as a pointer to float32. Source: the recipe in numba's documentation of `intrinsic`."""
+
+    def write(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.inttoptr(given[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(address), write
+
+
+@compiled
+def _output(parameters: Any, height: int, width: int) -> Any:
+    """Where an image shall go, (height, width, 3) float32."""
+    address = carray(parameters, _PARAMETERS // 2, np.int64)[4]
+    return carray(_pointer(address), (height, width, 3), np.float32)  # type: ignore[call-arg]  # not for Python
 
 
 _kept: dict[Any, Any] = {}  # why: DALI holds an address only
@@ -108,15 +146,23 @@ def _resize(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any,
     resize(image, given[0] > 0, given[1] > 0, out, given[2:5], given[5:8])
 
 
-def _resize_normalise(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
-    image, given = carray(ins[1], (of[1][0], of[1][1], 3), np.uint8), carray(ins[2], _PARAMETERS, np.float32)
-    out = carray(outs[0], (to[0][0], to[0][1], 3), np.float32)
+def _shape_of_ticket(outs: Any, _od: Any, _no: Any, _ins: Any, _id: Any, _ni: Any, samples: Any) -> None:
+    for i in range(samples):
+        outs[i][0] = 1
+
+
+def _finish(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
+    image, given = carray(ins[0], (of[0][0], of[0][1], 3), np.uint8), carray(ins[1], _PARAMETERS, np.float32)
+    out = _output(ins[1], int(given[10]), int(given[10]))
     resize(image, given[0] > 0, given[1] > 0, out, given[2:5], given[5:8])
+    carray(outs[0], 1, np.float32)[0] = given[11]
 
 
-def _normalise(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
+def _normalise(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
     shape, given = (of[0][0], 3 * of[0][1]), carray(ins[1], _PARAMETERS, np.float32)
-    normalise_rows(carray(ins[0], shape, np.uint8), carray(outs[0], shape, np.float32), given[2:5], given[5:8])
+    out = _output(ins[1], of[0][0], of[0][1]).reshape(shape)
+    normalise_rows(carray(ins[0], shape, np.uint8), out, given[2:5], given[5:8])
+    carray(outs[0], 1, np.float32)[0] = given[11]
 
 
 def _run_slots(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:

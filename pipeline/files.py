@@ -57,8 +57,19 @@ class Files(Protocol):
         Raises `ResoluteError` if they cannot be read or the file ends before them.
         """
 
+    def place(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
+        """An open file on this machine that holds these bytes, and where in it; None: ask `read`.
+
+        The file stays open for as long as the object lives. Of a remote store they are fetched first.
+        Raises `ResoluteError` if that fails.
+        """
+        return None
+
     def want(self, name: str, offset: int, nbytes: int) -> bool:
         """A hint that these bytes will be read soon: start to fetch them. False: too much is under way, ask later."""
+
+    def release(self) -> None:
+        """Close what is kept open for the next `place` or `read`, which opens it again."""
 
     def close(self) -> None:
         """End threads, connections and open files. A read under way ends as if it had come before or fails."""
@@ -104,7 +115,8 @@ class Folder(Files):
     def __init__(self, root: str) -> None:
         self._given = root
         self._base = root.partition("://")[2] if is_url(root) else root
-        self._open: Callable[[str], OpenFile] = functools.lru_cache(_OPEN_FILES)(OpenFile)
+        base = self._base  # why: with `self` in there, what is open would outlive its last user
+        self._open: Callable[[str], OpenFile] = functools.lru_cache(_OPEN_FILES)(lambda n: OpenFile(f"{base}/{n}"))
 
     def __reduce__(self) -> tuple[object, ...]:
         return Folder, (self._given,)
@@ -137,7 +149,7 @@ class Folder(Files):
 
     def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
         try:
-            file = self._open(self.where(name))  # why: the name keeps it open until the read is done
+            file = self._open(name)  # why: the name keeps it open until the read is done
             data = os.pread(file.fd, nbytes, offset)
             while len(data) < nbytes and (more := os.pread(file.fd, nbytes - len(data), offset + len(data))):
                 data += more  # why: a network disk may answer in parts
@@ -150,11 +162,20 @@ class Folder(Files):
             )
         return data
 
+    def place(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
+        try:
+            return self._open(name), offset
+        except OSError:
+            return None
+
     def want(self, name: str, offset: int, nbytes: int) -> bool:
         return True  # why: the system reads ahead by itself
 
-    def close(self) -> None:
+    def release(self) -> None:
         self._open.cache_clear()  # type: ignore[attr-defined]  # an lru_cache
+
+    def close(self) -> None:
+        self.release()
 
     def _unreadable(self, name: str, error: OSError) -> ResoluteError:
         return ResoluteError(

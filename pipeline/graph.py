@@ -7,12 +7,16 @@ stage of the run uses is not built into it.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def, types
 
 from . import cpu, ops
+from .buffers import Buffers
 from .draws import Features
 from .plan import BatchSpec
 from .reader import Pieces
@@ -25,7 +29,7 @@ _INPUTS = {
     "start": (types.INT32, 1),  # window in the stored image: y, x
     "shape": (types.INT32, 1),  # height, width
 }
-_CPU_INPUTS = {"canvas": (types.UINT8, 3), "parameters": (types.FLOAT, 1)}  # see `cpu`
+_CPU_INPUTS = {"parameters": (types.FLOAT, 1)}  # see `cpu`
 _GPU_INPUTS = {
     "size": (types.FLOAT, 1),  # output height, width
     "roi": (types.FLOAT, 1),  # relative y0, x0, y1, x1 of the window; x0 > x1 mirrors, y0 > y1 turns upside down
@@ -33,31 +37,80 @@ _GPU_INPUTS = {
 
 
 class Graph:
-    """A built pipeline, `pipe`, with one output: (N, res, res, 3) normalised images."""
+    """A built pipeline: what is fed to it comes out as (N, res, res, 3) normalised images, in order."""
 
     def __init__(
         self, *, batch_size: int, threads: int, device_id: int | None, decode: Device, depth: int,
         mean: tuple[float, ...], std: tuple[float, ...], half: bool, features: Features, largest_res: int,
+        largest_bytes: int,
     ) -> None:  # fmt: skip
         """`device_id` None is the CPU backend; the output is float32, or float16 if `half`, on a GPU only.
 
-        `decode` "cpu" with a device decodes crops on the CPU and does all the rest on the GPU. `batch_size` and
-        `largest_res` (px) are the largest of the run, `features` what it uses.
+        `decode` "cpu" with a device decodes crops on the CPU and does all the rest on the GPU. `batch_size`,
+        `largest_res` (px) and `largest_bytes` (of a batch as float32) are the largest of the run, `features` what it
+        uses.
         """
         self._on_cpu, self._features, self._mean, self._std = device_id is None, features, mean, std
+        self._depth, self._plain = depth, device_id is None and features == Features()
+        # of each run under way what it reads in place, and, on a CPU, where it writes
+        self._under_way: deque[tuple[Pieces, NDArray[np.float32] | None]] = deque()
+        # why 2 more than run at once: the consumer's, and the one that it had before
+        self._buffers = Buffers(nbytes=largest_bytes, keep=depth + 2) if self._on_cpu else None
         # why: exec_dynamic: outputs own their memory, so a torch view of one stays valid for as long as it lives
-        self.pipe = _graph(
+        self._pipe = _graph(
             batch_size=batch_size, num_threads=threads, device_id=device_id, prefetch_queue_depth=depth,
             exec_dynamic=True, decode_device="mixed" if decode == "gpu" else "cpu", features=features,
             on_cpu=self._on_cpu, mean=mean, std=std, half=half, largest_res=largest_res,
         )  # fmt: skip
-        self.pipe.build()
+        self._pipe.build()
 
-    def feed(self, spec: BatchSpec, jpegs: Pieces) -> None:
-        """Hand one batch to the graph; the next run takes it.
+    def prime(self, spec: BatchSpec, jpegs: Pieces) -> None:
+        """Run a batch `depth` times, unseen: the first thing to do.
 
-        With decoding on the CPU `jpegs` are not copied: they must live until that run's output was taken.
+        DALI's first `schedule_run` starts so many runs at once; with the plan's largest batch its buffers get their
+        final sizes, so that nothing grows at a stage change.
         """
+        for _ in range(self._depth):
+            self._feed(spec, jpegs)
+        self._pipe.schedule_run()
+        while self._under_way:
+            self.drop()
+
+    def start(self, spec: BatchSpec, jpegs: Pieces) -> None:
+        """Start to work on a batch; at most `depth` at a time."""
+        self._feed(spec, jpegs)
+        self._pipe.schedule_run()
+
+    def take(self, spec: BatchSpec, stream: torch.cuda.Stream | None) -> torch.Tensor:
+        """Images of the batch that was started first, which was `spec`; waits for it.
+
+        On a GPU they are ordered after `stream`, not awaited. They own their memory or keep it lent.
+        """
+        (found,) = self._pipe.share_outputs(cuda_stream=stream)
+        _, out = self._under_way.popleft()
+        if out is None:
+            images = torch.from_dlpack(found.as_tensor())
+            whole = tuple(images.shape) == (len(spec), spec.res, spec.res, 3)
+        else:
+            images = torch.from_numpy(out)
+            whole = bool((np.asarray(found.as_tensor()) == cpu.ticket(spec.index)).all())
+        self._pipe.release_outputs()
+        if not whole:  # DALI issue 5222: never train on another batch's size
+            raise RuntimeError(f"batch {spec.index}: DALI returned another one, expected {len(spec)} at {spec.res} px")
+        return images
+
+    def drop(self) -> None:
+        """Wait for the batch that was started first, and forget it."""
+        self._pipe.share_outputs()
+        self._pipe.release_outputs()
+        self._under_way.popleft()
+
+    def close(self) -> None:
+        """End DALI's threads. why not by leaving it to Python: what runs still reads and writes memory of ours."""
+        self.__dict__.pop("_pipe", None)
+        self._under_way.clear()
+
+    def _feed(self, spec: BatchSpec, jpegs: Pieces) -> None:
         n, windows = len(spec), spec.windows
         vflips = spec.draws.get("vflips", np.zeros(n, bool)).astype(bool)
         values: dict[str, Any] = {
@@ -66,9 +119,12 @@ class Graph:
             "shape": np.ascontiguousarray(windows[:, :1:-1]),
             **ops.numbers(self._features, spec),
         }
-        if self._on_cpu:
-            values["canvas"] = cpu.canvas(n, spec.res)
-            values["parameters"] = cpu.parameters(spec.flips, vflips, self._mean, self._std)
+        out = None
+        if self._buffers is not None:
+            out = self._buffers.take((n, spec.res, spec.res, 3))
+            values["parameters"] = cpu.parameters(spec.flips, vflips, self._mean, self._std, out, spec.index)
+            if not self._plain:
+                values["canvas"] = cpu.canvas(n, spec.res)
         else:
             roi = np.empty((n, 4), np.float32)
             roi[:] = (0, 0, 1, 1)
@@ -76,7 +132,8 @@ class Graph:
             roi[vflips, 0::2] = (1, 0)
             values |= {"size": np.full((n, 2), spec.res, np.float32), "roi": roi}
         for name, value in values.items():
-            self.pipe.feed_input(name, value)
+            self._pipe.feed_input(name, value)
+        self._under_way.append((jpegs, out))
 
 
 @pipeline_def(enable_conditionals=True)
@@ -84,7 +141,10 @@ def _graph(
     decode_device: str, on_cpu: bool, features: Features, mean: tuple[float, ...], std: tuple[float, ...], half: bool,
     largest_res: int,
 ) -> Any:  # fmt: skip
+    plain = features == Features()  # why: on a CPU, with nothing in between, resize and normalise are one pass
     wanted = {**_INPUTS, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS), **ops.inputs(features)}
+    if on_cpu and not plain:
+        wanted["canvas"] = (types.UINT8, 3)
     lent = {"jpeg"} if decode_device == "cpu" else set()
     given = {name: fn.external_source(name=name, dtype=kind, ndim=ndim, no_copy=name in lent)
              for name, (kind, ndim) in wanted.items()}  # fmt: skip
@@ -93,10 +153,9 @@ def _graph(
         output_type=types.RGB,
     )  # fmt: skip
     if on_cpu:
-        plain = features == Features()  # why: with nothing in between, resize and normalise are one pass
-        images = cpu.resized(images, given["canvas"], given["parameters"], normalise=plain)
         if plain:
-            return images
+            return cpu.finished(images, given["parameters"])
+        images = cpu.resized(images, given["canvas"], given["parameters"])
     else:
         images = fn.resize(
             images.gpu(), size=given["size"], roi_start=given["roi"][:2], roi_end=given["roi"][2:], roi_relative=True,

@@ -28,7 +28,7 @@ from .draws import features
 from .errors import ResoluteError
 from .graph import Graph
 from .memory import keep_freed_memory
-from .plan import BatchSpec, Plan
+from .plan import BatchSpec, Plan, Segment
 from .reader import Encoded, PendingBatch, Pieces, Reader
 
 __all__ = ["Batch", "Loader"]
@@ -41,7 +41,7 @@ _MOST_BAD = 1000  # neighbours tried in the place of one
 class Batch:
     """One batch on its device; N is this rank's number of samples.
 
-    The tensors own their memory (DALI's buffer lives as long as the view of it does).
+    The tensors keep their memory for as long as they live.
     """
 
     images: torch.Tensor  # (N, 3, res, res) float32 or float16, normalised, channels_last memory
@@ -111,7 +111,7 @@ class Loader(Iterator[Batch]):
         self._instead: dict[tuple[str, int], dict[int, int]] = {}
         self._depth, self._next = depth, start
         self._reading: deque[tuple[BatchSpec, PendingBatch]] = deque()
-        self._running: deque[tuple[BatchSpec, Pieces]] = deque()  # why with the bytes: the graph reads them in place
+        self._running: deque[BatchSpec] = deque()
         self._read_next = start
         decode = decode or ("gpu" if on_gpu else "cpu")
         # why: that a GPU's decoders do not look behind an image's end has not been tried
@@ -126,6 +126,7 @@ class Loader(Iterator[Batch]):
                 decode=decode, depth=depth, mean=mean, std=std,
                 half=dtype == torch.float16, features=self._features,
                 largest_res=max((segment.res for segment in plan.segments), default=1),
+                largest_bytes=max((_image_bytes(segment, world) for segment in plan.segments), default=0),
             )  # fmt: skip
             self._prime()
             self._read_ahead()
@@ -151,8 +152,7 @@ class Loader(Iterator[Batch]):
                 f"Loader: got a state of order {order}, expected {self.plan.order}; build its plan with order={order!r}"
             )
         while self._running:
-            self._graph.pipe.share_outputs()
-            self._graph.pipe.release_outputs()
+            self._graph.drop()
             self._running.popleft()
         self._reading.clear()
         self._next = self._read_next = state["next_batch"]
@@ -168,19 +168,13 @@ class Loader(Iterator[Batch]):
             raise StopIteration
         self._run_ahead(wait=True)
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
-        # the wait for data is here; on a GPU the batch is only ordered after the consumer's stream, not awaited
-        (images,) = self._graph.pipe.share_outputs(cuda_stream=stream)
-        spec, _ = self._running.popleft()
-        view = torch.from_dlpack(images.as_tensor())
-        self._graph.pipe.release_outputs()
+        spec = self._running.popleft()
+        images = self._graph.take(spec, stream)  # the wait for data is here
         self._next += 1
         self._run_ahead(wait=False)
-        expected = (len(spec), spec.res, spec.res, 3)
-        if tuple(view.shape) != expected:  # DALI issue 5222: never train on another batch's size
-            raise RuntimeError(f"batch {spec.index}: DALI returned {tuple(view.shape)}, expected {expected}")
         labels = self.plan.shards.splits[spec.split].samples[spec.ids]["label"].astype(np.int64)
         return Batch(
-            images=view.permute(0, 3, 1, 2),
+            images=images.permute(0, 3, 1, 2),
             labels=self._to_device(labels),
             partner_labels=self._to_device(labels[spec.partners]),
             lam=self._to_device(spec.lam),
@@ -206,9 +200,8 @@ class Loader(Iterator[Batch]):
             spec, jpegs = self._usable(spec, pending.result())
             self._reading.popleft()
             self._read_ahead()
-            self._graph.feed(spec, jpegs)
-            self._graph.pipe.schedule_run()
-            self._running.append((spec, jpegs))
+            self._graph.start(spec, jpegs)
+            self._running.append(spec)
 
     def _planned(self, index: int) -> BatchSpec:
         segment = self.plan.segment(index)
@@ -241,11 +234,7 @@ class Loader(Iterator[Batch]):
         raise ResoluteError(f"{error} (nor can the {min(total, _MOST_BAD) - 1} samples after it be read)")
 
     def _prime(self) -> None:
-        """Run the plan's largest batch through the graph, unseen.
-
-        DALI's first `schedule_run` starts `depth` runs at once; with these its buffers get their final sizes, so
-        that nothing grows at a stage change.
-        """
+        """Run the plan's largest batch through the graph, unseen, so that nothing has to grow later."""
         largest = max(self.plan.segments, key=lambda s: s.res**2 * min(s.batch_size, s.samples))
         spec = self.plan.batch(largest.first, rank=self.rank, world=self.world)
         read = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
@@ -256,19 +245,15 @@ class Loader(Iterator[Batch]):
                 raise read.errors[0]
             filled = [places[0] if i in read.errors else i for i in range(len(spec))]
             jpegs, spec = [jpegs[i] for i in filled], dataclasses.replace(spec, windows=spec.windows[filled])
-        for _ in range(self._depth):
-            self._graph.feed(spec, jpegs)
-        self._graph.pipe.schedule_run()
-        for _ in range(self._depth):
-            self._graph.pipe.share_outputs()
-            self._graph.pipe.release_outputs()
+        self._graph.prime(spec, jpegs)
 
     def close(self) -> None:
         """End threads and files. Batches already handed out stay valid."""
         self._reader.close()
         self._reading.clear()
-        self.__dict__.pop("_graph", None)  # why before what it reads
         self._running.clear()
+        if graph := self.__dict__.pop("_graph", None):
+            graph.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -277,3 +262,8 @@ class Loader(Iterator[Batch]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _image_bytes(segment: Segment, world: int) -> int:
+    """Of a rank's largest batch, as float32. why 1 more: pairs of images stay together on a rank."""
+    return 12 * segment.res**2 * (-(-min(segment.batch_size, segment.samples) // world) + (world > 1))

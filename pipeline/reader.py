@@ -1,19 +1,18 @@
 """How do the bytes of a batch get from the shards to memory ahead of time?
 
-Threads that live as long as the run. Each task reads and checks a few samples of a folder in one call that holds no
-lock (`pipeline/fetch.py`); a remote set's come through its cache. Where the storage turns out to be slow and the
-consumer had to wait for it, there will be twice as many threads, up to a bound: each keeps one request in flight.
+Threads that live as long as the run. Each task reads and checks a few samples in one call that holds no lock
+(`pipeline/fetch.py`), from the set's own files or from what a cache holds of a remote set. Where the storage turns out
+to be slow and the consumer had to wait for it, there will be twice as many threads, up to a bound: each keeps one
+request in flight.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import queue
 import threading
 import time
 import zlib
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -32,7 +31,6 @@ __all__ = ["Encoded", "PendingBatch", "Reader"]
 Pieces = NDArray[np.uint8] | list[NDArray[np.uint8]]
 
 _TASK_SAMPLES = 32  # at most; fewer where there are many threads
-_OPEN_FILES = 256  # well under the usual limit of 1024 a process
 _SLOW_S = 0.5e-3  # a read above this waited for more than memory
 
 _MOST_PADDING = 4  # times the bytes of a batch that its padded rows may take
@@ -96,7 +94,6 @@ class Reader:
     ) -> None:  # fmt: skip
         """`padded` batches come in one array where that is not too wasteful: handing it on costs the same for any N."""
         self._shards, self._check_crc, self._most, self._padded = shards, check_crc, most_threads, padded
-        self._open: Callable[[str], OpenFile] = functools.lru_cache(_OPEN_FILES)(OpenFile)
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._read_s = 0.0  # of one sample, in the task that ended last
@@ -147,50 +144,58 @@ class Reader:
         while (task := self._tasks.get()) is not None:
             began = time.perf_counter()
             try:
-                errors = self._remote(task) if self._shards.files.remote else self._folder(task)
+                errors = self._read(task)
                 task.future.set_result({task.first + i: error for i, error in errors.items()})
             except BaseException as error:  # why: it belongs to the consumer, in whose thread it is raised
                 task.future.set_exception(error)
             self._read_s = (time.perf_counter() - began) / len(task.ids)
 
-    def _folder(self, task: _Task) -> Errors:
+    def _read(self, task: _Task) -> Errors:
         """Read the samples of a task; what is wrong with some of them, by place in the task."""
-        part, records = self._shards.splits[task.split], task.records
-        where, tar = self._shards.files.where, self._shards.tar
-        names = {n: where(tar(task.res, part.shards[n])) for n in set(records["shard"].tolist())}
-        opened: dict[int, OpenFile | None] = {}  # why: what is in here stays open until the reads are done
-        for number, name in names.items():
-            try:
-                opened[number] = self._open(name)
-            except OSError:
-                opened[number] = None  # why: -1 fails in the read, and its reason is asked for there
-        files = np.array([-1 if (file := opened[n]) is None else file.fd for n in records["shard"].tolist()], np.int32)
+        part, records, files = self._shards.splits[task.split], task.records, self._shards.files
+        names = {n: self._shards.tar(task.res, part.shards[n]) for n in set(records["shard"].tolist())}
         sizes, offsets = records["nbytes"].astype(np.int64), records["offset"].astype(np.int64)
+        handles = np.full(len(records), -1, np.int32)  # why: -1 fails in the read; it is asked for its reason below
+        opened, errors = list[OpenFile](), Errors()  # why: what is in here stays open until the reads are done
+        shards = records["shard"].tolist()
+        for i, (offset, nbytes) in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True)):
+            try:
+                place = files.place(names[shards[i]], offset, nbytes)
+            except ResoluteError as error:
+                errors[i] = error
+                continue
+            if place is not None:
+                opened.append(place[0])
+                handles[i], offsets[i] = place[0].fd, place[1]
         crcs = records["crc32"].astype(np.int64)
-        became, got = fetch(files, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
-        return {
-            i: self._damaged(task, i, _told(int(became[i]), int(got[i]), records[i], names[int(records["shard"][i])]))
-            for i in np.flatnonzero(became).tolist()
-        }
-
-    def _remote(self, task: _Task) -> Errors:
-        """As `_folder`, through the set's own way to its files."""
-        part, errors = self._shards.splits[task.split], dict[int, ResoluteError]()
-        for i, (record, start) in enumerate(zip(task.records, task.starts.tolist(), strict=True)):
-            name, nbytes = self._shards.tar(task.res, part.shards[record["shard"]]), int(record["nbytes"])
-            for fresh in (False, True):  # why: what a cache holds may be damaged where the store is not
-                try:
-                    data = self._shards.files.read(name, int(record["offset"]), nbytes, fresh=fresh)
-                except ResoluteError as error:
-                    errors[i] = error
-                    break
-                crc = zlib.crc32(data) if self._check_crc else int(record["crc32"])
-                if crc == record["crc32"]:
-                    task.buffer[start : start + nbytes] = np.frombuffer(data, np.uint8)
-                    errors.pop(i, None)
-                    break
-                errors[i] = self._damaged(task, i, _told(CHANGED, crc, record, name))
+        became, got = fetch(handles, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
+        for i in np.flatnonzero(became).tolist():
+            if i in errors:
+                continue
+            name = names[shards[i]]
+            if files.remote:
+                wrong = self._asked(task, i, name)
+            else:
+                wrong = self._damaged(task, i, _told(int(became[i]), int(got[i]), records[i], files.where(name)))
+            if wrong is not None:
+                errors[i] = wrong
         return errors
+
+    def _asked(self, task: _Task, i: int, name: str) -> ResoluteError | None:
+        """Read one sample through the set's own way to its files; what is wrong with it."""
+        record, start, error = task.records[i], int(task.starts[i]), None
+        nbytes = int(record["nbytes"])
+        for fresh in (False, True):  # why: what a cache holds may be damaged where the store is not
+            try:
+                data = self._shards.files.read(name, int(record["offset"]), nbytes, fresh=fresh)
+            except ResoluteError as failed:
+                return failed
+            crc = zlib.crc32(data) if self._check_crc else int(record["crc32"])
+            if crc == record["crc32"]:
+                task.buffer[start : start + nbytes] = np.frombuffer(data, np.uint8)
+                return None
+            error = self._damaged(task, i, _told(CHANGED, crc, record, name))
+        return error
 
     def _damaged(self, task: _Task, i: int, what: str) -> ResoluteError:
         part, record = self._shards.splits[task.split], task.records[i]
@@ -212,7 +217,7 @@ class Reader:
         for thread in self._threads:
             thread.join()
         self._threads.clear()
-        self._open.cache_clear()  # type: ignore[attr-defined]  # an lru_cache
+        self._shards.files.release()
 
     def __enter__(self) -> Reader:
         return self

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,12 +22,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .cache import Cache, CacheSettings
+from .cache import HEADER, TOUCH_S, Cache, CacheSettings
 from .errors import ResoluteError
-from .files import Files
+from .files import Files, OpenFile
 from .store import Store
 
 __all__ = ["Remote"]
+
+_OPEN_FILES = 256  # well under the usual limit of 1024 a process
+
 
 @dataclass(frozen=True)
 class _Object:
@@ -55,6 +59,7 @@ class Remote(Files):
         self._objects: dict[str, _Object] = {}
         self._listed: dict[str, Any] = {}  # the manifest's files
         self._wanted: set[str] = set()
+        self._opened: dict[tuple[str, int], tuple[OpenFile, float]] = {}  # chunks, and when that was
         self._pool = ThreadPoolExecutor(self._settings.requests, thread_name_prefix="resolute-fetch")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -98,6 +103,7 @@ class Remote(Files):
             with suppress(ValueError, TypeError, KeyError):  # why: whoever reads a manifest says what is wrong with it
                 self._listed = dict(json.loads(text)["files"])
                 self._objects.clear()
+                self._opened.clear()
             return self._file(name, self._object_of(name, len(text), f"sha256:{_sha256(text)}"), text)
         return self._file(name, self._object(name), None)
 
@@ -107,6 +113,8 @@ class Remote(Files):
         except FileNotFoundError:
             raise self._missing(name) from None
         stop, step = offset + nbytes, self._settings.chunk_bytes
+        if fresh:
+            self._opened.clear()
         if stop > known.nbytes:
             raise ResoluteError(
                 f"{self.where(name)}: ends too early, got {known.nbytes} bytes, expected {stop} or more; "
@@ -117,6 +125,34 @@ class Remote(Files):
             for index in range(offset // step, -(-stop // step))
         ]
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def place(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
+        index, step, now = offset // self._settings.chunk_bytes, self._settings.chunk_bytes, time.monotonic()
+        if not 0 < nbytes <= (index + 1) * step - offset:
+            return None
+        file, since = self._opened.get((name, index), (None, 0.0))
+        if file is None or now - since > TOUCH_S:
+            file = self._open(name, index)
+            if file is None:
+                return None
+            if len(self._opened) >= _OPEN_FILES:  # why these go: they may hold what was removed
+                self._opened = {key: held for key, held in list(self._opened.items()) if now - held[1] <= TOUCH_S}
+            if len(self._opened) < _OPEN_FILES:
+                self._opened[name, index] = file, now
+        return file, HEADER.size + offset - index * step
+
+    def _open(self, name: str, index: int) -> OpenFile | None:
+        try:
+            known = self._object(name)
+            at = index * self._settings.chunk_bytes
+            nbytes = min(self._settings.chunk_bytes, known.nbytes - at)
+            if nbytes <= 0:
+                return None
+            return self._cache.open(
+                _key(known, index), nbytes, lambda: self._store.part(name, at, nbytes), closed=self._store.stopped
+            )
+        except FileNotFoundError:
+            raise self._missing(name) from None
 
     def want(self, name: str, offset: int, nbytes: int) -> bool:
         """Fetch the chunks that hold these bytes in the background, at most `requests` at a time.
@@ -222,9 +258,13 @@ class Remote(Files):
     def _missing(self, name: str) -> ResoluteError:
         return ResoluteError(f"{self.where(name)}: not found, expected a file of the set; upload the set again")
 
+    def release(self) -> None:
+        self._opened.clear()
+
     def close(self) -> None:
         self._store.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self.release()
         self._cache.close()
         self._store.close()
 

@@ -72,7 +72,7 @@ def test_what_was_fetched_once_is_served_from_then_on(tmp_path: Path) -> None:
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caching, "_TOUCH_S", 0.0)
+    monkeypatch.setattr(caching, "TOUCH_S", 0.0)
     cache = Cache(tmp_path, 5 * FULL)
     for number in range(4):
         read(cache, number)

@@ -121,9 +121,43 @@ def test_a_store_in_trouble_is_asked_again_until_the_bytes_are_there(tmp_path: P
     assert random.getstate() == state  # waits are drawn elsewhere
 
 
+def placed(files: Files, offset: int, nbytes: int) -> bytes | None:
+    found = files.place("32/a.tar", offset, nbytes)
+    return None if found is None else os.pread(found[0].fd, nbytes, found[1])
+
+
+def test_a_place_holds_what_a_read_gives(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
+    with opened(either, tmp_path) as files:
+        for offset, nbytes in ((0, 1), (5, 7), (STEP - 9, 9), (STEP, STEP), (len(TAR) - 3, 3)):
+            assert placed(files, offset, nbytes) == TAR[offset : offset + nbytes]
+        for offset, nbytes in ((STEP - 9, 10), (0, STEP + 1), (0, 0), (len(TAR) + STEP, 1)):
+            assert placed(files, offset, nbytes) is None  # in no chunk alone: `read` tells what is wrong, if it is
+        asked = sum(front.asked.values())
+        assert placed(files, 3, 4) == TAR[3:7]
+        assert sum(front.asked.values()) == asked
+
+
+def test_a_place_in_a_chunk_that_was_removed_is_let_go(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(url, tmp_path) as files:
+        assert placed(files, 0, 9) == TAR[:9]
+        (chunk,) = (path for path in (tmp_path / "v1" / "chunks").rglob("*") if path.is_file())
+        chunk.unlink()
+        assert placed(files, 0, 9) == TAR[:9]  # still open
+        assert not chunk.exists()
+        monkeypatch.setattr("pipeline.remote.TOUCH_S", -1.0)  # a while later
+        assert placed(files, 0, 9) == TAR[:9]
+        assert chunk.exists()
+        monkeypatch.setattr("pipeline.remote._OPEN_FILES", 2)
+        for index in range(9):
+            assert placed(files, index * STEP, 1) == TAR[index * STEP :][:1]
+            assert len(files._opened) <= 2
+
+
 def test_a_slow_store_is_not_a_stalled_one(tmp_path: Path, url: str, front: Front) -> None:  # noqa: F811
     front.slow_bytes_per_s = 64 << 10  # a body takes 0.25 s, in pieces
-    with opened(url, tmp_path, stall_s=0.3) as files:
+    with opened(url, tmp_path, stall_s=3.0) as files:
         assert files.read("32/a.tar", 0, 3 * STEP) == TAR[: 3 * STEP]
         assert files.counts()["retries"] == 0
 

@@ -17,7 +17,9 @@ from PIL import Image, ImageOps
 
 from pipeline import Augment, Loader, Plan, ResoluteError, Stage
 from pipeline.__main__ import main
+from pipeline.either import open_either
 from pipeline.reader import Reader
+from pipeline.shards import ShardSet
 from tests import reference
 from tests.foreign import BAD, encoded, expected_samples, opened, rejects, sample, write
 
@@ -156,3 +158,15 @@ def test_the_command_line_indexes_and_counts(tars: Path, capsys: pytest.CaptureF
     assert "train 28, val 10; 908 classes, 5 of them used" in capsys.readouterr().out
     assert main(["index", str(tars / "nothing")]) == 2
     assert "not found, expected a tar" in capsys.readouterr().err
+
+
+def test_a_command_line_takes_sets_of_ours_and_of_others(tars: Path, shard_root: Path, tmp_path: Path) -> None:
+    ours = open_either(shard_root, resolutions=(32,))
+    assert ours.hash == ShardSet.open(shard_root).hash
+    by_pattern = opened(tars, val="*val*")[0].hash
+    assert open_either(tars, val="*val*").hash == by_pattern
+    assert open_either(tars).splits.keys() == open_either(f"{tars}/**/*.tar").splits.keys() == {"train", "val"}
+    part = open_either(tars, val="0.5")
+    assert 0 < len(part.splits["val"]) < sum(map(len, part.splits.values()))
+    with pytest.raises(ResoluteError, match="expected a finished shard set"):
+        open_either(tmp_path / "mistyped")

@@ -1,0 +1,33 @@
+"""Memory is lent to one batch at a time, and comes back when nothing looks at it any more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.buffers import Buffers
+
+
+def test_memory_is_lent_again_only_when_its_last_view_is_gone() -> None:
+    buffers = Buffers(nbytes=4 * 6 * 5, keep=1)
+    first = buffers.take((2, 3, 5))
+    address = first.ctypes.data
+    row = torch.from_numpy(first).permute(2, 0, 1)[3]
+    del first
+    other = buffers.take((2, 3, 5))
+    assert other.ctypes.data != address
+    row.fill_(7)
+    other[:] = 1
+    assert (row == 7).all()
+    del other, row  # in this order: of two that come back only the later is kept
+    assert buffers.take((6,)).ctypes.data == address
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (4, 4), (5, 5), (0, 3)])
+def test_any_shape_can_be_had(shape: tuple[int, ...]) -> None:
+    buffers = Buffers(nbytes=64, keep=2)
+    held = [buffers.take(shape) for _ in range(4)]  # more than are kept, and (5, 5) larger than they are
+    for i, array in enumerate(held):
+        array[:] = i
+    assert [array.shape for array in held] == [shape] * 4
+    assert all((array == i).all() and array.flags.c_contiguous for i, array in enumerate(held))
