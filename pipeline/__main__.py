@@ -1,6 +1,7 @@
-"""What does the stream do from a shell? It draws what a model sees, and indexes tars that others made.
+"""What does the stream do from a shell? It draws what a model sees, lists a recipe's keys, and indexes others' tars.
 
     python -m pipeline show shards --recipe train/recipes/demo.toml
+    python -m pipeline keys
     python -m pipeline index imagenet/ --val '*validation*'
 """
 
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     show.add_argument("--recipe", type=Path, required=True, metavar="FILE")
     show.add_argument("--out", type=Path, default=Path("seen.png"), metavar="FILE", help="default: %(default)s")
     show.add_argument("--count", type=int, default=10, metavar="N", help="images a row (default: %(default)s)")
+    commands.add_parser("keys", help="all keys of a recipe, a Markdown table")
     index = commands.add_parser("index", help="look at all samples of a WebDataset once, for pipeline.open_webdataset")
     index.add_argument("source", nargs="+", metavar="SOURCE", help="a folder, tars, a pattern, a URL with {000..146}")
     index.add_argument("--val", metavar="PATTERN|PART", help="tars that are validation, or a part of all samples")
@@ -43,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(argv)
         if args.command == "index":
             return _index(args)
+        if args.command == "keys":
+            from .keys import table
+
+            print(table())
+            return 0
         if args.count < 1:
             raise ResoluteError(f"--count: out of range, got {args.count}, expected at least 1; choose another")
         from .show import draw, seen  # why: --help need not wait for DALI

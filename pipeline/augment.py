@@ -27,23 +27,23 @@ class Augment:
 
     crop_area: tuple[float, float] = (0.25, 1.0)  # random-resized-crop: part of the stored image's area
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height
-    flip_prob: float = 0.5
+    flip_prob: float = 0.5  # left and right exchanged
     vflip_prob: float = 0.0  # upside down
     # 3-augment: one of greyscale, solarize and blur, and a jitter of 0.3 unless `jitter` says another
     policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = "none"
     policy_ops: int = 2  # randaugment: operations a sample
     policy_magnitude: int = 9  # randaugment: 0 (none) to 30
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue; 0 = off
-    jitter_prob: float = 1.0
-    grey_prob: float = 0.0
-    blur_prob: float = 0.0
+    jitter_prob: float = 1.0  # that a sample is jittered
+    grey_prob: float = 0.0  # greyscale
+    blur_prob: float = 0.0  # Gaussian
     blur_sigma: tuple[float, float] = (0.1, 2.0)  # px of the model's image
-    erase_prob: float = 0.0
+    erase_prob: float = 0.0  # a rectangle is filled (random erasing)
     erase_area: tuple[float, float] = (0.02, 1 / 3)  # part of the model's image
     erase_ratio: tuple[float, float] = (0.3, 3.3)  # height / width
     erase_fill: Literal["mean", "noise"] = "mean"  # the mean colour of `data`, or its normal noise in every pixel
     mixup_alpha: float = 0.0  # Beta(alpha, alpha); 0 = off
-    cutmix_alpha: float = 0.0
+    cutmix_alpha: float = 0.0  # the same of cutmix; 0 = off
     mix_prob: float = 1.0  # part of the batches (or samples) that are mixed at all
     cutmix_prob: float = 0.5  # with both on: part of the mixed ones that get cutmix
     mix_per: Literal["batch", "sample"] = "batch"  # one draw of kind, weight and box for all, or each its own

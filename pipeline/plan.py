@@ -19,7 +19,7 @@ from .crops import CROP_NUMBERS, centre_crops, random_crops
 from .draws import CUTMIX, MIXUP, UNMIXED, cutmix_boxes, draw, mixes
 from .errors import ResoluteError
 from .order import Order, sample_ids
-from .recipe import Augment, Stage
+from .recipe import AUTO, Augment, Stage
 from .rng import beta, stream_key, uniforms
 from .shards import ShardSet
 
@@ -126,12 +126,16 @@ class Plan:
 
         `eval_batch_size=None` leaves validation out; `eval_crop_frac` is the centre crop's part of the short side.
 
-        Raises `ResoluteError` if a split is empty, `order` is none of the two, or `eval_res` is more than the open
-        shards hold.
+        Raises `ResoluteError` if a split is empty, `order` is none of the two, a batch size is still "auto", or
+        `eval_res` is more than the open shards hold.
         """
         if order not in ("full", "block"):
             raise ResoluteError(
                 f"order: got {order}, expected full or block; for auto ask pipeline.probe.choose_order and keep it"
+            )
+        if any(stage.batch_size == AUTO for stage in stages):
+            raise ResoluteError(
+                "stages.batch_size: got auto, expected a number: only training on a GPU finds one; put it in the recipe"
             )
         self.shards, self.stages, self.seed, self.order = shards, tuple(stages), seed, order
         self._eval_crop_frac = eval_crop_frac

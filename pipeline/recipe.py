@@ -18,10 +18,14 @@ from typing import Any, Literal
 from .augment import Augment, without_effect
 from .errors import ResoluteError
 from .errors import check as _check
-from .techniques import Ema, Model, Optim, Precision, Schedule
+from .techniques import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
 from .values import build
 
-__all__ = ["Augment", "Data", "Ema", "Eval", "Model", "Optim", "Precision", "Recipe", "Schedule", "Stage"]
+__all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss", "Model", "Optim", "Precision",
+           "Recipe", "Schedule", "Stage", "Stop"]  # fmt: skip
+
+AUTO = 0  # a batch size that is yet to be found: "auto" in the file
+_BATCH_SIZES = 'an integer of at least 1, or "auto"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +33,20 @@ class Stage:
     """Whole epochs at one resolution and batch size; one `[[stages]]` table."""
 
     res: int  # px: what the model sees, square
-    epochs: int
-    batch_size: int  # samples an optimizer step, over all ranks
+    epochs: int  # passes over the samples that a stage takes
+    batch_size: int  # samples an optimizer step, over all ranks; "auto": the most that fit into the GPU, measured
     fraction: float = 1.0  # part of the training samples that an epoch of this stage takes
     lr_scale: float = 1.0  # factor on the global schedule
     order: Literal["full", "block"] | None = None  # of reading, in this stage; None: that of `data`
     eval_res: int | None = None  # px: validation at another resolution than training (FixRes); None: `res`
+    unfreeze_to: str | None = None  # freeze.mode unfreeze: this layer and all above train; "none": the head alone
+    freeze_to: str | None = None  # freeze.mode freeze: all below this layer is frozen; "all": all but the head
     augment: Augment = field(default_factory=Augment)
 
     def __post_init__(self) -> None:
-        for name in ("res", "epochs", "batch_size"):
+        for name in ("res", "epochs"):
             _check(getattr(self, name) >= 1, f"stages.{name}", getattr(self, name), "an integer of at least 1")
+        _check(self.batch_size >= 1 or self.batch_size == AUTO, "stages.batch_size", self.batch_size, _BATCH_SIZES)
         _check(0 < self.fraction <= 1, "stages.fraction", self.fraction, "above 0, at most 1")
         _check(self.lr_scale > 0, "stages.lr_scale", self.lr_scale, "above 0")
         eval_res = self.eval_res
@@ -62,7 +69,7 @@ class Data:
 @dataclass(frozen=True, kw_only=True)
 class Eval:
     every_epochs: int = 1  # the last epoch of the run is always validated
-    batch_size: int = 256
+    batch_size: int = 256  # samples a validation batch, over all ranks
     crop_frac: float | None = None  # side of the centre crop / short side; None: what prep's margin leaves, 0.875
     flip: bool = False  # test-time flip: the mean logits of each image and its mirror
 
@@ -77,17 +84,24 @@ class Eval:
 class Recipe:
     name: str
     stages: tuple[Stage, ...]
-    seed: int = 0
+    seed: int = 0  # of weights, order and augmentation
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     optim: Optim = field(default_factory=Optim)
+    loss: Loss = field(default_factory=Loss)
+    distill: Distill = field(default_factory=Distill)
     schedule: Schedule = field(default_factory=Schedule)
+    freeze: Freeze = field(default_factory=Freeze)
     ema: Ema = field(default_factory=Ema)
     precision: Precision = field(default_factory=Precision)
     eval: Eval = field(default_factory=Eval)
+    stop: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:
         _check(len(self.stages) > 0, "stages", "none", "at least one [[stages]] table")
+        marks = self.schedule.milestone_epochs
+        good = all(mark < self.total_epochs for mark in marks)
+        _check(good, "schedule.milestone_epochs", list(marks), f"below the run's {self.total_epochs} epochs")
 
     @property
     def hash(self) -> str:
@@ -132,6 +146,10 @@ class Recipe:
             raise ResoluteError(f"{where}: stages: got one value, expected [[stages]] tables; write it so")
         table["stages"] = [{**stage, "augment": {**base, **stage.get("augment", {})}} for stage in stages]
         try:
+            for stage in table["stages"]:
+                _check(stage.get("batch_size") != AUTO, "stages.batch_size", AUTO, _BATCH_SIZES)
+                if stage.get("batch_size") == "auto":
+                    stage["batch_size"] = AUTO
             recipe = typing.cast(Recipe, build(cls, {**table, "name": name}, ""))
             _refuse_without_effect(recipe, {**table, "augment": base})
             for stage, given in zip(recipe.stages, stages, strict=True):
@@ -147,12 +165,29 @@ def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
     """Raise for a key that was given and that nothing would read."""
     augments = [stage.augment for stage in recipe.stages]
     reasons = {
-        ("optim", "momentum"): recipe.optim.name == "adamw" and "adamw takes optim.betas",
-        ("optim", "betas"): recipe.optim.name == "sgd" and "sgd takes optim.momentum",
-        ("ema", "warmup"): not recipe.ema.decay and "ema.decay is 0, off",
+        ("stop", "min_delta"): not recipe.stop.patience and "stop.patience is 0, off",
         ("data", "order"): all(s.order for s in recipe.stages) and "every stage has its own",
         ("data", "fraction_mode"): all(s.fraction == 1.0 for s in recipe.stages) and "every fraction is 1",
+        ("freeze", "mode"): recipe.freeze.mode != "none" and not _freezes(recipe) and "no stage freezes anything by it",
+        ("schedule", "batch_rule"): _same_batches(recipe) and "every batch_size is the base",
     } | {("augment", key): reason for key, reason in without_effect(augments).items()}
+    for section in ("model", "optim", "loss", "distill", "schedule", "ema", "precision"):
+        reasons |= {(section, key): why for key, why in getattr(recipe, section).without_effect().items()}
     for (section, key), reason in reasons.items():
         if reason and key in table.get(section, {}):
             raise ResoluteError(f"{section}.{key}: without effect, {reason}; remove it")
+    for mode in ("freeze", "unfreeze"):
+        if recipe.freeze.mode != mode and any(f"{mode}_to" in stage for stage in table["stages"]):
+            raise ResoluteError(f"stages.{mode}_to: without effect, freeze.mode is {recipe.freeze.mode}; remove it")
+
+
+def _freezes(recipe: Recipe) -> bool:
+    idle = (None, "none" if recipe.freeze.mode == "freeze" else "all")
+    return any(getattr(stage, f"{recipe.freeze.mode}_to") not in idle for stage in recipe.stages)
+
+
+def _same_batches(recipe: Recipe) -> bool:
+    """Whether a rule for the LR would change nothing. A batch size that is found later may be any."""
+    batches = {stage.batch_size for stage in recipe.stages}
+    rule, base = recipe.schedule.batch_rule, recipe.schedule.base_batch or recipe.stages[0].batch_size
+    return rule != "none" and batches == {base} and base != AUTO

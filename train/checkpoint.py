@@ -1,31 +1,62 @@
-"""How is a run saved so that it goes on as if nothing had happened?"""
+"""How is a run saved so that it goes on as if nothing had happened?
+
+    RUN/step-00000123.pt   the newest few, by optimizer steps done; each ends in the SHA-256 of all before it
+    RUN/last.pt, best.pt   second names of the newest one, and of that with the best validation
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import pickle
+import re
 import shutil
+import struct
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["FORMAT", "load", "mark_best", "peek", "save"]
+__all__ = ["FORMAT", "Damaged", "also_as", "keep_newest", "load", "peek", "resume", "save", "step_file", "whole"]
 
-FORMAT = "resolute-checkpoint-1"
+FORMAT = "resolute-checkpoint-2"
+_SEAL_BYTES = 64  # SHA-256 in hex digits
+_UNREADABLE = (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError,
+               zipfile.BadZipFile)  # fmt: skip
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` whole or not at all, and on disk when this returns. Raises `ResoluteError` if it can't be."""
-    part = path.with_suffix(".part")
+class Damaged(ResoluteError):
+    """The file is no whole checkpoint of ours."""
+
+
+def step_file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.pt"
+
+
+def save(path: Path, state: dict[str, Any]) -> str:
+    """Write `state` whole or not at all, and on disk when this returns; returns the file's SHA-256 in hex.
+
+    Raises `ResoluteError` if it can't be.
+    """
+    with whole(path) as part, part.open("w+b") as file:
+        torch.save({"format": FORMAT, **state}, file)
+        digest = _seal(file)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write, which takes the place of `path` when the block ends well, and else is gone."""
+    part = path.with_name("new.part")
     try:
-        with part.open("wb") as file:
-            torch.save({"format": FORMAT, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        yield part
         part.replace(path)
         _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
@@ -33,44 +64,71 @@ def save(path: Path, state: dict[str, Any]) -> None:
         cause = error if isinstance(error, OSError) else error.__context__
         reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error).splitlines()[0]
         part.unlink(missing_ok=True)
-        raise ResoluteError(
-            f"{path}: checkpoint not written ({reason}), the previous one is kept; make room and run again"
-        ) from None
+        raise ResoluteError(f"{path}: not written ({reason}), the old one is kept; make room and run again") from None
 
 
-def mark_best(last: Path, best: Path) -> None:
-    """Give the checkpoint just saved its second name; where links don't exist, copy it."""
-    part = best.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    try:
-        os.link(last, part)
-    except OSError:
-        shutil.copyfile(last, part)
-    part.replace(best)
-    _sync_folder(best.parent)
+def also_as(path: Path, name: Path) -> None:
+    """Give a checkpoint a second name; where links don't exist, copy it."""
+    with whole(name) as part:
+        part.unlink(missing_ok=True)
+        try:
+            os.link(path, part)
+        except OSError:
+            shutil.copyfile(path, part)
+
+
+def keep_newest(folder: Path, count: int, *, newest: int) -> None:
+    """Delete all step files but the `count` newest up to step `newest`: later ones are of a past that was left."""
+    steps = [step for step in _steps(folder) if step <= newest]
+    for step in set(_steps(folder)) - set(steps[:count]):
+        step_file(folder, step).unlink(missing_ok=True)
 
 
 def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
-    """The state at `path`, on the CPU, loaded without running foreign code.
+    """The state at `path`, on the CPU, loaded without running foreign code, and the file's `sha256`.
 
-    `expect` holds what must be equal: {"recipe": its values, "shards": hash}. Raises `ResoluteError` for a damaged
-    or foreign file, and for one of another recipe or shard set, naming what differs.
+    `expect` holds what must be equal: {"recipe": its values, "shards": hash}. Raises `Damaged` for a damaged or
+    foreign file, and `ResoluteError` for one of another recipe or shard set, naming what differs.
     """
     try:
+        digest = _unsealed(path)
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         got = state["format"]
-    except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError,
-            zipfile.BadZipFile) as error:  # fmt: skip
+    except _UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ResoluteError(
+        raise Damaged(
             f"{path}: damaged or no checkpoint ({reason[:100]}), expected {FORMAT}; delete it or use another RUN"
         ) from None
     if got != FORMAT:
-        raise ResoluteError(f"{path}: got format {got}, expected {FORMAT}; use another RUN")
+        raise Damaged(f"{path}: got format {got}, expected {FORMAT}; use another RUN")
     for name, value in expect.items():
         if state[name] != value:
             changes = "; ".join(_differences(state[name], value, name))
             raise ResoluteError(f"{path}: made with another {name}: {changes}; use another RUN, or the old {name}")
+    return {**state, "sha256": digest}
+
+
+def resume(path: Path, *, expect: dict[str, Any]) -> dict[str, Any] | None:
+    """The state at `path` in a run's folder, to go on from; None if the run has no checkpoints yet.
+
+    Raises `ResoluteError` as `load` does, and names the newest good one where there is another.
+    """
+    folder = path.parent
+    if not any(folder.glob("*.pt")):
+        return None
+    try:
+        state = load(path, expect=expect)
+    except Damaged as error:
+        for other in [*(step_file(folder, step) for step in _steps(folder)), folder / "best.pt"]:
+            if (step := _good_step(other, expect)) is not None:
+                raise Damaged(
+                    f"{str(error).rpartition(';')[0]}; {other.name} (step {step}) is good: go on from it with "
+                    f"--from {other.name} (make: FROM={other.name})"
+                ) from None
+        raise
+    log, needed = folder / "run.jsonl", state["meter"]["log_bytes"]
+    if (got := log.stat().st_size if log.exists() else 0) < needed:
+        raise ResoluteError(f"{log}: cut or gone, got {got} bytes, expected {needed}; put it back or use another RUN")
     return state
 
 
@@ -78,9 +136,50 @@ def peek(path: Path, key: str) -> Any:
     """One value of a checkpoint; None if there is no such file, or it is one that `load` will refuse."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)[key]
-    except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError,
-            zipfile.BadZipFile):  # fmt: skip
+    except _UNREADABLE:
         return None
+
+
+def _good_step(path: Path, expect: dict[str, Any]) -> int | None:
+    try:
+        return int(load(path, expect=expect)["step"])
+    except ResoluteError:
+        return None
+
+
+def _steps(folder: Path) -> list[int]:
+    """Of the step files there, the newest first."""
+    found = (re.fullmatch(r"step-(\d{8,})\.pt", file.name) for file in folder.iterdir())
+    return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+def _seal(file: BinaryIO) -> str:
+    """Append the digest of the file as its zip's comment, which torch and others skip; returns that of the whole.
+
+    why: torch does not look at its zip's checksums, so a changed weight would load unseen.
+    """
+    file.seek(-2, os.SEEK_END)  # the length of the comment, none so far, is the last field of a zip
+    file.write(struct.pack("<H", _SEAL_BYTES))
+    file.seek(0)
+    sha = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]
+    seal = sha.hexdigest().encode()
+    file.write(seal)
+    sha.update(seal)
+    return sha.hexdigest()
+
+
+def _unsealed(path: Path) -> str:
+    """The SHA-256 of a whole file; raises `ValueError` if it does not end in that of what is before."""
+    sha, left = hashlib.sha256(), path.stat().st_size - _SEAL_BYTES
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            sha.update(block)
+            left -= len(block)
+        seal = file.read()
+    if seal != sha.hexdigest().encode():
+        raise ValueError("its bytes are not what the SHA-256 at its end says")
+    sha.update(seal)
+    return sha.hexdigest()
 
 
 def _differences(old: Any, new: Any, where: str) -> list[str]:

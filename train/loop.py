@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,9 +15,16 @@ from pipeline.loader import Batch
 from pipeline.plan import BatchSpec
 from pipeline.recipe import Recipe
 
+from .distill import build_teacher, distilled
+from .freeze import Freezer
+from .gradients import build_shaping
+from .loss import build_loss
 from .meters import Meter
-from .model import build_ema, build_model
-from .optim import OneCycle, build_optimizer, mixed_cross_entropy
+from .model import build_ema, build_model, compile_network, ema_decay, set_tf32
+from .norms import batch_norms, statistics_kept
+from .optim import build_optimizer
+from .ranks import Ranks
+from .schedule import Rates
 
 __all__ = ["Learner", "run_batches"]
 
@@ -25,72 +32,113 @@ __all__ = ["Learner", "run_batches"]
 class Learner:
     """Model, average, optimizer and scaler of one run; everything here goes into a checkpoint."""
 
-    def __init__(self, recipe: Recipe, *, classes: int, total_steps: int, device: torch.device) -> None:
+    def __init__(
+        self, recipe: Recipe, *, classes: int, total_steps: int, device: torch.device, ranks: Ranks | None = None,
+        epoch_steps: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """`epoch_steps`: optimizer steps of each epoch, for schedules that look at stages or epochs."""
         amp = recipe.precision.amp
         if amp == "fp16" and device.type != "cuda":
             raise ResoluteError(
                 f"precision.amp: got fp16 on {device.type}, expected bf16 or off there; change the recipe"
             )
+        set_tf32(recipe.precision.tf32, device)
         torch.manual_seed(recipe.seed)
-        self.recipe, self.device = recipe, device
+        self.recipe, self.device, self.ranks = recipe, device, ranks or Ranks()
+        layout = recipe.precision.channels_last
         self.network = build_model(
-            recipe.model, classes=classes, channels_last=recipe.precision.channels_last, device=device
+            recipe.model, classes=classes, channels_last=layout, device=device, ranks=self.ranks.world
         )
         self.ema = build_ema(recipe.ema, self.network)
+        mean_steps = [total_steps / recipe.total_epochs] * recipe.total_epochs
+        self.ema_decays = [ema_decay(recipe.ema, steps) for steps in epoch_steps or mean_steps]
+        self.teacher = build_teacher(recipe.distill, recipe.data, classes=classes, channels_last=layout, device=device)
+        self.loss = build_loss(recipe.loss, smoothing=recipe.optim.smoothing)
+        self._rerun = batch_norms(self.network) if recipe.model.checkpoint_blocks else []
+        self._shape = build_shaping(recipe.optim, self.network)
         self.optimizer = build_optimizer(recipe.optim, self.network)
-        self.cycle = OneCycle(recipe.schedule, recipe.optim, total_steps=total_steps)
+        self.freezer = Freezer(recipe.freeze, recipe.stages, self.network, self.optimizer)
+        self.rates = Rates(
+            recipe.schedule, recipe.optim, recipe.stages, total_steps=total_steps, epoch_steps=epoch_steps
+        )
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
         self._amp_dtype = torch.float16 if amp == "fp16" else torch.bfloat16
+        if recipe.precision.compile:
+            compile_network(self.network, device)
         self._topk = min(5, classes)
+
+    @property
+    def image_dtype(self) -> torch.dtype:
+        """Of the images it is given: half precision only where autocast would make them half anyway, on a GPU."""
+        half = self.device.type == "cuda" and self.recipe.precision.amp != "off"
+        return torch.float16 if half else torch.float32
 
     def autocast(self) -> AbstractContextManager[object]:
         enabled = self.recipe.precision.amp != "off"
         return torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=enabled)
 
     def train_step(self, batch: Batch) -> tuple[torch.Tensor, float]:
-        """One optimizer step; returns the mean loss (a scalar on the device, not awaited) and the learning rate."""
-        optim, spec = self.recipe.optim, batch.spec
-        lr = self.cycle.apply(self.optimizer, spec.step, lr_scale=self.recipe.stages[spec.stage].lr_scale)
+        """One optimizer step; returns this rank's part of the mean loss (see `gradients`) and the learning rate."""
+        spec = batch.spec
+        self.freezer.begin(spec.stage)
+        lr = self.rates.apply(self.optimizer, spec.step, stage=spec.stage)
+        self.ranks.seed(self.recipe.seed, spec.step)
         total = self.gradients(batch)
-        if optim.clip_norm:
+        if self._shape is not None:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.network.parameters(), optim.clip_norm)
+            self._shape()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
+            self.ema.decay = self.ema_decays[spec.epoch]
             self.ema.update(self.network, step=spec.step + 1)
         return total, lr
 
     def gradients(self, batch: Batch) -> torch.Tensor:
-        """Forward and backward; returns the mean loss (a scalar on the device, not awaited)."""
+        """Forward and backward; returns this rank's part of the mean loss (a scalar on the device, not awaited)."""
+        self.freezer.enter(batch.spec.stage)
         self.network.train()
-        total = torch.zeros((), device=self.device)
-        for images, labels, partner_labels, lam in self._parts(batch, self.recipe.optim.accumulate):
-            with self.autocast():
-                logits = self.network(images)
-            losses = mixed_cross_entropy(logits, labels, partner_labels, lam, smoothing=self.recipe.optim.smoothing)
-            loss = losses.sum() / len(batch.labels)
-            self.scaler.scale(loss).backward()
+        network, total = self.ranks.wrap(self.network), torch.zeros((), device=self.device)
+        parts = list(self._parts(batch, self.recipe.optim.accumulate))
+        for i, (images, labels, partner_labels, lam) in enumerate(parts, 1):
+            with self.autocast(), self.ranks.averaging(network, now=i == len(parts)):
+                logits = network(images)
+                taught = self.teacher(images) if self.teacher is not None else None
+            losses = self.loss(logits, labels, partner_labels, lam)
+            losses = losses if taught is None else distilled(losses, logits, taught, self.recipe.distill)
+            loss = losses.sum() / batch.spec.global_size
+            with statistics_kept(self._rerun):
+                self.scaler.scale(loss * self.ranks.world).backward()  # why: ranks' gradients are averaged, not summed
             total += loss.detach()
         return total
 
+    @property
+    def momentum(self) -> float:
+        """SGD's, or the first beta, as the schedule last set it."""
+        group = self.optimizer.param_groups[0]
+        return float(group["betas"][0] if "betas" in group else group["momentum"])
+
     @torch.inference_mode()
     def eval_step(self, batch: Batch) -> torch.Tensor:
-        """Counts (4,) int64 on the device: right in the first place and in the first five, raw and averaged weights."""
+        """Sums (6,) float64 on the device: right in the first place, in the first five, and cross-entropy; of the raw
+        weights, then of the averaged ones (NaN without)."""
+        if self.network.training:
+            self.ranks.share_buffers(self.network, *([self.ema.module] if self.ema is not None else []))
         self.network.eval()
         images = self._layout(batch.images)
         counts = []
         for network in (self.network, self.ema.module if self.ema is not None else None):
             if network is None:
-                counts += [torch.zeros((), dtype=torch.int64, device=self.device)] * 2
+                counts += [torch.full((), torch.nan, dtype=torch.float64, device=self.device)] * 3
                 continue
             with self.autocast():
                 logits = network(images)
                 if self.recipe.eval.flip:
                     logits = (logits.float() + network(images.flip(3)).float()) / 2
             hits = logits.topk(self._topk, dim=1).indices == batch.labels[:, None]
-            counts += [hits[:, 0].sum(), hits.sum()]
+            loss = nn.functional.cross_entropy(logits.float(), batch.labels, reduction="sum")
+            counts += [value.double() for value in (hits[:, 0].sum(), hits.sum(), loss)]
         return torch.stack(counts)
 
     def _parts(self, batch: Batch, count: int) -> Iterable[tuple[torch.Tensor, ...]]:
@@ -106,9 +154,10 @@ class Learner:
             "model": self.network.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "freezer": self.freezer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -116,10 +165,11 @@ class Learner:
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.freezer.load_state_dict(state["freezer"])
         self.scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
-        if state["cuda_rng"]:
-            torch.cuda.set_rng_state_all(state["cuda_rng"])
+        if state["cuda_rng"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
 
 
 def run_batches(
@@ -135,7 +185,8 @@ def run_batches(
             return True
         if batch.spec.split == "train":
             loss, lr = learner.train_step(batch)
-            meter.step(batch.spec, loss, lr, wait_s=ready - start, compute_s=time.perf_counter() - ready)
+            compute_s = time.perf_counter() - ready
+            meter.step(batch.spec, loss, lr, momentum=learner.momentum, wait_s=ready - start, compute_s=compute_s)
         else:
             counts = learner.eval_step(batch)
             meter.eval_step(batch.spec, counts, elapsed_s=time.perf_counter() - start)

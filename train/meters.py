@@ -13,7 +13,11 @@ import torch
 from pipeline.errors import ResoluteError
 from pipeline.plan import BatchSpec
 
-__all__ = ["Meter", "RunLog", "read_log"]
+from .machine import GpuUse, peak_memory_bytes, reset_peak_memory
+from .ranks import Ranks
+from .stop import NotFinite
+
+__all__ = ["Meter", "NoLog", "RunLog", "read_log"]
 
 
 class RunLog:
@@ -44,6 +48,22 @@ class RunLog:
         self._file.close()
 
 
+class NoLog(RunLog):
+    """That of the ranks that write none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, record: dict[str, Any]) -> None:
+        pass
+
+    def sync(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
 def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -51,24 +71,30 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 class Meter:
     """Sums of the epoch under way. Losses and counts stay on the device until the epoch, or a checkpoint, ends."""
 
-    def __init__(self, log: RunLog, *, device: torch.device) -> None:
-        self._log, self._device = log, device
+    def __init__(self, log: RunLog, *, device: torch.device, ranks: Ranks | None = None) -> None:
+        self._log, self._device, self._ranks = log, device, ranks or Ranks()
         self._steps: list[tuple[dict[str, Any], torch.Tensor]] = []
-        self._counts = torch.zeros(4, dtype=torch.int64, device=device)
+        self._counts = torch.zeros(6, dtype=torch.float64, device=device)
         self.sums: dict[str, float] = {}
         self.elapsed_s = 0.0  # of the run: training and validation
+        self._gpu = GpuUse(device)
         self.start_epoch()
 
     def start_epoch(self) -> None:
         self.sums = {"samples": 0, "steps": 0, "wait_s": 0.0, "train_s": 0.0, "loss": 0.0, "lr": 0.0}
+        self.sums |= {"gpu_frac": 0.0, "gpu_asked": 0}
+        reset_peak_memory(self._device)
         self.start_eval()
 
     def start_eval(self) -> None:
         self.sums |= {"eval_samples": 0, "eval_s": 0.0}
         self._counts.zero_()
 
-    def step(self, spec: BatchSpec, loss: torch.Tensor, lr: float, *, wait_s: float, compute_s: float) -> None:
-        """`wait_s`: host time blocked for the batch. `compute_s`: host time of the step (on a GPU: of its launch)."""
+    def step(
+        self, spec: BatchSpec, loss: torch.Tensor, lr: float, *, momentum: float, wait_s: float, compute_s: float
+    ) -> None:
+        """`loss`: this rank's part of the mean. `wait_s`: host time blocked for the batch. `compute_s`: host time of
+        the step (on a GPU: of its launch). Clocks are the rank's own: the log has the first one's."""
         sums = self.sums
         sums["samples"] += spec.global_size
         sums["steps"] += 1
@@ -78,9 +104,16 @@ class Meter:
         self.elapsed_s += wait_s + compute_s
         record = {
             "kind": "step", "index": spec.index, "step": spec.step, "stage": spec.stage, "epoch": spec.epoch,
-            "res": spec.res, "samples": spec.global_size, "lr": lr, "wait_s": wait_s, "compute_s": compute_s,
+            "res": spec.res, "samples": spec.global_size, "lr": lr, "momentum": momentum,
+            "wait_s": wait_s, "compute_s": compute_s,
         }  # fmt: skip
+        if (used := self._gpu.ask()) is not None:
+            sums["gpu_frac"] += used
+            sums["gpu_asked"] += 1
         self._steps.append((record, loss))
+        # why: on a GPU a look each step would be a sync, on several ranks a meeting
+        if loss.device.type == "cpu" and self._ranks.world == 1 and not math.isfinite(loss):
+            self.flush()
 
     def eval_step(self, spec: BatchSpec, counts: torch.Tensor, *, elapsed_s: float) -> None:
         self._counts += counts
@@ -89,31 +122,30 @@ class Meter:
         self.elapsed_s += elapsed_s
 
     def flush(self) -> int:
-        """Write the steps so far to the log; returns its length. Raises `ResoluteError` if a loss is not finite."""
+        """Write the steps so far to the log; returns its length. Raises `NotFinite` if a loss is."""
         if self._steps:
-            losses = torch.stack([loss for _, loss in self._steps]).tolist()  # sync: reads the losses
+            parts = torch.stack([loss for _, loss in self._steps])
+            losses = self._ranks.sum(parts).tolist()  # sync: reads the losses
             for (record, _), loss in zip(self._steps, losses, strict=True):
                 self._log.write({**record, "loss": loss})
                 self.sums["loss"] += loss * record["samples"]
                 if not math.isfinite(loss):
-                    raise ResoluteError(
-                        f"{self._log.path}: loss is {loss} at step {record['step']} (epoch {record['epoch']}, lr "
-                        f"{record['lr']:.4g}), expected a finite number; lower optim.lr or set optim.clip_norm"
-                    )
+                    raise NotFinite(f"loss is {loss}", record)
             self._steps.clear()
         return self._log.sync()
 
     def end_epoch(self, spec: BatchSpec, *, res: int, batch_size: int) -> dict[str, Any]:
         """The epoch's record, written to the log: `spec` is its last batch, `res` and `batch_size` its training's.
 
-        Accuracies are parts of one, None (as `eval_res`) where nothing was validated.
+        Accuracies are parts of one, losses of validation plain cross-entropy; None (as `eval_res`) where nothing was
+        validated. `memory_bytes` is the peak, `gpu_frac` None where NVML tells nothing.
         """
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # sync: the epoch's time ends with its last kernel
         self.flush()
         sums = self.sums
-        top1, top5, ema_top1, ema_top5 = self._counts.tolist()
-        validated = sums["eval_samples"]
+        names = ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")
+        counts, validated = self._ranks.sum(self._counts).tolist(), sums["eval_samples"]
         record = {
             "kind": "epoch", "epoch": spec.epoch, "stage": spec.stage, "res": res, "batch_size": batch_size,
             "eval_res": spec.res if spec.split == "val" else None,
@@ -121,9 +153,10 @@ class Meter:
             "wait_s": sums["wait_s"], "eval_s": sums["eval_s"], "elapsed_s": self.elapsed_s,
             "images_per_s": sums["samples"] / sums["train_s"], "stall_frac": sums["wait_s"] / sums["train_s"],
             "lr": sums["lr"], "loss": sums["loss"] / sums["samples"],
-            "top1": top1 / validated if validated else None, "top5": top5 / validated if validated else None,
-            "ema_top1": ema_top1 / validated if validated else None,
-            "ema_top5": ema_top5 / validated if validated else None,
+            **{name: count / validated if validated and math.isfinite(count) else None
+               for name, count in zip(names, counts, strict=True)},
+            "memory_bytes": peak_memory_bytes(self._device),
+            "gpu_frac": sums["gpu_frac"] / sums["gpu_asked"] if sums["gpu_asked"] else None,
         }  # fmt: skip
         self._log.write(record)
         self.start_epoch()

@@ -1,75 +1,58 @@
-"""How do the weights move? Optimizer, one OneCycle over the whole run, and the loss of mixed labels."""
+"""How do the weights move? The optimizer, and the slow weights around it."""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
+import timm.optim
 import torch
 from torch import nn
-from torch.nn import functional
 
-from pipeline.recipe import Optim, Schedule
+from pipeline.recipe import Optim
 
-__all__ = ["OneCycle", "build_optimizer", "mixed_cross_entropy"]
+__all__ = ["Lookahead", "build_optimizer"]
 
 
 def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
-    """SGD (Nesterov) or AdamW; no weight decay on norms, biases and other vectors."""
+    """SGD (Nesterov), AdamW or LAMB; no weight decay on norms, biases and other vectors."""
     weights = [p for p in network.parameters() if p.requires_grad and p.ndim >= 2]
     vectors = [p for p in network.parameters() if p.requires_grad and p.ndim < 2]
     groups = [{"params": weights, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    fused = optim.fused or None  # why: None leaves torch its own choice, False takes the slowest
+    found: torch.optim.Optimizer
     if optim.name == "sgd":
-        return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.momentum > 0)
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas)
+        nesterov = optim.momentum > 0
+        found = torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=nesterov, fused=fused)
+    elif optim.name == "adamw":
+        found = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, fused=fused)
+    else:  # why None: clipping is `optim.clip_norm`'s
+        found = timm.optim.Lamb(groups, lr=optim.lr, betas=optim.betas, max_grad_norm=None)
+    return Lookahead(found, alpha=optim.lookahead_alpha, k=optim.lookahead) if optim.lookahead else found
 
 
-class OneCycle:
-    """Learning rate and momentum as a pure function of the step: nothing to save, exact at any resume.
+class Lookahead(timm.optim.Lookahead):
+    """Every k steps the slow weights go a part of the way to the fast ones, which go on from there.
 
-    Source: Smith and Topin, arXiv 1708.07120, in the cosine form of torch.optim.lr_scheduler.OneCycleLR.
+    timm's, but slow weights start as those before a weight's first step, as in the paper, not as those after k.
+    Source: Zhang et al., arXiv 1907.08610, algorithm 1.
     """
 
-    def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int) -> None:
-        self._peak, self._first = optim.lr, optim.lr / schedule.start_div
-        self._last = self._first / schedule.final_div
-        self._high = optim.momentum if optim.name == "sgd" else optim.betas[0]
-        self._low = min(schedule.momentum_low, self._high)
-        self._rise = max(1.0, schedule.warmup_frac * total_steps - 1)
-        self._fall = max(1.0, total_steps - 1 - self._rise)
+    def __init__(self, base: torch.optim.Optimizer, *, alpha: float, k: int) -> None:
+        super().__init__(base, alpha=alpha, k=k)
+        self.state = base.state
 
-    def at(self, step: int) -> tuple[float, float]:
-        """(learning rate before `lr_scale`, momentum) of optimizer step `step`, 0-based."""
-        if step <= self._rise:
-            done = step / self._rise
-            return _cosine(self._first, self._peak, done), _cosine(self._high, self._low, done)
-        done = min(1.0, (step - self._rise) / self._fall)
-        return _cosine(self._peak, self._last, done), _cosine(self._low, self._high, done)
+    def step(self, closure: Any = None) -> Any:
+        moved = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        starts = {p: p.detach().clone() for p in moved if "lookahead_slow_buff" not in self.state.get(p, ())}
+        loss = self._base_optimizer.step(closure)
+        for parameter, start in starts.items():  # why after: an optimizer takes any state it finds for its own
+            self.state[parameter]["lookahead_slow_buff"] = start
+        for group in self.param_groups:
+            group["lookahead_step"] += 1
+            if group["lookahead_step"] % group["lookahead_k"] == 0:
+                self.update_slow(group)
+        return loss
 
-    def apply(self, optimizer: torch.optim.Optimizer, step: int, *, lr_scale: float) -> float:
-        """Set every group for `step`; returns the learning rate."""
-        lr, momentum = self.at(step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr * lr_scale
-            if "betas" in group:
-                group["betas"] = (momentum, group["betas"][1])
-            elif group["momentum"]:
-                group["momentum"] = momentum
-        return lr * lr_scale
-
-
-def _cosine(start: float, end: float, done: float) -> float:
-    return end + (start - end) / 2.0 * (1.0 + math.cos(math.pi * done))
-
-
-def mixed_cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *, smoothing: float
-) -> torch.Tensor:
-    """Cross-entropy (N,) float32 against lam * label + (1 - lam) * partner's label, smoothed.
-
-    Linear in the target, so two hard-label terms equal one soft-label term. `logits` (N, C), labels (N,) int64,
-    `lam` (N,) float32. Source: Zhang et al., arXiv 1710.09412; Szegedy et al., arXiv 1512.00567.
-    """
-    logits = logits.float()
-    own = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-    other = functional.cross_entropy(logits, partner_labels, reduction="none", label_smoothing=smoothing)
-    return lam * own + (1.0 - lam) * other
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.state = self._base_optimizer.state

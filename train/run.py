@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import platform
 import signal
 import time
-import typing
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import timm
 import torch
@@ -21,87 +19,47 @@ from tqdm import tqdm
 
 from pipeline.errors import ResoluteError
 from pipeline.loader import Loader
-from pipeline.memory import keep_freed_memory
-from pipeline.order import Order
 from pipeline.plan import BatchSpec, Plan
-from pipeline.probe import choose_order
 from pipeline.recipe import Recipe
 from pipeline.shards import ShardSet
 
 from . import checkpoint
+from .before import measured
 from .calibrate import Decode, choose_decode
+from .device import device_name
+from .fit import DoesNotFit
+from .forecast import Forecast, calibration, forecast, table
 from .loop import Learner, run_batches
-from .meters import Meter, RunLog
-from .report import EPOCH_HEADER, draw_curves, epoch_line, summary
+from .machine import describe, reset_peak_memory
+from .meters import Meter, NoLog, RunLog
+from .prepare import Options, prepare
+from .ranks import Ranks
+from .report import EPOCH_HEADER, Reports, epoch_line
+from .stop import NotFinite, Progress, finite
 from .warmup import rehearsal, shapes, warm_up
 
-__all__ = ["Options", "run"]
+__all__ = ["Options", "run", "session"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What does not change results: paths, device, threads, how often to save."""
-
-    shards: str | Path  # a folder, or a URL that is read through a cache
-    recipe: Path
-    folder: Path
-    device: str = "auto"
-    threads: int = 2
-    decode: Literal["auto", "cpu", "gpu"] = "auto"  # on a GPU: where JPEGs are decoded; auto times real steps
-    save_every_s: float = 300.0
-    save_every_steps: int = 0  # 0 = by time alone
-
-
-def run(options: Options) -> int:
+def run(options: Options, ranks: Ranks | None = None) -> int:
     """Train, or go on training, until the recipe is done. Returns 0, or 128 + the signal that stopped the run."""
-    recipe = Recipe.load(options.recipe)
-    device = _device(options.device)
-    shards = ShardSet.open(options.shards, resolutions=recipe.resolutions, fold=recipe.data.fold)
-    plan = Plan(
-        shards, recipe.stages, seed=recipe.seed, order=_order(recipe, shards, options.folder),
-        fraction_mode=recipe.data.fraction_mode,
-        eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
-        eval_crop_frac=recipe.eval.crop_frac,
-    )  # fmt: skip
-    if device.type == "cpu":
-        keep_freed_memory()
-        torch.set_num_threads(options.threads)
-    else:
-        torch.backends.cudnn.benchmark = True  # each shape is tuned once, in the warm-up
-    learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device)
-    session = _Session(options, recipe, shards, plan, learner)
+    with session(options, ranks or Ranks()) as one:
+        return one.go()
+
+
+@contextlib.contextmanager
+def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
+    """A run with its folder open, resumed if it has a checkpoint."""
+    one = _Session(options, *prepare(options, ranks))
     try:
-        return session.go()
+        yield one
+    except (DoesNotFit, torch.OutOfMemoryError) as error:
+        spec = one.plan.batch(one.position, rank=ranks.rank, world=ranks.world)
+        known = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
+        raise known.told(one.plan, one.recipe, one.learner.device) from None
     finally:
-        session.log.close()
-
-
-def _order(recipe: Recipe, shards: ShardSet, folder: Path) -> Order:
-    """The order to read in. "auto" is measured once: a run that goes on keeps what its checkpoint says."""
-    if recipe.data.order != "auto":
-        return recipe.data.order
-    kept = checkpoint.peek(folder / "last.pt", "order")
-    if kept is not None:
-        return typing.cast(Order, kept)
-    found = choose_order(shards, recipe.stages[0].res)
-    print(found)
-    return found.order
-
-
-def _device(wanted: str) -> torch.device:
-    if wanted == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        print("no GPU found: training on the CPU")
-        return torch.device("cpu")
-    kind, _, number = wanted.partition(":")
-    if kind not in ("cpu", "cuda") or not (number or "0").isdigit() or (kind == "cpu" and number):
-        raise ResoluteError(f"--device: got {wanted}, expected auto, cpu, cuda or cuda:N; choose one")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ResoluteError(
-            f"--device {wanted}: got {torch.cuda.device_count()} CUDA devices, expected that one; use --device cpu"
-        )
-    return torch.device(wanted)
+        one.reports.close()
+        one.log.close()
 
 
 class _Session:
@@ -109,31 +67,36 @@ class _Session:
 
     def __init__(self, options: Options, recipe: Recipe, shards: ShardSet, plan: Plan, learner: Learner) -> None:
         self.options, self.recipe, self.plan, self.learner = options, recipe, plan, learner
-        self.last, self.best = options.folder / "last.pt", options.folder / "best.pt"
+        self.ranks = learner.ranks
         values = dataclasses.asdict(recipe)
         del values["name"]
         self.identity = {"recipe": json.loads(json.dumps(values)), "shards": shards.hash}
         state = None
         try:
             options.folder.mkdir(parents=True, exist_ok=True)
-            if self.last.exists():
-                state = checkpoint.load(self.last, expect=self.identity)
-            elif any(options.folder.glob("*.pt")):
-                raise ResoluteError(f"{self.last}: not found beside other checkpoints, expected it; use another RUN")
-            self.log = RunLog(options.folder / "run.jsonl", keep_bytes=state["meter"]["log_bytes"] if state else 0)
+            state = checkpoint.resume(options.newest, expect=self.identity)
+            path = options.folder / "run.jsonl"
+            kept = state["meter"]["log_bytes"] if state else 0
+            self.log = RunLog(path, keep_bytes=kept) if self.ranks.first else NoLog(path)
         except OSError as error:
             raise ResoluteError(
                 f"{options.folder}: {error.strerror}, expected a folder to write; choose another RUN"
             ) from None
-        self.meter = Meter(self.log, device=learner.device)
-        self.position, self.best_top1 = 0, -1.0
+        self.meter = Meter(self.log, device=learner.device, ranks=self.ranks)
+        self.reports = Reports(options.folder, on=self.ranks.first, tensorboard=options.tensorboard)
+        self.position, self.progress = 0, Progress(recipe.stop)
+        # what whoever uses the weights needs to know beside the recipe
+        self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin}
         if state:
             learner.load_state_dict(state)
             self.meter.load_state_dict(state["meter"])
-            self.position, self.best_top1 = state["position"], state["best_top1"]
+            self.progress.load_state_dict(state["progress"])
+            self.position = state["position"]
+            self._log_checkpoint(checkpoint.step_file(options.folder, state["step"]).name, state["sha256"])
         else:
             self._write_start(shards)
-        self.saved_at, self.saved_step = time.monotonic(), 0
+        self.ranks.check_same(self.position, f"{options.folder}: not the same checkpoint on every rank")
+        self.saved_at, self.saved_position = time.monotonic(), self.position
         self.stopped_by = 0
         self.bar: tqdm[Any] | None = None
         self.skipped: Mapping[tuple[str, int, int], str] = {}  # the loader's: samples that others stand in for
@@ -141,39 +104,70 @@ class _Session:
 
     def go(self) -> int:
         plan, folder = self.plan, self.options.folder
-        if self.position >= plan.total_batches:
-            print(f"{folder}: this run is finished; RUN=another starts a new one")
-            print(summary(self.log.path, folder))
+        if self.position >= plan.total_batches or self.progress.ended:
+            how = f"stopped early ({self.progress.ended})" if self.progress.ended else "is finished"
+            print(f"{folder}: this run {how}; RUN=another starts a new one")
+            print(self.reports.summary())
             return 0
         began = time.perf_counter()
         done = f"resuming at batch {self.position} of {plan.total_batches}" if self.position else "starting"
         print(f"{folder}: {done} ({self.recipe.name} {self.recipe.hash}, {self.learner.device})", flush=True)
         before = {which: signal.signal(which, self._stop) for which in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with self._loader(self._decode(), start=self.position) as loader:
-                self._warm_up()
+            with self.ready() as loader:
+                if self.options.calibrate:
+                    self._calibrate(self.forecast(loader, began=began))
                 print(f"warmed up every shape in {time.perf_counter() - began:.1f} s\n{EPOCH_HEADER}", flush=True)
                 self.skipped = loader.skipped
                 finished = run_batches(loader, self.learner, self.meter, self._after)
+        except NotFinite as error:
+            raise error.told(plan, folder) from None
         finally:
             for which, handler in before.items():
                 signal.signal(which, handler)
             if self.bar is not None:
                 self.bar.close()
-        if not finished:
+        if not finished and not self.progress.ended:
             self._save()
+            self.reports.update()
             name = signal.Signals(self.stopped_by).name
             print(f"{folder}: stopped by {name} and saved at batch {self.position}; the same command goes on")
             return 128 + self.stopped_by
-        draw_curves(self.log.path, folder / "curves.png")
-        print(summary(self.log.path, folder))
+        if self.ranks.first:
+            print(self.reports.summary())
         return 0
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Loader]:
+        """The loader at the run's next batch, when every shape is warmed up."""
+        with self._loader(self._decode(), start=self.position) as loader:
+            self._warm_up()
+            reset_peak_memory(self.learner.device)
+            yield loader
+
+    def forecast(self, loader: Loader, *, began: float, folds: int = 1) -> Forecast:
+        """What the whole run will take, measured; it can go on from here as if it had not been."""
+        start_s, saving = time.perf_counter() - began, time.perf_counter()
+        self._save()
+        save_s = time.perf_counter() - saving
+        paces = measured(self.plan, loader, self.learner)
+        loader.load_state_dict({"next_batch": self.position})
+        return forecast(
+            self.plan, paces, eval_every=self.recipe.eval.every_epochs, start_s=start_s, save_s=save_s,
+            save_every_s=self.options.save_every_s, folds=folds,
+        )  # fmt: skip
+
+    def _calibrate(self, found: Forecast) -> None:
+        print(table(found))
+        for record in calibration(found):
+            self.log.write(record)
 
     def _loader(self, decode: Decode | None, *, start: int = 0) -> Loader:
         return Loader(
             self.plan, device=self.learner.device, decode=decode, threads=self.options.threads, start=start,
+            rank=self.ranks.rank, world=self.ranks.world,
             mean=self.recipe.data.mean, std=self.recipe.data.std, on_bad_sample=self.recipe.data.on_bad_sample,
-            dtype=torch.float16 if self._half() else torch.float32,
+            dtype=self.learner.image_dtype,
         )  # fmt: skip
 
     def _decode(self) -> Decode | None:
@@ -189,22 +183,23 @@ class _Session:
             found, times = choose_decode(
                 self.plan, self._loader, step, sync=lambda: torch.cuda.synchronize(device)  # sync: the clock's
             )
+        found = self.ranks.agree(found)
         told = "; ".join(f"on the {name.upper()} " + ", ".join(f"{1e3 * s:.1f}" for s in each) + " ms a step"
                          for name, each in times.items())  # fmt: skip
         print(f"decoding: {told} (a stage each); taken: {found.upper()}", flush=True)
         return found
 
-    def _half(self) -> bool:
-        """Half-precision images: only where autocast would make them half anyway, on a GPU."""
-        return self.learner.device.type == "cuda" and self.recipe.precision.amp != "off"
-
     def _warm_up(self) -> None:
-        warm_up(
-            self.learner.network, shapes(self.plan), device=self.learner.device,
-            dtype=torch.float16 if self._half() else torch.float32,
-            channels_last=self.recipe.precision.channels_last, accumulate=self.recipe.optim.accumulate,
-            autocast=self.learner.autocast(),
-        )  # fmt: skip
+        self.ranks.wrap(self.learner.network)  # why: the ranks meet here for the first time
+        for stages in self.learner.freezer.stages_by_set:
+            self.learner.freezer.enter(stages[0])
+            warm_up(
+                self.learner.network,
+                shapes(self.plan, rank=self.ranks.rank, world=self.ranks.world, stages=stages),
+                device=self.learner.device, dtype=self.learner.image_dtype,
+                channels_last=self.recipe.precision.channels_last, accumulate=self.recipe.optim.accumulate,
+                autocast=self.learner.autocast(), teacher=self.learner.teacher,
+            )  # fmt: skip
 
     def _after(self, spec: BatchSpec) -> bool:
         """Bookkeeping between batches, outside the clocks. False once a signal asked to stop."""
@@ -212,41 +207,67 @@ class _Session:
         # a cut validation starts again: the weights are the same, the counts are not saved
         self.position = spec.index + 1 if spec.split == "train" or spec.last else segment.first
         self._progress(spec, segment.batches)
-        for (split, res, sample), reason in itertools.islice(self.skipped.items(), self.told, None):
-            self.log.write({"kind": "skipped", "split": split, "res": res, "sample": sample, "reason": reason})
-            tqdm.write(f"skipped, another sample in its place: {reason}")
-        self.told = len(self.skipped)
+        # why: a clock or a signal of one rank must act on all at the same batch
+        late = self.ranks.first and time.monotonic() - self.saved_at > self.options.save_every_s
+        stop, save = self.ranks.vote(self.stopped_by, self.position if late else 0)
+        self.stopped_by = stop or self.stopped_by
         following = self.plan.segment(spec.index + 1) if spec.index + 1 < self.plan.total_batches else None
         if spec.last and (following is None or following.split == "train"):
             self._end_epoch(spec)
-        elif spec.split == "train" and self._due(spec.step):
+        elif spec.split == "train" and (save > self.saved_position or self._due(spec.step)):
             self._save()
-        return not self.stopped_by
+        return not (stop or self.progress.ended)
 
     def _due(self, step: int) -> bool:
         every = self.options.save_every_steps
-        return bool(every and (step + 1) % every == 0) or time.monotonic() - self.saved_at > self.options.save_every_s
+        return bool(every and (step + 1) % every == 0)
 
     def _end_epoch(self, spec: BatchSpec) -> None:
         stage = self.recipe.stages[spec.stage]
         record = self.meter.end_epoch(spec, res=stage.res, batch_size=stage.batch_size)
         tqdm.write(epoch_line(record))
-        top1 = max(record["top1"] or 0.0, record["ema_top1"] or 0.0)
-        is_best = record["top1"] is not None and top1 > self.best_top1
-        self.best_top1 = max(self.best_top1, top1) if record["top1"] is not None else self.best_top1
-        if spec.index + 1 == self.plan.total_batches:
-            self.log.write({"kind": "end", "elapsed_s": self.meter.elapsed_s, "best_top1": self.best_top1})
-        self._save()
-        if is_best:
-            checkpoint.mark_best(self.last, self.best)
+        done, progress = spec.index + 1 == self.plan.total_batches, self.progress
+        is_best = progress.see(record, last=done)
+        if done or progress.ended:
+            self.log.write({"kind": "end", "elapsed_s": self.meter.elapsed_s, "best_top1": progress.best_top1,
+                            "stopped_early": progress.ended})  # fmt: skip
+        self._save(best=is_best)
+        self.reports.update()
+        if progress.ended:
+            tqdm.write(f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} (top-1 "
+                       f"{100 * progress.best_top1:.2f} %, {progress.best_weights} weights), last.pt of this one")
 
-    def _save(self) -> None:
+    def _save(self, *, best: bool = False) -> None:
+        self._tell_skipped()
+        folder, segment = self.options.folder, self.plan.segment(max(0, self.position - 1))
+        step = segment.first_step + (self.position - segment.first if segment.split == "train" else 0)
+        meter = self.meter.state_dict()
+        if not finite(self.learner.network):
+            raise NotFinite.after(self.plan, step - 1, lr=self.learner.optimizer.param_groups[0]["lr"])
         state = {
-            **self.identity, **self.learner.state_dict(), "meter": self.meter.state_dict(),
-            "position": self.position, "best_top1": self.best_top1, "order": self.plan.order,
+            **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
+            "step": step, "progress": self.progress.state_dict(), "order": self.plan.order,
         }  # fmt: skip
-        checkpoint.save(self.last, state)
-        self.saved_at = time.monotonic()
+        file = checkpoint.step_file(folder, step)
+        if self.ranks.first:
+            digest = checkpoint.save(file, state)
+            for name in ("best.pt", "last.pt") if best else ("last.pt",):  # why: a kill between them repeats the epoch
+                checkpoint.also_as(file, folder / name)
+            checkpoint.keep_newest(folder, self.options.keep, newest=step)
+            self._log_checkpoint(file.name, digest)
+        self.saved_at, self.saved_position = time.monotonic(), self.position
+
+    def _tell_skipped(self) -> None:
+        """Of all ranks, so only where they meet; each loader warned at once."""
+        new = dict(itertools.islice(self.skipped.items(), self.told, None))
+        for (split, res, sample), reason in self.ranks.collect(new).items():
+            self.log.write({"kind": "skipped", "split": split, "res": res, "sample": sample, "reason": reason})
+            tqdm.write(f"skipped, another sample in its place: {reason}")
+        self.told = len(self.skipped)
+
+    def _log_checkpoint(self, file: str, digest: str) -> None:
+        self.log.write({"kind": "checkpoint", "file": file, "position": self.position, "sha256": digest})
+        self.log.sync()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.stopped_by:
@@ -258,7 +279,8 @@ class _Session:
             if self.bar is not None:
                 self.bar.close()
             title = f"epoch {spec.epoch} {spec.split} {spec.res} px"
-            self.bar = tqdm(total=batches, desc=title, unit="batch", leave=False, disable=None)
+            hidden = None if self.ranks.first else True  # None: where there is no terminal
+            self.bar = tqdm(total=batches, desc=title, unit="batch", leave=False, disable=hidden)
         self.bar.update()
 
     def _write_start(self, shards: ShardSet) -> None:
@@ -266,10 +288,9 @@ class _Session:
             "kind": "start", "recipe": self.recipe.name, "recipe_hash": self.recipe.hash, "shards_hash": shards.hash,
             "classes": len(shards.classes), "train_samples": len(shards.splits["train"]),
             "val_samples": len(shards.splits["val"]), "stages": self.identity["recipe"]["stages"],
-            "order": self.plan.order, "total_steps": self.plan.total_steps, "device": _device_name(self.learner.device),
+            "recipe_values": self.identity["recipe"], "recipe_text": self.options.recipe.read_text(encoding="utf-8"),
+            "machine": describe(self.learner.device, threads=self.options.threads),
+            "order": self.plan.order, "total_steps": self.plan.total_steps, "ranks": self.ranks.world,
+            "device": device_name(self.learner.device),
             "python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__,
         })  # fmt: skip
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

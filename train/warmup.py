@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 
 import torch
@@ -12,18 +12,25 @@ from torch import nn
 from pipeline.loader import Batch
 from pipeline.plan import Plan
 
+from .fit import DoesNotFit
+
 __all__ = ["rehearsal", "shapes", "warm_up"]
 
 
-def shapes(plan: Plan, *, rank: int = 0, world: int = 1) -> list[tuple[str, int, int]]:
-    """All (split, res in px, local batch size) of the run, the largest first."""
-    found = set()
+def shapes(
+    plan: Plan, *, rank: int = 0, world: int = 1, stages: Collection[int] | None = None
+) -> list[tuple[str, int, int]]:
+    """All (split, res in px, local batch size) of the run, or of `stages`, the largest first; as many on every rank."""
+    found = {}
     for segment in plan.segments:
+        if stages is not None and segment.stage not in stages:
+            continue
         for k in {0, max(0, segment.batches - 2), segment.batches - 1}:
             spec = plan.batch(segment.first + k, rank=rank, world=world)
-            found.add((spec.split, spec.res, len(spec)))
+            found[spec.split, spec.res, spec.global_size] = len(spec)
     # why: the largest first, so that the allocator's blocks fit all that follow
-    return sorted(found, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
+    order = sorted(found, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
+    return [(split, res, found[split, res, size]) for split, res, size in order]
 
 
 def warm_up(
@@ -35,8 +42,9 @@ def warm_up(
     channels_last: bool,
     accumulate: int,
     autocast: AbstractContextManager[object],
+    teacher: nn.Module | None = None,
 ) -> None:
-    """Run forward (and backward for training shapes) once for each shape.
+    """Run forward (and backward for training shapes) once for each shape; a teacher sees those of training too.
 
     Weights, statistics, gradients and random state are what they were when it returns; the optimizer is not touched.
     """
@@ -46,11 +54,16 @@ def warm_up(
             images = torch.zeros(size, 3, res, res, dtype=dtype, device=device)
             if channels_last:
                 images = images.to(memory_format=torch.channels_last)
-            for part in images.chunk(accumulate if split == "train" else 1):
-                with torch.set_grad_enabled(split == "train"), autocast:
-                    logits = network(part)
-                if split == "train":
-                    logits.float().sum().backward()
+            try:
+                for part in images.chunk(accumulate if split == "train" else 1):
+                    with torch.inference_mode(split != "train"), autocast:
+                        logits = network(part)
+                        if teacher is not None and split == "train":
+                            teacher(part)
+                    if split == "train":
+                        logits.float().sum().backward()
+            except torch.OutOfMemoryError:
+                raise DoesNotFit(split, res, size) from None
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # sync: warm-up ends before the clock starts
 

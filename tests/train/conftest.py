@@ -97,7 +97,48 @@ def killed(words: Callable[[Path], list[str]]) -> Callable[..., subprocess.Compl
 
 
 def without_clocks(log: Path) -> list[dict[str, Any]]:
-    """The log's records without the values that measure time."""
-    clocks = ("wait_s", "compute_s", "train_s", "eval_s", "elapsed_s", "images_per_s", "stall_frac")
+    """The log's records without the values that measure time, and without those of checkpoints, which go by it."""
+    clocks = ("wait_s", "compute_s", "train_s", "eval_s", "elapsed_s", "images_per_s", "stall_frac",
+              "memory_bytes", "gpu_frac", "machine")  # fmt: skip
     records = [json.loads(line) for line in log.read_text().splitlines()]
-    return [{key: value for key, value in record.items() if key not in clocks} for record in records]
+    return [
+        {key: value for key, value in record.items() if key not in clocks}
+        for record in records
+        if record["kind"] != "checkpoint"
+    ]
+
+
+SMALL = """
+seed = 3
+[model]
+name = "test_resnet"
+[optim]
+lr = 0.001
+[ema]
+decay = 0.5
+[precision]
+amp = "off"
+[eval]
+batch_size = 8
+flip = true
+[[stages]]
+res = 32
+epochs = 1
+batch_size = 16
+[[stages]]
+res = 48
+epochs = 2
+batch_size = 16
+"""
+
+
+@pytest.fixture(scope="session")
+def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run with an average, two resolutions and test-time flip; not to be changed."""
+    from train.__main__ import main
+
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "small.toml").write_text(SMALL)
+    words = ["--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
+    assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
+    return folder / "small"

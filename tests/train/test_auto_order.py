@@ -10,6 +10,7 @@ import torch
 from pipeline.order import Order
 from pipeline.probe import Probe
 from pipeline.shards import ShardSet
+from train import prepare
 from train import run as runs
 from train.__main__ import main
 
@@ -51,7 +52,7 @@ def train(
         return after(session, spec)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "choose_order", choose)
+        patch.setattr(prepare, "choose_order", choose)
         patch.setattr(runs._Session, "_after", stopping)
         words = ["--shards", shards.root, "--recipe", str(folder.parent / "auto.toml"), "--runs", str(folder)]
         status = main([*words, "--device", "cpu", "--threads", "2"])

@@ -1,9 +1,11 @@
-"""A checkpoint is whole, its own, and of this recipe, or it is refused by name."""
+"""A checkpoint is whole, its own, and of this recipe, or it is refused by name and another one offered."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,35 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "last.pt"
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder after three saves, two of them kept."""
+    (tmp_path / "run.jsonl").write_bytes(b"x" * 50)
+    for step in (10, 20, 30):
+        file = checkpoint.step_file(tmp_path, step)
+        checkpoint.save(file, {**IDENTITY, "step": step, "meter": {"log_bytes": step}})
+        checkpoint.also_as(file, tmp_path / "last.pt")
+        checkpoint.keep_newest(tmp_path, 2, newest=step)
+    return tmp_path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.glob("*.p*"))
+
+
 def test_state_comes_back_equal_and_leaves_no_part_file(saved: Path) -> None:
     state = checkpoint.load(saved, expect=IDENTITY)
     assert torch.equal(state["weights"], torch.arange(1000.0))
-    assert [file.name for file in saved.parent.iterdir()] == ["last.pt"]
+    assert names(saved.parent) == ["last.pt"]
+
+
+def test_the_digest_is_that_of_the_file_and_torch_and_zip_still_read_it(saved: Path) -> None:
+    digest = checkpoint.save(saved, {**IDENTITY, "weights": torch.ones(3)})
+    assert digest == hashlib.sha256(saved.read_bytes()).hexdigest()
+    assert checkpoint.load(saved, expect=IDENTITY)["sha256"] == digest
+    assert torch.load(saved, weights_only=True, mmap=True)["weights"].tolist() == [1, 1, 1]
+    with zipfile.ZipFile(saved) as file:
+        assert file.testzip() is None
 
 
 def test_another_recipe_is_refused_with_what_differs(saved: Path) -> None:
@@ -36,18 +63,22 @@ def test_another_recipe_is_refused_with_what_differs(saved: Path) -> None:
         checkpoint.load(saved, expect={**IDENTITY, "shards": "xyz"})
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "empty", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "text", "empty", "foreign", "one bit"])
 def test_damaged_and_foreign_files_are_refused_by_name(saved: Path, damage: str) -> None:
-    data = saved.read_bytes()
+    data = bytearray(saved.read_bytes())
     if damage == "cut":
         saved.write_bytes(data[: len(data) // 2])
     elif damage == "text":
         saved.write_text("not a checkpoint")
     elif damage == "empty":
         saved.write_bytes(b"")
+    elif damage == "one bit":
+        data[data.index(torch.tensor(500.0).numpy().tobytes())] ^= 1
+        saved.write_bytes(data)
+        assert torch.load(saved, weights_only=True)["weights"][500] != 500  # torch alone does not notice
     else:
         torch.save({"state_dict": {}}, saved)
-    with pytest.raises(ResoluteError, match=r"last\.pt: damaged or no checkpoint"):
+    with pytest.raises(checkpoint.Damaged, match=r"last\.pt: damaged or no checkpoint"):
         checkpoint.load(saved, expect=IDENTITY)
 
 
@@ -56,8 +87,8 @@ def test_foreign_code_is_not_run(saved: Path) -> None:
         def __reduce__(self) -> tuple[Any, tuple[str]]:
             return os.mkdir, (str(saved.parent / "pwned"),)
 
-    torch.save({"format": checkpoint.FORMAT, "x": Evil()}, saved)
-    with pytest.raises(ResoluteError, match="damaged or no checkpoint"):
+    checkpoint.save(saved, {"x": Evil()})
+    with pytest.raises(checkpoint.Damaged, match="damaged or no checkpoint"):
         checkpoint.load(saved, expect={})
     assert not (saved.parent / "pwned").exists()
 
@@ -69,16 +100,64 @@ def test_a_full_disk_keeps_the_previous_checkpoint(saved: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResoluteError, match=r"last\.pt: checkpoint not written \(No space left"):
+    with pytest.raises(ResoluteError, match=r"last\.pt: not written \(No space left"):
         checkpoint.save(saved, {**IDENTITY, "weights": torch.zeros(3)})
     assert saved.read_bytes() == before
-    assert [file.name for file in saved.parent.iterdir()] == ["last.pt"]
+    assert names(saved.parent) == ["last.pt"]
 
 
-def test_best_stays_what_it_was_when_last_moves_on(saved: Path) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_best_stays_what_it_was_when_last_moves_on(
+    saved: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", _no_links, raising=False)
     best = saved.with_name("best.pt")
-    checkpoint.mark_best(saved, best)
+    checkpoint.also_as(saved, best)
     checkpoint.save(saved, {**IDENTITY, "weights": torch.zeros(3)})
     assert len(checkpoint.load(best, expect=IDENTITY)["weights"]) == 1000
-    checkpoint.mark_best(saved, best)
+    checkpoint.also_as(saved, best)
     assert len(checkpoint.load(best, expect=IDENTITY)["weights"]) == 3
+
+
+def _no_links(*_: object) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def test_the_newest_are_kept_and_a_past_that_was_left_is_not(run: Path) -> None:
+    assert names(run) == ["last.pt", "step-00000020.pt", "step-00000030.pt"]
+    checkpoint.save(checkpoint.step_file(run, 25), {**IDENTITY, "step": 25})  # after going back to step 20
+    checkpoint.keep_newest(run, 2, newest=25)
+    assert names(run) == ["last.pt", "step-00000020.pt", "step-00000025.pt"]
+
+
+def test_a_damaged_last_offers_the_newest_good_one_which_then_resumes(run: Path) -> None:
+    data = bytearray((run / "last.pt").read_bytes())
+    data[len(data) // 2] ^= 255
+    (run / "last.pt").write_bytes(data)  # and with it its other name, step 30
+    with pytest.raises(checkpoint.Damaged, match=r"last\.pt: damaged .*; step-00000020\.pt \(step 20\) is good: .*"
+                                                 r"--from step-00000020\.pt"):  # fmt: skip
+        checkpoint.resume(run / "last.pt", expect=IDENTITY)
+    state = checkpoint.resume(run / "step-00000020.pt", expect=IDENTITY)
+    assert state is not None
+    assert state["step"] == 20
+
+
+def test_a_missing_last_offers_another_and_with_none_good_there_is_no_offer(run: Path) -> None:
+    (run / "last.pt").unlink()
+    with pytest.raises(checkpoint.Damaged, match=r"last\.pt: .*No such file.*step-00000030\.pt \(step 30\) is good"):
+        checkpoint.resume(run / "last.pt", expect=IDENTITY)
+    for file in run.glob("*.pt"):
+        file.write_text("gone")
+    with pytest.raises(checkpoint.Damaged, match=r"use another RUN$"):
+        checkpoint.resume(run / "last.pt", expect=IDENTITY)
+
+
+def test_a_folder_without_checkpoints_starts_anew(tmp_path: Path) -> None:
+    assert checkpoint.resume(tmp_path / "last.pt", expect=IDENTITY) is None
+
+
+def test_a_log_that_is_shorter_than_at_the_checkpoint_is_refused(run: Path) -> None:
+    (run / "run.jsonl").write_bytes(b"x" * 29)
+    with pytest.raises(ResoluteError, match=r"run\.jsonl: cut or gone, got 29 bytes, expected 30"):
+        checkpoint.resume(run / "last.pt", expect=IDENTITY)

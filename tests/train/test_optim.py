@@ -1,50 +1,18 @@
-"""The schedule, the optimizer's groups and the loss equal their textbook forms."""
+"""The optimizer's groups, its kinds and the slow weights around it equal their textbook forms."""
 
 from __future__ import annotations
 
-import dataclasses
+import copy
+import io
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
-from pipeline.recipe import Optim, Schedule
-from train.optim import OneCycle, build_optimizer, mixed_cross_entropy
-
-
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-@pytest.mark.parametrize("steps", [10, 137])
-def test_one_cycle_equals_torchs(name: str, steps: int) -> None:
-    optim = Optim(name=name, lr=0.7, momentum=0.95, betas=(0.95, 0.99))
-    schedule = Schedule(warmup_frac=0.3, start_div=25.0, final_div=100.0, momentum_low=0.85)
-    network = nn.Linear(3, 2)
-    theirs = build_optimizer(optim, network)
-    oracle = torch.optim.lr_scheduler.OneCycleLR(
-        theirs, max_lr=0.7, total_steps=steps, pct_start=0.3, div_factor=25.0, final_div_factor=100.0,
-        base_momentum=0.85, max_momentum=0.95,
-    )  # fmt: skip
-    ours = build_optimizer(optim, network)
-    cycle = OneCycle(schedule, optim, total_steps=steps)
-    for step in range(steps):
-        lr = cycle.apply(ours, step, lr_scale=1.0)
-        for mine, expected in zip(ours.param_groups, theirs.param_groups, strict=True):
-            assert mine["lr"] == pytest.approx(expected["lr"], rel=1e-9, abs=1e-12) == lr
-            key = "momentum" if name == "sgd" else "betas"
-            assert mine[key] == pytest.approx(expected[key], rel=1e-9)
-        if step + 1 < steps:
-            theirs.step()
-            oracle.step()
-
-
-def test_lr_scale_is_a_factor_on_the_rate_alone() -> None:
-    optim = Optim(lr=0.5)
-    cycle, optimizer = OneCycle(Schedule(), optim, total_steps=100), build_optimizer(optim, nn.Linear(2, 2))
-    full = cycle.apply(optimizer, 40, lr_scale=1.0)
-    momentum = optimizer.param_groups[0]["momentum"]
-    assert cycle.apply(optimizer, 40, lr_scale=0.25) == pytest.approx(full / 4)
-    assert optimizer.param_groups[1]["lr"] == pytest.approx(full / 4)
-    assert optimizer.param_groups[0]["momentum"] == momentum
+from pipeline.errors import ResoluteError
+from pipeline.recipe import Optim, Recipe
+from train.optim import Lookahead, build_optimizer
 
 
 def test_norms_and_biases_have_no_weight_decay() -> None:
@@ -55,19 +23,113 @@ def test_norms_and_biases_have_no_weight_decay() -> None:
     assert len(free["params"]) == 4
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_mixed_loss_equals_cross_entropy_with_soft_targets(smoothing: float) -> None:
+def _network() -> nn.Module:
     torch.manual_seed(0)
-    logits, lam = torch.randn(9, 5, dtype=torch.bfloat16), torch.rand(9)
-    labels, partners = torch.randint(0, 5, (9,)), torch.randint(0, 5, (9,))
-    soft = lam[:, None] * functional.one_hot(labels, 5) + (1 - lam[:, None]) * functional.one_hot(partners, 5)
-    soft = soft * (1 - smoothing) + smoothing / 5
-    expected = -(soft * functional.log_softmax(logits.float(), dim=1)).sum(1)
-    torch.testing.assert_close(mixed_cross_entropy(logits, labels, partners, lam, smoothing=smoothing), expected)
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
-def test_plain_sgd_without_momentum_is_allowed() -> None:
-    optim = dataclasses.replace(Optim(), momentum=0.0)
-    optimizer = build_optimizer(optim, nn.Linear(2, 2))
-    OneCycle(Schedule(), optim, total_steps=10).apply(optimizer, 3, lr_scale=1.0)
-    assert optimizer.param_groups[0]["momentum"] == 0.0
+def _step(network: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    generator = torch.Generator().manual_seed(number)
+    images = torch.randn(8, 6, generator=generator)
+    optimizer.zero_grad()
+    (network(images) - images[:, :3]).square().mean().backward()
+    optimizer.step()
+
+
+def _weights(network: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in network.parameters()]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_fused_moves_weights_as_the_plain_optimizer(name: Any) -> None:
+    ends = []
+    for fused in (False, True):
+        network = _network()
+        optimizer = build_optimizer(Optim(name=name, lr=0.05, weight_decay=0.01, fused=fused), network)
+        assert bool(optimizer.defaults["fused"]) == fused
+        for number in range(5):
+            _step(network, optimizer, number)
+        ends.append(_weights(network))
+    for plain, same in zip(*ends, strict=True):
+        torch.testing.assert_close(plain, same)
+
+
+def test_lamb_scales_adams_step_to_the_length_of_each_layer() -> None:
+    """You et al., arXiv 1904.00962, algorithm 2, with bias correction; layers without decay move as Adam's do."""
+    network, (beta1, beta2), decay, lr = _network(), (0.9, 0.99), 0.1, 0.02
+    optimizer = build_optimizer(Optim(name="lamb", lr=lr, weight_decay=decay, betas=(beta1, beta2)), network)
+    expected, m, v = _weights(network), [0.0] * 4, [0.0] * 4
+    for number in range(4):
+        _step(network, optimizer, number)
+        for i, parameter in enumerate(network.parameters()):
+            grad, weight = parameter.grad, expected[i]
+            m[i], v[i] = beta1 * m[i] + (1 - beta1) * grad, beta2 * v[i] + (1 - beta2) * grad**2
+            t = number + 1
+            update = (m[i] / (1 - beta1**t)) / ((v[i] / (1 - beta2**t)).sqrt() + 1e-6)
+            if weight.ndim > 1:
+                update = update + decay * weight
+                update = update * weight.norm() / update.norm()
+            expected[i] = weight - lr * update
+            torch.testing.assert_close(parameter.detach(), expected[i], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+def test_lookahead_goes_back_part_of_the_way_from_where_it_started(name: Any) -> None:
+    """Zhang et al., arXiv 1907.08610, algorithm 1, with a plain optimizer that is put back every k steps."""
+    optim, k, alpha = Optim(name=name, lr=0.05), 3, 0.3
+    network, oracle = _network(), _network()
+    ours = build_optimizer(Optim(name=name, lr=0.05, lookahead=k, lookahead_alpha=alpha), network)
+    plain, slow = build_optimizer(optim, oracle), _weights(oracle)
+    for number in range(3 * k + 1):
+        _step(network, ours, number)
+        _step(oracle, plain, number)
+        if (number + 1) % k == 0:
+            slow = [old + alpha * (p.detach() - old) for old, p in zip(slow, oracle.parameters(), strict=True)]
+            with torch.no_grad():
+                for parameter, value in zip(oracle.parameters(), slow, strict=True):
+                    parameter.copy_(value)
+        for mine, expected in zip(network.parameters(), oracle.parameters(), strict=True):
+            torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+def test_an_optimizer_loaded_from_its_state_goes_on_bit_for_bit(name: Any) -> None:
+    optim, network = Optim(name=name, lr=0.05, lookahead=4), _network()
+    optimizer = build_optimizer(optim, network)
+    for number in range(6):
+        _step(network, optimizer, number)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    other = copy.deepcopy(network)
+    loaded = build_optimizer(optim, other)
+    loaded.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+    for number in range(6, 12):
+        _step(network, optimizer, number)
+        _step(other, loaded, number)
+    assert all(a.equal(b) for a, b in zip(_weights(network), _weights(other), strict=True))
+
+
+def test_slow_weights_of_a_parameter_that_thaws_start_when_it_does() -> None:
+    network = _network()
+    optimizer = build_optimizer(Optim(momentum=0.0, lr=0.05, lookahead=2, weight_decay=0.0), network)
+    assert isinstance(optimizer, Lookahead)
+    late, start = network[0].weight, network[0].weight.detach().clone()
+    for number in range(4):
+        late.requires_grad_(number >= 3)
+        _step(network, optimizer, number)
+        assert late.equal(start) == (number < 3)
+    torch.testing.assert_close(late.detach(), start - 0.05 * late.grad * 0.5)  # one step, and half of it back
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ({"name": "lamb", "momentum": 0.8}, "optim.momentum: without effect, lamb takes optim.betas"),
+        ({"name": "lamb", "fused": True}, "optim.fused: without effect, lamb has no fused"),
+        ({"lookahead_alpha": 0.4}, "optim.lookahead_alpha: without effect, optim.lookahead is 0"),
+        ({"lookahead": -1}, "optim.lookahead: got -1"),
+    ],
+)
+def test_keys_that_nothing_reads_are_refused(table: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ResoluteError, match=reason):
+        Recipe.parse({"optim": table, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}, name="x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import random
 import shutil
@@ -20,6 +21,7 @@ from pipeline.shards import ShardSet
 from prep.__main__ import main as prep
 from tests.conftest import make_photos
 from train.__main__ import main
+from train.meters import read_log
 
 from .conftest import python, without_clocks
 
@@ -53,7 +55,8 @@ def assert_equal_runs(got: Path, expected: Path) -> None:
 def test_a_finished_run_has_its_files_and_saw_each_sample_of_each_epoch_once(
     finished: Path, shard_set: ShardSet, recipe_file: Path
 ) -> None:
-    assert {f.name for f in finished.iterdir()} == {"run.jsonl", "curves.png", "last.pt", "best.pt"}
+    checkpoints = {"last.pt", "best.pt", "step-00000024.pt", "step-00000026.pt"}
+    assert {f.name for f in finished.iterdir()} == {"run.jsonl", "report.html"} | checkpoints
     records = without_clocks(finished / "run.jsonl")
     assert [r["kind"] for r in records if r["kind"] != "step"] == ["start", *["epoch"] * 5, "end"]
     plan = Plan(shard_set, Recipe.load(recipe_file).stages, seed=5, eval_batch_size=8)
@@ -165,13 +168,27 @@ def test_a_full_disk_under_the_log_is_told_and_the_run_goes_on_later(
     assert without_clocks(tmp_path / "tiny" / "run.jsonl")[-1] == without_clocks(finished / "run.jsonl")[-1]
 
 
-def test_a_damaged_checkpoint_is_named(finished: Path, words: Words, tmp_path: Path,
-                                       capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(
+    finished: Path, words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(finished, tmp_path / "tiny")
     last = tmp_path / "tiny" / "last.pt"
-    last.write_bytes(last.read_bytes()[:-1000])
+    for file in (last, tmp_path / "tiny" / "step-00000026.pt"):  # two names of one file, before it was copied
+        file.write_bytes(file.read_bytes()[:-1000])
     assert main(words(tmp_path)) == 2
-    assert "last.pt: damaged or no checkpoint" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "last.pt: damaged or no checkpoint" in err
+    assert "step-00000024.pt (step 24) is good: go on from it with --from step-00000024.pt" in err
+    done = python("-m", "train", *words(tmp_path), "--from", "step-00000024.pt")
+    assert done.returncode == 0, done.stderr
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+def test_the_log_has_the_digest_of_each_checkpoint(finished: Path) -> None:
+    digests = {r["file"]: r["sha256"] for r in read_log(finished / "run.jsonl") if r["kind"] == "checkpoint"}
+    assert set(digests) == {f"step-{step:08d}.pt" for step in (3, 6, 9, 12, 15, 16, 18, 21, 24, 26)}
+    for name in ("step-00000024.pt", "step-00000026.pt"):
+        assert hashlib.sha256((finished / name).read_bytes()).hexdigest() == digests[name]
 
 
 def test_a_run_trains_on_all_folds_but_the_one_that_validates(

@@ -62,3 +62,12 @@ def test_a_store_gives_the_run_of_the_folder(
         (skipped,) = (r for r in log if r["kind"] == "skipped")
         assert "is damaged, got CRC-32" in skipped["reason"]
     assert any((tmp_path / "cache").rglob("*"))
+
+
+def test_tars_that_others_made_are_trained_on(shard_root: Path, tmp_path: Path) -> None:
+    """Without a manifest, and so in one size, from which each resolution is taken."""
+    shutil.copytree(shard_root / "64", tmp_path / "wds", ignore=shutil.ignore_patterns("*.idx"))
+    log = train(str(tmp_path / "wds"), tmp_path)
+    assert [(r["train_samples"], r["val_samples"], r["classes"]) for r in log if r["kind"] == "start"] == [(75, 15, 3)]
+    assert [r["res"] for r in log if r["kind"] == "epoch"] == [32, 48]
+    assert {r["top1"] * 15 % 1 for r in log if r["kind"] == "epoch"} == {0.0}  # of all 15

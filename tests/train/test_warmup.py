@@ -42,6 +42,13 @@ def test_shapes_are_all_those_of_the_run(shard_set: ShardSet) -> None:
     assert set(shapes(plan)) == {(s.split, s.res, len(s)) for s in specs}
 
 
+def test_shapes_of_some_stages_are_all_those_of_them(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, STAGES, eval_batch_size=7)
+    for stage in (0, 1):
+        specs = [spec for i in range(plan.total_batches) if (spec := plan.batch(i)).stage == stage]
+        assert set(shapes(plan, stages=[stage])) == {(s.split, s.res, len(s)) for s in specs}
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_every_shape_that_training_meets_was_met_before(shard_set: ShardSet, accumulate: int) -> None:
     plan, network = Plan(shard_set, STAGES, eval_batch_size=7), Spy()

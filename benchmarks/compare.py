@@ -1,0 +1,283 @@
+"""Which recipe trains better, and which faster? Whole trainings of several recipes, interleaved, against the first one.
+
+    python -m benchmarks.compare --shards shards --recipes benchmarks/recipes/fixed224.toml,… --seeds 0,1,2
+
+Each seed trains all recipes one after another (a b c, a b c, …), each in a process of its own. Differences are taken
+within a seed, so that what slows the machine for an hour slows both. "Final epoch" is the time of an image in the
+epochs at the last resolution: the same for a run that came there in steps as for one that was there all along.
+With --plan every run is forecast first, by `python -m train --plan`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.command import Parser
+from pipeline.errors import ResoluteError
+from pipeline.recipe import Recipe
+from pipeline.shards import ShardSet
+from train.history import History, best_top1, switch_costs
+
+from .compare_table import ASKED, check_picture, draw, summary, tables
+from .machine import commit, cores, find_device, machine, read_into_cache, versions
+from .output import ready_to_write, write
+
+__all__ = ["FORMAT", "Runner", "figures", "main", "measure", "seeded", "train"]
+
+FORMAT = "resolute-compare-1"
+_EPOCH = ("epoch", "stage", "res", "eval_res", "samples", "train_s", "wait_s", "eval_s", "images_per_s", "lr", "loss",
+          "eval_loss", "top1", "ema_top1")  # fmt: skip
+_NOTE = "compare.json"  # in the folder of a finished run: what the benchmark knows of it beside its log
+
+Runner = Callable[[Sequence[str]], None]  # of the words that follow `python -m train`
+
+
+def train(words: Sequence[str]) -> None:
+    """`python -m train` in a process of its own. Raises `ResoluteError` with its last line on stderr if it fails."""
+    # why: the same code trains wherever this is called from
+    places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", "train", *words], env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        told = done.stderr.strip().splitlines() or ["nothing on stderr"]
+        raise ResoluteError(f"training ended with status {done.returncode}, expected 0: {told[-1]}")
+
+
+def seeded(recipe: Path, seed: int, folder: Path) -> Path:
+    """A copy of the recipe below `folder`, of the same name and all values but the seed."""
+    text = recipe.read_text(encoding="utf-8")
+    first_table = re.search(r"(?m)^\s*\[", text)
+    end = first_table.start() if first_table else len(text)
+    path = folder / str(seed) / recipe.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = re.sub(r"(?m)^\s*seed\s*=.*\n?", "", text[:end])
+    path.write_text(f"seed = {seed}\n{own}{text[end:]}", encoding="utf-8")
+    if Recipe.load(path) != dataclasses.replace(Recipe.load(recipe), seed=seed):
+        raise ResoluteError(f"{recipe}: its seed cannot be changed, expected a line `seed = 0` on top; write it so")
+    return path
+
+
+def figures(path: Path) -> dict[str, Any]:
+    """Of a finished run's log: times in s, accuracies as parts of one, None where nothing was validated."""
+    log = History(path)
+    log.read()
+    epochs, ends = log.epochs, log.kind("end")
+    if not ends:
+        raise ResoluteError(f"{path}: not finished, expected the log of a finished run; remove its folder and repeat")
+    last, steps = epochs[-1], log.steps
+    final = [epoch for epoch in epochs if epoch["res"] == last["res"]]
+    at_final = steps["res"] == last["res"]
+    train_s = sum(epoch["train_s"] for epoch in epochs)
+    return {
+        "recipe_hash": log.start["recipe_hash"],
+        "elapsed_s": ends[-1]["elapsed_s"], "train_s": train_s, "eval_s": sum(epoch["eval_s"] for epoch in epochs),
+        "wait_frac": sum(epoch["wait_s"] for epoch in epochs) / train_s,
+        "top1": last["top1"], "ema_top1": last["ema_top1"], "final_top1": best_top1(last),
+        "best_top1": ends[-1]["best_top1"], "stopped_early": ends[-1].get("stopped_early", ""),
+        "final_res": last["res"],
+        "final_image_s": float(np.median([epoch["train_s"] / epoch["samples"] for epoch in final])),
+        "final_step_image_s": float(np.median(steps["time_s"][at_final] / steps["samples"][at_final])),
+        "stages": _stages(log),
+        "epochs": [{name: epoch.get(name) for name in _EPOCH} for epoch in epochs],
+    }  # fmt: skip
+
+
+def _stages(log: History) -> list[dict[str, Any]]:
+    """Medians of each stage's steps, and what its first steps cost beyond that; None for the first stage."""
+    steps = log.steps
+    costs = {cost["stage"]: cost for cost in switch_costs(steps["stage"], steps["time_s"])}
+    found = []
+    for stage in map(int, np.unique(steps["stage"])):
+        own = steps["stage"] == stage
+        cost = costs.get(stage, {})
+        found.append({
+            "stage": stage, "res": int(steps["res"][own][0]), "batch_size": int(steps["samples"][own].max()),
+            "steps": int(own.sum()), "step_s": float(np.median(steps["time_s"][own])),
+            "image_s": float(np.median(steps["time_s"][own] / steps["samples"][own])),
+            "switch_cost_s": cost.get("cost_s"), "switch_slowest_ratio": cost.get("slowest_ratio"),
+        })  # fmt: skip
+    return found
+
+
+def measure(
+    recipes: Sequence[Path], seeds: Sequence[int], *, runs: Path, settings: Sequence[str], plan: bool = False,
+    run: Runner = train, expect: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The figures of every run, in the order they were made. `settings` are words for each, such as those of --shards.
+
+    A run that is in `runs` already is taken as it is, if the benchmark finished it under the same `expect`.
+    """
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed, recipe in itertools.product(seeds, recipes):
+            copy, name = seeded(recipe, seed, Path(folder)), f"{recipe.stem}-seed{seed}"
+            words = [*settings, "--recipe", str(copy), "--runs", str(runs), "--run", name]
+            key = {**(expect or {}), "recipe_hash": Recipe.load(copy).hash, "words": list(settings), "plan": plan}
+            kept = _kept(runs / name, key)
+            try:
+                note = kept or _timed(words, Path(folder), plan=plan, run=run)
+            except ResoluteError as error:
+                raise ResoluteError(f"{recipe.stem}, seed {seed}: {error}") from None
+            one = {"recipe": recipe.stem, "seed": seed, **figures(runs / name / "run.jsonl")}
+            one |= {"wall_s": note["wall_s"], "load_before": note["load_before"]}
+            one["plan"] = _against_plan(note["forecast"], one) if plan else None
+            if kept is None:
+                (runs / name / _NOTE).write_text(json.dumps(note | {"key": key}), encoding="utf-8")
+            print(f"{recipe.stem}, seed {seed}: top-1 {100 * one['final_top1']:.2f} % in {one['elapsed_s']:.1f} s"
+                  f"{', of an earlier call' if kept else ''}", flush=True)  # fmt: skip
+            found.append(one)
+    return found
+
+
+def _kept(folder: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    """What the benchmark noted of a run that it finished before; None if there is no such folder."""
+    if not folder.exists():
+        return None
+    try:
+        kept: dict[str, Any] = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {"key": None}
+    if kept["key"] != key:
+        raise ResoluteError(
+            f"{folder}: a run that this benchmark did not finish, or of other code, data or settings, expected its "
+            "own; remove it or choose another --runs"
+        )
+    return kept
+
+
+def _timed(words: Sequence[str], folder: Path, *, plan: bool, run: Runner) -> dict[str, Any]:
+    """Train, after a forecast if there is to be one; both raise `ResoluteError` when they fail."""
+    forecast = None
+    if plan:
+        file = folder / "plan.json"
+        run([*words, "--plan", "--json", str(file)])
+        forecast = json.loads(file.read_text(encoding="utf-8"))
+    load, began = os.getloadavg()[0], time.perf_counter()
+    run(words)
+    return {"wall_s": time.perf_counter() - began, "load_before": round(load, 2), "forecast": forecast}
+
+
+def _against_plan(forecast: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
+    """Predicted / outcome: of training and validation, as the run's clock has them, and of the whole command."""
+    predicted_s = forecast["parts_s"]["training"] + forecast["parts_s"]["validation"]
+    return {
+        "predicted_s": predicted_s, "ratio": predicted_s / one["elapsed_s"],
+        "training_ratio": forecast["parts_s"]["training"] / one["train_s"],
+        "total_s": forecast["total_s"], "total_ratio": forecast["total_s"] / one["wall_s"], "forecast": forecast,
+    }  # fmt: skip
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m benchmarks.compare",
+        description="Train several recipes with several seeds, and compare accuracy and time with the first recipe.",
+        epilog="Takes as long as all trainings together. With --runs the runs are kept, and those that are there are "
+        "not repeated after a break. Exit status: 0 done, 2 for a problem that the one line on stderr explains, "
+        "130 interrupted.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--shards", type=Path, required=True, metavar="DIR", help="folder that `make shards` wrote")
+    add("--recipes", required=True, metavar="FILE,…", help="TOML files; the first is what the others are compared with")
+    add("--seeds", default="0,1,2", metavar="N,…", help="each trains all recipes (default: %(default)s)")
+    add("--threads", type=int, default=cores(), metavar="N", help="CPU threads of a run (default: all, %(default)s)")
+    add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
+    add("--plan", action="store_true", help="forecast every run before it, and compare the forecast with the outcome")
+    add("--runs", type=Path, metavar="FOLDER", help="where the runs are kept (default: they are not)")
+    add("--picture", type=Path, metavar="FILE", help="draw top-1 and loss against the epoch into a .png, .svg or .pdf")
+    add("--out", type=Path, metavar="FILE", help="JSON to write (default: compare-<name of the shards' folder>.json in "
+        "benchmarks/results)")  # fmt: skip
+    return parser
+
+
+def _seeds(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"\d+", word) for word in words) or len({*map(int, words)}) < len(words):
+        raise ResoluteError(f"--seeds: got {text}, expected different whole numbers as 0,1,2; correct it")
+    return [int(word) for word in words]
+
+
+def _recipes(text: str) -> list[Path]:
+    paths = [Path(word.strip()) for word in text.split(",")]
+    if len({path.stem for path in paths}) < len(paths):
+        raise ResoluteError(f"--recipes: got {text}, expected files of different names; rename one")
+    return paths
+
+
+def _open(root: Path, recipes: Sequence[Recipe]) -> ShardSet:
+    """Raises `ResoluteError` for what would else end the benchmark in its middle: a resolution or fold not there."""
+    for recipe in recipes:
+        ShardSet.open(root, resolutions=recipe.resolutions, fold=recipe.data.fold)
+    return ShardSet.open(root, fold=recipes[0].data.fold)
+
+
+def _run(got: argparse.Namespace, run: Runner) -> None:
+    recipes, seeds = _recipes(got.recipes), _seeds(got.seeds)
+    if got.threads < 1:
+        raise ResoluteError(f"--threads: got {got.threads}, expected at least 1; raise it")
+    device = find_device(got.device)
+    name = got.shards.resolve().name
+    out: Path = got.out or Path(f"benchmarks/results/compare-{name}.json")
+    ready_to_write(out)
+    if got.picture:
+        check_picture(got.picture)
+    shards = _open(got.shards, [Recipe.load(path) for path in recipes])
+    result: dict[str, Any] = {
+        "format": FORMAT, "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit(),
+        "machine": machine(device), "versions": versions(),
+        "settings": {"recipes": [path.stem for path in recipes], "seeds": seeds, "threads": got.threads,
+                     "device": device.type, "plan": got.plan},
+        "shards": {"name": name, "hash": shards.hash, "train_samples": len(shards.splits["train"]),
+                   "val_samples": len(shards.splits["val"]),
+                   "page_cache": "warmed" if read_into_cache(shards) else "as found"},
+        "recipes": {path.stem: path.read_text(encoding="utf-8") for path in recipes},
+        "asked": ASKED,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        runs = got.runs or Path(folder)
+        runs.mkdir(parents=True, exist_ok=True)
+        result["runs"] = measure(
+            recipes, seeds, runs=runs, plan=got.plan, run=run,
+            settings=["--shards", str(got.shards), "--threads", str(got.threads), "--device", device.type],
+            expect={"commit": result["commit"], "shards": shards.hash},
+        )  # fmt: skip
+    result["summary"] = summary(result["runs"])
+    write(out, json.dumps(result, indent=1) + "\n")
+    print(f"\n{tables(result['summary'])}\n\nwritten: {out}", flush=True)
+    if got.picture:
+        draw(result["runs"], got.picture)
+        print(f"written: {got.picture}")
+
+
+def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:
+    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
+    try:
+        _run(_parser().parse_args(argv), run)
+    except ResoluteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("benchmarks.compare: interrupted, no result written", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

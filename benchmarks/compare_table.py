@@ -1,0 +1,204 @@
+"""What do several runs of several recipes say together? Their means, their ratios to the first recipe, and a picture."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ResoluteError
+from train.history import best_top1
+
+from .table import repeated, spread, text_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ASKED", "check_picture", "draw", "drawn", "summary", "tables"]
+
+# of a progressive recipe against one at its final resolution: points of top-1 it may lose, and ratios of times
+ASKED = {"points": -1.0, "time_ratio": 0.65, "final_epoch_ratio": 1.01}
+_MEANS = ("top1", "ema_top1", "final_top1", "best_top1", "elapsed_s", "train_s", "eval_s", "wait_frac")
+_PICTURES = (".png", ".svg", ".pdf")
+
+Run = dict[str, Any]
+
+
+def summary(runs: Sequence[Run]) -> dict[str, Any]:
+    """{"baseline": name, "recipes": {name: figures}}, of runs as `compare.measure` returns them.
+
+    Means and deviations are over seeds; `against` holds differences and ratios to the baseline's run of the same
+    seed, None for the baseline itself.
+    """
+    names = list(dict.fromkeys(run["recipe"] for run in runs))
+    by_name = {name: [run for run in runs if run["recipe"] == name] for name in names}
+    base = by_name[names[0]]
+    found = {name: _one(mine) | {"against": _against(mine, base) if mine is not base else None}
+             for name, mine in by_name.items()}  # fmt: skip
+    return {"baseline": names[0], "seeds": [run["seed"] for run in base], "recipes": found}
+
+
+def _one(runs: Sequence[Run]) -> dict[str, Any]:
+    stages = []
+    for each in zip(*(run["stages"] for run in runs), strict=False):  # why not strict: some may have stopped early
+        names = ("step_s", "image_s", "switch_cost_s", "switch_slowest_ratio")
+        same = {name: each[0][name] for name in ("stage", "res", "batch_size")}
+        stages.append(same | {name: _repeated([stage[name] for stage in each]) for name in names})
+    plans = [run["plan"] for run in runs]
+    ratios = ("ratio", "training_ratio", "total_ratio")
+    return {
+        **{name: _mean([run[name] for run in runs]) for name in _MEANS},
+        "epochs": repeated([len(run["epochs"]) for run in runs]),
+        "final_res": runs[0]["final_res"],
+        **{name: repeated([run[name] for run in runs]) for name in ("final_image_s", "final_step_image_s")},
+        "stages": stages,
+        "plan": {name: repeated([plan[name] for plan in plans]) for name in ratios} if all(plans) else None,
+    }
+
+
+def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
+    pairs = list(zip(runs, base, strict=True))
+
+    def ratio(name: str) -> dict[str, Any]:
+        return repeated([mine[name] / other[name] for mine, other in pairs])
+
+    comparable = all(mine["final_res"] == other["final_res"] for mine, other in pairs)
+    found: dict[str, Any] = {
+        "points": _mean([100 * (mine["final_top1"] - other["final_top1"]) for mine, other in pairs]),
+        "time_ratio": ratio("elapsed_s"),
+        "final_epoch_ratio": ratio("final_image_s") if comparable else None,
+        "final_step_ratio": ratio("final_step_image_s") if comparable else None,
+    }
+    final = found["final_epoch_ratio"]
+    found["missed"] = [
+        name for name, bad in (
+            ("accuracy", found["points"]["mean"] < ASKED["points"]),
+            ("time", found["time_ratio"]["median"] > ASKED["time_ratio"]),
+            ("final epoch", final is None or final["median"] > ASKED["final_epoch_ratio"]),
+        ) if bad
+    ]  # fmt: skip
+    return found
+
+
+def _mean(raw: Sequence[float | None]) -> dict[str, Any] | None:
+    """Every seed's value, mean and standard deviation (of a sample; None for one seed); None if a value is missing."""
+    values = [value for value in raw if value is not None]
+    if len(values) < len(raw):
+        return None
+    return {"raw": values, "mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(raw) > 1 else None}
+
+
+def _repeated(raw: Sequence[float | None]) -> dict[str, Any] | None:
+    values = [value for value in raw if value is not None]
+    return repeated(values) if len(values) == len(raw) else None
+
+
+def tables(found: dict[str, Any]) -> str:
+    """All tables of a `summary`."""
+    base, recipes, seeds = found["baseline"], found["recipes"], len(found["seeds"])
+    many = f"{seeds} seeds, mean ± deviation" if seeds > 1 else "one seed"
+    parts = [text_table(
+        f"whole trainings, {many}",
+        ["recipe", "epochs", "top-1 %", "EMA %", "better %", "best %", "total s", "training s", "validation s",
+         "waiting %"],
+        [[name, _middle(one["epochs"]), *(_pm(one[key], 2, 100) for key in _MEANS[:4]),
+          *(_pm(one[key], 1) for key in _MEANS[4:7]), _pm(one["wait_frac"], 2, 100)] for name, one in recipes.items()],
+    )]  # fmt: skip
+    others = {name: one["against"] for name, one in recipes.items() if one["against"]}
+    if others:
+        parts.append(text_table(
+            f"against {base}, seed by seed (points: mean ± deviation, ratios: median)",
+            ["recipe", "points", "each", "time", "final epoch", "final step", "asked"],
+            [[name, _pm(one["points"], 2, sign="+"), " ".join(f"{each:+.2f}" for each in one["points"]["raw"]),
+              _ratio(one["time_ratio"]), _ratio(one["final_epoch_ratio"]), _ratio(one["final_step_ratio"]),
+              f"missed: {', '.join(one['missed'])}" if one["missed"] else "met"] for name, one in others.items()],
+        ))  # fmt: skip
+        parts.append(f"  asked of progressive recipes: points at least {ASKED['points']:+.1f}, time at most "
+                     f"{ASKED['time_ratio']:.2f}x, final epoch at most {ASKED['final_epoch_ratio']:.2f}x; final epoch, "
+                     "step: time of an image at the last resolution")  # fmt: skip
+    parts.append("\n" + text_table(
+        "stages (medians of steps, then of seeds)",
+        ["recipe", "stage", "res", "batch", "ms a step", "ms an image", "lost at the change ms", "slowest / median"],
+        [[name, str(stage["stage"]), str(stage["res"]), str(stage["batch_size"]), _spread(stage["step_s"], 1, 1e3),
+          _spread(stage["image_s"], 2, 1e3), _spread(stage["switch_cost_s"], 0, 1e3),
+          _spread(stage["switch_slowest_ratio"], 2)] for name, one in recipes.items() for stage in one["stages"]],
+    ))  # fmt: skip
+    planned = {name: one["plan"] for name, one in recipes.items() if one["plan"]}
+    if planned:
+        parts.append("\n" + text_table(
+            "plan / outcome (median of seeds; the command also starts, warms up and saves)",
+            ["recipe", "training and validation", "training", "the whole command"],
+            [[name, *map(_ratio, plan.values())] for name, plan in planned.items()],
+        ))  # fmt: skip
+    return "\n".join(parts)
+
+
+def _pm(value: dict[str, Any] | None, digits: int, factor: float = 1.0, *, sign: str = "") -> str:
+    if value is None:
+        return "-"
+    mean = f"{factor * value['mean']:{sign},.{digits}f}"
+    return mean if value["sd"] is None else f"{mean} ± {factor * value['sd']:,.{digits}f}"
+
+
+def _middle(value: dict[str, Any]) -> str:
+    return f"{value['median']:g}"
+
+
+def _spread(value: dict[str, Any] | None, digits: int, factor: float = 1.0) -> str:
+    return "-" if value is None else spread(value, digits, factor)
+
+
+def _ratio(value: dict[str, Any] | None) -> str:
+    if value is None:
+        return "-"
+    middle, _, others = spread(value, 3).partition(" ")
+    return f"{middle}x {others}".rstrip()
+
+
+def check_picture(path: Path) -> None:
+    """Raises `ResoluteError` for a place where no picture can be written: it is drawn after hours."""
+    if path.suffix not in _PICTURES or path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ResoluteError(
+            f"--picture {path}: cannot be written, expected a {', '.join(_PICTURES)} in a folder of yours; choose another"
+        )
+
+
+def drawn(runs: Sequence[Run]) -> Figure:
+    """Top-1 (of raw or averaged weights, whichever is better) and training loss against the epoch, mean of seeds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    borders = set()
+    for number, name in enumerate(dict.fromkeys(run["recipe"] for run in runs)):
+        epochs = list(zip(*(run["epochs"] for run in runs if run["recipe"] == name), strict=False))
+        x = [each[0]["epoch"] + 1 for each in epochs]
+        loss = [statistics.fmean(one["loss"] for one in each) for each in epochs]
+        validated = [(at, 100 * statistics.fmean(map(best_top1, each))) for at, each in zip(x, epochs, strict=True)
+                     if each[0]["top1"] is not None]  # fmt: skip
+        colour = f"C{number}"
+        top.plot(*zip(*validated, strict=True), color=colour, lw=1.4, marker=".", label=name)
+        bottom.plot(x, loss, color=colour, lw=1.4, label=name)
+        borders |= {at - 0.5 for at, (before, each) in enumerate(zip(epochs, epochs[1:], strict=False), start=2)
+                    if before[0]["stage"] != each[0]["stage"]}  # fmt: skip
+    for panel in (top, bottom):
+        for border in sorted(borders):
+            panel.axvline(border, color="grey", lw=0.8, ls="--")
+        panel.grid(alpha=0.3)
+    top.set_ylabel("top-1 % at the stage's resolution")
+    top.legend(fontsize=8)
+    bottom.set_ylabel("training loss")
+    bottom.set_xlabel("epoch (dashed: stage change)")
+    return figure
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    """Raises `ResoluteError` if it cannot be written."""
+    try:
+        drawn(runs).savefig(path, dpi=110)
+    except OSError as error:
+        raise ResoluteError(f"--picture {path}: {error.strerror}, expected a place to write; choose another") from None

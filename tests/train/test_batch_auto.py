@@ -1,0 +1,202 @@
+"""The largest batch that fits is found once and kept; a memory that ran out is told with what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.errors import ResoluteError
+from pipeline.plan import Plan
+from pipeline.recipe import AUTO, Recipe
+from pipeline.shards import ShardSet
+from train.__main__ import main
+from train.fit import DoesNotFit, cap_memory, largest_that_fits, real_steps, with_batch_sizes
+from train.loop import Learner
+
+GPU, CPU, GIB = torch.device("cuda"), torch.device("cpu"), 2**30
+Words = Callable[[Path], list[str]]
+
+
+def recipe(*sizes: int | str, **tables: Any) -> Recipe:
+    stages = [{"res": 32 + 16 * i, "epochs": 1, "batch_size": size} for i, size in enumerate(sizes)]
+    return Recipe.parse({"model": {"name": "test_resnet"}, "stages": stages, **tables}, name="auto")
+
+
+def sizes(recipe: Recipe) -> list[int]:
+    return [stage.batch_size for stage in recipe.stages]
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 13, 256, 300, 1000])
+def test_the_largest_of_all_candidates_is_found_in_few_probes(most: int) -> None:
+    """Candidates: `most`, multiples of 8 below 256 and of 32 from there on, and halves of the first probe below."""
+    first = min(8, most)
+    candidates = {0, most, *range(8, min(most, 256) + 1, 8), *range(256, most + 1, 32)} | {first >> k for k in range(4)}
+    for limit in range(most + 2):
+        probes: list[int] = []
+
+        def fits(n: int, limit: int = limit, probes: list[int] = probes) -> bool:
+            probes.append(n)
+            return n <= limit
+
+        expected = max(n for n in candidates if n <= min(limit, most))
+        assert largest_that_fits(fits, most=most) == expected
+        assert len(probes) == len(set(probes)) <= 16
+        assert max(probes) <= most
+
+
+def test_auto_is_a_number_of_the_recipe_that_a_plan_needs(shard_set: ShardSet) -> None:
+    got = recipe("auto", 8)
+    assert sizes(got) == [AUTO, 8]
+    with pytest.raises(ResoluteError, match="batch_size: got auto, expected a number"):
+        Plan(shard_set, got.stages)
+    for wrong in (0, -8, "most"):
+        with pytest.raises(ResoluteError, match="batch_size: got"):
+            recipe(wrong)
+
+
+def probing(shards: ShardSet, most: dict[int, int]) -> Any:
+    def probe(recipe: Recipe) -> Any:
+        return Plan(shards, recipe.stages, eval_batch_size=8), lambda stage, count: count <= most[stage]
+
+    return probe
+
+
+def test_every_stage_gets_the_most_that_fit_and_numbers_stay(shard_set: ShardSet) -> None:
+    words: dict[str, Any] = {"device": GPU, "kept": lambda: None}
+    got = with_batch_sizes(recipe("auto", 12, "auto"), probe=probing(shard_set, {0: 50, 2: 20}), **words)
+    assert sizes(got) == [48, 12, 16]
+    got = with_batch_sizes(recipe("auto"), probe=probing(shard_set, {0: 10**6}), **words)
+    assert sizes(got) == [75]  # an epoch's samples
+    got = with_batch_sizes(recipe("auto"), probe=probing(shard_set, {0: 20}), world=3, agree=lambda n: n - 8, **words)
+    assert sizes(got) == [3 * 8]  # another rank had room for 8
+    with pytest.raises(ResoluteError, match="not one sample of 32 px fits"):
+        with_batch_sizes(recipe("auto"), probe=probing(shard_set, {0: 0}), **words)
+
+
+def test_a_run_that_goes_on_keeps_what_was_found(shard_set: ShardSet) -> None:
+    def never(_: Recipe) -> Any:
+        raise AssertionError
+
+    kept = {"stages": [{"batch_size": 40}, {"batch_size": 8}]}
+    got = with_batch_sizes(recipe("auto", 12), device=CPU, kept=lambda: kept, probe=never)
+    assert sizes(got) == [40, 12]  # what the recipe says counts: the checkpoint will refuse it
+    same = recipe(4, 12)
+    assert with_batch_sizes(same, device=CPU, kept=lambda: kept, probe=never) is same
+
+
+def test_on_a_cpu_auto_is_refused_but_what_a_checkpoint_has_goes_on(
+    words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "model = {{ name = 'test_resnet' }}\n[[stages]]\nres = 32\nepochs = 1\nbatch_size = {}\n"
+    file = tmp_path / "auto.toml"
+    line = [*words(tmp_path), "--recipe", str(file), "--threads", "1"]
+    file.write_text(text.format('"auto"'))
+    assert main(line) == 2
+    assert "stages[0].batch_size: got auto on a CPU" in capsys.readouterr().err
+    assert not (tmp_path / "auto").exists()
+    file.write_text(text.format(40))
+    assert main(line) == 0
+    file.write_text(text.format('"auto"'))
+    capsys.readouterr()
+    assert main(line) == 0
+    assert "this run is finished" in capsys.readouterr().out
+
+
+class Card:
+    """torch.cuda of a card with `gib` GiB, of which a step of n samples takes n / 8."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gib: float, *, fraction: float = 1.0) -> None:
+        self.peak, self.fractions = 0, [fraction]
+        for name, value in {
+            "get_device_properties": lambda _: SimpleNamespace(total_memory=gib * GIB),
+            "set_per_process_memory_fraction": lambda fraction, _: self.fractions.append(fraction),
+            "get_per_process_memory_fraction": lambda _: self.fractions[-1],
+            "mem_get_info": lambda _: (gib * GIB, gib * GIB), "memory_reserved": lambda _: 0,
+            "memory_allocated": lambda _: 3 * GIB, "reset_peak_memory_stats": lambda _: None,
+            "max_memory_reserved": lambda _: self.peak, "synchronize": lambda _: None, "empty_cache": lambda: None,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, value)
+
+
+def test_a_cap_is_a_part_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch, 80)
+    cap_memory(GPU, 24)
+    assert card.fractions[-1] == 24 / 80
+    cap_memory(GPU, 0)
+    cap_memory(CPU, 0)
+    assert len(card.fractions) == 2
+    for gib in (81.0, -1.0):
+        with pytest.raises(ResoluteError, match=r"--gpu-memory-gib: got .* at most the 80.0 of this GPU"):
+            cap_memory(GPU, gib)
+    with pytest.raises(ResoluteError, match="--gpu-memory-gib: got 24 with device cpu"):
+        cap_memory(CPU, 24)
+
+
+@pytest.mark.parametrize(("gib", "fraction", "most"), [(10, 1.0, 72), (10, 0.5, 36), (1000, 1.0, 64)])
+def test_a_batch_fits_if_two_steps_leave_room_for_the_loader(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, gib: float, fraction: float, most: int
+) -> None:
+    """With 10 GiB, a tenth of it kept free, 72 samples of 1/8 GiB; torch itself gives up above 64 in the last case."""
+    card, steps = Card(monkeypatch, gib, fraction=fraction), []
+    small = recipe(8)
+    plan = Plan(shard_set, small.stages)
+    learner = Learner(small, classes=3, total_steps=plan.total_steps, device=CPU)
+
+    def train_step(batch: Any) -> None:
+        steps.append(len(batch.labels))
+        if gib == 1000 and len(batch.labels) > 64:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        card.peak = len(batch.labels) * GIB // 8
+
+    monkeypatch.setattr(learner, "train_step", train_step)
+    fits = real_steps(plan, learner, world=1)
+    assert [fits(0, n) for n in (most, most + 1, 1)] == [True, False, True]
+    assert steps.count(most) == 2
+
+
+def test_out_of_memory_tells_stage_shape_use_and_what_to_try(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Card(monkeypatch, 80, fraction=0.3)
+    found = recipe(64, 48, optim={"accumulate": 2}, eval={"batch_size": 15})
+    plan = Plan(shard_set, found.stages, eval_batch_size=15)
+    told = str(DoesNotFit("train", 48, 48).told(plan, found, GPU))
+    assert told.startswith("stage 1, train: out of memory with images of 24x3x48x48 (3.0 GiB in use")
+    assert "of 24.0 GiB it may take; the GPU has 80.0 GiB" in told
+    assert "set batch_size = 24" in told
+    assert "optim.accumulate = 4" in told
+    told = str(DoesNotFit("val", 48, 15).told(plan, found, GPU))
+    assert "stage 1, val: out of memory with images of 15x3x48x48" in told
+    assert "set eval.batch_size = 7" in told
+    assert "accumulate" not in told
+
+
+@pytest.mark.parametrize("where", ["warm-up", "step"])
+def test_a_run_out_of_memory_ends_in_one_line(
+    words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """In the warm-up at 64 px, or in the first step at 32 px; both faked, as a CPU has no such error."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
+
+    if where == "step":
+        monkeypatch.setattr(Learner, "train_step", full)
+    else:
+        build = Learner.__init__
+
+        def init(self: Learner, *args: Any, **words: Any) -> None:
+            build(self, *args, **words)
+            self.network.register_forward_pre_hook(lambda _, given: full() if given[0].shape[2] == 64 else None)
+
+        monkeypatch.setattr(Learner, "__init__", init)
+    assert main([*words(tmp_path), "--threads", "1"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    stage, shape, size = ("stage 0", "16x3x32x32", 8) if where == "step" else ("stage 2", "12x3x64x64", 6)
+    assert error.startswith(f"error: {stage}, train: out of memory with images of {shape}, expected")
+    assert f"set batch_size = {size}" in error

@@ -1,0 +1,357 @@
+"""What is frozen stays as it is and costs nothing; what thaws starts anew; a cut changes nothing of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.optim import Lamb
+from torch import nn
+
+from pipeline.errors import ResoluteError
+from pipeline.loader import Batch
+from pipeline.plan import BatchSpec
+from pipeline.recipe import Freeze, Recipe, Stage
+from train import loop
+from train.__main__ import main
+from train.freeze import Freezer, layers, trainable_sets
+from train.loop import Learner
+from train.warmup import rehearsal, warm_up
+
+from .conftest import without_clocks
+
+CPU = torch.device("cpu")
+EACH = 2  # steps of each stage
+NORMS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """why: such small steps do not gain from more, and lose much to them on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _recipe(mode: str, *names: str | None, model: str = "test_resnet", **tables: Any) -> Recipe:
+    stages = [{"res": 32, "epochs": 1, "batch_size": 8} | ({f"{mode}_to": name} if name else {}) for name in names]
+    given = {"name": model, "options": {"img_size": 32}} if model == "test_vit" else {"name": model}
+    table = {"model": given, "freeze": {"mode": mode}, "stages": stages, "ema": {"decay": 0.5},
+             "precision": {"amp": "off"}}  # fmt: skip
+    return Recipe.parse({**table, **tables}, name="x")
+
+
+def _learner(recipe: Recipe) -> Learner:
+    steps = [EACH] * len(recipe.stages)
+    return Learner(recipe, classes=4, total_steps=sum(steps), device=CPU, epoch_steps=steps)
+
+
+def _batch(step: int) -> Batch:
+    n, generator = 8, torch.Generator().manual_seed(step)
+    labels = torch.randint(0, 4, (n,), generator=generator)
+    spec = BatchSpec(
+        index=step, step=step, split="train", stage=step // EACH, epoch=step // EACH, res=32, stored_res=32, last=False,
+        global_size=n, ids=np.arange(n), windows=np.zeros((n, 4), np.int32), flips=np.zeros(n, bool),
+        partners=np.arange(n, dtype=np.int32), modes=np.zeros(n, np.int32), lam=np.ones(n, np.float32),
+        boxes=np.zeros((n, 4), np.int32),
+    )  # fmt: skip
+    images = torch.randn(n, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
+    return Batch(images=images, labels=labels, partner_labels=labels, lam=torch.ones(n), spec=spec)
+
+
+@pytest.mark.parametrize(("model", "expected"), [
+    ("resnet18", ["conv1", "layer1", "layer2", "layer3", "layer4", "fc"]),
+    ("vit_tiny_patch16_224", ["cls_token", *(f"blocks.{i}" for i in range(12)), "head"]),
+    ("efficientnet_b4", ["conv_stem", *(f"blocks.{i}" for i in range(7)), "classifier"]),
+    ("convnext_atto", ["stem", *(f"stages.{i}" for i in range(4)), "head"]),
+    ("caformer_s18", ["stem", *(f"stages.{i}" for i in range(4)), "head.norm", "head.fc"]),  # timm has no order of it
+    ("rdnet_tiny", ["stem.0", "stem.1", "dense_stages.0"]),  # timm has no coarse order of it
+])  # fmt: skip
+def test_layers_have_timms_order_and_hold_every_parameter_once(model: str, expected: list[str]) -> None:
+    with torch.device("meta"):
+        network = timm.create_model(model)
+    found = layers(network)
+    assert list(found)[: len(expected)] == expected
+    everything = sorted(name for name, _ in network.named_parameters())
+    assert sorted(name for names in found.values() for name in names) == everything
+    head = {id(parameter) for parameter in network.get_classifier().parameters()}
+    last = set(list(found.values())[-1])
+    assert head == {id(parameter) for name, parameter in network.named_parameters() if name in last} & head
+
+
+@pytest.mark.parametrize(("mode", "name", "trained"), [
+    ("unfreeze", "layer3", ("layer3", "layer4", "fc")), ("freeze", "layer3", ("layer3", "layer4", "fc")),
+    ("unfreeze", "none", ("fc",)), ("freeze", "all", ("fc",)), ("unfreeze", "fc", ("fc",)),
+    ("unfreeze", "layer3.0.conv1", ("layer3", "layer4", "fc")), ("unfreeze", None, ("",)), ("freeze", None, ("",)),
+    ("unfreeze", "all", ("",)), ("freeze", "none", ("",)), ("freeze", "bn1", ("",)),
+])  # fmt: skip
+def test_a_layers_name_trains_it_and_all_above(mode: Any, name: str | None, trained: tuple[str, ...]) -> None:
+    network = timm.create_model("test_resnet")
+    stage = Stage(res=32, epochs=1, batch_size=8, **{f"{mode}_to": name})
+    (found,) = trainable_sets(Freeze(mode=mode), [stage], network)
+    assert found == {n for n, _ in network.named_parameters() if n.startswith(trained)}
+
+
+def test_a_name_that_several_layers_share_means_the_first_of_them() -> None:
+    network = timm.create_model("test_vit")
+    (found,) = trainable_sets(Freeze(mode="unfreeze"), [Stage(res=160, epochs=1, batch_size=8, unfreeze_to="blocks")],
+                              network)  # fmt: skip
+    assert {n for n, _ in network.named_parameters()} - found == set(layers(network)["cls_token"])
+
+
+def test_a_wrong_name_lists_the_right_ones() -> None:
+    with pytest.raises(ResoluteError) as error:
+        _learner(_recipe("unfreeze", "none", "layr3"))
+    assert str(error.value) == (
+        "stages[1].unfreeze_to: got 'layr3', expected a layer of the model "
+        "(conv1, layer1, layer2, layer3, layer4, fc), all or none; did you mean layer3?"
+    )
+
+
+@pytest.mark.parametrize(("mode", "names", "message"), [
+    ("none", {"freeze_to": "layer1"}, "stages.freeze_to: without effect, freeze.mode is none; remove it"),
+    ("freeze", {"unfreeze_to": "layer1"}, "freeze.mode: without effect, no stage freezes anything by it; remove it"),
+    ("unfreeze", {"unfreeze_to": "fc", "freeze_to": "fc"}, "stages.freeze_to: without effect, freeze.mode is unfreeze"),
+    ("unfreeze", {"unfreeze_to": "all"}, "freeze.mode: without effect, no stage freezes anything by it; remove it"),
+    ("freeze", {}, "freeze.mode: without effect, no stage freezes anything by it; remove it"),
+])  # fmt: skip
+def test_a_key_that_freezes_nothing_is_refused(mode: str, names: dict[str, str], message: str) -> None:
+    table = {"freeze": {"mode": mode}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8, **names}]}
+    with pytest.raises(ResoluteError) as error:
+        Recipe.parse(table, name="x")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("optim", [{"name": "sgd", "lr": 0.1}, {"name": "adamw", "lr": 0.01}])
+@pytest.mark.parametrize("model", ["test_resnet", "test_efficientnet"])
+def test_frozen_weights_and_statistics_stay_and_all_else_moves(model: str, optim: dict[str, Any]) -> None:
+    names = {"test_resnet": "layer3", "test_efficientnet": "blocks.2"}
+    learner = _learner(_recipe("freeze", names[model], model=model, optim={**optim, "weight_decay": 0.1}))
+    trained = learner.freezer.sets[0]
+    before = copy.deepcopy(learner.network.state_dict())
+    for step in range(EACH):
+        learner.train_step(_batch(step))
+    modules = {name.rpartition(".")[0] for name in trained}
+    for name, value in learner.network.state_dict().items():
+        module, _, tensor = name.rpartition(".")
+        moves = module in modules if tensor in NORMS else name in trained
+        assert torch.equal(value, before[name]) != moves, name
+
+
+def test_frozen_norms_stay_in_eval_whoever_calls_train_and_thawed_ones_do_not() -> None:
+    network = timm.create_model("test_resnet", drop_path_rate=0.5)
+    stages = [Stage(res=32, epochs=1, batch_size=8, freeze_to=name) for name in ("layer2", None)]
+    freezer = Freezer(Freeze(mode="freeze"), stages, network, torch.optim.SGD(network.parameters(), lr=0.1))
+    assert freezer.enter(0)
+    assert not freezer.enter(0)
+    other = copy.deepcopy(network)
+    network.train()
+    frozen = {name for name, module in network.named_modules() if not module.training}
+    assert {"bn1", "layer1", "layer1.0.bn1"} <= frozen
+    assert not any(name.startswith(("layer2", "layer3", "layer4", "fc")) for name in frozen)
+    assert network.training
+    assert freezer.enter(1)
+    network.train()
+    assert all(module.training for module in network.modules())
+    other.train()  # a copy keeps its own mode, and does not move the original's
+    assert {name for name, module in other.named_modules() if not module.training} == frozen
+    assert all(module.training for module in network.modules())
+
+
+@pytest.mark.parametrize(("model", "name"), [
+    ("test_resnet", "layer3"), ("test_vit", "blocks.4"), ("test_efficientnet", "blocks.3"),
+    ("test_convnext", "stages.2"),
+])  # fmt: skip
+def test_no_backward_pass_runs_below_the_lowest_layer_that_trains(model: str, name: str) -> None:
+    learner = _learner(_recipe("unfreeze", name, None, model=model))
+    counts: dict[str, int] = {}
+
+    def count(layer: str) -> Callable[..., None]:
+        def hook(module: nn.Module, given: object, out: torch.Tensor) -> None:
+            if out.requires_grad:
+                out.register_hook(lambda grad: counts.update({layer: counts.get(layer, 0) + 1}))
+        return hook
+
+    known = ["patch_embed" if layer == "cls_token" else layer for layer in layers(learner.network)]
+    for layer in known:
+        learner.network.get_submodule(layer).register_forward_hook(count(layer))
+    below = known[: known.index(name)]
+    assert below
+    learner.gradients(_batch(0))
+    partly = sum(parameter.numel() for parameter in learner.network.parameters() if parameter.grad is not None)
+    assert set(counts) == set(known) - set(below)
+    counts.clear()
+    learner.gradients(_batch(EACH))
+    assert set(counts) == set(known)
+    whole = sum(parameter.numel() for parameter in learner.network.parameters() if parameter.grad is not None)
+    assert whole == sum(parameter.numel() for parameter in learner.network.parameters()) > partly > 0
+
+
+def test_what_thaws_starts_with_clean_state_and_the_others_keep_theirs() -> None:
+    learner = _learner(_recipe("unfreeze", "layer4", "layer2", "none", optim={"name": "adamw", "lr": 0.01}))
+
+    def ages() -> dict[str, int]:
+        state = learner.optimizer.state
+        return {name: int(state[p]["step"]) for name, p in learner.network.named_parameters() if p in state}
+
+    expected = [{"fc": 2, "layer4": 2}, {"fc": 4, "layer4": 4, "layer3": 2, "layer2": 2}, {"fc": 6}]
+    for stage, layers_ in enumerate(expected):
+        for step in range(EACH * stage, EACH * (stage + 1)):
+            learner.train_step(_batch(step))
+        assert ages() == {name: age for name, _ in learner.network.named_parameters()
+                          for layer, age in layers_.items() if name.startswith(layer)}  # fmt: skip
+
+
+def test_an_optimizer_that_counts_steps_by_group_counts_those_of_what_thaws_from_one() -> None:
+    """timm's LAMB: the first update of a thawed weight equals that of a new optimizer."""
+    network = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    stages = [Stage(res=32, epochs=1, batch_size=8, unfreeze_to=name) for name in ("1", None)]
+    optimizer = Lamb(network.parameters(), lr=0.1)
+    freezer = Freezer(Freeze(mode="unfreeze"), stages, network, optimizer)
+    images = torch.randn(5, 3)
+    for stage in (0, 0, 0, 1):
+        freezer.begin(stage)
+        optimizer.zero_grad()
+        network(images).pow(2).sum().backward()
+        if stage == 1:
+            fresh = copy.deepcopy(network[0])
+            for mine, theirs in zip(fresh.parameters(), network[0].parameters(), strict=True):
+                assert theirs.grad is not None
+                mine.grad = theirs.grad.clone()
+            Lamb(fresh.parameters(), lr=0.1, max_grad_norm=None).step()
+            optimizer.defaults["max_grad_norm"] = None  # why: one norm over all gradients, of which `fresh` has a part
+        optimizer.step()
+    for mine, theirs in zip(fresh.parameters(), network[0].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert [int(group["step"]) for group in optimizer.param_groups] == [1, 4]
+
+
+@pytest.mark.parametrize(("amp", "optim"), [
+    ("off", {"name": "sgd", "lr": 0.1, "clip_norm": 1.0}), ("bf16", {"name": "adamw", "lr": 0.01})
+])  # fmt: skip
+@pytest.mark.parametrize(("mode", "names"), [
+    ("unfreeze", ("none", "layer3", None)), ("freeze", (None, "layer2", "all"))
+])  # fmt: skip
+def test_a_run_cut_at_any_step_goes_on_bit_for_bit(
+    mode: str, names: tuple[Any, ...], amp: str, optim: dict[str, Any]
+) -> None:
+    recipe = _recipe(mode, *names, optim=optim, schedule={"kind": "onecycle_stage"}, precision={"amp": amp})
+    learner, total, states, losses = _learner(recipe), EACH * len(names), [], []
+    for step in range(total):
+        states.append(_saved(learner))
+        losses.append(learner.train_step(_batch(step))[0].item())
+    for cut in range(1, total) if amp == "off" else (2, 4):  # bf16 is slow on many CPUs
+        again = _learner(recipe)
+        again.load_state_dict(states[cut])
+        _as_before_a_start(again)
+        assert [again.train_step(_batch(step))[0].item() for step in range(cut, total)] == losses[cut:]
+        assert again.ema is not None
+        assert learner.ema is not None
+        for ours, theirs in ((again.network, learner.network), (again.ema.module, learner.ema.module)):
+            for name, value in theirs.state_dict().items():
+                assert torch.equal(ours.state_dict()[name], value), (cut, name)
+
+
+def _saved(learner: Learner) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(learner.state_dict(), file)
+    file.seek(0)
+    state: dict[str, Any] = torch.load(file, weights_only=True)
+    return state
+
+
+def _as_before_a_start(learner: Learner) -> None:
+    """Warm-up and rehearsal of all stages, which must leave no trace."""
+    with rehearsal(learner.network, learner.gradients) as step:
+        for stage in range(len(learner.recipe.stages)):
+            step(_batch(EACH * stage))
+    for stages in learner.freezer.stages_by_set:
+        learner.freezer.enter(stages[0])
+        warm_up(learner.network, [("train", 32, 8)], device=CPU, dtype=torch.float32, channels_last=True, accumulate=1,
+                autocast=learner.autocast())  # fmt: skip
+
+
+FROZEN = ['unfreeze_to = "none"', 'unfreeze_to = "layer3"', ""]
+
+
+@pytest.fixture(scope="module")
+def frozen_words(recipe_file: Path, shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command line of the tiny run with three trainable sets; stages change at steps 6 and 16."""
+    parts = recipe_file.read_text().split("[[stages]]")
+    text = parts[0] + '[precision]\namp = "off"\n[freeze]\nmode = "unfreeze"\n'
+    text += "".join(f"[[stages]]\n{line}{part}" for line, part in zip(FROZEN, parts[1:], strict=True))
+    path = tmp_path_factory.mktemp("frozen") / "tiny.toml"
+    path.write_text(text)
+    return ["--shards", str(shard_root), "--recipe", str(path), "--device", "cpu", "--threads", "1",
+            "--save-every-steps", "3", "--runs"]  # fmt: skip
+
+
+Pair = tuple[bool, torch.Size, int]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pair | None]:
+    """(training, shape, trainable parameters) of each forward pass; None where the first step begins."""
+    found: list[Pair | None] = []
+    networks: list[nn.Module] = []
+    build, train_step = loop.build_model, Learner.train_step
+
+    def note(network: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if network is networks[-1]:  # and not its average
+            found.append((network.training, given[0].shape, sum(p.requires_grad for p in network.parameters())))
+
+    def built(*args: Any, **kwargs: Any) -> nn.Module:
+        networks.append(build(*args, **kwargs))
+        networks[-1].register_forward_pre_hook(note)
+        return networks[-1]
+
+    def stepped(self: Learner, batch: Batch) -> Any:
+        if None not in found:
+            found.append(None)
+        return train_step(self, batch)
+
+    monkeypatch.setattr(loop, "build_model", built)
+    monkeypatch.setattr(Learner, "train_step", stepped)
+    return found
+
+
+class Cut(Exception):
+    pass
+
+
+def test_a_run_meets_no_shape_and_trainable_set_that_warm_up_did_not_and_resumes_exactly(
+    frozen_words: list[str], seen: list[Pair | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([*frozen_words, str(tmp_path / "whole")]) == 0
+    start = seen.index(None)
+    assert {pair[2] for pair in seen[start + 1 :] if pair and pair[0]} == {2, 23, 47}
+    assert set(seen[start + 1 :]) <= {*seen[:start]}
+    train_step = Learner.train_step
+    for cut in (8, 14):  # goes on from step 6, just at a border, and from 12, inside of a stage
+
+        def cutting(self: Learner, batch: Batch, cut: int = cut) -> Any:
+            if batch.spec.step == cut:
+                raise Cut
+            return train_step(self, batch)
+
+        runs = tmp_path / str(cut)
+        with monkeypatch.context() as patch:
+            patch.setattr(Learner, "train_step", cutting)
+            with pytest.raises(Cut):
+                main([*frozen_words, str(runs)])
+        assert main([*frozen_words, str(runs)]) == 0
+        assert _results(runs) == _results(tmp_path / "whole")
+
+
+def _results(runs: Path) -> list[dict[str, Any]]:
+    found = [record for record in without_clocks(runs / "tiny" / "run.jsonl") if record["kind"] in ("step", "epoch")]
+    assert len(found) == 31
+    return found

@@ -1,0 +1,99 @@
+"""What is done to gradients is what the papers say."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from pipeline.errors import ResoluteError
+from pipeline.recipe import Optim
+from train.gradients import build_shaping
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    network = timm.create_model("test_resnet", num_classes=5)
+    network(torch.randn(4, 3, 32, 32)).square().sum().backward()
+    return network
+
+
+def _shaped(network: nn.Module, **optim: float | bool) -> dict[str, torch.Tensor]:
+    """Gradients by name after the recipe's shaping; those of `network` stay."""
+    other = copy.deepcopy(network)
+    for mine, theirs in zip(other.parameters(), network.parameters(), strict=True):
+        mine.grad = None if theirs.grad is None else theirs.grad.clone()
+    shape = build_shaping(Optim(**optim), other)
+    assert shape is not None
+    shape()
+    return {name: p.grad for name, p in other.named_parameters() if p.grad is not None}
+
+
+def test_nothing_is_done_by_default(network: nn.Module) -> None:
+    assert build_shaping(Optim(), network) is None
+
+
+def test_clip_norm_keeps_the_direction_of_all_gradients_together(network: nn.Module) -> None:
+    got = torch.cat([g.flatten() for g in _shaped(network, clip_norm=0.25).values()])
+    before = torch.cat([p.grad.flatten() for p in network.parameters()])
+    assert before.norm() > 0.25
+    torch.testing.assert_close(got, before / before.norm() * 0.25, rtol=1e-4, atol=1e-7)
+
+
+def test_clip_value_bounds_each_element_and_changes_no_smaller_one(network: nn.Module) -> None:
+    got = _shaped(network, clip_value=1e-3)
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(got[name], parameter.grad.clamp(-1e-3, 1e-3))
+
+
+def test_agc_bounds_each_units_gradient_by_its_weights_but_in_the_head(network: nn.Module) -> None:
+    got, clipped = _shaped(network, clip_agc=0.01), 0
+    for name, parameter in network.named_parameters():
+        expected = parameter.grad.clone()
+        if not name.startswith("fc."):
+            for unit in range(len(parameter) if parameter.ndim > 1 else 1):
+                part = (unit,) if parameter.ndim > 1 else ...
+                bound = 0.01 * max(float(parameter.detach()[part].norm()), 1e-3)  # Brock et al., equation 3
+                length = float(expected[part].norm())
+                if length > bound:
+                    expected[part] *= bound / length
+                    clipped += 1
+        torch.testing.assert_close(got[name], expected, rtol=1e-4, atol=1e-8)
+    assert clipped
+
+
+def test_centralised_gradients_of_a_unit_have_mean_zero_and_are_a_projection(network: nn.Module) -> None:
+    got = _shaped(network, centralise=True)
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 1:
+            assert got[name].equal(parameter.grad)
+            continue
+        rows, before = got[name].flatten(1), parameter.grad.flatten(1)
+        ones = torch.ones(rows.shape[1]) / rows.shape[1] ** 0.5
+        torch.testing.assert_close(rows, before - (before @ ones)[:, None] * ones, rtol=1e-3, atol=1e-6)
+
+
+def test_each_layers_gradient_gets_length_one_and_keeps_its_direction(network: nn.Module) -> None:
+    got = _shaped(network, layer_norm_grads=True)
+    for prefix in ("conv1.0", "layer2.0.bn2", "fc"):
+        names = [name for name in got if name.rsplit(".", 1)[0] == prefix]
+        after = torch.cat([got[name].flatten() for name in names])
+        before = torch.cat([network.get_parameter(name).grad.flatten() for name in names])
+        assert float(after.norm()) == pytest.approx(1.0, rel=1e-4)
+        torch.testing.assert_close(after, before / before.norm(), rtol=1e-4, atol=1e-7)
+    assert not got["layer2.0.bn1.weight"].any()  # its block ends in zeros: no gradient, and none made of it
+
+
+def test_frozen_parameters_are_passed_by(network: nn.Module) -> None:
+    network.conv1[0].weight.grad = None
+    for optim in ({"centralise": True}, {"layer_norm_grads": True}, {"clip_agc": 0.01}, {"clip_value": 0.1}):
+        assert "conv1.0.weight" not in _shaped(network, **optim)
+
+
+def test_two_ways_to_clip_are_refused() -> None:
+    with pytest.raises(ResoluteError, match="expected one way to clip"):
+        Optim(clip_norm=1.0, clip_agc=0.01)

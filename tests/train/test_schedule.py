@@ -1,0 +1,220 @@
+"""Every kind of schedule equals torch's own class for it, step for step; the rules for the batch size are factors."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from pipeline.errors import ResoluteError
+from pipeline.plan import Plan
+from pipeline.recipe import Optim, Recipe, Schedule, Stage
+from pipeline.shards import ShardSet
+from train.draw_lr import Curve, main, stage_lines
+from train.optim import build_optimizer
+from train.schedule import Rates, epoch_steps
+
+STAGES = (Stage(res=32, epochs=3, batch_size=8), Stage(res=48, epochs=2, batch_size=16, lr_scale=0.5))
+STEPS = [7, 7, 7, 5, 5]
+OPTIM = Optim(lr=0.7, momentum=0.95)
+Oracle = Callable[[torch.optim.Optimizer], Any]
+
+
+def _rates(schedule: Schedule, steps: list[int] = STEPS, optim: Optim = OPTIM) -> Rates:
+    return Rates(schedule, optim, STAGES, total_steps=sum(steps), epoch_steps=steps)
+
+
+def _torchs(oracle: Oracle, steps: int) -> list[float]:
+    """The learning rates of `steps` steps of an optimizer with the peak, by one of torch's schedulers."""
+    optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
+    scheduler, found = oracle(optimizer), []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def _assert_equal(rates: Rates, first: int, expected: list[float]) -> None:
+    got = [rates.at(first + step) for step in range(len(expected))]
+    assert [lr for lr, _ in got] == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert {momentum for _, momentum in got} == {OPTIM.momentum}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("steps", [10, 137])
+def test_one_cycle_equals_torchs(name: Any, steps: int) -> None:
+    optim = Optim(name=name, lr=0.7, momentum=0.95, betas=(0.95, 0.99))
+    schedule = Schedule(warmup_frac=0.3, start_div=25.0, final_div=100.0, momentum_low=0.85)
+    network = nn.Linear(3, 2)
+    theirs = build_optimizer(optim, network)
+    oracle = lr_scheduler.OneCycleLR(
+        theirs, max_lr=0.7, total_steps=steps, pct_start=0.3, div_factor=25.0, final_div_factor=100.0,
+        base_momentum=0.85, max_momentum=0.95,
+    )  # fmt: skip
+    ours = build_optimizer(optim, network)
+    rates = Rates(schedule, optim, STAGES, total_steps=steps)
+    for step in range(steps):
+        lr = rates.apply(ours, step, stage=0)
+        for mine, expected in zip(ours.param_groups, theirs.param_groups, strict=True):
+            assert mine["lr"] == pytest.approx(expected["lr"], rel=1e-9, abs=1e-12) == lr
+            key = "momentum" if name == "sgd" else "betas"
+            assert mine[key] == pytest.approx(expected[key], rel=1e-9)
+        if step + 1 < steps:
+            theirs.step()
+            oracle.step()
+
+
+def test_one_cycle_by_stage_is_a_whole_cycle_in_each_stage() -> None:
+    rates = _rates(Schedule(kind="onecycle_stage"))
+    for first, steps in ((0, 21), (21, 10)):
+        whole = Rates(Schedule(), OPTIM, STAGES, total_steps=steps)
+        assert [rates.at(first + step) for step in range(steps)] == [whole.at(step) for step in range(steps)]
+
+
+def test_cosine_by_stage_equals_torchs_in_each_stage() -> None:
+    rates = _rates(Schedule(kind="cosine_stage", final_div=50.0))
+    for first, steps in ((0, 21), (21, 10)):
+        oracle: Oracle = partial(lr_scheduler.CosineAnnealingLR, T_max=steps, eta_min=0.7 / 50)
+        _assert_equal(rates, first, _torchs(oracle, steps))
+
+
+@pytest.mark.parametrize(("period", "mult"), [(2, 1), (1, 2), (4, 3)])
+def test_warm_restarts_equal_torchs(period: int, mult: int) -> None:
+    schedule = Schedule(kind="cosine_restarts", period_epochs=period, period_mult=mult, final_div=50.0)
+    oracle = partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=6 * period, T_mult=mult, eta_min=0.7 / 50)
+    _assert_equal(_rates(schedule, [6] * 5), 0, _torchs(oracle, 30))
+
+
+def test_warm_restarts_come_with_epochs_also_where_these_change_their_length() -> None:
+    rates = _rates(Schedule(kind="cosine_restarts", period_epochs=2))
+    peaks = [step for step in range(31) if rates.at(step)[0] == 0.7]
+    assert peaks == [0, 14, 26]
+    assert rates.at(14 + 6)[0] == pytest.approx((0.7 + 0.7 / 1000) / 2)  # half of 7 + 5 steps
+
+
+@pytest.mark.parametrize("warmup", [0.1, 0.35])
+def test_linear_warm_up_and_cosine_equal_torchs(warmup: float) -> None:
+    schedule = Schedule(kind="warmup_cosine", warmup_frac=warmup, start_div=20.0, final_div=50.0)
+    rise = round(31 * warmup)
+    rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=rise)
+    falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - rise, eta_min=0.7 / 20 / 50)
+    _assert_equal(_rates(schedule), 0, [*_torchs(rising, rise), *_torchs(falling, 31 - rise)])
+
+
+def test_steps_equal_torchs_at_the_steps_where_the_epochs_begin() -> None:
+    schedule = Schedule(kind="step", milestone_epochs=(1, 4), gamma=0.2)
+    _assert_equal(_rates(schedule), 0, _torchs(partial(lr_scheduler.MultiStepLR, milestones=[7, 26], gamma=0.2), 31))
+
+
+def test_lr_scale_is_a_factor_on_the_rate_alone() -> None:
+    optimizer, rates = build_optimizer(OPTIM, nn.Linear(2, 2)), _rates(Schedule())
+    full = rates.apply(optimizer, 20, stage=0)
+    momentum = optimizer.param_groups[0]["momentum"]
+    assert rates.apply(optimizer, 20, stage=1) == full / 2
+    assert optimizer.param_groups[1]["lr"] == full / 2
+    assert optimizer.param_groups[0]["momentum"] == momentum
+
+
+@pytest.mark.parametrize(("rule", "base", "factors"), [
+    ("none", None, (1.0, 0.5)), ("linear", None, (1.0, 1.0)), ("sqrt", None, (1.0, 0.5 * 2**0.5)),
+    ("linear", 4, (2.0, 2.0)), ("sqrt", 16, (0.5**0.5, 0.5)),
+])  # fmt: skip
+def test_the_rate_follows_the_batch_size_by_the_rule_and_lr_scale(
+    rule: Any, base: int | None, factors: tuple[float, float]
+) -> None:
+    rates, plain = _rates(Schedule(batch_rule=rule, base_batch=base)), _rates(Schedule())
+    assert tuple(rates.factor(stage) for stage in (0, 1)) == pytest.approx(factors)
+    optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
+    assert rates.apply(optimizer, 3, stage=1) == pytest.approx(plain.at(3)[0] * factors[1])
+
+
+def test_plain_sgd_without_momentum_stays_so() -> None:
+    optim = dataclasses.replace(OPTIM, momentum=0.0)
+    optimizer = build_optimizer(optim, nn.Linear(2, 2))
+    _rates(Schedule(), optim=optim).apply(optimizer, 3, stage=0)
+    assert optimizer.param_groups[0]["momentum"] == 0.0
+
+
+def _recipe(**schedule: Any) -> Recipe:
+    stages = [{"res": s.res, "epochs": s.epochs, "batch_size": s.batch_size} for s in STAGES]
+    return Recipe.parse({"schedule": schedule, "stages": stages}, name="x")
+
+
+@pytest.mark.parametrize(("kind", "key"), [
+    *itertools.product(["cosine_stage", "cosine_restarts", "step"], ["warmup_frac", "start_div"]),
+    *itertools.product(["warmup_cosine", "cosine_stage", "step"], ["momentum_low"]), ("step", "final_div"),
+    *itertools.product(["onecycle", "cosine_stage"], ["period_epochs", "period_mult", "milestone_epochs", "gamma"]),
+])  # fmt: skip
+def test_a_key_that_the_kind_does_not_read_is_refused(kind: str, key: str) -> None:
+    given: dict[str, Any] = {"kind": kind, key: getattr(Schedule(), key)}
+    given = {"milestone_epochs": [1], **given} if kind == "step" else given
+    if key == "milestone_epochs":
+        given[key] = [1]
+    with pytest.raises(ResoluteError, match=rf"schedule\.{key}: without effect, schedule\.kind is {kind}; remove it"):
+        _recipe(**given)
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"kind": "step"}, "schedule.milestone_epochs: got none, expected at least one for kind step"),
+    ({"kind": "step", "milestone_epochs": [3, 2]}, "rising epochs"),
+    ({"kind": "step", "milestone_epochs": [5]}, "below the run's 5 epochs"),
+    ({"base_batch": 32}, "schedule.base_batch: without effect, schedule.batch_rule is none"),
+    ({"kind": "linear"}, "schedule.kind"),
+])  # fmt: skip
+def test_a_schedule_that_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ResoluteError) as error:
+        _recipe(**given)
+    assert message in str(error.value)
+
+
+def test_a_rule_for_batches_that_never_change_is_refused() -> None:
+    table = {"schedule": {"batch_rule": "linear"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}] * 2}
+    with pytest.raises(ResoluteError, match="batch_rule: without effect, every batch_size is the base"):
+        Recipe.parse(table, name="x")
+    table["schedule"] = {"batch_rule": "linear", "base_batch": 256}
+    assert Recipe.parse(table, name="x").schedule.base_batch == 256
+
+
+def test_the_steps_of_the_epochs_are_the_plans(shard_set: ShardSet) -> None:
+    stages = (*STAGES, Stage(res=64, epochs=2, batch_size=11, fraction=0.3), Stage(res=64, epochs=1, batch_size=500))
+    plan = Plan(shard_set, stages, eval_batch_size=7)
+    expected = [segment.batches for segment in plan.segments if segment.split == "train"]
+    assert epoch_steps(stages, len(shard_set.splits["train"])) == expected
+
+
+def test_stage_lines_tell_the_rates_that_the_optimizer_gets(shard_root: Path, tmp_path: Path,
+                                                            capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    path = tmp_path / "x.toml"
+    path.write_text(
+        '[optim]\nlr = 0.8\n[schedule]\nkind = "cosine_stage"\nbatch_rule = "linear"\n[freeze]\nmode = "unfreeze"\n'
+        '[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\nunfreeze_to = "layer4"\n'
+        "[[stages]]\nres = 48\nepochs = 2\nbatch_size = 16\n"
+    )
+    assert main(["--recipe", str(path), "--shards", str(shard_root), "--out", str(tmp_path / "a.png")]) == 0
+    told = capsys.readouterr().out
+    assert main(["--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "b.png")]) == 0
+    assert capsys.readouterr().out.replace("b.png", "a.png") == told
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    curve = Curve(Recipe.load(path), 75)
+    lasts = [curve.at(0, 9)[0], curve.at(1, 19)[0]]
+    assert stage_lines(curve) == [
+        f"stage 0: 32 px, batch 8, steps 0..9, LR 0.8 first, 0.8 peak, {lasts[0]:.4g} last; unfreeze_to layer4",
+        f"stage 1: 48 px, batch 16, steps 10..19, LR 1.6 first, 1.6 peak, {lasts[1]:.4g} last",
+    ]
+    assert "\n".join(stage_lines(curve)) in told
+
+
+def test_an_unknown_batch_size_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('[[stages]]\nres = 32\nepochs = 1\nbatch_size = "auto"\n')
+    assert main(["--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "a.png")]) == 2
+    assert "stages.batch_size: got auto, expected a number" in capsys.readouterr().err

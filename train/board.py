@@ -1,0 +1,47 @@
+"""How does a run show in TensorBoard? RUN/tb holds the scalars of run.jsonl, at the same steps."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ResoluteError
+
+__all__ = ["Board", "check_installed"]
+
+_STEP = ("wait_s", "compute_s", "lr", "momentum", "loss")
+_EPOCH = ("images_per_s", "stall_frac", "loss", "eval_loss", "ema_eval_loss", "top1", "top5", "ema_top1", "ema_top5",
+          "memory_bytes", "gpu_frac")  # fmt: skip
+
+
+def check_installed() -> None:
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ResoluteError(
+            "--tensorboard: the package tensorboard is not installed, expected it; pip install 'resolute[tensorboard]'"
+        )
+
+
+class Board:
+    """The event files of one process."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # why here: it needs the package
+
+        # why purge_step: every process writes the log from its start; what was cut off it must go
+        self._writer, self._step = SummaryWriter(str(folder), purge_step=0), 0
+
+    def add(self, records: Iterable[dict[str, Any]]) -> None:
+        """The next records of the log; an epoch's values stand at its last step."""
+        for record in records:
+            if record["kind"] == "step":
+                self._step = record["step"]
+            names = {"step": _STEP, "epoch": _EPOCH}.get(record["kind"], ())
+            for name in names:
+                if record.get(name) is not None:
+                    self._writer.add_scalar(f"{record['kind']}/{name}", record[name], self._step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

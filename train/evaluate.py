@@ -1,0 +1,96 @@
+"""`python -m train.evaluate RUN --shards SHARDS`: how good are a run's weights, exactly, at several resolutions?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.errors import ResoluteError
+from pipeline.shards import ShardSet
+
+from .checkpoint import whole
+from .device import pick_device
+from .saved import Saved, logits, open_saved, open_set, validation, validation_batches
+
+__all__ = ["evaluate", "main"]
+
+
+def evaluate(
+    saved: Saved, shards: ShardSet, resolutions: list[int], *, device: torch.device, threads: int,
+    flip: bool = False, split: str = "val",
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row a resolution (px) and kind of weights: {"res", "weights", "top1", "top5", "samples"}, parts of one.
+
+    Every sample of the split counts once. Raises `ResoluteError` if the classes are others, or the shards have not the
+    detail for a resolution.
+    """
+    if list(shards.classes) != saved.classes:
+        got, expected = (f"{len(names)} ({', '.join(names[:3])} …)" for names in (shards.classes, saved.classes))
+        raise ResoluteError(
+            f"{shards.root}: other classes than {saved.path}, got {got}, expected {expected}; give a set of these"
+        )
+    plan = validation(shards, saved.recipe, resolutions, split=split)
+    networks = {which: saved.network(which, device) for which in saved.weights}
+    counts = torch.zeros(len(resolutions), len(networks), 2, dtype=torch.int64, device=device)
+    with validation_batches(plan, saved.recipe, device=device, threads=threads) as batches:
+        for batch in batches:
+            for i, network in enumerate(networks.values()):
+                out = logits(network, batch.images, recipe=saved.recipe, flip=flip)
+                hits = out.topk(min(5, len(saved.classes)), dim=1).indices == batch.labels[:, None]
+                counts[batch.spec.stage, i] += torch.stack([hits[:, 0].sum(), hits.sum()])
+    samples = len(shards.splits[split])
+    return [
+        {"res": res, "weights": which, "top1": top1 / samples, "top5": top5 / samples, "samples": samples}
+        for res, of_res in zip(resolutions, counts.tolist(), strict=True)
+        for which, (top1, top5) in zip(networks, of_res, strict=True)
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m train.evaluate", description=__doc__)
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="a run's folder (its best checkpoint), or one of its .pt files")
+    add("--shards", required=True, help="folder or URL of a shard set with the same classes")
+    add("--res", help="px, separated by commas (default: what the run validated at last)")
+    add("--split", default="val", help="default: %(default)s")
+    add("--fold", type=int, help="of a set with folds: the part to evaluate on (default: the run's own)")
+    add("--flip", action="store_true", help="test-time flip, if the recipe has it or not")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
+    add("--threads", type=int, default=os.cpu_count() or 2, help="CPU threads (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="default: eval.json in the run's folder")
+    got = parser.parse_args(arguments)
+    try:
+        saved = open_saved(got.run)
+        res = (got.res or str(saved.res)).split(",")
+        if not all(word.isdigit() and int(word) for word in res):
+            raise ResoluteError(f"--res: got {got.res}, expected px separated by commas; write it as 160,208,224")
+        shards = open_set(got.shards, fold=saved.recipe.data.fold if got.fold is None else got.fold)
+        device, flip = pick_device(got.device), got.flip or saved.recipe.eval.flip
+        if device.type == "cpu":
+            torch.set_num_threads(got.threads)
+        rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=got.threads, flip=flip,
+                        split=got.split)  # fmt: skip
+        about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
+                 "shards": shards.hash, "split": got.split, "flip": flip}  # fmt: skip
+        path = got.json or saved.path.parent / "eval.json"
+        with whole(path) as part:
+            part.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    except ResoluteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{saved.path} (step {saved.step}), {rows[0]['samples']} samples, flip {'on' if flip else 'off'}")
+    print("  res  weights   top-1   top-5")
+    for row in rows:
+        print(f"{row['res']:5d}  {row['weights']:7s} {100 * row['top1']:7.3f} {100 * row['top5']:7.3f}")
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""What is done to gradients between the backward pass and the step? Centred, scaled by layer, clipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from timm.utils import dispatch_clip_grad
+from torch import nn
+
+from pipeline.recipe import Optim
+
+from .model import head_parameters
+
+__all__ = ["build_shaping", "centralise", "scale_layers"]
+
+
+def build_shaping(optim: Optim, network: nn.Module) -> Callable[[], None] | None:
+    """What the recipe does to the gradients of `network`, unscaled, in place; None if nothing."""
+    bounds = {"norm": optim.clip_norm, "value": optim.clip_value, "agc": optim.clip_agc}
+    clips = [(mode, bound) for mode, bound in bounds.items() if bound]
+    weights = _body(network) if optim.clip_agc else list(network.parameters())
+
+    def shape() -> None:
+        if optim.centralise:
+            centralise(network)
+        if optim.layer_norm_grads:
+            scale_layers(network)
+        for mode, bound in clips:
+            dispatch_clip_grad(weights, bound, mode)
+
+    return shape if clips or optim.centralise or optim.layer_norm_grads else None
+
+
+@torch.no_grad()
+def centralise(network: nn.Module) -> None:
+    """Take from each output unit's gradient its mean. Source: Yong et al., arXiv 2004.01461, equation 1."""
+    for parameter in network.parameters():
+        if parameter.grad is not None and parameter.ndim > 1:
+            parameter.grad -= parameter.grad.mean(dim=tuple(range(1, parameter.ndim)), keepdim=True)
+
+
+@torch.no_grad()
+def scale_layers(network: nn.Module) -> None:
+    """Divide each layer's gradient by its length. Source: Yu et al., arXiv 1707.04822, block-normalized gradient."""
+    for module in network.modules():
+        found = [p.grad for p in module.parameters(recurse=False) if p.grad is not None]
+        if found:
+            length = nn.utils.get_total_norm(found).clamp(min=1e-12)
+            for grad in found:
+                grad /= length
+
+
+def _body(network: nn.Module) -> list[nn.Parameter]:
+    """All weights but the last linear layer's. Source: Brock et al., arXiv 2102.06171, section 4.1."""
+    head = head_parameters(network)
+    return [p for name, p in network.named_parameters() if name not in head]

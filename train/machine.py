@@ -1,0 +1,70 @@
+"""What machine does a run have, and how much of it is in use?"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["GpuUse", "describe", "peak_memory_bytes", "reset_peak_memory"]
+
+_EVERY_S = 2.0  # NVML's own figure is a mean of the last 1/6 to 1 s
+
+
+def describe(device: torch.device, *, threads: int) -> dict[str, Any]:
+    """The record of the machine in run.jsonl: no host name, no path. What there is none of is None."""
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return {
+        "system": platform.system(), "cpu": _cpu(), "threads": threads,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": gpu.name if gpu else None, "gpu_memory_bytes": gpu.total_memory if gpu else None,
+        "cuda": torch.version.cuda if gpu else None,
+    }  # fmt: skip
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """On a GPU: most that tensors held since `reset_peak_memory`. On a CPU: most that the process ever held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+class GpuUse:
+    """Part of the time in which the GPU ran kernels, from NVML where its package (nvidia-ml-py) is installed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on = device.type == "cuda" and importlib.util.find_spec("pynvml") is not None
+        self._device, self._asked = device, 0.0
+
+    def ask(self) -> float | None:
+        """0 to 1; None if it was asked less than 2 s ago, or nothing can tell."""
+        if not self._on or time.monotonic() - self._asked < _EVERY_S:
+            return None
+        self._asked = time.monotonic()
+        try:
+            return torch.cuda.utilization(self._device) / 100
+        except Exception:  # why: what NVML cannot do (MIG, some containers) must not end a run; the table shows "-"
+            self._on = False
+            return None

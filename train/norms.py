@@ -1,0 +1,92 @@
+"""What do batch norms become? Synchronised, ghost or group norms with the same names, and their statistics."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from timm.layers import BatchNormAct2d, GroupNormAct, convert_sync_batchnorm
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pipeline.errors import ResoluteError
+from pipeline.recipe import Model
+
+__all__ = ["GhostBatchNorm", "batch_norms", "set_norms", "statistics_kept"]
+
+
+def batch_norms(network: nn.Module) -> list[_BatchNorm]:
+    return [module for module in network.modules() if isinstance(module, _BatchNorm)]
+
+
+def set_norms(network: nn.Module, model: Model, *, ranks: int, device: torch.device) -> nn.Module:
+    """`network` with the norms that the recipe asks for. Raises `ResoluteError` where that has no effect."""
+    if model.norm == "batch" and model.bn_momentum is None:
+        return network
+    if not batch_norms(network):
+        raise ResoluteError(f"model.norm: {model.name} has no batch norms, got a setting of them; remove it")
+    if model.norm == "sync":
+        if ranks == 1 or device.type != "cuda":
+            raise ResoluteError(
+                f"model.norm: without effect, got sync with {ranks} rank(s) on {device.type}, expected several GPUs; "
+                "use batch or ghost"
+            )
+        network = convert_sync_batchnorm(network)
+    elif model.norm == "ghost":
+        _replace(network, lambda norm: GhostBatchNorm(norm, model.ghost_batch))
+    elif model.norm == "group":
+        _replace(network, lambda norm: _group_norm(norm, model.norm_groups))
+    for norm in batch_norms(network):
+        norm.momentum = norm.momentum if model.bn_momentum is None else model.bn_momentum
+    return network
+
+
+class GhostBatchNorm(BatchNormAct2d):
+    """Batch norm in training over groups of at least `size` samples; statistics follow each group in turn.
+
+    Source: Hoffer et al., arXiv 1705.08741, algorithm 1. timm's SplitBatchNorm2d has weights of its own for each
+    group, and takes no batch that the groups do not divide.
+    """
+
+    def __init__(self, norm: nn.BatchNorm2d, size: int) -> None:
+        super().__init__(norm.num_features, eps=norm.eps, apply_act=False)
+        self.momentum = norm.momentum
+        self.load_state_dict(norm.state_dict())
+        self.size, self.drop, self.act = size, getattr(norm, "drop", self.drop), getattr(norm, "act", self.act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(x)
+        return torch.cat([BatchNormAct2d.forward(self, part) for part in x.tensor_split(max(1, len(x) // self.size))])
+
+
+def _group_norm(norm: nn.BatchNorm2d, groups: int) -> nn.Module:
+    """Source: Wu and He, arXiv 1803.08494."""
+    found = GroupNormAct(norm.num_features, math.gcd(groups, norm.num_features), eps=norm.eps, apply_act=False)
+    found.load_state_dict({"weight": norm.weight, "bias": norm.bias})
+    found.drop, found.act = getattr(norm, "drop", found.drop), getattr(norm, "act", found.act)
+    return found
+
+
+def _replace(network: nn.Module, make: Callable[[Any], nn.Module]) -> None:
+    for name, child in network.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(network, name, make(child))
+        else:
+            _replace(child, make)
+
+
+@contextlib.contextmanager
+def statistics_kept(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Around a backward pass that runs blocks again (gradient checkpointing): the second run changes no statistics."""
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum, norm.num_batches_tracked = momentum, count

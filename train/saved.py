@@ -1,0 +1,141 @@
+"""What did a run leave behind? Its weights, the recipe they were trained by, and what the classes are called."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from pipeline.errors import ResoluteError
+from pipeline.files import open_files
+from pipeline.loader import Batch, Loader
+from pipeline.plan import Plan
+from pipeline.recipe import Recipe, Stage
+from pipeline.shards import ShardSet, read_manifest
+from pipeline.values import build
+
+from .checkpoint import load
+from .model import build_model
+
+__all__ = ["Saved", "Weights", "logits", "open_saved", "open_set", "validation", "validation_batches"]
+
+_ONE_SAMPLE = 1e-12  # as a fraction of any split
+
+Weights = Literal["raw", "ema"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint, opened for use. `weights` are state dicts on the CPU, "ema" only where the run had an average."""
+
+    path: Path
+    recipe: Recipe
+    recipe_values: dict[str, Any]
+    shards_hash: str
+    classes: list[str]
+    margin: float  # of the shards it was trained on
+    step: int
+    best_weights: Weights  # which of the two had the best validation of the run
+    best_top1: float
+    weights: dict[Weights, dict[str, torch.Tensor]]
+
+    @property
+    def res(self) -> int:
+        """px: what the run validated at last."""
+        stage = self.recipe.stages[-1]
+        return stage.eval_res or stage.res
+
+    @property
+    def seen(self) -> tuple[Any, ...]:
+        """What has to be equal for runs to see the same images and mean the same by their outputs."""
+        return self.classes, self.res, self.margin, self.recipe.data.mean, self.recipe.data.std, self.recipe.eval
+
+    def network(self, which: Weights, device: torch.device) -> nn.Module:
+        """The model with these weights, to evaluate with."""
+        channels_last = self.recipe.precision.channels_last
+        network = build_model(
+            self.recipe.model, classes=len(self.classes), channels_last=channels_last, device=device, trains=False
+        )
+        network.load_state_dict(self.weights[which])
+        return network.eval()
+
+
+def open_saved(run: Path) -> Saved:
+    """Of a run's folder the best checkpoint (the last if nothing was validated yet), or the file that is named.
+
+    Raises `ResoluteError` if there is none, it is damaged, or its recipe has keys of another version.
+    """
+    path = run
+    if run.is_dir():
+        path = next((run / name for name in ("best.pt", "last.pt") if (run / name).exists()), run)
+    if not path.is_file():
+        advice = f"name one of its folds, {run.name}/fold-K" if any(run.glob("fold-*")) else "name another RUN"
+        raise ResoluteError(f"{run}: no checkpoint found, expected a run's folder or one of its .pt files; {advice}")
+    state = load(path, expect={})
+    progress = state["progress"]
+    weights: dict[Weights, Any] = {"raw": state["model"], "ema": state["ema"]}
+    try:
+        recipe: Recipe = build(Recipe, {**_without_none(state["recipe"]), "name": state["name"]}, "")
+    except ResoluteError as error:
+        raise ResoluteError(f"{path}: made by another version: {error}") from None
+    return Saved(
+        path=path, recipe=recipe, recipe_values=state["recipe"], shards_hash=state["shards"],
+        classes=state["classes"], margin=state["margin"], step=state["step"], best_weights=progress["best_weights"],
+        best_top1=progress["best_top1"], weights={which: one for which, one in weights.items() if one is not None},
+    )  # fmt: skip
+
+
+def open_set(source: str, *, fold: int | None) -> ShardSet:
+    """The shard set at `source`, all its resolutions; `fold` only counts for a set that has folds."""
+    files = open_files(source)
+    folds = read_manifest(files)[0]["settings"]["val"].get("folds")
+    return ShardSet.open(source, files=files, fold=fold if folds is not None else None)
+
+
+def validation(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, split: str) -> Plan:
+    """Whole passes over a split, one a resolution (px), as the recipe validates; stage i is resolutions[i].
+
+    A plan trains before it validates: each pass comes after a training batch of one sample, to be skipped.
+    """
+    if split not in shards.splits:
+        raise ResoluteError(f"{shards.root}: no split {split}, expected one of {', '.join(shards.splits)}; choose one")
+    shards = dataclasses.replace(shards, splits={"train": shards.splits[split], "val": shards.splits[split]})
+    stages = []
+    for res in resolutions:
+        stored = next((there for there in shards.resolutions if there >= res), shards.resolutions[-1])
+        stages.append(Stage(res=stored, eval_res=res, epochs=1, batch_size=1, fraction=_ONE_SAMPLE))
+    return Plan(shards, stages, eval_batch_size=recipe.eval.batch_size, eval_crop_frac=recipe.eval.crop_frac)
+
+
+@contextlib.contextmanager
+def validation_batches(
+    plan: Plan, recipe: Recipe, *, device: torch.device, threads: int
+) -> Iterator[Iterator[Batch]]:
+    """The validation batches of a plan."""
+    half = device.type == "cuda" and recipe.precision.amp != "off"
+    with Loader(plan, device=device, threads=threads, mean=recipe.data.mean, std=recipe.data.std,
+                dtype=torch.float16 if half else torch.float32) as loader:  # fmt: skip
+        yield (batch for batch in loader if batch.spec.split == "val")
+
+
+@torch.inference_mode()
+def logits(network: nn.Module, images: torch.Tensor, *, recipe: Recipe, flip: bool) -> torch.Tensor:
+    """(N, classes) float32, of each image or, with `flip`, the mean of it and its mirror, as in validation."""
+    amp = recipe.precision.amp
+    dtype = torch.float16 if amp == "fp16" else torch.bfloat16
+    images = images if recipe.precision.channels_last else images.contiguous()
+    with torch.autocast(images.device.type, dtype=dtype, enabled=amp != "off"):
+        out: torch.Tensor = network(images).float()
+        return (out + network(images.flip(3)).float()) / 2 if flip else out
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,148 @@
+"""How fast does the run learn at each step? Learning rate and momentum of every kind of schedule.
+
+Nothing here has state: a step's values depend on the step alone, so they are exact after any resume.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+
+from pipeline.recipe import Optim, Schedule, Stage
+
+__all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_steps"]
+
+
+def epoch_steps(stages: Sequence[Stage], samples: int) -> list[int]:
+    """Optimizer steps of each epoch over `samples` training samples, as `Plan` has them."""
+    return [-(-max(1, round(samples * s.fraction)) // s.batch_size) for s in stages for _ in range(s.epochs)]
+
+
+class Rates:
+    """Learning rate and momentum of each step of the run, and what they become in an optimizer.
+
+    `epoch_steps`: optimizer steps of each epoch; only kinds that look at epochs or stages need it.
+    """
+
+    def __init__(
+        self, schedule: Schedule, optim: Optim, stages: Sequence[Stage], *, total_steps: int,
+        epoch_steps: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        epochs = [stage.epochs for stage in stages]
+        steps = list(epoch_steps) or [total_steps]
+        if sum(steps) != total_steps or (len(steps) != sum(epochs) and schedule.kind not in _GLOBAL):
+            raise ValueError(f"got epochs of {steps} steps, expected {sum(epochs)} of them, {total_steps} steps in all")
+        self._pieces = _pieces(schedule, optim, epochs=epochs, steps=steps)
+        self._firsts = [first for first, _ in self._pieces]
+        base = schedule.base_batch or stages[0].batch_size
+        power = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[schedule.batch_rule]
+        self._factors = [stage.lr_scale * (stage.batch_size / base) ** power for stage in stages]
+
+    def at(self, step: int) -> tuple[float, float]:
+        """(learning rate before the stage's factor, momentum) of optimizer step `step`, 0-based."""
+        first, curve = self._pieces[bisect.bisect_right(self._firsts, step) - 1]
+        return curve(step - first)
+
+    def factor(self, stage: int) -> float:
+        """What a stage multiplies the learning rate with: its `lr_scale`, and its batch size by the rule."""
+        return self._factors[stage]
+
+    def apply(self, optimizer: torch.optim.Optimizer, step: int, *, stage: int) -> float:
+        """Set every group for `step`; returns the learning rate."""
+        lr, momentum = self.at(step)
+        lr *= self._factors[stage]
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+            if "betas" in group:
+                group["betas"] = (momentum, group["betas"][1])
+            elif group["momentum"]:
+                group["momentum"] = momentum
+        return lr
+
+
+Curve = Callable[[int], tuple[float, float]]
+_GLOBAL = ("onecycle", "warmup_cosine")
+
+
+def _pieces(schedule: Schedule, optim: Optim, *, epochs: list[int], steps: list[int]) -> list[tuple[int, Curve]]:
+    """(its first step, its curve over the steps from there) of each piece of the run."""
+    kind, total = schedule.kind, sum(steps)
+    borders = [0, *accumulate(steps)]  # first step of each epoch, and the end of the run
+    if kind in _GLOBAL:
+        spans = [(0, total)]
+    elif kind in ("onecycle_stage", "cosine_stage"):
+        marks = [borders[epoch] for epoch in accumulate(epochs, initial=0)]
+        spans = [(first, end - first) for first, end in pairwise(marks)]
+    elif kind == "cosine_restarts":
+        spans, epoch, period = [], 0, schedule.period_epochs
+        while epoch < len(steps):
+            beyond = max(0, epoch + period - len(steps))  # the run's end cuts the last period short
+            end = borders[epoch + period - beyond] + beyond * steps[-1]
+            spans.append((borders[epoch], end - borders[epoch]))
+            epoch, period = epoch + period, period * schedule.period_mult
+    else:
+        momentum = _momentum(optim)
+        marks = [0, *(borders[epoch] for epoch in schedule.milestone_epochs)]
+        return [(first, _constant(optim.lr * schedule.gamma**i, momentum)) for i, first in enumerate(marks)]
+    curve = OneCycle if kind in ("onecycle", "onecycle_stage") else WarmCosine
+    return [(first, curve(schedule, optim, total_steps=length).at) for first, length in spans]
+
+
+def _constant(lr: float, momentum: float) -> Curve:
+    return lambda step: (lr, momentum)
+
+
+class OneCycle:
+    """One rise and one fall; the momentum does the opposite.
+
+    Source: Smith and Topin, arXiv 1708.07120, in the cosine form of torch.optim.lr_scheduler.OneCycleLR.
+    """
+
+    def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int) -> None:
+        self._peak, self._first = optim.lr, optim.lr / schedule.start_div
+        self._last = self._first / schedule.final_div
+        self._high = _momentum(optim)
+        self._low = min(schedule.momentum_low, self._high)
+        self._rise = max(1.0, schedule.warmup_frac * total_steps - 1)
+        self._fall = max(1.0, total_steps - 1 - self._rise)
+
+    def at(self, step: int) -> tuple[float, float]:
+        """(learning rate, momentum) of step `step`, 0-based."""
+        if step <= self._rise:
+            done = step / self._rise
+            return _cosine(self._first, self._peak, done), _cosine(self._high, self._low, done)
+        done = min(1.0, (step - self._rise) / self._fall)
+        return _cosine(self._peak, self._last, done), _cosine(self._low, self._high, done)
+
+
+class WarmCosine:
+    """A linear rise, for `warmup_cosine` alone, and a cosine down from the peak; the momentum stays.
+
+    Source: Loshchilov and Hutter, SGDR, arXiv 1608.03983, eq. 5; the rise: Goyal et al., arXiv 1706.02677.
+    """
+
+    def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int) -> None:
+        warm = schedule.kind == "warmup_cosine"
+        self._rise = round(schedule.warmup_frac * total_steps) if warm else 0
+        self._fall = max(1, total_steps - self._rise)
+        self._peak, self._momentum = optim.lr, _momentum(optim)
+        self._first = optim.lr / schedule.start_div if warm else optim.lr
+        self._last = self._first / schedule.final_div
+
+    def at(self, step: int) -> tuple[float, float]:
+        """(learning rate, momentum) of step `step`, 0-based."""
+        if step < self._rise:
+            return self._first + (self._peak - self._first) * step / self._rise, self._momentum
+        return _cosine(self._peak, self._last, (step - self._rise) / self._fall), self._momentum
+
+
+def _momentum(optim: Optim) -> float:
+    return optim.momentum if optim.name == "sgd" else optim.betas[0]
+
+
+def _cosine(start: float, end: float, done: float) -> float:
+    return end + (start - end) / 2.0 * (1.0 + math.cos(math.pi * done))
