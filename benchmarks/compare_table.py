@@ -1,7 +1,8 @@
-"""What do several runs of several recipes say together? Their means, their ratios to the first recipe, and a picture."""
+"""What do runs of several recipes say together? Their means, their ratios to the first recipe, and a picture."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 from collections.abc import Sequence
@@ -161,7 +162,7 @@ def check_picture(path: Path) -> None:
     """Raises `ResoluteError` for a place where no picture can be written: it is drawn after hours."""
     if path.suffix not in _PICTURES or path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ResoluteError(
-            f"--picture {path}: cannot be written, expected a {', '.join(_PICTURES)} in a folder of yours; choose another"
+            f"--picture {path}: cannot be written, expected {', '.join(_PICTURES)} in a folder of yours; choose another"
         )
 
 
@@ -183,7 +184,7 @@ def drawn(runs: Sequence[Run]) -> Figure:
         colour = f"C{number}"
         top.plot(*zip(*validated, strict=True), color=colour, lw=1.4, marker=".", label=name)
         bottom.plot(x, loss, color=colour, lw=1.4, label=name)
-        borders |= {at - 0.5 for at, (before, each) in enumerate(zip(epochs, epochs[1:], strict=False), start=2)
+        borders |= {at - 0.5 for at, (before, each) in enumerate(itertools.pairwise(epochs), start=2)
                     if before[0]["stage"] != each[0]["stage"]}  # fmt: skip
     for panel in (top, bottom):
         for border in sorted(borders):

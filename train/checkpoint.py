@@ -22,7 +22,8 @@ import torch
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["FORMAT", "Damaged", "also_as", "keep_newest", "load", "peek", "resume", "save", "step_file", "whole"]
+__all__ = ["FORMAT", "Damaged", "also_as", "keep_newest", "load", "newest", "peek", "resume", "save", "step_file",
+           "whole"]  # fmt: skip
 
 FORMAT = "resolute-checkpoint-2"
 _SEAL_BYTES = 64  # SHA-256 in hex digits
@@ -106,6 +107,14 @@ def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
             changes = "; ".join(_differences(state[name], value, name))
             raise ResoluteError(f"{path}: made with another {name}: {changes}; use another RUN, or the old {name}")
     return {**state, "sha256": digest}
+
+
+def newest(folder: Path, name: str) -> Path:
+    """The file to go on from: `name`, or the newest step file where the first save was cut before it got that name."""
+    path = folder / name
+    if name != "last.pt" or path.exists() or not folder.exists():
+        return path
+    return next((step_file(folder, step) for step in _steps(folder)), path)
 
 
 def resume(path: Path, *, expect: dict[str, Any]) -> dict[str, Any] | None:

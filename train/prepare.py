@@ -60,7 +60,7 @@ class Options:
 
     @property
     def newest(self) -> Path:
-        return self.folder / self.from_
+        return checkpoint.newest(self.folder, self.from_)
 
 
 def prepare(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Learner]:
