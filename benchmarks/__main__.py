@@ -6,9 +6,6 @@ Every part prints a table; one JSON file takes every repeat's values, the machin
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
 import re
 import sys
 import time
@@ -17,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.command import Parser
-from pipeline.errors import ResoluteError
 
-from .output import ready_to_write, write
+from .machine import cores, find_device, read_into_cache
+from .shell import check_numbers, chosen, command, header, ready_to_write, tell, write
 
 __all__ = ["PARTS", "main"]
 
@@ -45,8 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         help="length of each measured window, in loader and stalls (default: %(default)s)")  # fmt: skip
     add("--repeats", type=int, default=3, metavar="N", help="interleaved repeats of everything (default: %(default)s)")
     add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    add("--threads", type=int, default=cores, metavar="N",
+    add("--threads", type=int, default=cores(), metavar="N",
         help="our CPU threads, and the DataLoader's workers (default: all cores, %(default)s)")  # fmt: skip
     add("--batch-size", type=int, default=64, metavar="N", help="samples a batch (default: %(default)s)")
     add("--model", default="resnet10t", metavar="NAME", help="timm model of the stalls part (default: %(default)s)")
@@ -57,36 +53,26 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    try:
-        _run(_parser().parse_args(argv))
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("benchmarks: interrupted, no result written", file=sys.stderr)
-        return 130
-    return 0
+    return command(_parser(), _run, argv)
 
 
 def _run(got: argparse.Namespace) -> None:
-    parts = _checked(got)
+    parts = chosen(got.only, PARTS)
+    check_numbers(got, repeats=1, threads=1, batch_size=2)
     # why: --help and mistakes on the command line need not wait for these
     from pipeline.shards import ShardSet
 
-    from . import loader, machine, stalls, switch
+    from . import loader, stalls, switch
 
-    device = machine.find_device(got.device)
+    device = find_device(got.device)
     shards = ShardSet.open(got.shards)
-    record = machine.machine(device)
+    head = header(FORMAT, device=device)
+    record = head["machine"]
     train = shards.splits["train"]
     out: Path = got.out or Path("benchmarks/results") / f"bench-{_slug(record['gpu'] or 'cpu')}.json"
     ready_to_write(out)
     result: dict[str, Any] = {
-        "format": FORMAT,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": machine.commit(),
-        "machine": record,
-        "versions": machine.versions(),
+        **head,
         "settings": {
             "parts": parts, "device": device.type, "threads": got.threads, "batch_size": got.batch_size,
             "seconds": got.seconds, "repeats": got.repeats, "model": got.model,
@@ -95,14 +81,14 @@ def _run(got: argparse.Namespace) -> None:
             "name": Path(shards.root).resolve().name, "hash": shards.hash, "resolutions": shards.resolutions,
             "train_samples": len(train),
             "mean_bytes": {res: float(stored["nbytes"].mean()) for res, stored in train.stored.items()},
-            "page_cache": "warmed" if machine.read_into_cache(shards) else "as found",
+            "page_cache": "warmed" if read_into_cache(shards) else "as found",
         },
     }  # fmt: skip
     print(f"{record['gpu'] or record['cpu']}, {record['cores']} cores, {got.threads} threads, batch {got.batch_size}, "
           f"{result['shards']['train_samples']} training images of {result['shards']['name']}, "
           f"repeats: {got.repeats}, load before: {record['load_before']}")  # fmt: skip
     common: dict[str, Any] = {
-        "device": device, "threads": got.threads, "batch_size": got.batch_size, "repeats": got.repeats, "tell": _tell,
+        "device": device, "threads": got.threads, "batch_size": got.batch_size, "repeats": got.repeats, "tell": tell,
     }  # fmt: skip
     for part in parts:
         began = time.perf_counter()
@@ -115,36 +101,15 @@ def _run(got: argparse.Namespace) -> None:
         else:
             values = stalls.measure(shards, seconds=got.seconds, model=got.model, **common)
             text = stalls.table(values)
-        _tell("")
+        tell("")
         result[part] = {"took_s": round(time.perf_counter() - began, 1), **values}
         print(f"\n{text}", flush=True)
-    write(out, json.dumps(result, indent=1) + "\n")
+    write(out, result)
     print(f"\nwritten: {out}")
-
-
-def _checked(got: argparse.Namespace) -> list[str]:
-    """The parts to run. Raises `ResoluteError` for a value out of range."""
-    wanted = [part.strip() for part in got.only.split(",")]
-    for part in wanted:
-        if part not in PARTS:
-            raise ResoluteError(f"--only: got {part or 'nothing'}, expected some of {','.join(PARTS)}; correct it")
-    for name, least in (("repeats", 1), ("threads", 1), ("batch_size", 2)):
-        if getattr(got, name) < least:
-            flag = name.replace("_", "-")
-            raise ResoluteError(f"--{flag}: got {getattr(got, name)}, expected at least {least}; raise it")
-    if not 0 < got.seconds <= 3600:
-        raise ResoluteError(f"--seconds: got {got.seconds:g}, expected above 0, at most 3600; change it")
-    return [part for part in PARTS if part in wanted]
 
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("nvidia", "")).strip("-")
-
-
-def _tell(text: str) -> None:
-    """What is being measured now, on one line of a terminal; nothing elsewhere."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,14 +22,14 @@ import torch
 
 from pipeline.augment import Augment
 from pipeline.command import Parser
-from pipeline.errors import ResoluteError
 from pipeline.loader import Loader
 from pipeline.plan import Plan, Segment
 from pipeline.recipe import Stage
 from pipeline.shards import ShardSet
 
-from .machine import commit, cores, machine, read_into_cache, versions
-from .output import ready_to_write, write
+from .machine import cores, read_into_cache
+from .shell import command, header, ready_to_write, write
+from .switch import clock
 from .table import repeated, spread, text_table
 
 __all__ = ["main", "measure", "table"]
@@ -71,16 +69,15 @@ def measure(shards: ShardSet, *, batch_size: int, rounds: int, threads: int) -> 
     """{"borders": [{"kind", "lost_s", "lost_steps", "slowest_steps"}], "raw": waits}; each `repeated` over rounds."""
     named = stages(shards, batch_size)
     plan = Plan(shards, [stage for _, stage in named], eval_batch_size=batch_size, eval_every_epochs=2)
-    pace = [_PACE * each for each in _drained(plan, threads)]
-    raw = []
-    for _ in range(rounds):
-        raw.append(_waits(plan, threads, pace))
+    drained = _waits(plan, threads, [0.0] * len(plan.segments))
+    pace = [_PACE * statistics.fmean(each[len(each) // 4 :]) for each in drained]
+    raw = [_waits(plan, threads, pace) for _ in range(rounds)]
     found: dict[str, dict[str, list[float]]] = {}
     for waits in raw:
         one: dict[str, list[tuple[float, float, float]]] = {}
         for number, (before, segment) in enumerate(itertools.pairwise(plan.segments), start=1):
             kind = _kind(before, segment, named)
-            one.setdefault(kind, []).append(_lost(waits[segment.first :][: segment.batches], pace[number]))
+            one.setdefault(kind, []).append(_lost(waits[number], pace[number]))
         for kind, losses in one.items():
             values = found.setdefault(kind, {"lost_s": [], "lost_steps": [], "slowest_steps": []})
             for name, each in zip(values, zip(*losses, strict=True), strict=True):
@@ -90,7 +87,8 @@ def measure(shards: ShardSet, *, batch_size: int, rounds: int, threads: int) -> 
         {"kind": kind, "times": times[kind], **{name: repeated(each) for name, each in values.items()}}
         for kind, values in found.items()
     ]
-    return {"batch_size": batch_size, "first": _FIRST, "step_s": pace, "borders": borders, "waits_s": raw}
+    waits_s = [list(itertools.chain(*waits)) for waits in raw]
+    return {"batch_size": batch_size, "first": _FIRST, "step_s": pace, "borders": borders, "waits_s": waits_s}
 
 
 def _kind(before: Segment, segment: Segment, named: list[tuple[str, Stage]]) -> str:
@@ -101,32 +99,10 @@ def _kind(before: Segment, segment: Segment, named: list[tuple[str, Stage]]) -> 
     return "validation to training" if before.split == "val" else "epoch to epoch"
 
 
-def _drained(plan: Plan, threads: int) -> list[float]:
-    """Seconds a batch of each segment, with nobody to wait for."""
-    times: list[list[float]] = [[] for _ in plan.segments]
-    number = {segment.first: i for i, segment in enumerate(plan.segments)}
+def _waits(plan: Plan, threads: int, pace: Sequence[float]) -> list[list[float]]:
+    """Seconds waited for each batch of each segment by a consumer whose step takes `pace[segment]` s."""
     with Loader(plan, threads=threads) as loader:
-        at, began = 0, time.perf_counter()
-        for batch in loader:
-            at = number.get(batch.spec.index, at)
-            now = time.perf_counter()
-            times[at].append(now - began)
-            began = now
-    return [statistics.fmean(each[len(each) // 4 :]) for each in times]
-
-
-def _waits(plan: Plan, threads: int, pace: Sequence[float]) -> list[float]:
-    """Seconds waited for each batch by a consumer whose step takes `pace[segment]` s."""
-    waits, number = [], -1
-    firsts = {segment.first for segment in plan.segments}
-    with Loader(plan, threads=threads) as loader:
-        for index in range(plan.total_batches):
-            number += index in firsts
-            began = time.perf_counter()
-            next(loader)
-            waits.append(time.perf_counter() - began)
-            time.sleep(pace[number])
-    return waits
+        return clock(loader, [segment.batches for segment in plan.segments], pace, torch.device("cpu"))
 
 
 def _lost(waits: Sequence[float], step_s: float) -> tuple[float, float, float]:
@@ -157,20 +133,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--threads", type=int, default=cores(), metavar="N")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/changes.json"), metavar="FILE")
-    try:
-        got: argparse.Namespace = parser.parse_args(argv)
-        ready_to_write(got.out)
-        shards = ShardSet.open(got.shards)
-        read_into_cache(shards)
-        found = measure(shards, batch_size=got.batch_size, rounds=got.rounds, threads=got.threads)
-        record = {"commit": commit(), "machine": machine(torch.device("cpu")), "versions": versions(), **found}
-        write(got.out, json.dumps(record) + "\n")
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return command(parser, _run, argv)
+
+
+def _run(got: argparse.Namespace) -> None:
+    ready_to_write(got.out)
+    shards = ShardSet.open(got.shards)
+    read_into_cache(shards)
+    found = measure(shards, batch_size=got.batch_size, rounds=got.rounds, threads=got.threads)
+    write(got.out, {**header(), **found}, indent=None)
     print(table(found))
     print(f"written: {got.out}")
-    return 0
 
 
 if __name__ == "__main__":

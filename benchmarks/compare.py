@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import itertools
 import json
 import os
@@ -34,8 +33,8 @@ from pipeline.shards import ShardSet
 from train.history import History, best_top1, switch_costs
 
 from .compare_table import ASKED, check_picture, draw, summary, tables
-from .machine import commit, cores, find_device, machine, read_into_cache, versions
-from .output import ready_to_write, write
+from .machine import cores, find_device, read_into_cache
+from .shell import command, header, ready_to_write, write
 
 __all__ = ["FORMAT", "Runner", "figures", "main", "measure", "seeded", "train"]
 
@@ -240,8 +239,7 @@ def _run(got: argparse.Namespace, run: Runner) -> None:
         check_picture(got.picture)
     shards = _open(got.shards, [Recipe.load(path) for path in recipes])
     result: dict[str, Any] = {
-        "format": FORMAT, "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit(),
-        "machine": machine(device), "versions": versions(),
+        **header(FORMAT, device=device),
         "settings": {"recipes": [path.stem for path in recipes], "seeds": seeds, "threads": got.threads,
                      "device": device.type, "plan": got.plan},
         "shards": {"name": name, "hash": shards.hash, "train_samples": len(shards.splits["train"]),
@@ -259,7 +257,7 @@ def _run(got: argparse.Namespace, run: Runner) -> None:
             expect={"commit": result["commit"], "shards": shards.hash},
         )  # fmt: skip
     result["summary"] = summary(result["runs"])
-    write(out, json.dumps(result, indent=1) + "\n")
+    write(out, result)
     print(f"\n{tables(result['summary'])}\n\nwritten: {out}", flush=True)
     if got.picture:
         draw(result["runs"], got.picture)
@@ -268,15 +266,7 @@ def _run(got: argparse.Namespace, run: Runner) -> None:
 
 def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    try:
-        _run(_parser().parse_args(argv), run)
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("benchmarks.compare: interrupted, no result written", file=sys.stderr)
-        return 130
-    return 0
+    return command(_parser(), lambda got: _run(got, run), argv)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from pipeline.shards import ShardSet
 
 from .ours import full_batches, our_batches, train_plan
 from .peer import peer_batches
-from .table import repeated, spread, text_table
+from .table import each_repeated, spread, text_table
 
-__all__ = ["drain", "measure", "table"]
+__all__ = ["drain", "measure", "synchronise", "table"]
 
 _FASTEST = 100_000  # images/s: no loader runs out of batches before its time
 
@@ -55,8 +55,7 @@ def measure(
                 tell(f"loader: {res} px, {name}, repeat {repeat + 1} of {repeats}")
                 with closing(start()) as stream:
                     raw[name].append(drain(stream, seconds=seconds, warm_up=warm_up, device=device))
-        values = {name: {key: repeated([one[key] for one in each]) for key in each[0]} for name, each in raw.items()}
-        found.append({"res": res, "loaders": values})
+        found.append({"res": res, "loaders": {name: each_repeated(each) for name, each in raw.items()}})
     return {"warm_up_batches": warm_up, "res": found}
 
 
@@ -66,25 +65,25 @@ def drain(
     """Rates over `seconds` s of taking batches as fast as they come, after `warm_up` batches."""
     began = time.perf_counter()
     next(stream)
-    _synchronise(device)
+    synchronise(device)
     first_batch_s = time.perf_counter() - began
     for _ in range(warm_up - 1):
         next(stream)
-    _synchronise(device)
+    synchronise(device)
     images, started, busy = 0, time.perf_counter(), time.thread_time()
     while time.perf_counter() - started < seconds or not images:
         images += len(next(stream))
     busy = time.thread_time() - busy
-    _synchronise(device)
+    synchronise(device)
     elapsed_s = time.perf_counter() - started
     return {
         "images_per_s": images / elapsed_s, "host_us_per_image": 1e6 * busy / images, "first_batch_s": first_batch_s
     }  # fmt: skip
 
 
-def _synchronise(device: torch.device) -> None:
+def synchronise(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # sync: a batch counts once it is on the device
+        torch.cuda.synchronize(device)  # sync: batches and steps are launched, not awaited; a clock has to see them end
 
 
 def table(result: dict[str, Any]) -> str:

@@ -8,13 +8,16 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import features
 
 from pipeline.errors import ResoluteError
-from pipeline.shards import ShardSet
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.shards import ShardSet
 
 __all__ = ["commit", "cores", "cpu_flags", "find_device", "machine", "read_into_cache", "versions"]
 
@@ -25,6 +28,8 @@ def find_device(wanted: str) -> torch.device:
     """The device meant; "auto" is a GPU if there is one. Raises `ResoluteError` for one that is not there."""
     if wanted not in ("auto", "cpu", "cuda"):
         raise ResoluteError(f"--device: got {wanted}, expected auto, cpu or cuda; choose one")
+    import torch  # why: mistakes on a command line need not wait for it
+
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ResoluteError("--device cuda: no CUDA device found, expected one; use --device cpu")
     if wanted == "cpu" or not torch.cuda.is_available():
@@ -51,7 +56,8 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(_cpuinfo("flags").split())
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device | None = None) -> dict[str, Any]:
+    """The processor, and the GPU if `device` is one."""
     record: dict[str, Any] = {
         "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
         "cores": cores(),
@@ -60,7 +66,9 @@ def machine(device: torch.device) -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),  # runnable processes, mean of a minute: above 0 is company
         "gpu": None,
     }
-    if device.type == "cuda":
+    if device and device.type == "cuda":
+        import torch
+
         found = torch.cuda.get_device_properties(device)
         record |= {"gpu": found.name, "gpu_memory_gib": round(found.total_memory / 2**30, 1)}
     return record
@@ -70,9 +78,10 @@ def ram_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def versions() -> dict[str, str | None]:
+def versions(*more: str) -> dict[str, str | None]:
+    """Of Python and of what is installed of the usual packages and of `more`."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *more):
         with contextlib.suppress(PackageNotFoundError):
             found["nvidia-dali" if name.startswith("nvidia-dali") else name] = version(name)
     return found | {"libjpeg_turbo (Pillow)": features.version("libjpeg_turbo")}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import threading
@@ -20,18 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pipeline.augment import Augment
 from pipeline.command import Parser
-from pipeline.errors import ResoluteError
 from pipeline.loader import Loader
 from pipeline.plan import Plan
 from pipeline.recipe import Stage
 from pipeline.shards import ShardSet
 
-from .machine import commit, machine, versions
-from .output import ready_to_write, write
+from .shell import command, header, ready_to_write, tell, write
 
 __all__ = ["main", "measure", "varied"]
 
@@ -79,8 +74,8 @@ def measure(shards: ShardSet, *, batches: int, changes: int, batch_size: int, th
             if i % every == 0:
                 files = len(list(Path("/proc/self/fd").iterdir()))
                 curve.append([i, batch.spec.stage, round(rss_mib(), 1), files, threading.active_count()])
-                if sys.stderr.isatty():
-                    print(f"\r{i} of {plan.total_batches}, {curve[-1][2]} MiB", end="", file=sys.stderr)
+                tell(f"{i} of {plan.total_batches}, {curve[-1][2]} MiB")
+    tell("")
     fifth = len(curve) // 5
     first, last = (statistics.median(row[2] for row in part) for part in (curve[fifth : 2 * fifth], curve[-fifth:]))
     return {
@@ -100,24 +95,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch-size", type=int, default=8, metavar="N")
     parser.add_argument("--threads", type=int, default=2, metavar="N")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/memory.json"), metavar="FILE")
-    try:
-        got: argparse.Namespace = parser.parse_args(argv)
-        ready_to_write(got.out)
-        found = measure(
-            ShardSet.open(got.shards), batches=got.batches, changes=got.changes, batch_size=got.batch_size,
-            threads=got.threads,
-        )  # fmt: skip
-        record = {"commit": commit(), "machine": machine(torch.device("cpu")), "versions": versions(), **found}
-        write(got.out, json.dumps(record) + "\n")
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return command(parser, _run, argv)
+
+
+def _run(got: argparse.Namespace) -> None:
+    ready_to_write(got.out)
+    found = measure(
+        ShardSet.open(got.shards), batches=got.batches, changes=got.changes, batch_size=got.batch_size,
+        threads=got.threads,
+    )  # fmt: skip
+    write(got.out, {**header(), **found}, indent=None)
     steps = max(1, len(found["curve"]) // 10)
     for row in found["curve"][::steps]:
         print(f"batch {row[0]:>8,}  stage {row[1]:>3}  {row[2]:8.1f} MiB  {row[3]:>4} files  {row[4]:>3} threads")
     print(f"{found['batches']:,} batches, {found['stages']} stages in {found['took_s']} s: "
           f"{found['growth_mib']:+.1f} MiB from the second fifth to the last; written: {got.out}")  # fmt: skip
-    return 0
 
 
 if __name__ == "__main__":

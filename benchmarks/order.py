@@ -16,19 +16,21 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.command import Parser
 from pipeline.errors import ResoluteError
 from pipeline.order import WINDOW_BLOCKS, block_samples, sample_ids
 from pipeline.shards import ShardSet
 
+from .shell import command, ready_to_write, write
 from .table import text_table
 
 WINDOWS = (1, 4, 16, 64)
@@ -122,34 +124,33 @@ def table(result: dict[str, Any]) -> str:
     return text_table(title, header, rows)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.order", description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m benchmarks.order", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shards", type=Path, metavar="DIR", help="a set, for its own number of samples and classes")
     parser.add_argument("--samples", type=int, default=1_281_167, help="of a made-up set (default: ImageNet's)")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/order.json"), metavar="FILE")
-    args = parser.parse_args()
-    try:
-        if args.shards:
-            labels = ShardSet.open(args.shards).splits["train"].samples["label"].astype(np.int64)
-        else:
-            labels = np.random.default_rng(1).permutation(np.arange(args.samples) % args.classes)
-        if min(len(labels) // 2, args.epochs) < 2 or not 2 <= args.batch_size <= len(labels):
-            raise ResoluteError("order: got too few samples or epochs, expected two batches and two epochs; raise them")
-    except ResoluteError as error:
-        print(f"order: {error}", file=sys.stderr)
-        return 2
+    return command(parser, _run, argv)
+
+
+def _run(got: argparse.Namespace) -> None:
+    if got.shards:
+        labels = ShardSet.open(got.shards).splits["train"].samples["label"].astype(np.int64)
+    else:
+        labels = np.random.default_rng(1).permutation(np.arange(got.samples) % got.classes)
+    if min(len(labels) // 2, got.epochs) < 2 or not 2 <= got.batch_size <= len(labels):
+        raise ResoluteError("order: got too few samples or epochs, expected two batches and two epochs; raise them")
+    ready_to_write(got.out)
     result = {
-        "samples": len(labels), "classes": int(labels.max()) + 1, "batch_size": args.batch_size,
-        "block_samples": block_samples(len(labels)), "default_window": WINDOW_BLOCKS, "epochs": args.epochs,
-        "orders": measure(labels, args.batch_size, args.epochs),
+        "samples": len(labels), "classes": int(labels.max()) + 1, "batch_size": got.batch_size,
+        "block_samples": block_samples(len(labels)), "default_window": WINDOW_BLOCKS, "epochs": got.epochs,
+        "orders": measure(labels, got.batch_size, got.epochs),
     }  # fmt: skip
     print(table(result))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
+    write(got.out, result)
 
 
 if __name__ == "__main__":

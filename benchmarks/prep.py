@@ -25,19 +25,18 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 import webdataset
 from PIL import Image
 
+from pipeline.command import Parser
 from prep.resize import fit
 from prep.settings import MARGIN, parse_resolutions
 
-from .machine import commit, machine, versions
 from .prep_limits import limits, quality, split
+from .shell import command, header, ready_to_write, write
 
 WORKERS = 2
 QUALITY = 90
@@ -139,21 +138,26 @@ def measure(
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.prep", description="Measure prep.")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m benchmarks.prep", description="Measure prep.")
     parser.add_argument("--src", type=Path, required=True, help="folder of class folders of JPEGs")
     parser.add_argument("--res", default="128,160,224", help="resolutions in px (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="timed rounds (default: %(default)s)")
     parser.add_argument("--copies", type=int, default=10, help="copies of every image (default: %(default)s)")
     parser.add_argument("--img2dataset", type=Path, metavar="PYTHON", help="an interpreter that has img2dataset")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/prep.json"), help="JSON to write")
-    args = parser.parse_args(argv)
-    resolutions = parse_resolutions(args.res)
-    place = machine(torch.device("cpu"))
+    return command(parser, _measured, argv)
+
+
+def _measured(got: argparse.Namespace) -> None:
+    resolutions = parse_resolutions(got.res)
+    ready_to_write(got.out)
+    head = header(packages=("simplejpeg", "numba", "webdataset"))
     with tempfile.TemporaryDirectory(prefix="resolute-prep-") as temporary:
         root = Path(temporary)
         sides = [round(res * MARGIN) for res in resolutions]
-        files = copy_photos(args.src, args.copies, root / "photos")
+        files = copy_photos(got.src, got.copies, root / "photos")
         for number, path in enumerate(files[:: max(1, len(files) // FEW)][:FEW]):
             target = root / "few" / path.parent.name / f"{number}.jpg"
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -162,24 +166,22 @@ def main(argv: Sequence[str] | None = None) -> None:
             OURS: lambda src, out: run_ours(src, out, resolutions),
             "pillow + ShardWriter": lambda src, out: run_pillow(src, out, sides),
         }
-        if args.img2dataset:
+        if got.img2dataset:
             tools[f"img2dataset, {len(sides)} runs"] = lambda src, out: run_img2dataset(
-                args.img2dataset, src, out, sides
+                got.img2dataset, src, out, sides
             )
-        seconds = measure(tools, root / "photos", root / "few", root, args.repeats)
-        once = files[:: args.copies]
-        parts = split(once, sides, args.repeats)
+        seconds = measure(tools, root / "photos", root / "few", root, got.repeats)
+        once = files[:: got.copies]
+        parts = split(once, sides, got.repeats)
         alone = limits(once, sides, WORKERS)
         psnr_db = quality(once, sides)
     result: dict[str, Any] = {
-        "images": len(files), "copies": args.copies, "resolutions": resolutions, "short_sides": sides,
+        "images": len(files), "copies": got.copies, "resolutions": resolutions, "short_sides": sides,
         "workers": WORKERS, "seconds": seconds, "parts": parts, "limits_images_per_s": alone, "psnr_db": psnr_db,
-        "machine": place, "commit": commit(),
-        "versions": versions() | {name: version(name) for name in ("simplejpeg", "numba", "webdataset")},
+        **head,
     }  # fmt: skip
     report(result)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write(got.out, result)
 
 
 def report(result: dict[str, Any]) -> None:
@@ -205,4 +207,4 @@ def report(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,13 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from pipeline.command import Parser
 from pipeline.shards import SAMPLE, SOURCE, STORED, ShardSet, shard_name
 from prep.finish import Finished, SplitView, finish
 from prep.inputs import find_inputs
@@ -35,6 +35,7 @@ from prep.store import Folder
 from prep.writer import FileInfo
 
 from .machine import machine
+from .shell import command, ready_to_write, write
 
 MIB = 1 << 20
 PER_SHARD = 4096
@@ -176,34 +177,39 @@ def open_entries(root: str) -> dict[str, Any]:
     return {"elapsed_s": opened - began, "before_mib": before, "peak_mib": peak_mib()}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.prep_scale", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m benchmarks.prep_scale", description=__doc__)
     parser.add_argument("--src", type=Path, required=True, help="folder of class folders")
     parser.add_argument("--copies", default="1,4,16")
     parser.add_argument("--entries", type=int, default=10_000_000)
     parser.add_argument("--files", type=int, default=200_000)
     parser.add_argument("--out", type=Path, help="result file (JSON)")
-    args = parser.parse_args()
-    result: dict[str, Any] = {"machine": machine(torch.device("cpu")), "runs": []}
+    return command(parser, _run, argv)
+
+
+def _run(got: argparse.Namespace) -> None:
+    if got.out:
+        ready_to_write(got.out)
+    result: dict[str, Any] = {"machine": machine(), "runs": []}
     # why: hard links need the photos' own disk
-    with tempfile.TemporaryDirectory(dir=args.src.resolve().parent) as folder:
-        for copies in map(int, args.copies.split(",")):
+    with tempfile.TemporaryDirectory(dir=got.src.resolve().parent) as folder:
+        for copies in map(int, got.copies.split(",")):
             root = Path(folder) / f"photos-{copies}"
-            link_copies(args.src, copies, root)
+            link_copies(got.src, copies, root)
             result["runs"].append(run_prep(root, Path(folder) / f"set-{copies}"))
             print(json.dumps(result["runs"][-1]), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        make_files(Path(folder) / "files", args.files)
+        make_files(Path(folder) / "files", got.files)
         result["scan"] = in_a_process(scan, str(Path(folder) / "files"))
         print(json.dumps(result["scan"]), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        result["write"] = in_a_process(write_entries, folder, args.entries)
+        result["write"] = in_a_process(write_entries, folder, got.entries)
         print(json.dumps(result["write"]), flush=True)
         result["open"] = in_a_process(open_entries, folder)
         print(json.dumps(result["open"]), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    if got.out:
+        write(got.out, result)
 
 
 if __name__ == "__main__":

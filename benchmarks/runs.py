@@ -7,18 +7,19 @@ stage changes cost; from the runs' own logs.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.command import Parser
 from pipeline.errors import ResoluteError
 from train.meters import read_log
 from train.report import switch_costs
 
-from . import machine
+from .machine import machine, versions
+from .shell import command, ready_to_write, write
 from .table import text_table
 
 __all__ = ["main", "measure"]
@@ -67,22 +68,20 @@ def show(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=__doc__)
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m benchmarks.runs", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders; the first is the 1.00x")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON to write")
-    got = parser.parse_args(argv)
-    try:
-        runs = [measure(folder) for folder in got.runs]
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return command(parser, _run, argv)
+
+
+def _run(got: argparse.Namespace) -> None:
+    if got.out:
+        ready_to_write(got.out)
+    runs = [measure(folder) for folder in got.runs]
     print(show(runs))
     if got.out:
-        import torch
-
-        record = {"machine": machine.machine(torch.device("cpu")), "versions": machine.versions(), "runs": runs}
-        got.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return 0
+        write(got.out, {"machine": machine(), "versions": versions(), "runs": runs})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 import multiprocessing
 import os
@@ -21,19 +20,21 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipeline.command import Parser
 from pipeline.index import checksums, checksums_name
 from pipeline.order import Order
 from pipeline.plan import Plan
 from pipeline.recipe import Stage
 from pipeline.shards import FORMAT, SAMPLE, STORED, VERSION, ShardSet, manifest_bytes, shard_name, tar_name
 
+from .shell import command, header, ready_to_write, write
 from .table import text_table
 
 RESOLUTIONS = (128, 160, 224)
@@ -179,18 +180,23 @@ def table(runs: list[dict[str, Any]]) -> str:
     return text_table(f"batches of {BATCH} with labels, {len(RESOLUTIONS)} resolutions open", header, rows, left=3)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m benchmarks.scale", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", default="1000,1000000,100000000", metavar="N,…")
     parser.add_argument("--batches", type=int, default=400, metavar="N")
     parser.add_argument("--dir", type=Path, help="where the sets are made (default: the system's temporary folder)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scale.json"), metavar="FILE")
-    args = parser.parse_args()
+    return command(parser, _run, argv)
+
+
+def _run(got: argparse.Namespace) -> None:
+    ready_to_write(got.out)
     runs: list[dict[str, Any]] = []
     bytes_of: dict[int, float] = {}
     orders: tuple[Order, ...] = ("full", "block")
-    for samples in map(int, args.samples.split(",")):
-        with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+    for samples in map(int, got.samples.split(",")):
+        with tempfile.TemporaryDirectory(dir=got.dir) as folder:
             root, began = Path(folder) / "set", time.perf_counter()
             make_set(root, samples)
             arrays = sum(path.stat().st_size for path in (root / "index").glob("*.npy"))
@@ -202,19 +208,9 @@ def main() -> int:
                     forget(root) if cold else remember(root)
                     # why: a process of its own has memory of its own, and one that has checked nothing yet
                     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                        runs.append(pool.submit(measure, root, order, cold=cold, batches=args.batches).result())
+                        runs.append(pool.submit(measure, root, order, cold=cold, batches=got.batches).result())
     print(table(runs))
-    import torch  # why: the measured processes can do without
-
-    from . import machine
-
-    result = {
-        "commit": machine.commit(), "machine": machine.machine(torch.device("cpu")), "versions": machine.versions(),
-        "resolutions": RESOLUTIONS, "index_bytes_a_sample": bytes_of, "runs": runs,
-    }  # fmt: skip
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
+    write(got.out, {**header(), "resolutions": RESOLUTIONS, "index_bytes_a_sample": bytes_of, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from pipeline.shards import ShardSet
 from train.loop import Learner
 from train.warmup import warm_up
 
+from .loader import synchronise
 from .machine import cpu_flags
 from .ours import full_batches, train_plan
 from .table import repeated, spread, text_table
@@ -117,7 +118,7 @@ def window(learner: Learner, batches: Iterator[Batch], *, seconds: float, steps_
     """Train for `seconds` s after `steps_before` steps; images/s, and the part of the time blocked in `next()`."""
     for batch in itertools.islice(batches, steps_before):
         learner.train_step(batch)
-    _synchronise(learner.device)
+    synchronise(learner.device)
     images, waited_s, started = 0, 0.0, time.perf_counter()
     before = started
     while before - started < seconds or not images:
@@ -126,14 +127,9 @@ def window(learner: Learner, batches: Iterator[Batch], *, seconds: float, steps_
         learner.train_step(batch)
         images += len(batch.labels)
         before = time.perf_counter()
-    _synchronise(learner.device)
+    synchronise(learner.device)
     elapsed_s = time.perf_counter() - started
     return {"images_per_s": images / elapsed_s, "stall_frac": waited_s / elapsed_s}
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # sync: steps are launched, not awaited; the clock has to see them end
 
 
 def table(result: dict[str, Any]) -> str:

@@ -14,8 +14,6 @@ with the opening of the set and the loader. The second epoch sees the first one'
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import math
 import os
 import statistics
@@ -32,6 +30,9 @@ from pipeline.command import Parser
 from pipeline.errors import ResoluteError
 from pipeline.files import Files, open_files
 from pipeline.order import Order
+
+from .shell import command, header, ready_to_write, tell, write
+from .table import text_table
 
 __all__ = ["Delayed", "forget", "main", "paced"]
 
@@ -67,6 +68,9 @@ class Delayed(Files):
 
     def want(self, name: str, offset: int, nbytes: int) -> bool:
         return self._files.want(name, offset, nbytes)
+
+    def release(self) -> None:
+        self._files.release()
 
     def close(self) -> None:
         self._files.close()
@@ -140,10 +144,6 @@ def case(
 def measure(got: argparse.Namespace) -> list[dict[str, Any]]:
     from pipeline.shards import ShardSet
 
-    def tell(name: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[K{name}", end="", file=sys.stderr, flush=True)
-
     def opened(files: Files) -> Any:
         return ShardSet.open(files.root, resolutions=(got.res,), files=files)
 
@@ -194,8 +194,6 @@ def remote(got: argparse.Namespace) -> Iterator[Callable[[], Files]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    from .table import text_table
-
     lines = []
     for row in rows:
         for number, epoch in enumerate(row["epochs"]):
@@ -234,30 +232,23 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    try:
-        got = _parser().parse_args(argv)
-        got.only = got.only.split(",")
-        if unknown := [part for part in got.only if part not in PARTS]:
-            raise ResoluteError(f"--only: got '{unknown[0]}', expected some of {','.join(PARTS)}; correct it")
-        for name in ("pace", "seconds", "mib_per_s", "total_mib_per_s", "chunk_mib", "batch_size"):
-            if not 0 < getattr(got, name) < math.inf:
-                raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(got, name)}, expected above 0; raise it")
-        rows = measure(got)
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    from .machine import commit, find_device, machine, versions
+    return command(_parser(), _run, argv)
 
+
+def _run(got: argparse.Namespace) -> None:
+    got.only = got.only.split(",")
+    if unknown := [part for part in got.only if part not in PARTS]:
+        raise ResoluteError(f"--only: got '{unknown[0]}', expected some of {','.join(PARTS)}; correct it")
+    for name in ("pace", "seconds", "mib_per_s", "total_mib_per_s", "chunk_mib", "batch_size"):
+        if not 0 < getattr(got, name) < math.inf:
+            raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(got, name)}, expected above 0; raise it")
+    ready_to_write(got.out)
+    rows = measure(got)
     print(table(rows))
     settings = {name: value for name, value in vars(got).items() if name not in ("shards", "out")}
-    got.out.parent.mkdir(parents=True, exist_ok=True)
-    got.out.write_text(json.dumps({
-        "format": "resolute-storage-1", "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit(), "machine": machine(find_device("cpu")), "versions": versions(),
-        "settings": {**settings, "set": got.shards.resolve().name}, "rows": rows,
-    }, indent=1) + "\n", encoding="utf-8")  # fmt: skip
+    settings["set"] = got.shards.resolve().name
+    write(got.out, {**header("resolute-storage-1"), "settings": settings, "rows": rows})
     print(f"written: {got.out}")
-    return 0
 
 
 if __name__ == "__main__":

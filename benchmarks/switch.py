@@ -14,10 +14,11 @@ paced    sleeps a fixed time for each batch, as a training step would, and only 
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -26,11 +27,12 @@ import torch
 from pipeline.errors import ResoluteError
 from pipeline.shards import ShardSet
 
+from .loader import synchronise
 from .ours import full_batches, our_batches, train_plan
 from .peer import peer_batches
-from .table import repeated, spread, text_table
+from .table import each_repeated, spread, text_table
 
-__all__ = ["around_s", "cost_s", "first_batches", "measure", "steady_s", "table"]
+__all__ = ["around_s", "clock", "cost_s", "first_batches", "measure", "steady_s", "summary", "table"]
 
 _FIRST = 5  # batches after a change that are set against steady ones, at least
 _PACE = 1.3  # step of the paced consumer, in drained batch times
@@ -70,7 +72,7 @@ def measure(
     shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, repeats: int, batches: int | None = None,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
-    """{"batches", "consumers": {"drained" | "paced": {"step_s", "changes", "batch_s"}}}; see `_summary`.
+    """{"batches", "consumers": {"drained" | "paced": {"step_s", "changes", "batch_s"}}}; see `summary`.
 
     `batches` a stage, by default ten rounds of the workers and at least 30.
     """
@@ -97,7 +99,7 @@ def measure(
                 tell(f"switch: {kind}, {name}, repeat {repeat + 1} of {repeats}")
                 counts = per_stage if name == "ours" else [batches] * len(resolutions)
                 with closing(start()) as stream:
-                    raw[name].append(_clock(stream, counts, steps_s, device))
+                    raw[name].append(clock(stream, counts, steps_s, device))
         return raw
 
     drained = runs("drained", [0.0] * len(resolutions))
@@ -109,14 +111,14 @@ def measure(
     return {
         "batches": batches, "first": first_batches(threads), "resolutions": resolutions,
         "consumers": {
-            "drained": {"step_s": None, **_summary(drained, resolutions, threads)},
-            "paced": {"step_s": steps_s, **_summary(paced, resolutions, threads)},
+            name: {"step_s": step_s, "changes": summary(raw, resolutions, threads), "batch_s": raw}
+            for name, step_s, raw in (("drained", None, drained), ("paced", steps_s, paced))
         },
     }  # fmt: skip
 
 
-def _clock(
-    stream: Generator[torch.Tensor, None, None], counts: Sequence[int], steps_s: Sequence[float], device: torch.device
+def clock(
+    stream: Iterator[Any], counts: Sequence[int], steps_s: Sequence[float], device: torch.device
 ) -> list[list[float]]:
     """Seconds waited for each batch of each stage; a step of `steps_s[stage]` s passes after each batch."""
     times_s = []
@@ -125,8 +127,7 @@ def _clock(
         for _ in range(count):
             began = time.perf_counter()
             next(stream)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)  # sync: the wait ends when the batch is on the device
+            synchronise(device)  # sync: the wait ends when the batch is on the device
             stage_s.append(time.perf_counter() - began)
             if step_s:
                 time.sleep(step_s)
@@ -134,22 +135,26 @@ def _clock(
     return times_s
 
 
-def _summary(runs: dict[str, list[list[list[float]]]], resolutions: list[int], workers: int) -> dict[str, Any]:
-    """One of "changes" a change of resolution, its values `repeated`; "batch_s" [repeat][stage][batch], raw."""
-    changes: list[dict[str, Any]] = []
-    for i in range(1, len(resolutions)):
-        loaders = {
-            name: {
-                "cost_s": repeated([cost_s(run[i], workers) for run in each]),
-                "around_s": repeated([around_s(run[i - 1], run[i], workers) for run in each]),
-                "slowest_s": repeated([max(run[i][: first_batches(workers)]) for run in each]),
-                "slowest_ratio": repeated([slowest_ratio(run[i], workers) for run in each]),
-                "steady_s": repeated([steady_s(run[i], workers) for run in each]),
-            }
-            for name, each in runs.items()
-        }
-        changes.append({"from_res": resolutions[i - 1], "to_res": resolutions[i], "loaders": loaders})
-    return {"changes": changes, "batch_s": runs}
+def summary(
+    runs: dict[str, list[list[list[float]]]], resolutions: Sequence[int], workers: int, *, of: str = "loaders",
+    without: str = "",
+) -> list[dict[str, Any]]:  # fmt: skip
+    """[{"from_res", "to_res", of: {name: {"cost_s", ...}}}], values `repeated`; `runs` {name: [run][stage][batch]}."""
+
+    def figures(run: list[list[float]], i: int) -> dict[str, float]:
+        found = {
+            "cost_s": cost_s(run[i], workers), "around_s": around_s(run[i - 1], run[i], workers),
+            "slowest_s": max(run[i][: first_batches(workers)]), "slowest_ratio": slowest_ratio(run[i], workers),
+            "steady_s": steady_s(run[i], workers),
+        }  # fmt: skip
+        found.pop(without, None)
+        return found
+
+    return [
+        {"from_res": before, "to_res": after,
+         of: {name: each_repeated([figures(run, i) for run in each]) for name, each in runs.items()}}
+        for i, (before, after) in enumerate(itertools.pairwise(resolutions), start=1)
+    ]  # fmt: skip
 
 
 def table(result: dict[str, Any]) -> str:

@@ -6,12 +6,20 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["repeated", "spread", "text_table"]
+__all__ = ["each_repeated", "repeated", "spread", "text_table"]
 
 
 def repeated(raw: Sequence[float]) -> dict[str, Any]:
     """Every repeat's value, and their median."""
     return {"raw": list(raw), "median": statistics.median(raw)}
+
+
+def each_repeated(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One dict of a dict for each repeat: its floats `repeated`, all else as in the first."""
+    return {
+        key: repeated([run[key] for run in runs]) if isinstance(value, float) else value
+        for key, value in runs[0].items()
+    }
 
 
 def spread(values: dict[str, Any], digits: int = 0, factor: float = 1.0) -> str:

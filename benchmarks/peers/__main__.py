@@ -9,23 +9,20 @@ benchmarks/peers/with_ffcv.py.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import datetime
-import json
 import os
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pipeline.command import Parser
 from pipeline.errors import ResoluteError
 
-from ..output import ready_to_write, write
+from ..machine import read_into_cache
+from ..shell import check_numbers, chosen, command, header, ready_to_write, tell, write
 from .registry import PEERS
 
 __all__ = ["FORMAT", "main"]
@@ -62,27 +59,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    try:
-        _run(_parser().parse_args(argv))
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("benchmarks.peers: interrupted, no result written", file=sys.stderr)
-        return 130
-    return 0
+    return command(_parser(), _run, argv)
 
 
 def _run(got: argparse.Namespace) -> None:
     names, left_out = _names(got)
-    _check_numbers(got)
+    batches = {"batches": 3 * 5 * got.workers} if got.switch else {}
+    check_numbers(got, rounds=1, workers=1, batch_size=2, **batches)
     # why: --help and mistakes on the command line need not wait for these
-    import torch
-
     from pipeline.recipe import Augment
     from pipeline.shards import ShardSet
 
-    from ..machine import commit, machine, read_into_cache, versions
     from . import report, run
     from .job import Job
     from .tars import Tars
@@ -97,11 +84,10 @@ def _run(got: argparse.Namespace) -> None:
             f"{got.batch_size}; use a smaller --batch-size or a set on this machine"
         )
     augment = Augment()
-    record = machine(torch.device("cpu"))
+    head = header(FORMAT, packages=sorted({package for name in names for package in PEERS[name].versions}))
+    record = head["machine"]
     result: dict[str, Any] = {
-        "format": FORMAT, "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit(),
-        "machine": record,
-        "versions": versions() | _more_versions(names),
+        **head,
         "settings": {
             "peers": names, "left_out": left_out, "workers": got.workers, "batch_size": got.batch_size,
             "seconds": got.seconds, "rounds": got.rounds, "crop_area": augment.crop_area,
@@ -126,7 +112,7 @@ def _run(got: argparse.Namespace) -> None:
             batch_size=got.batch_size, workers=got.workers, seconds=got.seconds, crop_area=augment.crop_area,
             crop_ratio=augment.crop_ratio, flip_prob=augment.flip_prob,
         )  # fmt: skip
-        runner = run.Runner(job=job, peers=tuple(names), ffcv_python=got.ffcv_python, tell=_tell)
+        runner = run.Runner(job=job, peers=tuple(names), ffcv_python=got.ffcv_python, tell=tell)
         result["ffcv"] = run.prepare(runner, names)
         if got.switch:
             result["changes"] = run.changes(runner, rounds=got.rounds, batches=got.batches)
@@ -137,20 +123,17 @@ def _run(got: argparse.Namespace) -> None:
             texts = [report.rates_table(result["rates"]), report.quality_table(result["quality"]), report.words(names)]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    _tell("")
+    tell("")
     result["took_s"] = round(time.perf_counter() - began, 1)
     print("\n" + "\n\n".join(texts))
-    write(out, json.dumps(result, indent=1) + "\n")
+    write(out, result)
     print(f"\nwritten: {out}")
 
 
 def _names(got: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """The peers to measure, and why others are left out."""
     able = [name for name in PEERS if got.switch or PEERS[name].rates]
-    wanted = [part.strip() for part in got.only.split(",")] if got.only is not None else able
-    for name in wanted:
-        if name not in able:
-            raise ResoluteError(f"--only: got {name or 'nothing'}, expected some of {','.join(able)}; correct it")
+    wanted = able if got.only is None else chosen(got.only, able)
     left_out = {}
     if not got.ffcv_python:
         for name in wanted:
@@ -163,17 +146,7 @@ def _names(got: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
                 left_out[name] = "no --ffcv-python PY or FFCV_PYTHON given (benchmarks/peers/with_ffcv.py says how)"
     elif not (shutil.which(got.ffcv_python) or Path(got.ffcv_python).is_file()):
         raise ResoluteError(f"--ffcv-python: got {got.ffcv_python}, expected an interpreter; correct it")
-    return [name for name in able if name in wanted and name not in left_out], left_out
-
-
-def _check_numbers(got: argparse.Namespace) -> None:
-    least = 3 * (got.workers * 5)
-    for name, low in (("rounds", 1), ("workers", 1), ("batch_size", 2), *((("batches", least),) if got.switch else ())):
-        if getattr(got, name) < low:
-            flag = name.replace("_", "-")
-            raise ResoluteError(f"--{flag}: got {getattr(got, name)}, expected at least {low}; raise it")
-    if not 0 < got.seconds <= 3600:
-        raise ResoluteError(f"--seconds: got {got.seconds:g}, expected above 0, at most 3600; change it")
+    return [name for name in wanted if name not in left_out], left_out
 
 
 def _resolutions(got: argparse.Namespace, stored: tuple[int, ...]) -> tuple[int, ...]:
@@ -187,20 +160,6 @@ def _resolutions(got: argparse.Namespace, stored: tuple[int, ...]) -> tuple[int,
     if got.switch and len(wanted) < 2:
         raise ResoluteError("--switch: got one resolution, expected two or more for a stage change; change --res")
     return wanted
-
-
-def _more_versions(names: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for package in sorted({package for name in names for package in PEERS[name].versions}):
-        with contextlib.suppress(PackageNotFoundError):
-            found["nvidia-dali" if package.startswith("nvidia-dali") else package] = version(package)
-    return found
-
-
-def _tell(text: str) -> None:
-    """What is being measured now, on one line of a terminal; nothing elsewhere."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,43 +1,62 @@
 """What does torch's DataLoader deliver, with Pillow and with torchvision's own tensor transforms?
 
 Both get what costs nothing: JPEGs read straight from the tar, files left open, one endless shuffled epoch, four
-batches ahead a worker. A new DataLoader for each resolution.
+batches ahead a worker, pinned memory on a GPU. A new DataLoader for each resolution.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Generator
-from typing import Any
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision import io as image_io
 from torchvision import transforms
 from torchvision.transforms import v2
 
 from .job import MEAN, STD, Job
-from .tars import Tars, endless
+from .tars import Jpegs, Tars, endless
 
-__all__ = ["Images", "centre_crops", "pillow", "pillow_transform", "stream"]
+if TYPE_CHECKING:
+    from pipeline.augment import Augment
+
+__all__ = ["centre_crops", "deliver", "pillow", "pillow_transform", "stream"]
 
 _PREFETCH = 4  # batches a worker; torch's default is 2
 
 
-class Images(Dataset[tuple[Any, int]]):
+class _Images(Dataset[tuple[Any, int]]):
     """(transform(jpeg), label) of each stored image."""
 
-    def __init__(self, tars: Tars, transform: Callable[[bytes], Any]) -> None:
-        self._tars, self._transform = tars, transform
+    def __init__(self, jpegs: Jpegs, transform: Callable[[bytes], Any]) -> None:
+        self._jpegs, self._transform = jpegs, transform
 
     def __len__(self) -> int:
-        return len(self._tars)
+        return len(self._jpegs)
 
     def __getitem__(self, sample: int) -> tuple[Any, int]:
-        return self._transform(self._tars.jpeg(sample)), self._tars.labels[sample]
+        return self._transform(self._jpegs.jpeg(sample)), self._jpegs.labels[sample]
+
+
+class _Shuffled(Sampler[list[int]]):
+    """`batches` batches of sample numbers in their endless order."""
+
+    def __init__(self, samples: int, *, batches: int, batch_size: int, seed: int) -> None:
+        self._samples, self._batches, self._batch_size, self._seed = samples, batches, batch_size, seed
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = endless(self._samples, self._seed)
+        for _ in range(self._batches):
+            yield list(itertools.islice(order, self._batch_size))
 
 
 def pillow(jpeg: bytes) -> Image.Image:
@@ -49,13 +68,13 @@ def tensor(jpeg: bytes) -> torch.Tensor:
     return image_io.decode_image(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8), image_io.ImageReadMode.RGB)
 
 
-def pillow_transform(job: Job, res: int) -> Callable[[Image.Image], torch.Tensor]:
+def pillow_transform(how: Job | Augment, res: int) -> Callable[[Image.Image], torch.Tensor]:
     return transforms.Compose([
         transforms.RandomResizedCrop(
-            res, scale=job.crop_area, ratio=job.crop_ratio,
+            res, scale=how.crop_area, ratio=how.crop_ratio,
             interpolation=transforms.InterpolationMode.BILINEAR, antialias=True,
         ),
-        transforms.RandomHorizontalFlip(job.flip_prob),
+        transforms.RandomHorizontalFlip(how.flip_prob),
         transforms.ToTensor(),
         transforms.Normalize(MEAN, STD),
     ])  # fmt: skip
@@ -71,30 +90,31 @@ def _tensor_transform(job: Job, res: int) -> Callable[[torch.Tensor], torch.Tens
     ])  # fmt: skip
 
 
-class _Both:
-    """One function after another; a class, so that workers that are not forked can have it."""
+def deliver(
+    jpegs: Jpegs, transform: list[Callable[[Any], Any]], *, batches: int, batch_size: int, workers: int, seed: int,
+    device: torch.device,
+) -> Generator[torch.Tensor, None, None]:  # fmt: skip
+    """`batches` batches on `device` of what the functions of `transform`, one after another, make of a JPEG.
 
-    def __init__(self, first: Callable[[bytes], Any], then: Callable[[Any], torch.Tensor]) -> None:
-        self._first, self._then = first, then
-
-    def __call__(self, jpeg: bytes) -> torch.Tensor:
-        return self._then(self._first(jpeg))
+    Workers start with the first `next` and end with the generator (`contextlib.closing`).
+    """
+    on_gpu = device.type == "cuda"
+    loader = DataLoader(
+        _Images(jpegs, transforms.Compose(transform)), num_workers=workers, persistent_workers=True,
+        batch_sampler=_Shuffled(len(jpegs), batches=batches, batch_size=batch_size, seed=seed),
+        prefetch_factor=_PREFETCH, pin_memory=on_gpu,
+    )  # fmt: skip
+    for pixels, _ in loader:
+        yield pixels.to(device, non_blocking=True) if on_gpu else pixels
 
 
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
     for seed, res in enumerate(job.resolutions):
-        tars = Tars(job.shards, res)
-        transform = (
-            _Both(tensor, _tensor_transform(job, res))
-            if job.variant == "v2"
-            else _Both(pillow, pillow_transform(job, res))
-        )
-        loader = DataLoader(
-            Images(tars, transform), batch_size=job.batch_size, num_workers=job.workers, prefetch_factor=_PREFETCH,
-            sampler=endless(len(tars), job.batches * job.batch_size, seed).tolist(),
+        yield from deliver(
+            Tars(job.shards, res),
+            [tensor, _tensor_transform(job, res)] if job.variant == "v2" else [pillow, pillow_transform(job, res)],
+            batches=job.batches, batch_size=job.batch_size, workers=job.workers, seed=seed, device=torch.device("cpu"),
         )  # fmt: skip
-        for pixels, _ in loader:
-            yield pixels
 
 
 def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -104,9 +124,8 @@ def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDA
     for jpeg in jpegs:
         pixels = tensor(jpeg) if job.variant == "v2" else pillow(jpeg)
         height, width = v2.functional.get_size(pixels)
-        side = int(job.crop_frac * min(height, width))
-        x, y = (width - side) // 2, (height - side) // 2
+        x, y, side, _ = window = job.window(width, height)
         done = v2.functional.resized_crop(pixels, y, x, side, side, [res, res], antialias=True)
         images.append(done.permute(1, 2, 0).numpy() if job.variant == "v2" else np.asarray(done))
-        windows.append((x, y, side, side))
+        windows.append(window)
     return np.stack(images).astype(np.float32), np.array(windows, np.int64)

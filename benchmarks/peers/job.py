@@ -36,6 +36,11 @@ class Job:
     crop_frac: float = 1.0  # the one of them that is being made
     images: int = 1  # crops: how many, the first of the validation split
 
+    def window(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """x, y, w, h of the centre square of `crop_frac` short sides, in px."""
+        side = int(self.crop_frac * min(width, height))
+        return (width - side) // 2, (height - side) // 2, side, side
+
     def text(self) -> str:
         return json.dumps(asdict(self))
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from pipeline.errors import ResoluteError
 
-from ..switch import around_s, cost_s, first_batches, steady_s
-from ..table import repeated
+from ..switch import first_batches, summary
+from ..table import each_repeated, repeated
 from .job import Job
 from .psnr import psnr_db, reference
 from .registry import PEERS
@@ -86,10 +86,7 @@ def rates(runner: Runner, *, rounds: int) -> list[dict[str, Any]]:
 
 
 def _summary(each: list[dict[str, Any]], ours: list[dict[str, Any]] | None) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        key: repeated([one[key] for one in each]) if isinstance(value, float) else value
-        for key, value in each[0].items()
-    }
+    values = each_repeated(each)
     if ours:
         pairs = zip(ours, each, strict=True)
         values["ours_times"] = repeated([mine["images_per_s"] / its["images_per_s"] for mine, its in pairs])
@@ -138,18 +135,7 @@ def changes(runner: Runner, *, rounds: int, batches: int) -> dict[str, Any]:
             # why: a peer that did not change the resolution would have no cost
             assert all(len(stage) >= batches for stage in times), (name, [len(stage) for stage in times])
             raw[name].append(times)
-    found: list[dict[str, Any]] = []
-    for i in range(1, len(res)):
-        peers = {
-            name: {
-                "cost_s": repeated([cost_s(run[i], workers) for run in each]),
-                "around_s": repeated([around_s(run[i - 1], run[i], workers) for run in each]),
-                "slowest_s": repeated([max(run[i][: first_batches(workers)]) for run in each]),
-                "steady_s": repeated([steady_s(run[i], workers) for run in each]),
-            }
-            for name, each in raw.items()
-        }
-        found.append({"from_res": res[i - 1], "to_res": res[i], "peers": peers})
+    found = summary(raw, res, workers, of="peers", without="slowest_ratio")
     return {"batches": batches, "first": first_batches(workers), "changes": found, "batch_s": raw}
 
 

@@ -6,29 +6,24 @@ why: peers should depend neither on our own index nor on our reader, and FFCV's 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Tars", "endless"]
+__all__ = ["Jpegs", "Tars", "endless"]
 
 
-class Tars:
-    """The JPEGs of one split at one resolution, in the order of the tars; files stay open once used."""
+class Jpegs:
+    """JPEGs at known places of tars, and their `labels`; files stay open once used."""
 
-    def __init__(self, root: str | Path, res: int, split: str = "train") -> None:
-        self.indexes = sorted(Path(root, str(res)).glob(f"{split}-*.idx"))
-        self.paths = [index.with_suffix(".tar") for index in self.indexes]
-        rows = [
-            (shard, *_places(line))
-            for shard, index in enumerate(self.indexes)
-            for line in index.read_text(encoding="utf-8").splitlines()[1:]
-        ]
-        self._places = np.array(rows, np.int64).reshape(-1, 5)
+    labels: list[int]
+
+    def __init__(self, paths: Sequence[Path], places: NDArray[np.int64]) -> None:
+        """`places` (N, 3 or more): which of `paths`, offset and bytes of a JPEG."""
+        self.paths, self._places = paths, places
         self._files: dict[int, int] = {}  # shard number -> file descriptor, opened by the process that needs it
-        self.labels = [int(self._read(shard, *label)) for shard, _, _, *label in self._places.tolist()]
-        self._close()  # why: a worker that is forked must not share file descriptors, nor pickle them
 
     def __len__(self) -> int:
         return len(self._places)
@@ -56,6 +51,22 @@ class Tars:
             self._close()
 
 
+class Tars(Jpegs):
+    """One split at one resolution, in the order of the tars."""
+
+    def __init__(self, root: str | Path, res: int, split: str = "train") -> None:
+        self.indexes = sorted(Path(root, str(res)).glob(f"{split}-*.idx"))
+        rows = [
+            (shard, *_places(line))
+            for shard, index in enumerate(self.indexes)
+            for line in index.read_text(encoding="utf-8").splitlines()[1:]
+        ]
+        places = np.array(rows, np.int64).reshape(-1, 5)
+        super().__init__([index.with_suffix(".tar") for index in self.indexes], places)
+        self.labels = [int(self._read(shard, *label)) for shard, _, _, *label in places.tolist()]
+        self._close()  # why: a worker that is forked must not share file descriptors, nor pickle them
+
+
 def _places(line: str) -> tuple[int, int, int, int]:
     """Offset and bytes of the JPEG and of the label. Source: DALI's wds2idx: `ext offset size name` a component."""
     words = line.split()
@@ -63,10 +74,11 @@ def _places(line: str) -> tuple[int, int, int, int]:
     return *found["jpg"], *found["cls"]
 
 
-def endless(samples: int, total: int, seed: int) -> NDArray[np.int64]:
-    """`total` sample numbers: one random permutation of all `samples` after another.
+def endless(samples: int, seed: int) -> Iterator[int]:
+    """Sample numbers: one random permutation of all `samples` after another.
 
     why: no peer has to pay for the end of an epoch; a real one is far longer than a window here.
     """
     rng = np.random.default_rng(seed)
-    return np.concatenate([rng.permutation(samples) for _ in range(-(-total // samples))])[:total]
+    while True:
+        yield from rng.permutation(samples).tolist()

@@ -62,11 +62,7 @@ def _centre_graph(jpegs: list[bytes], windows: NDArray[np.int64], res: int) -> A
 def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """(N, res, res, 3) in 0..255 and (N, 4) windows x, y, w, h; the same decoder and resize as in training."""
     (res,) = job.resolutions
-    windows = []
-    for jpeg in jpegs:
-        width, height = pillow(jpeg).size
-        side = int(job.crop_frac * min(height, width))
-        windows.append(((width - side) // 2, (height - side) // 2, side, side))
+    windows = [job.window(*pillow(jpeg).size) for jpeg in jpegs]
     graph = _centre_graph(jpegs, np.array(windows), res, batch_size=len(jpegs), num_threads=job.workers, device_id=None)
     out = graph.run()[0]
     pixels: NDArray[Any] = np.stack([np.array(out.at(i)) for i in range(len(jpegs))]).transpose(0, 2, 3, 1)

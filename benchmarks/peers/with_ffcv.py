@@ -144,10 +144,6 @@ def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDA
         pipelines=_pipelines(job, res, decoder),
     )  # fmt: skip
     images = next(iter(loader))[0].permute(0, 2, 3, 1).numpy()
-    windows = []
-    for jpeg in jpegs:
-        width, height = Image.open(io.BytesIO(jpeg)).size
-        side = int(job.crop_frac * min(width, height))
-        windows.append(((width - side) // 2, (height - side) // 2, side, side))
+    windows = [job.window(*Image.open(io.BytesIO(jpeg)).size) for jpeg in jpegs]
     pixels = 255 * (images * np.array(STD) + np.array(MEAN))
     return pixels.astype(np.float32), np.array(windows, np.int64)

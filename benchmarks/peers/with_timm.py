@@ -6,9 +6,11 @@ on by default, is off. Pixels are normalised in the main process, by timm's pref
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from timm.data import create_loader
@@ -25,7 +27,8 @@ class _Pictures(Dataset[tuple[Any, int]]):
     """The stored images in one long shuffled epoch, with `transform` set by timm."""
 
     def __init__(self, tars: Tars, total: int, seed: int) -> None:
-        self._tars, self._order = tars, endless(len(tars), total, seed)
+        self._tars = tars
+        self._order = np.fromiter(itertools.islice(endless(len(tars), seed), total), np.int64, total)
         self.transform: Callable[[Image.Image], Any] | None = None
 
     def __len__(self) -> int:

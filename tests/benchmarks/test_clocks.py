@@ -50,7 +50,7 @@ def test_draining_counts_images_after_the_warm_up_only(monkeypatch: pytest.Monke
 def test_only_waiting_is_on_the_clock_of_the_paced_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "time", clock := Clock())
     waits = [9.0, 1.0, 1.0, 5.0, 2.0]
-    got = switch._clock(images(clock, each_s=iter(waits)), [3, 2], [100.0, 200.0], CPU)
+    got = switch.clock(images(clock, each_s=iter(waits)), [3, 2], [100.0, 200.0], CPU)
     assert got == [[9.0, 1.0, 1.0], [5.0, 2.0]]
     assert clock.now == sum(waits) + 3 * 100 + 2 * 200
 

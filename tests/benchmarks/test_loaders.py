@@ -14,7 +14,9 @@ import torch
 from PIL import Image
 
 from benchmarks.ours import full_batches, our_batches, train_plan
-from benchmarks.peer import MEAN, STD, StoredImages, peer_batches
+from benchmarks.peer import Stored, peer_batches
+from benchmarks.peers.dataloader import pillow
+from benchmarks.peers.job import MEAN, STD
 from pipeline.errors import ResoluteError
 from pipeline.reader import Reader
 from pipeline.shards import ShardSet, key_name
@@ -25,7 +27,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("res", RESOLUTIONS)
 def test_the_peer_decodes_the_members_of_the_tars(shard_set: ShardSet, res: int) -> None:
-    split, peer = shard_set.splits["train"], StoredImages(shard_set, res)
+    split, peer = shard_set.splits["train"], Stored(shard_set, res)
     members = {}
     for shard in split.shards:
         with tarfile.open(shard_set.path(res, shard)) as tar:
@@ -34,18 +36,18 @@ def test_the_peer_decodes_the_members_of_the_tars(shard_set: ShardSet, res: int)
     for sample, (key, label, _) in enumerate(split.samples):
         name = key_name(int(key))
         expected = np.asarray(Image.open(io.BytesIO(members[f"{name}.jpg"])).convert("RGB"))
-        np.testing.assert_array_equal(np.asarray(peer.image(sample)), expected)
-        assert peer[sample][1] == label == int(members[f"{name}.cls"])
+        np.testing.assert_array_equal(np.asarray(pillow(peer.jpeg(sample))), expected)
+        assert peer.labels[sample] == label == int(members[f"{name}.cls"])
 
 
 def test_the_peer_reads_what_our_reader_reads(shard_set: ShardSet) -> None:
-    peer, ids = StoredImages(shard_set, 48), np.arange(len(shard_set.splits["train"]))
+    peer, ids = Stored(shard_set, 48), np.arange(len(shard_set.splits["train"]))
     with Reader(shard_set) as reader:
         read = reader.submit("train", 48, ids).result()
         assert not read.errors
         for sample, jpeg in zip(ids, read.pieces, strict=True):
             ours = np.asarray(Image.open(io.BytesIO(jpeg.tobytes())).convert("RGB"))
-            np.testing.assert_array_equal(np.asarray(peer.image(int(sample))), ours)
+            np.testing.assert_array_equal(np.asarray(pillow(peer.jpeg(int(sample)))), ours)
 
 
 def test_both_deliver_normalised_float32_batches_of_one_shape(shard_set: ShardSet) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 import os
@@ -68,7 +69,7 @@ def test_images_are_the_members_of_the_tars_in_their_order(shard_root: Path, res
 
 @pytest.mark.parametrize(("samples", "total"), [(7, 7), (7, 3), (7, 30), (1, 5)])
 def test_an_endless_epoch_is_one_permutation_after_another(samples: int, total: int) -> None:
-    order = endless(samples, total, seed=1)
+    order = list(itertools.islice(endless(samples, seed=1), total))
     assert len(order) == total
     for start in range(0, total - samples + 1, samples):
         assert sorted(order[start : start + samples]) == list(range(samples))
