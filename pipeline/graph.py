@@ -56,9 +56,10 @@ class Graph:
         self._under_way: deque[tuple[Pieces, NDArray[np.float32] | None]] = deque()
         # why 2 more than run at once: the consumer's, and the one that it had before
         self._buffers = Buffers(nbytes=largest_bytes, keep=depth + 2) if self._on_cpu else None
+        # why one thread more on a CPU: all wait for the last between two operators, and a core is idle meanwhile
         # why: exec_dynamic: outputs own their memory, so a torch view of one stays valid for as long as it lives
         self._pipe = _graph(
-            batch_size=batch_size, num_threads=threads, device_id=device_id, prefetch_queue_depth=depth,
+            batch_size=batch_size, num_threads=threads + self._on_cpu, device_id=device_id, prefetch_queue_depth=depth,
             exec_dynamic=True, decode_device="mixed" if decode == "gpu" else "cpu", features=features,
             on_cpu=self._on_cpu, mean=mean, std=std, half=half, largest_res=largest_res,
         )  # fmt: skip

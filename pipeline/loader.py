@@ -64,7 +64,7 @@ class Loader(Iterator[Batch]):
         mean: tuple[float, ...] = (0.485, 0.456, 0.406),
         std: tuple[float, ...] = (0.229, 0.224, 0.225),
         threads: int = 2,
-        readers: int = 4,
+        readers: int = 2,
         depth: int = 3,
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
@@ -78,7 +78,7 @@ class Loader(Iterator[Batch]):
         device   where batches arrive; "cuda:N" needs a GPU. No silent fallback.
         decode   on a GPU device: decode there ("gpu", the default) or on the CPU.
         dtype    torch.float32, or torch.float16 (on a GPU, for AMP: half the bytes).
-        threads  DALI's CPU threads; readers: threads that read ahead.
+        threads  DALI's CPU threads (on a CPU, one more); readers: threads that read ahead, more where storage is slow.
         depth    batches DALI works on ahead of the consumer; as many again are being read.
         start    index of the first batch wanted (see `state_dict`).
         on_bad_sample  "error": a sample that cannot be read ends in a `ResoluteError` that names it, and the loader can

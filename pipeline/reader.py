@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import queue
+import statistics
 import threading
 import time
 import zlib
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -32,6 +34,7 @@ Pieces = NDArray[np.uint8] | list[NDArray[np.uint8]]
 
 _TASK_SAMPLES = 32  # at most; fewer where there are many threads
 _SLOW_S = 0.5e-3  # a read above this waited for more than memory
+_TASKS_SEEN = 8
 
 _MOST_PADDING = 4  # times the bytes of a batch that its padded rows may take
 
@@ -89,14 +92,14 @@ class Reader:
     """
 
     def __init__(
-        self, shards: ShardSet, *, threads: int = 4, most_threads: int = 64, check_crc: bool = True,
+        self, shards: ShardSet, *, threads: int = 2, most_threads: int = 64, check_crc: bool = True,
         padded: bool = True,
     ) -> None:  # fmt: skip
         """`padded` batches come in one array where that is not too wasteful: handing it on costs the same for any N."""
         self._shards, self._check_crc, self._most, self._padded = shards, check_crc, most_threads, padded
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._read_s = 0.0  # of one sample, in the task that ended last
+        self._read_s = deque([0.0] * _TASKS_SEEN, maxlen=_TASKS_SEEN)  # of one sample, in the tasks that ended last
         self._start(threads)
 
     @property
@@ -131,7 +134,8 @@ class Reader:
 
     def hurry(self) -> None:
         """The consumer waits: keep more requests in flight, if it is the storage that takes the time."""
-        if self._read_s > _SLOW_S and self.threads < self._most:
+        # why the median: a busy machine makes some reads long, slow storage nearly all
+        if self.threads < self._most and statistics.median(self._read_s) > _SLOW_S:
             self._start(min(self.threads, self._most - self.threads))
 
     def _start(self, count: int) -> None:
@@ -148,7 +152,7 @@ class Reader:
                 task.future.set_result({task.first + i: error for i, error in errors.items()})
             except BaseException as error:  # why: it belongs to the consumer, in whose thread it is raised
                 task.future.set_exception(error)
-            self._read_s = (time.perf_counter() - began) / len(task.ids)
+            self._read_s.append((time.perf_counter() - began) / len(task.ids))
 
     def _read(self, task: _Task) -> Errors:
         """Read the samples of a task; what is wrong with some of them, by place in the task."""
