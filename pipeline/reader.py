@@ -2,15 +2,14 @@
 
 Threads that live as long as the run. Each task reads and checks a few samples in one call that holds no lock
 (`pipeline/fetch.py`), from the set's own files or from what a cache holds of a remote set. Where the storage turns out
-to be slow and the consumer had to wait for it, there will be twice as many threads, up to a bound: each keeps one
-request in flight.
+to be slow and the consumer had to wait for it, there will be four times as many threads, up to a bound: each keeps
+one request in flight.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-import statistics
 import threading
 import time
 import zlib
@@ -32,9 +31,9 @@ __all__ = ["Encoded", "PendingBatch", "Reader"]
 
 Pieces = NDArray[np.uint8] | list[NDArray[np.uint8]]
 
-_TASK_SAMPLES = 32  # at most; fewer where there are many threads
+_TASK_SAMPLES, _LEAST_SAMPLES = 32, 4  # few where storage is slow, or not known yet: each task keeps one request going
 _SLOW_S = 0.5e-3  # a read above this waited for more than memory
-_TASKS_SEEN = 8
+_TASKS_SEEN = 4
 
 _MOST_PADDING = 4  # times the bytes of a batch that its padded rows may take
 
@@ -77,10 +76,10 @@ class PendingBatch:
         return all(task.future.done() for task in self._tasks)
 
     def result(self) -> Encoded:
-        if not self.done():
-            self._reader.hurry()
         errors: Errors = {}
         for task in self._tasks:
+            if not task.future.done():
+                self._reader.hurry()
             errors |= task.future.result()
         return Encoded(self._pieces, errors)
 
@@ -99,7 +98,7 @@ class Reader:
         self._shards, self._check_crc, self._most, self._padded = shards, check_crc, most_threads, padded
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._read_s = deque([0.0] * _TASKS_SEEN, maxlen=_TASKS_SEEN)  # of one sample, in the tasks that ended last
+        self._read_s: deque[float] = deque(maxlen=_TASKS_SEEN)  # of one sample, in the tasks that ended last
         self._start(threads)
 
     @property
@@ -123,7 +122,7 @@ class Reader:
             starts = np.cumsum(sizes) - sizes
             buffer = np.empty(total, np.uint8)
             pieces = np.split(buffer, starts[1:])
-        step = max(4, min(_TASK_SAMPLES, len(ids) // self.threads))
+        step = min(_TASK_SAMPLES, max(_LEAST_SAMPLES, len(ids) // self.threads)) if self._fast() else _LEAST_SAMPLES
         tasks = [
             _Task(split, res, i, ids[i : i + step], records[i : i + step], buffer, starts[i : i + step])
             for i in range(0, len(ids), step)
@@ -134,9 +133,12 @@ class Reader:
 
     def hurry(self) -> None:
         """The consumer waits: keep more requests in flight, if it is the storage that takes the time."""
-        # why the median: a busy machine makes some reads long, slow storage nearly all
-        if self.threads < self._most and statistics.median(self._read_s) > _SLOW_S:
-            self._start(min(self.threads, self._most - self.threads))
+        if self.threads < self._most and len(self._read_s) > 1 and not self._fast():
+            self._start(min(3 * self.threads, self._most - self.threads))
+
+    def _fast(self) -> bool:
+        # why the least: a busy machine makes some reads long, slow storage makes all
+        return bool(self._read_s) and min(self._read_s) < _SLOW_S
 
     def _start(self, count: int) -> None:
         for _ in range(count):
