@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pipeline.command
 from pipeline.errors import ResoluteError
 
 from .machine import commit, machine, versions
@@ -26,14 +27,10 @@ def command(
 ) -> int:
     """Parse, then `work`; the exit status. Prints one line to stderr for a `ResoluteError`, and when interrupted."""
     try:
-        work(parser.parse_args(argv))
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return pipeline.command.command(parser, work, argv)
     except KeyboardInterrupt:
         print(f"{parser.prog.removeprefix('python -m ')}: interrupted, no result written", file=sys.stderr)
         return 130
-    return 0
 
 
 def tell(text: str) -> None:

@@ -10,7 +10,7 @@ import sys
 from itertools import accumulate
 from pathlib import Path
 
-from pipeline.command import Parser
+from pipeline.command import Parser, command
 from pipeline.errors import ResoluteError
 from pipeline.recipe import AUTO, Recipe
 from pipeline.shards import ShardSet
@@ -100,18 +100,16 @@ def main(arguments: list[str] | None = None) -> int:
     source.add_argument("--shards", metavar="SHARDS", help="folder or URL: the training samples are counted")
     source.add_argument("--samples", type=int, metavar="N", help="training samples, without shards")
     parser.add_argument("--out", type=Path, default=Path("lr.png"), metavar="FILE", help="default: %(default)s")
-    try:
-        got = parser.parse_args(arguments)
-        recipe = Recipe.load(got.recipe)
-        curve = Curve(recipe, _samples(got, recipe))
-        print(f"{recipe.name}: {recipe.schedule.kind}, {recipe.total_epochs} epochs, {curve.total_steps} steps")
-        print("\n".join(stage_lines(curve)))
-        draw(curve, got.out)
-        print(got.out)
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return command(parser, _run, arguments)
+
+
+def _run(got: argparse.Namespace) -> None:
+    recipe = Recipe.load(got.recipe)
+    curve = Curve(recipe, _samples(got, recipe))
+    print(f"{recipe.name}: {recipe.schedule.kind}, {recipe.total_epochs} epochs, {curve.total_steps} steps")
+    print("\n".join(stage_lines(curve)))
+    draw(curve, got.out)
+    print(got.out)
 
 
 def _samples(got: argparse.Namespace, recipe: Recipe) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pipeline.command import command
 from pipeline.errors import ResoluteError
 from pipeline.shards import ShardSet
 
@@ -64,32 +65,30 @@ def main(arguments: list[str] | None = None) -> int:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
     add("--threads", type=int, default=os.cpu_count() or 2, help="CPU threads (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="default: eval.json in the run's folder")
-    got = parser.parse_args(arguments)
-    try:
-        saved = open_saved(got.run)
-        res = (got.res or str(saved.res)).split(",")
-        if not all(word.isdigit() and int(word) for word in res):
-            raise ResoluteError(f"--res: got {got.res}, expected px separated by commas; write it as 160,208,224")
-        shards = open_set(got.shards, fold=saved.recipe.data.fold if got.fold is None else got.fold)
-        device, flip = pick_device(got.device), got.flip or saved.recipe.eval.flip
-        if device.type == "cpu":
-            torch.set_num_threads(got.threads)
-        rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=got.threads, flip=flip,
-                        split=got.split)  # fmt: skip
-        about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
-                 "shards": shards.hash, "split": got.split, "flip": flip}  # fmt: skip
-        path = got.json or saved.path.parent / "eval.json"
-        with whole(path) as part:
-            part.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return command(parser, _run, arguments)
+
+
+def _run(got: argparse.Namespace) -> None:
+    saved = open_saved(got.run)
+    res = (got.res or str(saved.res)).split(",")
+    if not all(word.isdigit() and int(word) for word in res):
+        raise ResoluteError(f"--res: got {got.res}, expected px separated by commas; write it as 160,208,224")
+    shards = open_set(got.shards, fold=saved.recipe.data.fold if got.fold is None else got.fold)
+    device, flip = pick_device(got.device), got.flip or saved.recipe.eval.flip
+    if device.type == "cpu":
+        torch.set_num_threads(got.threads)
+    rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=got.threads, flip=flip,
+                    split=got.split)  # fmt: skip
+    about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
+             "shards": shards.hash, "split": got.split, "flip": flip}  # fmt: skip
+    path = got.json or saved.path.parent / "eval.json"
+    with whole(path) as part:
+        part.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     print(f"{saved.path} (step {saved.step}), {rows[0]['samples']} samples, flip {'on' if flip else 'off'}")
     print("  res  weights   top-1   top-5")
     for row in rows:
         print(f"{row['res']:5d}  {row['weights']:7s} {100 * row['top1']:7.3f} {100 * row['top5']:7.3f}")
     print(path)
-    return 0
 
 
 if __name__ == "__main__":

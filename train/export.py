@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from pipeline.command import command
 from pipeline.errors import ResoluteError
 
 from .checkpoint import whole
@@ -50,19 +51,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m train.export", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: model.safetensors in the run's folder")
-    got = parser.parse_args(arguments)
-    try:
-        saved = open_saved(got.run)
-        path = got.out or saved.path.parent / "model.safetensors"
-        if path.suffix != ".safetensors":
-            raise ResoluteError(f"--out: got {path}, expected a name that ends in .safetensors; timm goes by it")
-        line = export(saved, path)
-        print(f"{path}: {saved.best_weights} weights of {saved.path} (step {saved.step}), top-1 "
-              f"{100 * saved.best_top1:.2f} %\n{line}")  # fmt: skip
-        return 0
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return command(parser, _run, arguments)
+
+
+def _run(got: argparse.Namespace) -> None:
+    saved = open_saved(got.run)
+    path = got.out or saved.path.parent / "model.safetensors"
+    if path.suffix != ".safetensors":
+        raise ResoluteError(f"--out: got {path}, expected a name that ends in .safetensors; timm goes by it")
+    line = export(saved, path)
+    print(f"{path}: {saved.best_weights} weights of {saved.path} (step {saved.step}), top-1 "
+          f"{100 * saved.best_top1:.2f} %\n{line}")  # fmt: skip
 
 
 if __name__ == "__main__":

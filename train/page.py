@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.command import command
 from pipeline.errors import ResoluteError
 
 from .charts import Series, chart, short
@@ -248,16 +249,14 @@ def _about(run: History) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m train.page", description=__doc__)
     parser.add_argument("run", type=Path, help="run folder, or its name below runs/")
-    folder = parser.parse_args(arguments).run
-    folder = folder if folder.is_dir() else Path("runs") / folder
-    try:
-        run = History(folder / "run.jsonl")
-        run.read()
-        print(write_page(run, folder))
-        return 0
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return command(parser, _run, arguments)
+
+
+def _run(got: argparse.Namespace) -> None:
+    folder = got.run if got.run.is_dir() else Path("runs") / got.run
+    run = History(folder / "run.jsonl")
+    run.read()
+    print(write_page(run, folder))
 
 
 if __name__ == "__main__":

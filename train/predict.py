@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 from torch import nn
 from tqdm import tqdm
 
+from pipeline.command import command
 from pipeline.crops import centre_crops
 from pipeline.errors import ResoluteError
 from pipeline.shards import key_name
@@ -201,28 +202,26 @@ def main(arguments: list[str] | None = None) -> int:
     add("--fold", type=int, help="of a set with folds: the part to predict (default: the run's own)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
     add("--threads", type=int, default=os.cpu_count() or 2, help="CPU threads (default: %(default)s)")
-    got = parser.parse_args(arguments)
-    try:
-        members, device = members_of(got.run), pick_device(got.device)
-        if device.type == "cpu":
-            torch.set_num_threads(got.threads)
-        ensemble = Ensemble(members, weights=got.weights, flip=got.flip, device=device)
-        classes, res = members[0].classes, got.res or members[0].res
-        if got.topk < 1 or res < 1:
-            raise ResoluteError(f"--topk, --res: got {got.topk} and {res}, expected at least 1; choose others")
-        if "://" in got.src or (Path(got.src) / "manifest.json").exists():
-            total = 0
-            batches = predict_shards(ensemble, got.src, res=res, split=got.split, fold=got.fold, threads=got.threads)
-        else:
-            paths, root = images_in(Path(got.src))
-            total = len(paths)
-            batches = predict_folder(ensemble, paths, root, res=res, threads=got.threads)
-        print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {len(classes)} classes, {res} px, {device}")
-        print(write(batches, got.out, classes=classes, topk=min(got.topk, len(classes)), total=total))
-    except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return command(parser, _run, arguments)
+
+
+def _run(got: argparse.Namespace) -> None:
+    members, device = members_of(got.run), pick_device(got.device)
+    if device.type == "cpu":
+        torch.set_num_threads(got.threads)
+    ensemble = Ensemble(members, weights=got.weights, flip=got.flip, device=device)
+    classes, res = members[0].classes, got.res or members[0].res
+    if got.topk < 1 or res < 1:
+        raise ResoluteError(f"--topk, --res: got {got.topk} and {res}, expected at least 1; choose others")
+    if "://" in got.src or (Path(got.src) / "manifest.json").exists():
+        total = 0
+        batches = predict_shards(ensemble, got.src, res=res, split=got.split, fold=got.fold, threads=got.threads)
+    else:
+        paths, root = images_in(Path(got.src))
+        total = len(paths)
+        batches = predict_folder(ensemble, paths, root, res=res, threads=got.threads)
+    print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {len(classes)} classes, {res} px, {device}")
+    print(write(batches, got.out, classes=classes, topk=min(got.topk, len(classes)), total=total))
 
 
 if __name__ == "__main__":
