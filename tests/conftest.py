@@ -14,14 +14,16 @@ from prep.__main__ import main as prep
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 RESOLUTIONS = (32, 48, 64)
-NO_GPU = "checks what only a CUDA device does (its JPEG decoder, resize, float16 batches); this machine has none"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason=NO_GPU))
+                item.add_marker(pytest.mark.skip(reason=(
+                    "checks what only a CUDA device does (its JPEG decoder, resize, float16 batches); "
+                    "this machine has none"
+                )))  # fmt: skip
 
 
 def make_photos(root: Path, *, classes: int = 3, each: int = 30) -> Path:
