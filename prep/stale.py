@@ -28,9 +28,12 @@ def remove_parts(store: Store) -> None:
 
 
 def remove_stale(store: Store, keep: Collection[str]) -> None:
-    """Delete files that earlier attempts left and that are not in `keep` (names in `store`); nothing else."""
+    """Delete files of ours, whole or half written, that are not in `keep` (names in `store`); nothing else.
+
+    Half written ones are left by nodes of a cluster that were lost during this very run.
+    """
     for name in _names(store):
-        if name not in keep and _OURS.fullmatch(name):
+        if name not in keep and (_OURS.fullmatch(name) or _PART.fullmatch(name)):
             store.remove(name)
     for folder in store.folders():
         if folder.isdecimal():
