@@ -20,7 +20,7 @@ from pipeline.plan import Plan
 from .calibrate import Pace, Stopwatch, measure, restored, synthetic
 from .forecast import Forecast, advice, figures, larger, seconds, table
 from .loop import Learner
-from .machine import peak_memory_bytes, reset_peak_memory
+from .machine import peak_memory_bytes, process_age_s, reset_peak_memory
 from .prepare import Options
 from .ranks import Ranks
 
@@ -37,7 +37,7 @@ def plan(
     from .run import session  # why here: it takes `measured` from this file
 
     budget_s = seconds(budget) if budget else None
-    began = time.perf_counter()
+    began = time.perf_counter() - process_age_s()  # why: a run starts Python and loads torch too
     parent = options.folder.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
