@@ -140,8 +140,9 @@ def _run(got: argparse.Namespace) -> None:
     ready_to_write(got.out)
     shards = ShardSet.open(got.shards)
     read_into_cache(shards)
+    head = header()
     found = measure(shards, batch_size=got.batch_size, rounds=got.rounds, threads=got.threads)
-    write(got.out, {**header(), **found}, indent=None)
+    write(got.out, {**head, **found}, indent=None)
     print(table(found))
     print(f"written: {got.out}")
 

@@ -100,11 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(got: argparse.Namespace) -> None:
     ready_to_write(got.out)
+    head = header()
     found = measure(
         ShardSet.open(got.shards), batches=got.batches, changes=got.changes, batch_size=got.batch_size,
         threads=got.threads,
     )  # fmt: skip
-    write(got.out, {**header(), **found}, indent=None)
+    write(got.out, {**head, **found}, indent=None)
     steps = max(1, len(found["curve"]) // 10)
     for row in found["curve"][::steps]:
         print(f"batch {row[0]:>8,}  stage {row[1]:>3}  {row[2]:8.1f} MiB  {row[3]:>4} files  {row[4]:>3} threads")

@@ -192,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(got: argparse.Namespace) -> None:
     ready_to_write(got.out)
+    head = header()
     runs: list[dict[str, Any]] = []
     bytes_of: dict[int, float] = {}
     orders: tuple[Order, ...] = ("full", "block")
@@ -210,7 +211,7 @@ def _run(got: argparse.Namespace) -> None:
                     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
                         runs.append(pool.submit(measure, root, order, cold=cold, batches=got.batches).result())
     print(table(runs))
-    write(got.out, {**header(), "resolutions": RESOLUTIONS, "index_bytes_a_sample": bytes_of, "runs": runs})
+    write(got.out, {**head, "resolutions": RESOLUTIONS, "index_bytes_a_sample": bytes_of, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -243,11 +243,12 @@ def _run(got: argparse.Namespace) -> None:
         if not 0 < getattr(got, name) < math.inf:
             raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(got, name)}, expected above 0; raise it")
     ready_to_write(got.out)
+    head = header("resolute-storage-1")
     rows = measure(got)
     print(table(rows))
     settings = {name: value for name, value in vars(got).items() if name not in ("shards", "out")}
     settings["set"] = got.shards.resolve().name
-    write(got.out, {**header("resolute-storage-1"), "settings": settings, "rows": rows})
+    write(got.out, {**head, "settings": settings, "rows": rows})
     print(f"written: {got.out}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import resource
@@ -62,10 +61,10 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 class GpuUse:
-    """Part of the time in which the GPU ran kernels, from NVML where its package (nvidia-ml-py) is installed."""
+    """Part of the time in which the GPU ran kernels, from NVML."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on = device.type == "cuda" and importlib.util.find_spec("pynvml") is not None
+        self._on = device.type == "cuda"
         self._device, self._asked = device, 0.0
 
     def ask(self) -> float | None:
@@ -75,6 +74,6 @@ class GpuUse:
         self._asked = time.monotonic()
         try:
             return torch.cuda.utilization(self._device) / 100
-        except Exception:  # why: what NVML cannot do (MIG, some containers) must not end a run; the table shows "-"
+        except Exception:  # why: what NVML cannot do (MIG, some containers) ends no run; the table shows "-"
             self._on = False
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ class Meter:
     ) -> None:
         """`loss`: this rank's part of the mean. `wait_s`: host time blocked for the batch. `compute_s`: host time of
         the step (on a GPU: of its launch). Clocks are the rank's own: the log has the first one's."""
+        compute_s += self._drain_s(spec)
         sums = self.sums
         sums["samples"] += spec.global_size
         sums["steps"] += 1
@@ -116,10 +118,19 @@ class Meter:
             self.flush()
 
     def eval_step(self, spec: BatchSpec, counts: torch.Tensor, *, elapsed_s: float) -> None:
+        elapsed_s += self._drain_s(spec)
         self._counts += counts
         self.sums["eval_samples"] += spec.global_size
         self.sums["eval_s"] += elapsed_s
         self.elapsed_s += elapsed_s
+
+    def _drain_s(self, spec: BatchSpec) -> float:
+        """Time until a GPU has done the last batch of an epoch or validation: what follows has a clock of its own."""
+        if not spec.last or self._device.type != "cuda":
+            return 0.0
+        began = time.perf_counter()
+        torch.cuda.synchronize(self._device)  # sync: the epoch's time ends with its last kernel
+        return time.perf_counter() - began
 
     def flush(self) -> int:
         """Write the steps so far to the log; returns its length. Raises `NotFinite` if a loss is."""
@@ -140,8 +151,6 @@ class Meter:
         Accuracies are parts of one, losses of validation plain cross-entropy; None (as `eval_res`) where nothing was
         validated. `memory_bytes` is the peak, `gpu_frac` None where NVML tells nothing.
         """
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # sync: the epoch's time ends with its last kernel
         self.flush()
         sums = self.sums
         names = ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")

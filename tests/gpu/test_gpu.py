@@ -14,7 +14,7 @@ from pipeline.recipe import Augment, Recipe, Stage
 from pipeline.shards import ShardSet
 from train.__main__ import main
 from train.loop import Learner
-from train.meters import read_log
+from train.meters import Meter, NoLog, read_log
 
 pytestmark = pytest.mark.gpu
 
@@ -63,6 +63,19 @@ def test_a_learner_learns_one_batch_by_heart(shard_set: ShardSet, amp: str) -> N
         losses = [float(learner.train_step(batch)[0]) for batch in loader]
     assert all(map(math.isfinite, losses))
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_time_of_an_epoch_ends_with_its_last_kernel(shard_set: ShardSet, tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=7)
+    first, last = (plan.batch(index) for index in (0, plan.segments[0].batches - 1))
+    meter, loss = Meter(NoLog(tmp_path / "run.jsonl"), device=device), torch.zeros((), device=device)
+    for spec, least_s in ((first, 0.0), (last, 0.05)):
+        torch.cuda._sleep(500_000_000)  # cycles: 0.2 s or so
+        before = meter.sums["train_s"]
+        meter.step(spec, loss, 0.1, momentum=0.9, wait_s=0.0, compute_s=0.0)
+        assert least_s <= meter.sums["train_s"] - before < 2.0
+    assert meter.elapsed_s == meter.sums["train_s"]
 
 
 def test_a_run_on_the_gpu_saves_resumes_and_ends(shard_root: Path, tmp_path: Path) -> None:

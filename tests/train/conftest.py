@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
+
+
+def stages(*tables: tuple[int, int, int]) -> str:
+    """A recipe's stages, of (res, epochs, batch size)."""
+    lines = "[[stages]]\nres = {}\nepochs = {}\nbatch_size = {}\n"
+    return "".join(lines.format(*table) for table in tables)
+
+
 RECIPE = """
 seed = 5
 [model]
@@ -108,7 +117,7 @@ def without_clocks(log: Path) -> list[dict[str, Any]]:
     ]
 
 
-SMALL = """
+SMALL = f"""
 seed = 3
 [model]
 name = "test_resnet"
@@ -121,15 +130,7 @@ amp = "off"
 [eval]
 batch_size = 8
 flip = true
-[[stages]]
-res = 32
-epochs = 1
-batch_size = 16
-[[stages]]
-res = 48
-epochs = 2
-batch_size = 16
-"""
+{stages((32, 1, 16), (48, 2, 16))}"""
 
 
 @pytest.fixture(scope="session")
@@ -142,3 +143,12 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
     assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
     return folder / "small"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """why: such small steps do not gain from more, and lose much to them on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -25,19 +25,10 @@ from train.loop import Learner
 from train.ranks import Ranks, _tell
 from train.warmup import shapes
 
-from .conftest import ROOT, without_clocks
+from .conftest import ROOT, stages, without_clocks
 
 CPU, DRIVER = torch.device("cpu"), Path(__file__).with_name("ranks_driver.py")
-STAGES = """
-[[stages]]
-res = 32
-epochs = 1
-batch_size = 16
-[[stages]]
-res = 48
-epochs = 1
-batch_size = 11
-"""
+STAGES = stages((32, 1, 16), (48, 1, 11))
 # no statistics of batches: what a sample gives does not depend on who else is in its process
 EQUAL = """
 seed = 3
@@ -56,6 +47,11 @@ precision = {{ amp = "off" }}
 ema = {{ decay = 0.9 }}
 eval = {{ batch_size = 8 }}
 {STAGES}"""
+EARLY = f"""
+model = {{ name = "test_resnet" }}
+stop = {{ patience = 1, min_delta = 0.99 }}
+precision = {{ amp = "off" }}
+{stages((32, 9, 16))}"""
 
 
 class Made:
@@ -63,7 +59,7 @@ class Made:
 
     def __init__(self, folder: Path, shards: Path) -> None:
         self.folder, self.shards = folder, shards
-        for name, text in (("equal", EQUAL), ("statistics", STATISTICS)):
+        for name, text in (("equal", EQUAL), ("statistics", STATISTICS), ("early", EARLY)):
             (folder / f"{name}.toml").write_text(text)
 
     def words(self, runs: str) -> list[str]:
@@ -109,12 +105,13 @@ def told_to_end(made: Made) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def driven(made: Made, told_to_end: subprocess.CompletedProcess[str]) -> str:
-    """What was printed by three ranks (the whole run, the cut run gone on with, one with batch statistics), then by two
-    of which one is killed."""
+    """What was printed by three ranks (the whole run, the cut run gone on with, one with batch statistics, one that
+    stops early), then by two of which one is killed."""
     shutil.copytree(made.folder / "cut" / "equal", made.folder / "three" / "cut")
     shards, equal = str(made.shards), str(made.folder / "equal.toml")
     lines = [[shards, equal, str(made.folder / "three" / name)] for name in ("cut", "whole")]
-    lines.append([shards, str(made.folder / "statistics.toml"), str(made.folder / "three" / "statistics")])
+    for name in ("statistics", "early"):
+        lines.append([shards, str(made.folder / f"{name}.toml"), str(made.folder / "three" / name)])
     (made.folder / "killed").mkdir()
     done = made.drive([
         [3, 0, str(made.folder / "three"), "", -1, *lines],
@@ -142,7 +139,7 @@ def assert_same_within_rounding(got: Path, expected: Path) -> None:
 
 def test_three_ranks_train_as_one_does(made: Made, alone: Path, driven: str) -> None:
     assert_same_within_rounding(made.folder / "three" / "whole", alone)
-    for name in ("whole", "statistics"):
+    for name in ("whole", "statistics", "early"):
         assert driven.count(f"{made.folder / 'three' / name}: starting") == 1  # only the first rank prints
 
 
@@ -199,6 +196,13 @@ def test_all_ranks_are_validated_with_the_first_ones_statistics(
     record = [r for r in without_clocks(folder / "run.jsonl") if r["kind"] == "epoch"][-1]
     got = [record[name] for name in ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")]
     assert got == pytest.approx(counts.tolist())
+
+
+def test_ranks_stop_early_together(made: Made, driven: str) -> None:
+    assert driven.count("stopped early: top-1 no better than") == 1
+    epochs = [r["epoch"] for r in without_clocks(made.folder / "three" / "early" / "run.jsonl") if r["kind"] == "epoch"]
+    assert epochs == [0, 1]
+    assert len(made.seen("three/early")) == 10  # two epochs of 5 steps, on each rank
 
 
 def test_what_ranks_put_together(made: Made, driven: str) -> None:

@@ -12,22 +12,16 @@ from tests.s3 import running_s3
 from train.__main__ import main
 from train.meters import read_log
 
-RECIPE = """
+from .conftest import stages
+
+RECIPE = f"""
 [model]
 name = "test_resnet"
 [data]
 on_bad_sample = "skip"
 [augment]
 policy = "randaugment"
-[[stages]]
-res = 32
-epochs = 1
-batch_size = 16
-[[stages]]
-res = 48
-epochs = 1
-batch_size = 16
-order = "block"
+{stages((32, 1, 16), (48, 1, 16))}order = "block"
 """
 
 

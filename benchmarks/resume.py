@@ -1,0 +1,245 @@
+"""Does a run that is killed again and again end as if nothing had happened, with everything on?
+
+    python -m benchmarks.resume --shards shards --res 64,96
+
+Everything: torch.compile, bf16, EMA, unfreezing, Lookahead, accumulation, clipping, mixup and cutmix, RandAugment,
+dropout, label smoothing. One rank killed at random steps must give the uninterrupted run's losses and weights bit for
+bit. Two ranks, killed, then one, killed, then two again must give them within rounding: there without bf16, dropout
+and batch statistics, which depend on who shares a rank's batch. Each rank writes down which samples it trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.command import Parser
+from pipeline.errors import ResoluteError
+from pipeline.plan import Plan
+from pipeline.recipe import Recipe
+from pipeline.shards import ShardSet
+from train.meters import read_log
+
+from .shell import command, header, ready_to_write, write
+
+__all__ = ["main"]
+
+_RECIPE = """
+seed = 7
+[model]
+name = "{model}"
+options = {{ drop_rate = {drop} }}
+[optim]
+name = "sgd"
+lr = 0.05
+clip_norm = 1.0
+accumulate = 2
+smoothing = 0.1
+lookahead = 5
+[precision]
+amp = "{amp}"
+compile = true
+[ema]
+decay = 0.95
+[augment]
+policy = "randaugment"
+mixup_alpha = 0.2
+cutmix_alpha = 1.0
+mix_prob = 0.7
+mix_per = "sample"
+[eval]
+batch_size = 64
+[freeze]
+mode = "unfreeze"
+[[stages]]
+res = {small}
+epochs = 2
+batch_size = 64
+fraction = {fraction}
+unfreeze_to = "{layer}"
+[[stages]]
+res = {large}
+epochs = 2
+batch_size = 64
+fraction = {fraction}
+"""
+_ONE = {"model": "test_resnet", "drop": 0.2, "amp": "bf16", "layer": "layer2"}
+_MANY = {"model": "test_convnext", "drop": 0.0, "amp": "off", "layer": "stages.2"}
+_EVERY = 4  # steps between checkpoints
+_ATTEMPT_S = 1800  # no attempt takes as long
+
+
+class Run:
+    """One run of `recipe`, over as many attempts as it takes."""
+
+    def __init__(self, folder: Path, shards: Path, recipe: Path) -> None:
+        self.folder, self._recipe = folder / "run", recipe
+        self._words = ["--shards", str(shards), "--recipe", str(recipe), "--runs", str(folder), "--run", "run",
+                       "--device", "cpu", "--save-every-steps", str(_EVERY)]  # fmt: skip
+        self._seen = folder / "seen"
+        folder.mkdir(parents=True)
+
+    def go(self, ranks: int, *, until: int | None = None) -> float:
+        """Train on so many ranks, all killed once a rank begins step `until`; s it took. Raises `ResoluteError`."""
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+        words = [sys.executable, *launch, "-m", __spec__.name, "--rank-of", str(self._seen), *self._words]
+        began = time.perf_counter()
+        with tempfile.TemporaryFile("w+") as told:
+            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=told)
+            while process.poll() is None and time.perf_counter() - began < _ATTEMPT_S:
+                if until is not None and any(line[0] >= until for line in self._lines()):
+                    self._kill(process)
+                    for file in self._files():  # what counts is what the next attempt adds
+                        file.rename(file.with_suffix(f".{len(list(file.parent.glob('*.old*')))}.old"))
+                    return time.perf_counter() - began
+                time.sleep(0.02)
+            if process.poll() is None:
+                self._kill(process)
+            if process.wait() or until is not None:
+                told.seek(0)
+                last = (told.read().strip().splitlines() or ["nothing on stderr"])[-1]
+                expected = "0" if until is None else f"to be killed at step {until}"
+                raise ResoluteError(
+                    f"{self._recipe.stem}: ended with status {process.returncode}, expected {expected}: {last}"
+                )
+        return time.perf_counter() - began
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        """At once, and all of them: torchrun, which would start its ranks again, then these."""
+        process.kill()
+        process.wait()
+        for pid in {line[2] for line in self._lines()} - {process.pid}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _files(self) -> list[Path]:
+        return [file for file in self._seen.parent.glob(f"{self._seen.name}.*") if file.suffix != ".old"]
+
+    def _lines(self, old: bool = False) -> Iterable[list[Any]]:
+        files = self._seen.parent.glob(f"{self._seen.name}.*") if old else self._files()
+        for file in files:
+            yield from (json.loads(line) for line in file.read_text().splitlines(keepends=True) if line[-1] == "\n")
+
+    def samples(self) -> dict[int, list[frozenset[int]]]:
+        """By step, what each rank of each attempt trained on."""
+        found: dict[int, list[frozenset[int]]] = {}
+        for step, ids, _ in self._lines(old=True):
+            found.setdefault(step, []).append(frozenset(ids))
+        return found
+
+    def losses(self) -> dict[int, float]:
+        return {r["step"]: r["loss"] for r in read_log(self.folder / "run.jsonl") if r["kind"] == "step"}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        state = torch.load(self.folder / "last.pt", weights_only=True)
+        return {f"{part}.{name}": value for part in ("model", "ema") for name, value in state[part].items()}
+
+
+def as_rank(seen: str, words: Sequence[str]) -> int:
+    """`python -m train` in this process, which notes the samples of each step before it takes it."""
+    from train import loop
+    from train.__main__ import main as train
+
+    step, file = loop.Learner.train_step, Path(f"{seen}.{os.environ.get('RANK', '0')}")
+
+    def noting(learner: loop.Learner, batch: Any) -> tuple[torch.Tensor, float]:
+        with file.open("a", encoding="utf-8") as lines:
+            print(json.dumps([batch.spec.step, batch.spec.ids.tolist(), os.getpid()]), file=lines)
+        return step(learner, batch)
+
+    loop.Learner.train_step = noting  # type: ignore[assignment, method-assign]
+    return train(list(words))
+
+
+def compared(got: Run, expected: Run, planned: dict[int, frozenset[int]]) -> dict[str, Any]:
+    """How far a run is from the uninterrupted one: 0.0 is bit for bit."""
+    ours, theirs, losses, wanted = got.weights(), expected.weights(), got.losses(), expected.losses()
+    seen = got.samples()
+    return {
+        "steps": len(losses), "same_steps": losses.keys() == wanted.keys(),
+        "loss_apart_max_frac": max(abs(losses[step] - wanted[step]) / wanted[step] for step in losses.keys() & wanted),
+        "weights_apart_max": max(float((ours[n].double() - theirs[n].double()).abs().max()) for n in theirs),
+        "weights_max": max(float(value.double().abs().max()) for name, value in theirs.items() if "track" not in name),
+        # of several attempts at a step each rank's part lies in the planned batch, and together they are all of it
+        "planned_samples": seen.keys() == planned.keys() and all(
+            frozenset().union(*parts) == planned[step] for step, parts in seen.items()),
+    }  # fmt: skip
+
+
+def measure(shards: ShardSet, root: Path, folder: Path, *, small: int, large: int, steps: int, kills: int,
+            seed: int) -> dict[str, Any]:  # fmt: skip
+    """Both comparisons; `steps` of training each, about, in four epochs."""
+    size = {"small": small, "large": large, "fraction": min(1.0, steps / 4 * 64 / len(shards.splits["train"]))}
+    found: dict[str, Any] = {}
+    for name, values in (("one_rank", _ONE), ("two_one_two", _MANY)):
+        recipe = folder / f"{name}.toml"
+        recipe.write_text(_RECIPE.format(**values, **size), encoding="utf-8")
+        parsed = Recipe.load(recipe)
+        plan = Plan(shards, parsed.stages, seed=parsed.seed, eval_batch_size=64)
+        planned = {spec.step: frozenset(spec.ids.tolist()) for spec in map(plan.batch, range(plan.total_batches))
+                   if spec.split == "train"}  # fmt: skip
+        change = next(s.first_step for s in plan.segments if (s.stage, s.split) == (1, "train"))
+        whole, cut = Run(folder / name / "whole", root, recipe), Run(folder / name / "cut", root, recipe)
+        took = [whole.go(1)]
+        print(f"{name}: {len(planned)} steps, uninterrupted in {took[0]:.0f} s", flush=True)
+        if name == "one_rank":
+            drawn = random.Random(seed).sample([s for s in range(2, len(planned)) if abs(s - change) > 1], kills - 2)
+            cues = [(1, step) for step in sorted([*drawn, change, change + 1])]
+        else:
+            cues = [(2, change // 2), (1, change + 2)]
+        for ranks, step in cues:
+            took.append(cut.go(ranks, until=step))
+            print(f"{name}: {ranks} rank(s) killed at step {step}, after {took[-1]:.0f} s", flush=True)
+        took.append(cut.go(1 if name == "one_rank" else 2))
+        found[name] = {"recipe": recipe.read_text(encoding="utf-8"), "killed": cues, "took_s": took,
+                       **compared(cut, whole, planned)}  # fmt: skip
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == ["--rank-of"]:  # how the runs of this file call it
+        return as_rank(words[1], words[2:])
+    parser = Parser(prog="python -m benchmarks.resume", description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--shards", type=Path, required=True, metavar="DIR", help="folder that `make shards` wrote")
+    add("--res", default="64,96", metavar="PX,PX", help="of the two stages (default: %(default)s)")
+    add("--steps", type=int, default=48, metavar="N", help="of training, about (default: %(default)s)")
+    add("--kills", type=int, default=6, metavar="N", help="of the single rank, two at the stage change (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="of the steps at which it is killed (default: %(default)s)")
+    add("--out", type=Path, default=Path("benchmarks/results/resume.json"), metavar="FILE")
+    return command(parser, _run, words)
+
+
+def _run(got: argparse.Namespace) -> None:
+    small, large = (int(word) for word in got.res.split(","))
+    shards = ShardSet.open(got.shards, resolutions=(small, large))
+    ready_to_write(got.out)
+    head = header("resolute-resume-1")
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(shards, got.shards, Path(folder), small=small, large=large, steps=got.steps, kills=got.kills,
+                        seed=got.seed)  # fmt: skip
+    write(got.out, {**head, **found})
+    for name, one in found.items():
+        print(f"{name}: {len(one['killed'])} kills, {one['steps']} steps; planned samples: {one['planned_samples']}; "
+              f"largest difference of a loss {one['loss_apart_max_frac']:.1e} of it, of a weight "
+              f"{one['weights_apart_max']:.1e} (largest weight {one['weights_max']:.1f})")  # fmt: skip
+    print(f"written: {got.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""A run that freezes goes on after any cut as if there had been none, and meets nothing that it did not warm up."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.loader import Batch
+from train import loop
+from train.__main__ import main
+from train.loop import Learner
+from train.warmup import rehearsal, warm_up
+
+from .conftest import without_clocks
+from .test_freeze import CPU, EACH, _batch, _learner, _recipe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+@pytest.mark.parametrize(("amp", "optim"), [
+    ("off", {"name": "sgd", "lr": 0.1, "clip_norm": 1.0}), ("bf16", {"name": "adamw", "lr": 0.01})
+])  # fmt: skip
+@pytest.mark.parametrize(("mode", "names"), [
+    ("unfreeze", ("none", "layer3", None)), ("freeze", (None, "layer2", "all"))
+])  # fmt: skip
+def test_a_run_cut_at_any_step_goes_on_bit_for_bit(
+    mode: str, names: tuple[Any, ...], amp: str, optim: dict[str, Any]
+) -> None:
+    recipe = _recipe(mode, *names, optim=optim, schedule={"kind": "onecycle_stage"}, precision={"amp": amp})
+    learner, total, states, losses = _learner(recipe), EACH * len(names), [], []
+    for step in range(total):
+        states.append(_saved(learner))
+        losses.append(learner.train_step(_batch(step))[0].item())
+    for cut in range(1, total) if amp == "off" else (2, 4):  # bf16 is slow on many CPUs
+        again = _learner(recipe)
+        again.load_state_dict(states[cut])
+        _as_before_a_start(again)
+        assert [again.train_step(_batch(step))[0].item() for step in range(cut, total)] == losses[cut:]
+        assert again.ema is not None
+        assert learner.ema is not None
+        for ours, theirs in ((again.network, learner.network), (again.ema.module, learner.ema.module)):
+            for name, value in theirs.state_dict().items():
+                assert torch.equal(ours.state_dict()[name], value), (cut, name)
+
+
+def _saved(learner: Learner) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(learner.state_dict(), file)
+    file.seek(0)
+    state: dict[str, Any] = torch.load(file, weights_only=True)
+    return state
+
+
+def _as_before_a_start(learner: Learner) -> None:
+    """Warm-up and rehearsal of all stages, which must leave no trace."""
+    with rehearsal(learner.network, learner.gradients) as step:
+        for stage in range(len(learner.recipe.stages)):
+            step(_batch(EACH * stage))
+    for stages in learner.freezer.stages_by_set:
+        learner.freezer.enter(stages[0])
+        warm_up(learner.network, [("train", 32, 8)], device=CPU, dtype=torch.float32, channels_last=True, accumulate=1,
+                autocast=learner.autocast())  # fmt: skip
+
+
+FROZEN = ['unfreeze_to = "none"', 'unfreeze_to = "layer3"', ""]
+
+
+@pytest.fixture(scope="module")
+def frozen_words(recipe_file: Path, shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command line of the tiny run with three trainable sets; stages change at steps 6 and 16."""
+    parts = recipe_file.read_text().split("[[stages]]")
+    text = parts[0] + '[precision]\namp = "off"\n[freeze]\nmode = "unfreeze"\n'
+    text += "".join(f"[[stages]]\n{line}{part}" for line, part in zip(FROZEN, parts[1:], strict=True))
+    path = tmp_path_factory.mktemp("frozen") / "tiny.toml"
+    path.write_text(text)
+    return ["--shards", str(shard_root), "--recipe", str(path), "--device", "cpu", "--threads", "1",
+            "--save-every-steps", "3", "--runs"]  # fmt: skip
+
+
+Pair = tuple[bool, torch.Size, int]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pair | None]:
+    """(training, shape, trainable parameters) of each forward pass; None where the first step begins."""
+    found: list[Pair | None] = []
+    networks: list[nn.Module] = []
+    build, train_step = loop.build_model, Learner.train_step
+
+    def note(network: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if network is networks[-1]:  # and not its average
+            found.append((network.training, given[0].shape, sum(p.requires_grad for p in network.parameters())))
+
+    def built(*args: Any, **kwargs: Any) -> nn.Module:
+        networks.append(build(*args, **kwargs))
+        networks[-1].register_forward_pre_hook(note)
+        return networks[-1]
+
+    def stepped(self: Learner, batch: Batch) -> Any:
+        if None not in found:
+            found.append(None)
+        return train_step(self, batch)
+
+    monkeypatch.setattr(loop, "build_model", built)
+    monkeypatch.setattr(Learner, "train_step", stepped)
+    return found
+
+
+class Cut(Exception):
+    pass
+
+
+def test_a_run_meets_no_shape_and_trainable_set_that_warm_up_did_not_and_resumes_exactly(
+    frozen_words: list[str], seen: list[Pair | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([*frozen_words, str(tmp_path / "whole")]) == 0
+    start = seen.index(None)
+    assert {pair[2] for pair in seen[start + 1 :] if pair and pair[0]} == {2, 23, 47}
+    assert set(seen[start + 1 :]) <= {*seen[:start]}
+    train_step = Learner.train_step
+    for cut in (8, 14):  # goes on from step 6, just at a border, and from 12, inside of a stage
+
+        def cutting(self: Learner, batch: Batch, cut: int = cut) -> Any:
+            if batch.spec.step == cut:
+                raise Cut
+            return train_step(self, batch)
+
+        runs = tmp_path / str(cut)
+        with monkeypatch.context() as patch:
+            patch.setattr(Learner, "train_step", cutting)
+            with pytest.raises(Cut):
+                main([*frozen_words, str(runs)])
+        assert main([*frozen_words, str(runs)]) == 0
+        assert _results(runs) == _results(tmp_path / "whole")
+
+
+def _results(runs: Path) -> list[dict[str, Any]]:
+    found = [record for record in without_clocks(runs / "tiny" / "run.jsonl") if record["kind"] in ("step", "epoch")]
+    assert len(found) == 31
+    return found

@@ -1,0 +1,94 @@
+"""Norms become what the recipe asks for, under the names that they had."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pipeline.errors import ResoluteError
+from pipeline.recipe import Model
+from train.model import build_model
+from train.norms import GhostBatchNorm, batch_norms, set_norms
+
+from .nets import CPU, names_of, net, some_images
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+def _ghost_oracle(x: torch.Tensor, groups: int, norm: nn.BatchNorm2d) -> torch.Tensor:
+    parts = []
+    for part in x.tensor_split(groups):
+        mean, var = part.mean((0, 2, 3)), part.var((0, 2, 3), unbiased=False)
+        n = part.numel() / part.shape[1]
+        norm.running_mean.mul_(0.9).add_(0.1 * mean)
+        norm.running_var.mul_(0.9).add_(0.1 * var * n / (n - 1))
+        scaled = (part - mean[:, None, None]) / (var[:, None, None] + norm.eps).sqrt()
+        parts.append(scaled * norm.weight[:, None, None] + norm.bias[:, None, None])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize(("samples", "groups"), [(8, 2), (11, 2), (3, 1), (13, 3)])
+def test_ghost_norms_normalise_groups_of_the_batch_and_use_all_statistics(samples: int, groups: int) -> None:
+    plain = nn.BatchNorm2d(3)
+    nn.init.normal_(plain.weight)
+    ghost, x = GhostBatchNorm(plain, 4), torch.randn(samples, 3, 5, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(ghost(x), _ghost_oracle(x, groups, plain), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ghost.state_dict() | {"num_batches_tracked": 0}, plain.state_dict() | {
+            "num_batches_tracked": 0})  # fmt: skip
+        torch.testing.assert_close(ghost.eval()(x), plain.eval()(x))
+
+
+def test_group_norms_take_the_place_of_batch_norms_with_their_activations() -> None:
+    plain, network = net("test_efficientnet"), net("test_efficientnet", norm="group", norm_groups=32)
+    assert not batch_norms(network)
+    for name, norm in plain.named_modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            other = network.get_submodule(name)
+            x = torch.randn(2, norm.num_features, 3, 3)
+            groups = next(g for g in range(min(32, norm.num_features), 0, -1)
+                          if norm.num_features % g == 0 and 32 % g == 0)  # fmt: skip
+            expected = norm.act(functional.group_norm(x, groups, norm.weight, norm.bias, norm.eps))
+            torch.testing.assert_close(other(x), expected)
+    images = some_images()
+    one = network.train()(images)[0]
+    torch.testing.assert_close(network(images[:1])[0], one, rtol=1e-3, atol=1e-4)  # a sample alone, as in any batch
+
+
+def test_batch_norm_momentum_is_the_weight_of_a_batch_in_the_statistics() -> None:
+    network, seen = net(bn_momentum=0.03), {}
+    norm = network.conv1[1]
+    norm.register_forward_pre_hook(lambda _, given: seen.update(x=given[0].detach()))
+    network.train()(some_images())
+    torch.testing.assert_close(norm.running_mean, 0.03 * seen["x"].mean((0, 2, 3)))
+
+
+def test_sync_norms_keep_names_and_activations_and_are_refused_where_nothing_would_be_synchronised() -> None:
+    plain = net("test_efficientnet")
+    network = set_norms(copy.deepcopy(plain), Model(norm="sync"), ranks=2, device=torch.device("cuda"))
+    assert names_of(network) == names_of(plain)
+    assert all(isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(network))
+    torch.testing.assert_close(network.eval()(some_images()), plain.eval()(some_images()))
+    for ranks, device in ((1, "cuda"), (2, "cpu")):
+        with pytest.raises(ResoluteError, match=rf"got sync with {ranks} rank\(s\) on {device}, expected several GPUs"):
+            set_norms(plain, Model(norm="sync"), ranks=ranks, device=torch.device(device))
+    model = Model(name="test_resnet", norm="sync")
+    assert names_of(build_model(model, classes=7, channels_last=True, device=CPU, trains=False)) == names_of(net())
+
+
+@pytest.mark.parametrize("keys", [{"norm": "ghost"}, {"bn_momentum": 0.2}])
+def test_settings_of_batch_norms_are_refused_for_models_without(keys: dict[str, Any]) -> None:
+    with pytest.raises(ResoluteError, match="test_vit has no batch norms"):
+        net("test_vit", options={"img_size": 32}, **keys)
+
+
+def test_group_norms_take_the_weights_of_batch_norms(tmp_path: Path) -> None:
+    source, path = net(), tmp_path / "weights.pth"
+    nn.init.normal_(source.conv1[1].weight)
+    torch.save(source.state_dict(), path)
+    assert net(norm="group", weights=str(path)).conv1[1].weight.equal(source.conv1[1].weight)
