@@ -68,19 +68,19 @@ lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] dra
 	@$(PY) -m train.draw_lr --recipe '$(RECIPE)' $(if $(SAMPLES),--samples '$(SAMPLES)',--shards '$(SHARDS)')
 
 plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m] [GPU_MEMORY_GIB=24] what a run will take, and what would fit
-	@$(LAUNCH) -m train --plan --shards '$(SHARDS)' --recipe '$(RECIPE)' $(call option,DEVICE,device) \
+	@$(LAUNCH) train --plan --shards '$(SHARDS)' --recipe '$(RECIPE)' $(call option,DEVICE,device) \
 	$(call option,FOLDS,folds) $(call option,BUDGET,budget) $(call option,GPU_MEMORY_GIB,gpu-memory-gib) \
 	$(call option,JSON,json)
 
 # GPUS=8: one process each; several machines run the same command with NODES=2 HEAD=first-machine:29400 besides
-# why the variable: a store that outlives a restart has the addresses of the dead
+# why the variable: a store that outlives a restart has the addresses of the dead; why --: torchrun has a --run-path
 RESTARTS ?= 3
 LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-m torch.distributed.run \
 	--nproc-per-node '$(GPUS)' --max-restarts '$(RESTARTS)' $(if $(HEAD),--nnodes '$(or $(NODES),1)' \
-	--rdzv-backend c10d --rdzv-endpoint '$(HEAD)' --rdzv-id '$(or $(RUN),resolute)',--standalone))
+	--rdzv-backend c10d --rdzv-endpoint '$(HEAD)' --rdzv-id '$(or $(RUN),resolute)',--standalone) -m --,-m)
 
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8]; again: resume
-	@$(LAUNCH) -m train --shards '$(SHARDS)' --recipe '$(RECIPE)' $(call option,RUN,run) $(call option,DEVICE,device) \
+	@$(LAUNCH) train --shards '$(SHARDS)' --recipe '$(RECIPE)' $(call option,RUN,run) $(call option,DEVICE,device) \
 	$(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(if $(TENSORBOARD),--tensorboard) \
 	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(if $(CALIBRATE),--calibrate)
 

@@ -94,8 +94,9 @@ class Run:
 
     def go(self, ranks: int, *, until: int | None = None) -> float:
         """Train on so many ranks, all killed once a rank begins step `until`; s it took. Raises `ResoluteError`."""
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        words = [sys.executable, *launch, "-m", __spec__.name, "--rank-of", str(self._seen), *self._words]
+        several = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "--"]
+        words = [sys.executable, "-m", *(several if ranks > 1 else []), __spec__.name, "--rank-of", str(self._seen),
+                 *self._words]  # fmt: skip
         began = time.perf_counter()
         with tempfile.TemporaryFile("w+") as told:
             process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.run
 
 from pipeline.errors import ResoluteError
 from pipeline.loader import Loader
@@ -231,6 +233,19 @@ def test_every_rank_warms_up_as_many_shapes(shard_set: ShardSet) -> None:
                       for s in plan.segments for k in range(s.batches)}  # fmt: skip
             assert set(found) == wanted
         assert [shape[:2] for shape in each[0]] == [shape[:2] for shape in each[1]]
+
+
+@pytest.mark.parametrize("more", [[], ["NODES=1:2", "HEAD=first:29400"]])
+def test_make_hands_torchrun_the_words_of_a_run(more: list[str]) -> None:
+    """And none of them is taken for one of torchrun's, such as --run for its --run-path."""
+    words = ["make", "-n", "train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    _, _, line = done.stdout.replace("\\\n", " ").rpartition("torch.distributed.run")
+    got = torch.distributed.run.parse_args(shlex.split(line))
+    assert (got.module, got.training_script, got.nproc_per_node) == (True, "train", "2")
+    assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
+    assert got.training_script_args == ["--shards", "s", "--recipe", "train/recipes/demo.toml", "--run", "x",
+                                        "--from", "best.pt"]  # fmt: skip
 
 
 def test_an_error_of_all_ranks_is_told_once() -> None:
