@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 from pipeline.errors import ResoluteError
 from pipeline.loader import Loader
-from pipeline.memory import fault_in
 from pipeline.plan import BatchSpec, Plan
 from pipeline.recipe import Recipe
 from pipeline.shards import ShardSet
@@ -31,17 +30,15 @@ from .device import device_name
 from .fit import DoesNotFit
 from .forecast import Forecast, calibration, forecast, table
 from .loop import Learner, run_batches
-from .machine import describe, peak_memory_bytes, reset_peak_memory
+from .machine import describe, reset_peak_memory
 from .meters import Meter, NoLog, RunLog
 from .prepare import Options, prepare
 from .ranks import Ranks
 from .report import EPOCH_HEADER, Reports, epoch_line
 from .stop import NotFinite, Progress, finite
-from .warmup import rehearsal, shapes, warm_up
+from .warmup import memory_to_spare, rehearsal, shapes, warm_up
 
 __all__ = ["Options", "run", "session"]
-
-_SPARE_FRAC = 0.25  # of the memory of the largest step, on a CPU
 
 
 def run(options: Options, ranks: Ranks | None = None) -> int:
@@ -144,12 +141,9 @@ class _Session:
     def ready(self) -> Iterator[Loader]:
         """The loader at the run's next batch, when every shape is warmed up."""
         with self._loader(self._decode(), start=self.position) as loader:
-            device = self.learner.device
-            before = peak_memory_bytes(device)
-            self._warm_up()
-            if device.type == "cpu":
-                fault_in(int((1 + _SPARE_FRAC) * (peak_memory_bytes(device) - before)))
-            reset_peak_memory(device)
+            with memory_to_spare(self.learner.device):
+                self._warm_up()
+            reset_peak_memory(self.learner.device)
             yield loader
 
     def forecast(self, loader: Loader, *, began: float, folds: int = 1) -> Forecast:

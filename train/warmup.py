@@ -10,11 +10,15 @@ import torch
 from torch import nn
 
 from pipeline.loader import Batch
+from pipeline.memory import fault_in
 from pipeline.plan import Plan
 
 from .fit import DoesNotFit
+from .machine import peak_memory_bytes
 
-__all__ = ["rehearsal", "shapes", "warm_up"]
+__all__ = ["memory_to_spare", "rehearsal", "shapes", "warm_up"]
+
+_SPARE_FRAC = 0.25
 
 
 def shapes(
@@ -66,6 +70,15 @@ def warm_up(
                 raise DoesNotFit(split, res, size) from None
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # sync: warm-up ends before the clock starts
+
+
+@contextlib.contextmanager
+def memory_to_spare(device: torch.device) -> Iterator[None]:
+    """Around the warm-up of a run: on a CPU malloc then has what it took in hand, and a quarter more."""
+    before = peak_memory_bytes(device)
+    yield
+    if device.type == "cpu":
+        fault_in(int((1 + _SPARE_FRAC) * (peak_memory_bytes(device) - before)))
 
 
 @contextlib.contextmanager

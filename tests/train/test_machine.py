@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import time
 
 import pytest
+import torch
 
-from train.machine import process_age_s
+from train.machine import GpuUse, describe, peak_memory_bytes, process_age_s
 
 
 def test_the_age_of_a_process_counts_real_time_from_its_start() -> None:
@@ -15,3 +18,33 @@ def test_the_age_of_a_process_counts_real_time_from_its_start() -> None:
     time.sleep(0.5)
     assert process_age_s() - before == pytest.approx(time.perf_counter() - began, abs=0.2)
     assert before > time.process_time() / (os.cpu_count() or 1)  # it has worked before this
+
+
+def test_gpu_use_is_asked_now_and_then_and_given_up_where_nothing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, cuda = [10.0], torch.device("cuda")
+    monkeypatch.setattr("train.machine.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 40)
+    use = GpuUse(cuda)
+    assert [use.ask(), use.ask()] == [0.4, None]
+    clock[0] += 3
+    assert use.ask() == 0.4
+
+    def refused(device: object) -> int:
+        raise RuntimeError("not supported")
+
+    clock[0] += 3
+    monkeypatch.setattr(torch.cuda, "utilization", refused)
+    assert use.ask() is None
+    clock[0] += 3
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 40)
+    assert use.ask() is None
+    assert GpuUse(torch.device("cpu")).ask() is None
+
+
+def test_the_machine_is_described_without_its_name() -> None:
+    found = describe(torch.device("cpu"), threads=2)
+    assert found["cores"] >= 1
+    assert found["threads"] == 2
+    assert found["gpu"] is None
+    assert platform.node() not in json.dumps(found)
+    assert 10 * 2**20 < peak_memory_bytes(torch.device("cpu")) < found["ram_bytes"]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import platform
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from pipeline.errors import ResoluteError
 from train.board import Board
 from train.history import History
-from train.machine import GpuUse, describe, peak_memory_bytes
 from train.prepare import Options
 from train.report import EPOCH_HEADER, Reports, epoch_line, summary, switch_costs
 
@@ -126,34 +123,3 @@ def test_without_tensorboard_its_flag_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ResoluteError, match=r"tensorboard is not installed.*pip install"):
         Options(shards="x", recipe=Path("x"), folder=Path("x"), tensorboard=True)
-
-
-def test_gpu_use_is_asked_now_and_then_and_given_up_where_nothing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, cuda = [10.0], torch.device("cuda")
-    monkeypatch.setattr("train.machine.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("train.machine.importlib.util.find_spec", lambda name: object())
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 40)
-    use = GpuUse(cuda)
-    assert [use.ask(), use.ask()] == [0.4, None]
-    clock[0] += 3
-    assert use.ask() == 0.4
-
-    def refused(device: object) -> int:
-        raise RuntimeError("not supported")
-
-    clock[0] += 3
-    monkeypatch.setattr(torch.cuda, "utilization", refused)
-    assert use.ask() is None
-    clock[0] += 3
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 40)
-    assert use.ask() is None
-    assert GpuUse(torch.device("cpu")).ask() is None
-
-
-def test_the_machine_is_described_without_its_name() -> None:
-    found = describe(torch.device("cpu"), threads=2)
-    assert found["cores"] >= 1
-    assert found["threads"] == 2
-    assert found["gpu"] is None
-    assert platform.node() not in json.dumps(found)
-    assert 10 * 2**20 < peak_memory_bytes(torch.device("cpu")) < found["ram_bytes"]
