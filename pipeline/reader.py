@@ -99,6 +99,8 @@ class Reader:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._read_s: deque[float] = deque(maxlen=_TASKS_SEEN)  # of one sample, in the tasks that ended last
+        none = np.zeros(0, np.int64)  # why: the first call loads it, which takes as long as slow storage
+        fetch(none.astype(np.int32), none, none, none, check_crc, np.zeros(0, np.uint8), none)
         self._start(threads)
 
     @property
@@ -133,7 +135,7 @@ class Reader:
 
     def hurry(self) -> None:
         """The consumer waits: keep more requests in flight, if it is the storage that takes the time."""
-        if self.threads < self._most and len(self._read_s) > 1 and not self._fast():
+        if self.threads < self._most and len(self._read_s) == _TASKS_SEEN and not self._fast():
             self._start(min(3 * self.threads, self._most - self.threads))
 
     def _fast(self) -> bool:

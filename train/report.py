@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from . import history
 from .board import Board
-from .history import SWITCH_STEPS, History, best_top1
+from .history import SWITCH_STEPS, History, best_top1, switch_costs
 from .page import write_page
 
-__all__ = ["EPOCH_HEADER", "Reports", "epoch_line", "summary", "switch_costs"]
+__all__ = ["EPOCH_HEADER", "Reports", "epoch_line", "summary"]
 
 EPOCH_HEADER = (
     "epoch stage  res batch  images/s  stall %  wait s  compute s  eval s      lr   loss  "
@@ -61,13 +58,6 @@ def epoch_line(record: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def switch_costs(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each stage change cost, from the records of a log; see `history.switch_costs`."""
-    steps = [(r["stage"], r["wait_s"] + r["compute_s"]) for r in records if r["kind"] == "step"]
-    stages, times = np.array(steps, dtype=np.float64).reshape(-1, 2).T
-    return history.switch_costs(stages, times)
-
-
 def summary(run: History, folder: Path) -> str:
     epochs, steps = run.epochs, run.steps
     train_s, wait_s = sum(e["train_s"] for e in epochs), sum(e["wait_s"] for e in epochs)
@@ -77,7 +67,7 @@ def summary(run: History, folder: Path) -> str:
         f"{last['elapsed_s']:.1f} s: training {train_s:.1f} s, validation {sum(e['eval_s'] for e in epochs):.1f} s; "
         f"waiting for data {100 * wait_s / train_s:.2f} % of training",
     ]
-    for cost in history.switch_costs(steps["stage"], steps["time_s"]):
+    for cost in switch_costs(steps["stage"], steps["time_s"]):
         lines.append(
             f"switch to stage {cost['stage']}: {1e3 * cost['cost_s']:+.0f} ms over its first {SWITCH_STEPS} steps, "
             f"slowest {cost['slowest_ratio']:.2f}x the median ({1e3 * cost['median_s']:.0f} ms)"

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeline.errors import ResoluteError
 from train.board import Board
-from train.history import History
+from train.history import History, switch_costs
 from train.prepare import Options
-from train.report import EPOCH_HEADER, Reports, epoch_line, summary, switch_costs
+from train.report import EPOCH_HEADER, Reports, epoch_line, summary
 
 from .synthetic import write_log
 
@@ -38,7 +39,7 @@ def _records() -> list[dict[str, Any]]:
 
 
 def test_switch_cost_is_the_first_steps_beyond_their_medians() -> None:
-    (cost,) = switch_costs(_records())
+    (cost,) = switch_costs(np.repeat([0.0, 1.0], [10, 25]), np.array([0.1] * 10 + [0.6] + [0.2] * 24))
     assert cost["stage"] == 1
     assert cost["cost_s"] == pytest.approx(0.4)
     assert cost["median_s"] == pytest.approx(0.2)
