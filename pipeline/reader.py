@@ -32,7 +32,7 @@ __all__ = ["Encoded", "PendingBatch", "Reader"]
 Pieces = NDArray[np.uint8] | list[NDArray[np.uint8]]
 
 _TASK_SAMPLES, _LEAST_SAMPLES = 32, 4  # few where storage is slow, or not known yet: each task keeps one request going
-_SLOW_S = 0.5e-3  # a read above this waited for more than memory
+_SLOW_S = 0.5e-3  # a read that was blocked for longer waited for more than memory
 _TASKS_SEEN = 4
 
 _MOST_PADDING = 4  # times the bytes of a batch that its padded rows may take
@@ -139,7 +139,7 @@ class Reader:
             self._start(min(3 * self.threads, self._most - self.threads))
 
     def _fast(self) -> bool:
-        # why the least: a busy machine makes some reads long, slow storage makes all
+        # why the least: a lock blocks some reads, slow storage all
         return bool(self._read_s) and min(self._read_s) < _SLOW_S
 
     def _start(self, count: int) -> None:
@@ -149,14 +149,15 @@ class Reader:
             thread.start()
 
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            began = time.perf_counter()
-            try:
-                errors = self._read(task)
-                task.future.set_result({task.first + i: error for i, error in errors.items()})
-            except BaseException as error:  # why: it belongs to the consumer, in whose thread it is raised
-                task.future.set_exception(error)
-            self._read_s.append((time.perf_counter() - began) / len(task.ids))
+        with _Blocked() as blocked:
+            while (task := self._tasks.get()) is not None:
+                began = blocked.so_far_s()
+                try:
+                    errors = self._read(task)
+                    task.future.set_result({task.first + i: error for i, error in errors.items()})
+                except BaseException as error:  # why: it belongs to the consumer, in whose thread it is raised
+                    task.future.set_exception(error)
+                self._read_s.append((blocked.so_far_s() - began) / len(task.ids))
 
     def _read(self, task: _Task) -> Errors:
         """Read the samples of a task; what is wrong with some of them, by place in the task."""
@@ -251,3 +252,27 @@ def _told(became: int, got: int, record: Any, name: str) -> str:
     except OSError as error:
         return f"got '{error.strerror or error}', expected {record['nbytes']} bytes"
     return f"got a failed read, expected {record['nbytes']} bytes"
+
+
+class _Blocked:
+    """How long the thread that made it was blocked, neither working nor, where the system tells, waiting for a core.
+
+    why: where cores are what is lacking, more readers make it worse. Source: proc(5), schedstat: the second number.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = -1
+
+    def so_far_s(self) -> float:
+        queued_ns = int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0
+        return time.perf_counter() - time.thread_time() - queued_ns / 1e9
+
+    def __enter__(self) -> _Blocked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            os.close(self._file)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.fetch import crc32
+from pipeline.fetch import crc32, fetch
 from pipeline.reader import Encoded, Reader
 from pipeline.shards import ShardSet
 from tests.reference import stored_jpeg
@@ -111,6 +111,25 @@ class Slow:
             self.under_way -= 1
         data: bytes = self._files.read(*args, **options)
         return data
+
+
+def test_loading_the_compiled_read_is_not_taken_for_slow_storage(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, loaded = threading.Lock(), []
+
+    def loading(*args: Any) -> Any:
+        with lock:  # all threads wait for whoever loads it
+            if not loaded:
+                loaded.append(True)
+                time.sleep(0.3)
+        return fetch(*args)
+
+    monkeypatch.setattr("pipeline.reader.fetch", loading)
+    with Reader(shard_set, threads=2) as reader:
+        for _ in range(3):
+            reader.submit("train", 32, np.arange(64)).result()
+        assert reader.threads == 2
 
 
 def test_slow_storage_gets_more_requests_and_fast_storage_does_not(shard_root: Path, shard_set: ShardSet) -> None:
