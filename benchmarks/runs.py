@@ -15,8 +15,7 @@ from typing import Any
 
 from pipeline.command import Parser
 from pipeline.errors import ResoluteError
-from train.meters import read_log
-from train.report import switch_costs
+from train.history import History, switch_costs
 
 from .machine import machine, versions
 from .shell import command, ready_to_write, write
@@ -27,28 +26,25 @@ __all__ = ["main", "measure"]
 
 def measure(folder: Path) -> dict[str, Any]:
     """The figures of one finished run. Times in s, accuracies as parts of one."""
-    try:
-        records = read_log(folder / "run.jsonl")
-    except OSError as error:
-        raise ResoluteError(
-            f"{folder}: no run log ({error.strerror}), expected a run folder; name folders below runs/"
-        ) from None
-    if records[-1]["kind"] != "end":
+    log = History(folder / "run.jsonl")
+    log.read()
+    ends, epochs, steps = log.kind("end"), log.epochs, log.steps
+    if not ends:
         raise ResoluteError(f"{folder}: not finished, expected a finished run; give the same `make train` again")
-    epochs = [record for record in records if record["kind"] == "epoch"]
     spreads = []
     for stage in sorted({epoch["stage"] for epoch in epochs}):
         times = [epoch["train_s"] for epoch in epochs if epoch["stage"] == stage]
         spreads.append((max(times) - min(times)) / statistics.median(times))
-    start, last = records[0], epochs[-1]
+    start, last = log.start, epochs[-1]
     train_s = sum(epoch["train_s"] for epoch in epochs)
     return {
         "run": folder.name, "recipe": start["recipe"], "recipe_hash": start["recipe_hash"],
         "shards_hash": start["shards_hash"], "device": start["device"], "torch": start["torch"],
         "epochs": len(epochs), "train_s": train_s, "eval_s": sum(epoch["eval_s"] for epoch in epochs),
         "total_s": last["elapsed_s"], "stall_frac": sum(epoch["wait_s"] for epoch in epochs) / train_s,
-        "top1": last["top1"], "ema_top1": last["ema_top1"], "best_top1": records[-1]["best_top1"],
-        "epoch_spread_frac": spreads, "switches": switch_costs(records), "epoch_records": epochs,
+        "top1": last["top1"], "ema_top1": last["ema_top1"], "best_top1": ends[-1]["best_top1"],
+        "epoch_spread_frac": spreads, "switches": switch_costs(steps["stage"], steps["time_s"]),
+        "epoch_records": epochs,
     }  # fmt: skip
 
 

@@ -49,4 +49,4 @@ def test_unfinished_and_missing_runs_are_refused(tmp_path: Path, capsys: pytest.
     assert main([str(_run(tmp_path / "cut", seconds=1.0, finished=False))]) == 2
     assert "cut: not finished" in capsys.readouterr().err
     assert main([str(tmp_path / "none")]) == 2
-    assert "none: no run log" in capsys.readouterr().err
+    assert "none/run.jsonl: no run log" in capsys.readouterr().err
