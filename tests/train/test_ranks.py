@@ -238,7 +238,7 @@ def test_every_rank_warms_up_as_many_shapes(shard_set: ShardSet) -> None:
 @pytest.mark.parametrize("more", [[], ["NODES=1:2", "HEAD=first:29400"]])
 def test_make_hands_torchrun_the_words_of_a_run(more: list[str]) -> None:
     """And none of them is taken for one of torchrun's, such as --run for its --run-path."""
-    words = ["make", "-n", "train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more]
+    words = ["make", "-n", "--no-print-directory", "train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     _, _, line = done.stdout.replace("\\\n", " ").rpartition("torch.distributed.run")
     got = torch.distributed.run.parse_args(shlex.split(line))
