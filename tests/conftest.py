@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,9 @@ from PIL import Image
 
 from pipeline.shards import ShardSet
 from prep.__main__ import main as prep
+
+# why: a job in the background ignores Ctrl-C, and so would all that the tests start
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 RESOLUTIONS = (32, 48, 64)
