@@ -64,17 +64,12 @@ mix_per = "sample"
 batch_size = 64
 [freeze]
 mode = "unfreeze"
-[[stages]]
-res = {small}
+"""
+_STAGE = """[[stages]]
+res = {}
 epochs = 2
 batch_size = 64
-fraction = {fraction}
-unfreeze_to = "{layer}"
-[[stages]]
-res = {large}
-epochs = 2
-batch_size = 64
-fraction = {fraction}
+fraction = {}
 """
 _ONE = {"model": "test_resnet", "drop": 0.2, "amp": "bf16", "layer": "layer2"}
 _MANY = {"model": "test_convnext", "drop": 0.0, "amp": "off", "layer": "stages.2"}
@@ -180,14 +175,19 @@ def compared(got: Run, expected: Run, planned: dict[int, frozenset[int]]) -> dic
     }  # fmt: skip
 
 
+def _recipe(small: int, large: int, fraction: float, values: dict[str, Any]) -> str:
+    first, second = (_STAGE.format(res, fraction) for res in (small, large))
+    return f'{_RECIPE.format(**values)}{first}unfreeze_to = "{values["layer"]}"\n{second}'
+
+
 def measure(shards: ShardSet, root: Path, folder: Path, *, small: int, large: int, steps: int, kills: int,
             seed: int) -> dict[str, Any]:  # fmt: skip
     """Both comparisons; `steps` of training each, about, in four epochs."""
-    size = {"small": small, "large": large, "fraction": min(1.0, steps / 4 * 64 / len(shards.splits["train"]))}
+    fraction = min(1.0, steps / 4 * 64 / len(shards.splits["train"]))
     found: dict[str, Any] = {}
     for name, values in (("one_rank", _ONE), ("two_one_two", _MANY)):
         recipe = folder / f"{name}.toml"
-        recipe.write_text(_RECIPE.format(**values, **size), encoding="utf-8")
+        recipe.write_text(_recipe(small, large, fraction, values), encoding="utf-8")
         parsed = Recipe.load(recipe)
         plan = Plan(shards, parsed.stages, seed=parsed.seed, eval_batch_size=64)
         planned = {spec.step: frozenset(spec.ids.tolist()) for spec in map(plan.batch, range(plan.total_batches))

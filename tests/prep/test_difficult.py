@@ -18,11 +18,8 @@ from prep.decode import decode
 from tests.conftest import SHARED_DATA
 
 FOLDER = SHARED_DATA / "difficult"
-# why: other people's files, most of them not ours to pass on; test_decode.py makes one of each kind itself
-ABSENT = (
-    "checks 80 odd and broken files of other people, which may not be published with the project and are not here; "
-    "test_decode.py makes one of each kind itself"
-)
+# why: most of these files are not ours to pass on; test_decode.py makes one of each kind itself and always runs
+ABSENT = "its 80 files are other people's, not licensed to be published here; test_decode.py runs the same kinds"
 INDEX = (FOLDER / "INDEX.tsv").read_text() if FOLDER.is_dir() else ""
 ROWS = list(csv.DictReader(INDEX.splitlines(), delimiter="\t"))
 # `bad` in the index, and yet taken: no decoder has a complaint, and the picture is whole.
@@ -80,7 +77,8 @@ def as_pillow_sees_it(path: Path) -> NDArray[np.uint8]:
 
 def of(*cases: str) -> pytest.MarkDecorator:
     files = [row["file"] for row in ROWS if row["case"] in cases]
-    missing = pytest.param("", marks=pytest.mark.skip(reason=ABSENT))
+    # where the files are not: skipped by name, since without them there is nothing to decode
+    missing = pytest.param("", marks=pytest.mark.skip(reason=f"no files to decode: {ABSENT}"))
     return pytest.mark.parametrize("name", files or [missing])
 
 
