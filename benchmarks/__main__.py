@@ -5,15 +5,19 @@ Every part prints a table; one JSON file takes every repeat's values, the machin
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.command import Parser
+from pipeline.cli import Parser
 
 from .machine import cores, find_device, read_into_cache
 from .shell import check_numbers, chosen, command, header, ready_to_write, tell, write
@@ -113,4 +117,6 @@ def _slug(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from pipeline.augment import Augment
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from pipeline.loader import Loader
 from pipeline.plan import Plan, Segment
 from pipeline.recipe import Stage

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
 from pipeline.recipe import Recipe
 from pipeline.shards import ShardSet

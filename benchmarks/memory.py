@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.augment import Augment
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from pipeline.loader import Loader
 from pipeline.plan import Plan
 from pipeline.recipe import Stage

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
 from pipeline.order import WINDOW_BLOCKS, block_samples, sample_ids
 from pipeline.shards import ShardSet

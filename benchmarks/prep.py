@@ -31,7 +31,7 @@ from typing import Any
 import webdataset
 from PIL import Image
 
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from prep.resize import fit
 from prep.settings import MARGIN, parse_resolutions
 

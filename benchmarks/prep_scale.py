@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from pipeline.shards import SAMPLE, SOURCE, STORED, ShardSet, shard_name
 from prep.finish import Finished, SplitView, finish
 from prep.inputs import find_inputs

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
 from pipeline.plan import Plan
 from pipeline.recipe import Recipe

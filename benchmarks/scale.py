@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from pipeline.index import checksums, checksums_name
 from pipeline.order import Order
 from pipeline.plan import Plan

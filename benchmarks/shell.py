@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pipeline.command
+import pipeline.cli
 from pipeline.errors import ResoluteError
 
 from .machine import commit, machine, versions
@@ -26,11 +26,7 @@ def command(
     parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], None], argv: Sequence[str] | None
 ) -> int:
     """Parse, then `work`; the exit status. Prints one line to stderr for a `ResoluteError`, and when interrupted."""
-    try:
-        return pipeline.command.command(parser, work, argv)
-    except KeyboardInterrupt:
-        print(f"{parser.prog.removeprefix('python -m ')}: interrupted, no result written", file=sys.stderr)
-        return 130
+    return pipeline.cli.command(parser, work, argv)
 
 
 def tell(text: str) -> None:

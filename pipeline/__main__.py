@@ -7,6 +7,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -15,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .command import Parser
+from .cli import Parser
 from .errors import ResoluteError
 from .recipe import Recipe
 from .shards import ShardSet
@@ -83,4 +88,6 @@ def _index(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

@@ -1,16 +1,53 @@
-"""The one error type a user sees: a single line that says where, what, got, expected, and what to do."""
+"""The error types of all packages: each message is one line that says where, what, got, expected, and what to do.
+
+Damaged and unavailable are two different things. Damaged (`DamagedSample`): the bytes are there and wrong; such a
+sample may be skipped, rejected or recorded. Unavailable (`StorageError`): storage did not deliver the bytes (EIO,
+ESTALE, HTTP 403 or 5xx, a timeout, a vanished mount); it is retried until a deadline, then ends the command, and the
+same command continues later. An unavailable sample is never skipped, rejected or recorded.
+"""
 
 from __future__ import annotations
 
-__all__ = ["ResoluteError", "check"]
+import errno
+import re
+
+__all__ = ["DamagedSample", "ResoluteError", "StorageError", "check", "is_unavailable", "strip_credentials"]
+
+_DAMAGED_ERRNO = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
+_USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]*@")
+_SECRET_QUERY = re.compile(
+    r"(?i)([?&;](?:[\w.-]*(?:token|signature|secret|credential|password|passwd|access[_-]?key|api[_-]?key)[\w.-]*"
+    r"|sig|se|sp|sv|sr|policy|expires|key-pair-id|awsaccesskeyid|googleaccessid))=[^&\s'\"]*"
+)
 
 
 class ResoluteError(Exception):
-    """Bad input or a bad environment, told in one line.
+    """Bad input or a bad environment, explained in one line.
 
     The message reads *where: what is wrong, got X, expected Y; do Z.* Command lines print it without a
     traceback and exit with status 2; anything else that escapes is a bug of ours and keeps its traceback.
     """
+
+
+class StorageError(ResoluteError):
+    """Storage did not deliver bytes that should be there, after all retries. Never a reason to skip a sample."""
+
+
+class DamagedSample(ResoluteError):
+    """The bytes of one sample are there and wrong. The only error that `on_bad_sample = "skip"` may skip."""
+
+
+def is_unavailable(error: OSError) -> bool:
+    """True if `error` means that storage did not answer; False if the path itself can never name a readable file."""
+    return error.errno not in _DAMAGED_ERRNO
+
+
+def strip_credentials(text: str) -> str:
+    """`text` without the user names, passwords, tokens and signatures of the URLs in it.
+
+    Everything that is printed, logged, reported or recorded passes through here first.
+    """
+    return _SECRET_QUERY.sub(r"\1=***", _USER_INFO.sub("", text))
 
 
 def check(good: bool, key: str, got: object, expected: str) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
 
 from .pool import start_fork_server
@@ -129,4 +134,6 @@ def _dry_run(settings: Settings) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(ahead=start_fork_server))
+    from pipeline.cli import run_main
+
+    run_main(lambda: main(ahead=start_fork_server))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import json
 import multiprocessing
@@ -18,7 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
 
 from .base import COPY, DAMAGED, MANIFEST
@@ -206,4 +211,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
-import sys
 from itertools import accumulate
 from pathlib import Path
 
-from pipeline.command import Parser, command
+from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 from pipeline.recipe import AUTO, Recipe
 from pipeline.shards import ShardSet
@@ -122,4 +126,6 @@ def _samples(got: argparse.Namespace, recipe: Recipe) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

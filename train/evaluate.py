@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.command import command
+from pipeline.cli import command
 from pipeline.errors import ResoluteError
 from pipeline.shards import ShardSet
 
@@ -92,4 +96,6 @@ def _run(got: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

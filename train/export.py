@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from pipeline.command import command
+from pipeline.cli import command
 from pipeline.errors import ResoluteError
 
 from .checkpoint import whole
@@ -65,4 +69,6 @@ def _run(got: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

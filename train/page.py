@@ -5,11 +5,15 @@ RUN/report.html is one page that needs no network, drawn from run.jsonl; a run k
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import html
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from string import Template
@@ -17,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.command import command
+from pipeline.cli import command
 from pipeline.errors import ResoluteError
 
 from .charts import Series, chart, short
@@ -260,4 +264,6 @@ def _run(got: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

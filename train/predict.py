@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import csv
 import functools
 import os
-import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +24,7 @@ from PIL import Image, ImageOps
 from torch import nn
 from tqdm import tqdm
 
-from pipeline.command import command
+from pipeline.cli import command
 from pipeline.crops import centre_crops
 from pipeline.errors import ResoluteError
 from pipeline.shards import key_name
@@ -225,4 +229,6 @@ def _run(got: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

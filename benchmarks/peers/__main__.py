@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.command import Parser
+from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
 
 from ..machine import read_into_cache

@@ -1,0 +1,55 @@
+"""How many CPU cores this process may use: the one source of every default number of threads and workers."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+__all__ = ["available_cpus"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_cpus(*, cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Cores of the affinity mask, limited by the container's CPU quota (rounded up); at least 1.
+
+    Source: Linux kernel documentation, cgroup-v2 (`cpu.max`) and CFS bandwidth control (`cpu.cfs_quota_us`).
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for quota in _quotas(cgroup, membership):
+        cores = min(cores, max(1, math.ceil(quota)))
+    return max(1, cores)
+
+
+def _quotas(root: Path, membership: Path) -> list[float]:
+    """The quota, in cores, of this process's cgroup and of each of its ancestors that has one."""
+    quotas = []
+    for line in _read(membership).splitlines():
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "none", "")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root if not controllers else next((p for p in (root / "cpu", root / controllers) if p.is_dir()), root)
+        relative = Path(path.lstrip("/"))
+        for folder in [base / relative, *(base / parent for parent in relative.parents), base]:
+            quota = _cgroup_v2(folder) if not controllers else _cgroup_v1(folder)
+            if quota is not None:
+                quotas.append(quota)
+    return quotas
+
+
+def _cgroup_v2(folder: Path) -> float | None:
+    words = _read(folder / "cpu.max").split()
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None
+
+
+def _cgroup_v1(folder: Path) -> float | None:
+    quota, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
+    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,88 @@
+"""One writer per folder: an exclusive lock that ends with its process, however that ends.
+
+The lock is flock(2) on a small file that names its holder. The file is removed when the lock is released; after
+`kill -9` it stays, without a lock on it, and the next holder takes it over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipeline.errors import ResoluteError, StorageError
+
+__all__ = ["describe_holder", "exclusive_lock", "holder_record"]
+
+
+def holder_record() -> bytes:
+    """JSON that names this process: host, pid, and the time."""
+    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode()
+
+
+def describe_holder(record: bytes) -> str:
+    """The holder in words; a record that is empty or damaged gives 'an unknown process'."""
+    try:
+        holder = json.loads(record)
+        return f"host {holder['host']}, pid {holder['pid']}, since {holder['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "an unknown process"
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path, *, folder: Path | str, writer: str, remedy: str) -> Iterator[None]:
+    """Hold the lock file `path` for the length of the block.
+
+    Raises `ResoluteError` that names the holder if another process holds it ("{folder}: another {writer} is writing
+    here ...; {remedy}"), `StorageError` if the file system cannot lock. The folder of `path` must exist.
+    """
+    descriptor = _acquire(path, folder=folder, writer=writer, remedy=remedy)
+    try:
+        yield
+    finally:
+        # why: unlink before release; a waiter that opened this file sees that the name is gone and opens it anew
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _acquire(path: Path, *, folder: Path | str, writer: str, remedy: str) -> int:
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StorageError(
+                f"{path}: cannot be opened, got '{error.strerror}', expected a folder that can be written; {remedy}"
+            ) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = describe_holder(os.pread(descriptor, 4096, 0))
+            os.close(descriptor)
+            raise ResoluteError(
+                f"{folder}: another {writer} is writing here, got {holder}, expected no other; wait for it or {remedy}"
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            raise StorageError(
+                f"{path}: cannot be locked, got '{error.strerror}', expected a file system with file locks; "
+                f"mount it with locks, or {remedy}"
+            ) from None
+        if _is_named(path, descriptor):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, holder_record(), 0)
+            return descriptor
+        os.close(descriptor)  # its holder removed it between our open and our lock
+
+
+def _is_named(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

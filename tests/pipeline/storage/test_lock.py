@@ -1,0 +1,57 @@
+"""One writer per folder, named to the second, also after a kill."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import signal
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ResoluteError, StorageError
+from pipeline.storage.lock import exclusive_lock
+
+
+def lock(path: Path):  # type: ignore[no-untyped-def]
+    return exclusive_lock(path, folder=path.parent, writer="prep", remedy="choose another OUT")
+
+
+def hold(path: Path, ready: Event) -> None:
+    with lock(path):
+        ready.set()
+        signal.pause()
+
+
+def test_the_second_writer_learns_who_the_first_is(tmp_path: Path) -> None:
+    expected = f"another prep is writing here, got host .*, pid {os.getpid()}, since"
+    with lock(tmp_path / "lock"), pytest.raises(ResoluteError, match=expected):
+        lock(tmp_path / "lock").__enter__()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_killed_holder_is_followed_by_the_next(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=hold, args=(tmp_path / "lock", ready))
+    process.start()
+    assert ready.wait(30)
+    with pytest.raises(ResoluteError, match=f"pid {process.pid}"):
+        lock(tmp_path / "lock").__enter__()
+    process.kill()
+    process.join()
+    with lock(tmp_path / "lock"):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_disk_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StorageError, match="cannot be locked, got 'No locks available'"):
+        lock(tmp_path / "lock").__enter__()

@@ -1,0 +1,72 @@
+"""What every command line does with Ctrl-C, closed and broken outputs, and credentials in messages."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from pipeline.cli import guard_process, run_main
+guard_process()
+{imports}
+def main():
+    {body}
+    return 0
+run_main(main)
+"""
+
+
+def start(body: str, *, imports: str = "", **words: object) -> subprocess.Popen[str]:
+    code = PROGRAM.format(body=body, imports=imports)
+    words = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **words}
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, **words)  # type: ignore[call-overload]
+
+
+def test_a_reader_that_leaves_does_not_stop_the_work(tmp_path: Path) -> None:
+    body = f"[print('line', i, flush=True) for i in range(9999)]; open({str(tmp_path / 'done')!r}, 'w').close()"
+    with start(body) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+    assert (tmp_path / "done").exists()
+
+
+def test_a_full_stdout_is_one_line_and_status_2() -> None:
+    with Path("/dev/full").open("w") as full:
+        process = start("print('result')", stdout=full)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert errors.count("\n") == 1
+    assert "No space left on device" in errors
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_never_become_files(tmp_path: Path, closed: str) -> None:
+    body = f"print('out'); print('err', file=sys.stderr); open({str(tmp_path / 'f')!r}, 'w').write('data')"
+    code = PROGRAM.format(body=body, imports="")
+    done = subprocess.run(["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code], cwd=ROOT, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "f").read_text() == "data"
+
+
+@pytest.mark.parametrize("where", ["imports", "body"])
+def test_ctrl_c_is_quiet_and_gives_130(where: str) -> None:
+    wait = "print('ready', flush=True); import time; time.sleep(30)"
+    process = start(**{"body": "pass", where: wait})
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors

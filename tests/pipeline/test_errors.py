@@ -1,0 +1,36 @@
+"""Credentials never reach a message; errors of storage and damage are told apart."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from pipeline.errors import is_unavailable, strip_credentials
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://user:secret@host/a.jpg: not there", "https://host/a.jpg: not there"),
+        ("s3://KEY:SECRET@bucket/x and gs://b/y", "s3://bucket/x and gs://b/y"),
+        ("https://h/a?X-Amz-Signature=abc&X-Amz-Credential=k/2&part=1",
+         "https://h/a?X-Amz-Signature=***&X-Amz-Credential=***&part=1"),
+        ("https://h/a?sig=abc&se=2026", "https://h/a?sig=***&se=***"),
+        ("https://h/a?access_token=abc", "https://h/a?access_token=***"),
+        ("photos/a@b.jpg: no image", "photos/a@b.jpg: no image"),
+        ("https://h/design=1/a.jpg?id=3", "https://h/design=1/a.jpg?id=3"),
+    ],
+)  # fmt: skip
+def test_credentials_are_stripped_and_all_else_stays(text: str, expected: str) -> None:
+    assert strip_credentials(text) == expected
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOENT, errno.ETIMEDOUT, errno.EINTR])
+def test_storage_that_does_not_answer_is_unavailable(number: int) -> None:
+    assert is_unavailable(OSError(number, ""))
+
+
+@pytest.mark.parametrize("number", [errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG])
+def test_a_path_that_can_never_be_a_file_is_not(number: int) -> None:
+    assert not is_unavailable(OSError(number, ""))
