@@ -152,6 +152,9 @@ def _graph(
     images = fn.decoders.image_slice(
         given["jpeg"], start=given["start"], shape=given["shape"], axes=[0, 1], device=decode_device,
         output_type=types.RGB,
+        # why: nvJPEG's default repeats chroma samples, libjpeg-turbo's (CPU) interpolates: where images are decoded
+        # must not change what the model is trained on
+        jpeg_fancy_upsampling=True,
     )  # fmt: skip
     if on_cpu:
         if plain:
