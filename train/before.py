@@ -16,6 +16,7 @@ import torch
 from pipeline.errors import ResoluteError
 from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan
+from pipeline.storage.atomic_file import output_file
 
 from .calibrate import Pace, Stopwatch, measure, restored, synthetic
 from .forecast import Forecast, advice, figures, larger, seconds, table
@@ -59,10 +60,8 @@ def plan(
         if ranks.first:
             shutil.rmtree(folder)
     if file is not None and ranks.first:
-        try:
-            file.write_text(json.dumps(figures(result, budget_s, told), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ResoluteError(f"--json {file}: {error.strerror}, expected a file to write; choose another") from None
+        with output_file(file) as opened:
+            opened.write((json.dumps(figures(result, budget_s, told), indent=1) + "\n").encode())
     return 0
 
 

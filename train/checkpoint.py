@@ -1,4 +1,4 @@
-"""How is a run saved so that it goes on as if nothing had happened?
+"""Checkpoints of a run: written whole or not at all, sealed by a SHA-256, and refused by name if anything is wrong.
 
     RUN/step-00000123.pt   the newest few, by optimizer steps done; each ends in the SHA-256 of all before it
     RUN/last.pt, best.pt   second names of the newest one, and of that with the best validation
@@ -6,33 +6,32 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import os
 import pickle
 import re
-import shutil
 import struct
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, StorageError
+from pipeline.storage.atomic_file import atomic_file, atomic_link, explain_write_error
 
-__all__ = ["FORMAT", "Damaged", "also_as", "keep_newest", "load", "newest", "peek", "resume", "save", "step_file",
-           "whole"]  # fmt: skip
+__all__ = ["FORMAT", "Damaged", "also_as", "keep_newest", "load", "newest", "peek", "resume", "save",
+           "step_file"]  # fmt: skip
 
 FORMAT = "resolute-checkpoint-2"
 _SEAL_BYTES = 64  # SHA-256 in hex digits
-_UNREADABLE = (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError,
-               zipfile.BadZipFile)  # fmt: skip
+_WRONG_CONTENT = (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError,
+                  zipfile.BadZipFile)  # fmt: skip
 
 
 class Damaged(ResoluteError):
-    """The file is no whole checkpoint of ours."""
+    """The file is there, or missing beside others of its run, and is not a whole checkpoint of ours."""
 
 
 def step_file(folder: Path, step: int) -> Path:
@@ -44,38 +43,20 @@ def save(path: Path, state: dict[str, Any]) -> str:
 
     Raises `ResoluteError` if it can't be.
     """
-    with whole(path) as part, part.open("w+b") as file:
-        torch.save({"format": FORMAT, **state}, file)
+    with explain_write_error(path), atomic_file(path) as file:
+        try:
+            torch.save({"format": FORMAT, **state}, file)
+        except RuntimeError as error:
+            # why: torch's zip writer hides the disk's error, such as a full disk, in an error of its own
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         digest = _seal(file)
-        file.flush()
-        os.fsync(file.fileno())
     return digest
 
 
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the place of `path` when the block ends well, and else is gone."""
-    part = path.with_name("new.part")
-    try:
-        yield part
-        part.replace(path)
-        _sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:
-        # why: torch reports a full disk as a RuntimeError of its zip writer
-        cause = error if isinstance(error, OSError) else error.__context__
-        reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error).splitlines()[0]
-        part.unlink(missing_ok=True)
-        raise ResoluteError(f"{path}: not written ({reason}), the old one is kept; make room and run again") from None
-
-
 def also_as(path: Path, name: Path) -> None:
-    """Give a checkpoint a second name; where links don't exist, copy it."""
-    with whole(name) as part:
-        part.unlink(missing_ok=True)
-        try:
-            os.link(path, part)
-        except OSError:
-            shutil.copyfile(path, part)
+    """Give a checkpoint a second name, or a copy where links don't exist. Raises `ResoluteError` if it can't be."""
+    with explain_write_error(name):
+        atomic_link(path, name)
 
 
 def keep_newest(folder: Path, count: int, *, newest: int) -> None:
@@ -88,14 +69,21 @@ def keep_newest(folder: Path, count: int, *, newest: int) -> None:
 def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
     """The state at `path`, on the CPU, loaded without running foreign code, and the file's `sha256`.
 
-    `expect` holds what must be equal: {"recipe": its values, "shards": hash}. Raises `Damaged` for a damaged or
-    foreign file, and `ResoluteError` for one of another recipe or shard set, naming what differs.
+    `expect` holds what must be equal: {"recipe": its values, "shards": hash}. Raises `Damaged` for a damaged, missing
+    or foreign file, `StorageError` if the disk does not deliver it, and `ResoluteError` for one of another recipe or
+    shard set, naming what differs.
     """
     try:
-        digest = _unsealed(path)
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:  # why once: a running training may give the name to the next checkpoint meanwhile
+            digest = _unsealed(file)
+            file.seek(0)
+            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         got = state["format"]
-    except _UNREADABLE as error:
+    except FileNotFoundError:
+        raise Damaged(f"{path}: not found, expected a checkpoint; use another RUN") from None
+    except OSError as error:
+        raise _unavailable(path, error) from None
+    except _WRONG_CONTENT as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise Damaged(
             f"{path}: damaged or no checkpoint ({reason[:100]}), expected {FORMAT}; delete it or use another RUN"
@@ -111,8 +99,8 @@ def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
 
 def newest(folder: Path, name: str) -> Path:
     """The file to go on from: `name`, or the newest step file where the first save was cut before it got that name."""
-    path = folder / name
-    if name != "last.pt" or path.exists() or not folder.exists():
+    path, names = folder / name, _names(folder)
+    if name != "last.pt" or name in names:
         return path
     return next((step_file(folder, step) for step in _steps(folder)), path)
 
@@ -123,7 +111,7 @@ def resume(path: Path, *, expect: dict[str, Any]) -> dict[str, Any] | None:
     Raises `ResoluteError` as `load` does, and names the newest good one where there is another.
     """
     folder = path.parent
-    if not any(folder.glob("*.pt")):
+    if not any(name.endswith(".pt") for name in _names(folder)):
         return None
     try:
         state = load(path, expect=expect)
@@ -142,11 +130,27 @@ def resume(path: Path, *, expect: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def peek(path: Path, key: str) -> Any:
-    """One value of a checkpoint; None if there is no such file, or it is one that `load` will refuse."""
+    """One value of a checkpoint; None if there is no such file, or it is one that `load` will refuse as damaged.
+
+    Raises `StorageError` if the disk does not deliver it.
+    """
     try:
+        path.open("rb").close()  # why: torch reports the disk's errors as it reports damage
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)[key]
-    except _UNREADABLE:
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _unavailable(path, error) from None
+    except _WRONG_CONTENT:
+        return None
+
+
+def _unavailable(path: Path, error: OSError) -> StorageError:
+    advice = {
+        errno.EACCES: "make it readable for you, or use another RUN", errno.EPERM: "make it readable for you, or use "
+        "another RUN", errno.EISDIR: "use another RUN", errno.ENOTDIR: "use another RUN",
+    }.get(error.errno or 0, "run again when the disk answers: nothing says that the file is damaged")  # fmt: skip
+    return StorageError(f"{path}: cannot be read, got '{error.strerror or error}', expected a readable file; {advice}")
 
 
 def _good_step(path: Path, expect: dict[str, Any]) -> int | None:
@@ -156,10 +160,20 @@ def _good_step(path: Path, expect: dict[str, Any]) -> int | None:
         return None
 
 
+def _names(folder: Path) -> list[str]:
+    """Of the files in `folder`; none if there is no such folder. Raises `StorageError` if the disk does not tell."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208  # why: Path.glob takes a folder that may not be read for an empty one
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unavailable(folder, error) from None
+
+
 def _steps(folder: Path) -> list[int]:
     """Of the step files there, the newest first."""
-    found = (re.fullmatch(r"step-(\d{8,})\.pt", file.name) for file in folder.iterdir())
-    return sorted((int(match[1]) for match in found if match), reverse=True)
+    matches = (re.fullmatch(r"step-(\d{8,})\.pt", name) for name in _names(folder))
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 def _seal(file: BinaryIO) -> str:
@@ -177,14 +191,13 @@ def _seal(file: BinaryIO) -> str:
     return sha.hexdigest()
 
 
-def _unsealed(path: Path) -> str:
+def _unsealed(file: BinaryIO) -> str:
     """The SHA-256 of a whole file; raises `ValueError` if it does not end in that of what is before."""
-    sha, left = hashlib.sha256(), path.stat().st_size - _SEAL_BYTES
-    with path.open("rb") as file:
-        while left > 0 and (block := file.read(min(left, 1 << 20))):
-            sha.update(block)
-            left -= len(block)
-        seal = file.read()
+    sha, left = hashlib.sha256(), os.fstat(file.fileno()).st_size - _SEAL_BYTES
+    while left > 0 and (block := file.read(min(left, 1 << 20))):
+        sha.update(block)
+        left -= len(block)
+    seal = file.read()
     if seal != sha.hexdigest().encode():
         raise ValueError("its bytes are not what the SHA-256 at its end says")
     sha.update(seal)
@@ -200,10 +213,3 @@ def _differences(old: Any, new: Any, where: str) -> list[str]:
         return [text for i, (a, b) in pairs for text in _differences(a, b, f"{where}[{i}]")]
     return [] if old == new else [f"{where} got {old!r}, expected {new!r}"]
 
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 from pipeline.recipe import AUTO, Recipe
 from pipeline.shards import ShardSet
+from pipeline.storage.atomic_file import output_file
 
 from .schedule import Rates, epoch_steps
 
@@ -89,12 +90,11 @@ def draw(curve: Curve, path: Path) -> None:
     panels[1].set_xlabel("optimizer step (dashed: stage change)")
     for panel in panels:
         panel.grid(alpha=0.3)
-    try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise ResoluteError(
-            f"{path}: cannot be written, got '{error}', expected a place for a .png, .svg or .pdf; choose another --out"
-        ) from None
+    kind = path.suffix.removeprefix(".")
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise ResoluteError(f"--out: got {path}, expected a name that ends in .png, .svg or .pdf; choose another")
+    with output_file(path) as file:
+        figure.savefig(file, format=kind, dpi=110)
 
 
 def main(arguments: list[str] | None = None) -> int:

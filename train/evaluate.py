@@ -18,8 +18,8 @@ import torch
 from pipeline.cli import command
 from pipeline.errors import ResoluteError
 from pipeline.shards import ShardSet
+from pipeline.storage.atomic_file import output_file
 
-from .checkpoint import whole
 from .device import pick_device
 from .saved import Saved, logits, open_saved, open_set, validation, validation_batches
 
@@ -86,8 +86,8 @@ def _run(got: argparse.Namespace) -> None:
     about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
              "shards": shards.hash, "split": got.split, "flip": flip}  # fmt: skip
     path = got.json or saved.path.parent / "eval.json"
-    with whole(path) as part:
-        part.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    with output_file(path) as file:
+        file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())
     print(f"{saved.path} (step {saved.step}), {rows[0]['samples']} samples, flip {'on' if flip else 'off'}")
     print("  res  weights   top-1   top-5")
     for row in rows:

@@ -15,12 +15,12 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from pipeline.cli import command
 from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import output_file
 
-from .checkpoint import whole
 from .saved import Saved, open_saved
 
 __all__ = ["export", "main"]
@@ -41,8 +41,8 @@ def export(saved: Saved, path: Path) -> str:
     }  # fmt: skip
     # why: safetensors takes no channels_last, and no two tensors that share memory
     tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in saved.weights[which].items()}
-    with whole(path) as part:
-        save_file(tensors, part, metadata=metadata)
+    with output_file(path) as file:
+        file.write(save(tensors, metadata=metadata))
     if recipe.model.norm == "group":
         return f'timm alone has no such {recipe.model.name}: a recipe\'s [model] norm = "group", weights = "{path}"'
     words = [repr(recipe.model.name), f"num_classes={len(saved.classes)}"]

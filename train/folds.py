@@ -11,8 +11,8 @@ from typing import Any
 from pipeline.errors import ResoluteError
 from pipeline.files import open_files
 from pipeline.shards import read_manifest
+from pipeline.storage.atomic_file import output_file
 
-from .checkpoint import whole
 from .meters import read_log
 from .ranks import Ranks
 from .run import Options, run
@@ -42,8 +42,8 @@ def cross_validate(options: Options, folds: list[int], ranks: Ranks | None = Non
         names = ("best_top1", "last_top1")
         over = {name: _mean_and_deviation([fold[name] for fold in done.values()]) for name in names}
         path = options.folder / "folds.json"
-        with whole(path) as part:
-            part.write_text(json.dumps({"folds": done, **over}, indent=1) + "\n", encoding="utf-8")
+        with output_file(path) as file:
+            file.write((json.dumps({"folds": done, **over}, indent=1) + "\n").encode())
         told = ", ".join(f"fold {k} {100 * fold['best_top1']:.2f}" for k, fold in done.items())
         best, last = over["best_top1"], over["last_top1"]
         print(f"\nbest top-1 {100 * best['mean']:.2f} ± {100 * best['deviation']:.2f} % ({told}); at the end "

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import command
-from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import output_file
 
 from .charts import Series, chart, short
 from .history import Columns, History, best_top1
@@ -38,13 +38,9 @@ _ROWS = 300  # of the table of epochs
 def write_page(run: History, folder: Path) -> Path:
     """Write the page of what was read, whole or not at all. Raises `ResoluteError` if it can't be."""
     path = folder / REPORT
-    part = path.with_suffix(".part")
-    try:
-        part.write_text(_page(run, folder.name), encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ResoluteError(f"{path}: not written ({error.strerror}); make room and run again") from None
+    page = _page(run, folder.name).encode()
+    with output_file(path) as file:
+        file.write(page)
     return path
 
 

@@ -10,6 +10,7 @@ if __name__ == "__main__":  # before the slow imports
 import argparse
 import csv
 import functools
+import io
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from pipeline.cli import command
 from pipeline.crops import centre_crops
 from pipeline.errors import ResoluteError
 from pipeline.shards import key_name
+from pipeline.storage.atomic_file import output_file
 
 from .device import pick_device
 from .saved import Saved, Weights, logits, open_saved, open_set, validation, validation_batches
@@ -165,14 +167,10 @@ def images_in(source: Path) -> tuple[list[Path], Path]:
 
 def write(batches: Iterator[Predicted], out: Path, *, classes: list[str], topk: int, total: int) -> str:
     """Write the rows to `out`, whole or not at all; returns what came of it, in words."""
-    part, done, bad, right, labelled = out.with_name(out.name + ".part"), 0, 0, 0, 0
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        file = part.open("w", newline="", encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise ResoluteError(f"{out}: not written ({error.strerror}), expected a place for it; correct OUT") from None
-    with file, tqdm(total=total or None, unit="image", leave=False, disable=None) as bar:
-        rows = csv.writer(file)
+    done, bad, right, labelled = 0, 0, 0, 0
+    with output_file(out) as file, tqdm(total=total or None, unit="image", leave=False, disable=None) as bar:
+        text = io.TextIOWrapper(file, newline="", encoding="utf-8", errors="surrogateescape")
+        rows = csv.writer(text)
         ranks = [f"{what}{k}" for k in range(1, topk + 1) for what in ("class", "prob")]
         rows.writerow(["image", "label", *ranks, "error"])
         for batch in batches:
@@ -187,7 +185,8 @@ def write(batches: Iterator[Predicted], out: Path, *, classes: list[str], topk: 
             labelled += len(batch.labels or [])
             done, bad = done + len(batch.names), bad + len(batch.errors)
             bar.update(len(batch.names))
-    part.replace(out)
+        text.flush()
+        text.detach()  # why: closing it would close the file before it is renamed
     told = f"; {bad} could not be read, see the column error" if bad else ""
     return f"{out}: {done} images" + (f", top-1 {100 * right / labelled:.3f} %" if labelled else "") + told
 

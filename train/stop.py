@@ -13,6 +13,7 @@ from pipeline.errors import ResoluteError
 from pipeline.plan import Plan
 from pipeline.recipe import Stop
 from pipeline.shards import key_name
+from pipeline.storage.atomic_file import output_file
 
 __all__ = ["NotFinite", "Progress", "finite"]
 
@@ -68,7 +69,8 @@ class NotFinite(ResoluteError):
         """The error with what reproduces the step; all keys of its batch go into the run's folder."""
         keys = plan.shards.splits["train"].samples[plan.ids(self.step["index"])]["key"].tolist()
         names, path = [key_name(key) for key in keys], folder / "not_finite.json"
-        path.write_text(json.dumps({"what": self.what, **self.step, "keys": names}, indent=1), encoding="utf-8")
+        with output_file(path) as file:
+            file.write(json.dumps({"what": self.what, **self.step, "keys": names}, indent=1).encode())
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return ResoluteError(
             f"{folder}: {self.what} at step {self.step['step']} (epoch {self.step['epoch']}, {self.step['res']} px, lr "

@@ -7,15 +7,20 @@ flock(2) on it, so that `delete_partial` can tell what a killed process left fro
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["PARTIAL", "atomic_file", "atomic_write", "delete_partial", "sync_folder"]
+from pipeline.errors import ResoluteError
+
+__all__ = ["PARTIAL", "atomic_file", "atomic_link", "atomic_write", "delete_partial", "explain_write_error",
+           "output_file", "sync_folder"]  # fmt: skip
 
 PARTIAL = re.compile(r"\..+\.[0-9a-f]{12}\.partial")
 
@@ -26,7 +31,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     Durable when the block has ended. Raises `OSError` as the disk does; nothing is left behind then.
     """
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
+    partial = _partial_name(path)
     # why not tempfile: its mode 0600 would keep other users from reading the finished file
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -50,12 +55,55 @@ def atomic_write(path: Path, data: bytes | str) -> None:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
+def atomic_link(source: Path, path: Path) -> None:
+    """Make `path` another name of the file `source`, a copy where the disk has no hard links. Raises `OSError`."""
+    partial = _partial_name(path)
+    try:
+        os.link(source, partial)
+    except OSError:
+        with source.open("rb") as original, atomic_file(path) as copy:
+            shutil.copyfileobj(original, copy, 1 << 20)
+        return
+    try:
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # why: rename(2) does nothing where both are names of one file already
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def output_file(path: Path) -> Iterator[BinaryIO]:
+    """`atomic_file` for the files that commands write: raises one line, a `ResoluteError`, in place of `OSError`."""
+    with explain_write_error(path), atomic_file(path) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def explain_write_error(path: Path) -> Iterator[None]:
+    """Around a write of `path` that replaces it whole or not at all: an `OSError` becomes a `ResoluteError`."""
+    try:
+        yield
+    except OSError as error:
+        kept = ", the old one is kept" if os.path.lexists(path) else ""
+        advice = {
+            errno.ENOSPC: "make room and run again", errno.EDQUOT: "make room and run again",
+            errno.ENOENT: "create its folder, or name another place", errno.EACCES: "name a place that you may write",
+            errno.EPERM: "name a place that you may write", errno.EROFS: "name a place that you may write",
+            errno.EISDIR: "name a file", errno.ENOTDIR: "name another place",
+        }.get(error.errno or 0, "run again when the disk can be written")  # fmt: skip
+        raise ResoluteError(f"{path}: not written ({error.strerror or error}){kept}; {advice}") from None
+
+
 def delete_partial(folder: Path) -> None:
     """Delete what killed writers left in `folder`; files that are being written stay."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if PARTIAL.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 _delete_unlocked(path)
+
+
+def _partial_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
 
 
 def _delete_unlocked(path: Path) -> None:

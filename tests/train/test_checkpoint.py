@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, StorageError
 from train import checkpoint
 
 IDENTITY = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 32}]}, "shards": "abc"}
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.glob("*.p*"))
+    return sorted(file.name for file in folder.iterdir() if file.name != "run.jsonl")
 
 
 def test_state_comes_back_equal_and_leaves_no_part_file(saved: Path) -> None:
@@ -100,10 +100,62 @@ def test_a_full_disk_keeps_the_previous_checkpoint(saved: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResoluteError, match=r"last\.pt: not written \(No space left"):
+    with pytest.raises(ResoluteError, match=r"last\.pt: not written \(No space left on device\), the old one is kept;"):
         checkpoint.save(saved, {**IDENTITY, "weights": torch.zeros(3)})
     assert saved.read_bytes() == before
+    with pytest.raises(ResoluteError, match=r"best\.pt: not written \(No space left on device\); make room"):
+        checkpoint.save(saved.with_name("best.pt"), {**IDENTITY, "weights": torch.zeros(3)})
     assert names(saved.parent) == ["last.pt"]
+
+
+def test_two_writers_in_one_folder_at_the_same_time_both_write_what_they_mean(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a save another one, and a report, come and end: as `make eval` beside a run that trains."""
+    export, seal = saved.with_name("export.pt"), checkpoint._seal
+
+    def interrupted(file: Any) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "_seal", seal)
+            checkpoint.save(export, {**IDENTITY, "weights": torch.ones(5)})
+            checkpoint.also_as(export, saved.with_name("best.pt"))
+        return seal(file)
+
+    monkeypatch.setattr(checkpoint, "_seal", interrupted)
+    checkpoint.save(saved, {**IDENTITY, "weights": torch.zeros(3)})
+    assert len(checkpoint.load(saved, expect=IDENTITY)["weights"]) == 3
+    assert len(checkpoint.load(export, expect=IDENTITY)["weights"]) == 5
+    assert names(saved.parent) == ["best.pt", "export.pt", "last.pt"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_disk_that_does_not_deliver_is_not_damage_and_deletes_nothing(
+    run: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    def reads() -> None:
+        for read in (lambda: checkpoint.load(run / "last.pt", expect=IDENTITY),
+                     lambda: checkpoint.resume(run / "last.pt", expect=IDENTITY),
+                     lambda: checkpoint.peek(run / "last.pt", "step")):  # fmt: skip
+            with pytest.raises(StorageError) as error:
+                read()
+            assert os.strerror(number) in str(error.value)
+            assert "delete" not in str(error.value)
+            assert "damaged or" not in str(error.value)
+
+    with monkeypatch.context() as patch:  # the file
+        patch.setattr(Path, "open", fail)
+        reads()
+    with monkeypatch.context() as patch:  # the folder: a run with checkpoints never looks like one without
+        patch.setattr(os, "listdir", fail)
+        patch.setattr(os, "scandir", fail)
+        with pytest.raises(StorageError, match=os.strerror(number)):
+            checkpoint.resume(run / "last.pt", expect=IDENTITY)
+        with pytest.raises(StorageError, match=os.strerror(number)):
+            checkpoint.newest(run, "last.pt")
+    assert checkpoint.load(run / "last.pt", expect=IDENTITY)["step"] == 30
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -145,7 +197,7 @@ def test_a_damaged_last_offers_the_newest_good_one_which_then_resumes(run: Path)
 
 def test_a_missing_last_offers_another_and_with_none_good_there_is_no_offer(run: Path) -> None:
     (run / "last.pt").unlink()
-    with pytest.raises(checkpoint.Damaged, match=r"last\.pt: .*No such file.*step-00000030\.pt \(step 30\) is good"):
+    with pytest.raises(checkpoint.Damaged, match=r"last\.pt: not found.*step-00000030\.pt \(step 30\) is good"):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
     for file in run.glob("*.pt"):
         file.write_text("gone")
