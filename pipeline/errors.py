@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["DamagedSample", "ResoluteError", "StorageError", "check", "is_unavailable", "strip_credentials"]
+__all__ = ["DamagedSample", "ResoluteError", "StorageError", "check", "differences", "is_unavailable",
+           "strip_credentials"]  # fmt: skip
 
 _DAMAGED_ERRNO = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]*@")
@@ -54,3 +57,16 @@ def check(good: bool, key: str, got: object, expected: str) -> None:
     """Raise `ResoluteError` for the recipe's `key` unless `good`."""
     if not good:
         raise ResoluteError(f"{key}: got {got}, expected {expected}; change it in the recipe")
+
+
+def differences(got: Any, expected: Any, name: str = "") -> list[str]:
+    """What differs between two values as JSON has them, one text for each: "stages[1].res got 48, expected 64"."""
+    if isinstance(got, Mapping) and isinstance(expected, Mapping):
+        dot = f"{name}." if name else ""
+        keys = [*got, *(key for key in expected if key not in got)]
+        return [text for key in keys for text in differences(got.get(key), expected.get(key), f"{dot}{key}")]
+    lists = all(isinstance(value, Sequence) and not isinstance(value, str) for value in (got, expected))
+    if lists and len(got) == len(expected):
+        pairs = enumerate(zip(got, expected, strict=True))
+        return [text for i, (a, b) in pairs for text in differences(a, b, f"{name}[{i}]")]
+    return [] if got == expected else [f"{name} got {got!r}, expected {expected!r}"]

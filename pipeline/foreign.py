@@ -81,9 +81,11 @@ def open_webdataset(
     except BaseException:
         files.close()
         raise
+    classes_hash = hashlib.sha256(json.dumps(class_names).encode()).hexdigest()[:12]
     return ShardSet(
         files=files, classes=class_names, resolutions=(), margin=_MARGIN, splits=splits, one_size=True, repair=REPAIR,
         hash=hashlib.sha256(json.dumps([found.hash, val, class_names]).encode()).hexdigest()[:12],
+        digests={"classes": classes_hash, "val": str(val), "tars, labels and images": found.hash},
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from .ahead import Ahead
 from .draws import features
-from .errors import ResoluteError
+from .errors import ResoluteError, differences
 from .graph import Graph
 from .memory import keep_freed_memory
 from .plan import BatchSpec, Plan, Segment
@@ -139,23 +139,29 @@ class Loader(Iterator[Batch]):
         return self.plan.total_batches - self._next
 
     def state_dict(self) -> dict[str, Any]:
-        """The state: the index of the next batch that `next()` returns, and the order it is an index in."""
-        return {"next_batch": self._next, "order": self.plan.order}
+        """The state: the index of the next batch that `next()` returns, and of which plan."""
+        return {"next_batch": self._next, "fingerprint": self.plan.fingerprint, "plan": self.plan.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at another batch. What runs ahead is dropped; the graph and the threads stay.
 
-        Raises `ResoluteError` for the state of a plan in another order.
+        A bare {"next_batch": index} moves the loader within its plan.
+        Raises `ResoluteError` for the state of another plan, naming what differs, and for a batch that it has not.
         """
-        if (order := state.get("order", self.plan.order)) != self.plan.order:
+        if state.get("fingerprint", self.plan.fingerprint) != self.plan.fingerprint:
+            changes = "; ".join(differences(state.get("plan"), self.plan.identity))
+            raise ResoluteError(f"Loader: the state of another plan: {changes}; build the plan that it was saved with")
+        position = state["next_batch"]
+        if not 0 <= position <= self.plan.total_batches:
             raise ResoluteError(
-                f"Loader: got a state of order {order}, expected {self.plan.order}; build its plan with order={order!r}"
+                f"Loader: next_batch is out of range, got {position}, expected 0 to {self.plan.total_batches}; "
+                "load a state of this plan"
             )
         while self._running:
             self._graph.drop()
             self._running.popleft()
         self._reading.clear()
-        self._next = self._read_next = state["next_batch"]
+        self._next = self._read_next = position
         self._read_ahead()
 
     def __iter__(self) -> Loader:

@@ -8,9 +8,13 @@ no order of calls, nothing of the data's length in memory.
 from __future__ import annotations
 
 import bisect
+import dataclasses
+import functools
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +29,7 @@ from .shards import ShardSet
 
 __all__ = ["CUTMIX", "MIXUP", "UNMIXED", "BatchSpec", "Plan", "Segment", "part_bounds"]
 
+_FORMAT = 1  # of `Plan.identity`, and of how batches follow from it
 _AUGMENT, _MIX = 2, 3  # purposes of random numbers; order.py has 0 and 1
 
 
@@ -138,7 +143,8 @@ class Plan:
                 "stages.batch_size: got auto, expected a number: only training on a GPU finds one; put it in the recipe"
             )
         self.shards, self.stages, self.seed, self.order = shards, tuple(stages), seed, order
-        self._eval_crop_frac = eval_crop_frac
+        self._fraction_mode, self._eval_batch_size = fraction_mode, eval_batch_size
+        self._eval_every_epochs, self._eval_crop_frac = eval_every_epochs, eval_crop_frac
         needed = ("train",) if eval_batch_size is None else ("train", "val")
         for split in needed:
             if split not in shards.splits or not len(shards.splits[split]):
@@ -171,6 +177,36 @@ class Plan:
         self.total_batches, self.total_steps = first, step
         self._ring: Order = "block" if any(segment.order == "block" for segment in self.segments) else "full"
         self._firsts = [segment.first for segment in self.segments]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the batches, as JSON has it: two plans have equal batches if these are equal.
+
+        Of the shard set it holds what these batches read (`ShardSet.contents`), so that a resolution that is added to
+        the set changes nothing.
+        """
+        stages: list[dict[str, Any]] = []
+        for number, stage in enumerate(self.stages):
+            stages.append({
+                "res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction,
+                "order": stage.order or self.order,
+                "eval_res": next((s.res for s in self.segments if s.stage == number and s.split == "val"), None),
+                "augment": dataclasses.asdict(stage.augment),
+            })  # fmt: skip
+        resolutions = {segment.stored_res for segment in self.segments}
+        identity = {
+            "format": _FORMAT, "seed": self.seed, "order": self.order, "fraction_mode": self._fraction_mode,
+            "eval_batch_size": self._eval_batch_size, "eval_every_epochs": self._eval_every_epochs,
+            "eval_crop_frac": self._eval_crop_frac, "stages": stages, "shards": self.shards.contents(resolutions),
+        }  # fmt: skip
+        plain: dict[str, Any] = json.loads(json.dumps(identity))
+        return plain
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """12 hex digits over `identity`: the same plan has the same in every process and version."""
+        text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def segment(self, index: int) -> Segment:
         if not 0 <= index < self.total_batches:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +87,31 @@ class ShardSet:
     margin: float
     hash: str  # of the manifest, 12 hex digits: names the data in checkpoints and results
     splits: Mapping[str, Split]
+    digests: Mapping[str, str] = field(default_factory=dict)  # see `contents`; the keys of pixels end in "at RES px"
     one_size: bool = False  # tars that others made (`open_webdataset`): named as their files are, for every `res`
     repair: str = REPAIR  # what to do about damage, for messages
 
     def short_side(self, res: int) -> int:
         """Nominal stored short side in px: round(res * margin). Smaller images are stored as they came."""
         return round(res * self.margin)
+
+    def contents(self, resolutions: Iterable[int] | None = None) -> dict[str, str]:
+        """Digests of all that a run on `resolutions` (px, those that are open if None) gets from this set, by name.
+
+        Equal for two sets exactly if these runs get the same labels, classes, images and folds; other resolutions of
+        the set do not count. A message can say which of the names differ. Raises `ResoluteError` for a resolution that
+        is not open.
+        """
+        is_open = sorted({res for split in self.splits.values() for res in split.stored})
+        wanted = is_open if resolutions is None else sorted(set(resolutions))
+        if missing := [res for res in wanted if any(res not in split.stored for split in self.splits.values())]:
+            raise ResoluteError(f"{self.root}: {missing[0]} px is not open, got {is_open}; name it in ShardSet.open")
+        ends = tuple(f" at {res} px" for res in wanted)
+        return {name: digest for name, digest in self.digests.items() if " at " not in name or name.endswith(ends)}
+
+    def identity(self, resolutions: Iterable[int] | None = None) -> str:
+        """12 hex digits over `contents`: what names the data of a run on `resolutions` in checkpoints."""
+        return hashlib.sha256(json.dumps(self.contents(resolutions), sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def root(self) -> str:
@@ -154,6 +173,7 @@ class ShardSet:
             margin=manifest["settings"]["margin"],
             hash=digest,
             splits=splits,
+            digests=_digests(manifest, wanted, fold),
         )
 
 
@@ -183,6 +203,21 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
             "run `make shards` again, which repairs it"
         )
     return manifest, hashlib.sha256(text).hexdigest()[:12]
+
+
+def _digests(manifest: Mapping[str, Any], resolutions: Iterable[int], fold: int | None) -> dict[str, str]:
+    """The digests of `ShardSet.contents`, from the manifest. STORED records hold the CRC-32 of each image."""
+    listed = manifest["files"]
+    digests = {"classes": hashlib.sha256(json.dumps(manifest["classes"]).encode()).hexdigest()[:12]}
+    if fold is not None:
+        digests["fold"] = str(fold)
+    for split in sorted(manifest["splits"]):
+        digests[f"{split} samples and labels"] = listed[f"index/{split}.npy"]["sha256"][:12]
+        for res in resolutions:
+            digests[f"{split} images at {res} px"] = listed[f"index/{split}-{res}.npy"]["sha256"][:12]
+    for res in resolutions:
+        digests[f"short side at {res} px"] = str(manifest["resolutions"][str(res)]["short_side"])
+    return digests
 
 
 def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,12 +162,34 @@ def test_state_dict_moves_a_running_loader(plan: Plan, batches: list[Batch]) -> 
         assert torch.equal(next(loader).images, after[1])
 
 
-def test_the_state_of_another_order_is_refused(shard_set: ShardSet, plan: Plan) -> None:
-    other = Plan(shard_set, plan.stages, order="block", eval_batch_size=4)
-    with Loader(plan) as loader, Loader(other) as blocks:
-        with pytest.raises(ResoluteError, match="got a state of order block, expected full; build its plan with"):
-            loader.load_state_dict(blocks.state_dict())
-        blocks.load_state_dict(blocks.state_dict())
+def test_the_state_of_another_plan_is_refused_with_what_differs(shard_root: Path, shard_set: ShardSet) -> None:
+    def planned(shards: ShardSet = shard_set, *, batch_size: int = 16, **options: Any) -> Plan:
+        return Plan(shards, [Stage(res=32, epochs=1, batch_size=batch_size)], **{"eval_batch_size": 7} | options)
+
+    others = {
+        r"seed got 1, expected 0": planned(seed=1),
+        r"order got 'block', expected 'full'; stages\[0\]\.order got 'block'": planned(order="block"),
+        r"stages\[0\]\.batch_size got 8, expected 16": planned(batch_size=8),
+        r"eval_batch_size got 4, expected 7": planned(eval_batch_size=4),
+        r"shards\.train images at 32 px got 'other', expected '[0-9a-f]{12}'": planned(
+            dataclasses.replace(shard_set, digests={**shard_set.digests, "train images at 32 px": "other"})
+        ),
+    }
+    with Loader(planned()) as loader:
+        for words, other in others.items():
+            with Loader(other) as stranger:
+                state = stranger.state_dict()
+            with pytest.raises(ResoluteError, match=f"the state of another plan: {words}.*; build the plan that"):
+                loader.load_state_dict(state)
+        same = dataclasses.replace(shard_set, digests={**shard_set.digests, "train images at 48 px": "other"})
+        with Loader(planned(ShardSet.open(shard_root, resolutions=(32,)))) as part, Loader(planned(same)) as wider:
+            next(part)
+            loader.load_state_dict(part.state_dict())
+            assert next(loader).spec.index == 1
+            loader.load_state_dict(wider.state_dict())
+        for index in (-1, len(loader) + 1):
+            with pytest.raises(ResoluteError, match=f"got {index}, expected 0 to "):
+                loader.load_state_dict({"next_batch": index})
 
 
 def test_too_many_ranks_are_refused_when_the_loader_is_made(plan: Plan) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -272,3 +275,30 @@ def test_mixing_follows_its_probabilities_and_lam_is_the_area_kept(shard_set: Sh
             assert (spec.lam == 1).all()
     lam = np.asarray([spec.lam[0] for spec in specs if spec.modes[0] == MIXUP])
     assert abs(lam.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(lam))
+
+
+def test_the_fingerprint_is_that_of_the_batches(shard_set: ShardSet) -> None:
+    """Equal in another process and for what changes no batch; another for anything that does."""
+    plan = _plan(shard_set)
+    same = [dataclasses.replace(stage, order="full", lr_scale=2.0, unfreeze_to="none") for stage in STAGES]
+    assert _plan(shard_set, stages=same).fingerprint == plan.fingerprint == _plan(shard_set).fingerprint
+    first, *rest = STAGES
+    changed = [
+        _plan(shard_set, mode="fixed"), _plan(shard_set, seed=4), _plan(shard_set, order="block"),
+        _plan(shard_set, eval_batch_size=5), _plan(shard_set, stages=STAGES[:2]),
+        Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=1),
+        Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=2, eval_crop_frac=0.9),
+        *(_plan(shard_set, stages=[dataclasses.replace(first, **{name: value}), *rest]) for name, value in (
+            ("res", 64), ("epochs", 3), ("batch_size", 15), ("fraction", 0.25), ("order", "block"), ("eval_res", 48),
+            ("augment", Augment(flip_prob=0.4)),
+        )),
+    ]  # fmt: skip
+    found = [plan.fingerprint, *(other.fingerprint for other in changed)]
+    assert len(set(found)) == len(found)
+    code = (
+        "import sys; from tests.pipeline.test_plan import _plan, ShardSet; print(_plan(ShardSet.open(sys.argv[1]))"
+        ".fingerprint)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, shard_set.root], cwd=Path(__file__).parents[2],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert done.stdout.strip() == plan.fingerprint

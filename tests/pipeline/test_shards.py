@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, differences
 from pipeline.files import open_files
 from pipeline.index import checksums, checksums_name
 from pipeline.shards import FORMAT, VERSION, ShardSet, manifest_bytes, read_manifest
+from prep.__main__ import main as prep
+from tests.conftest import make_photos
 
 
 @pytest.fixture
@@ -105,3 +107,41 @@ def test_a_large_manifest_opens_at_once(tmp_path: Path) -> None:
     manifest, _ = read_manifest(open_files(tmp_path))
     assert time.process_time() - began < 1.5  # 0.15 s on a quiet machine
     assert manifest["files"] == files
+
+
+def test_the_identity_of_a_run_survives_an_added_resolution_and_no_other_change(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", each=8)
+
+    def made(name: str, *words: str, res: str = "32,48") -> ShardSet:
+        argv = ["--src", photos, "--out", tmp_path / name, "--res", res, "--val-frac", "0.2", "--workers", "1"]
+        assert prep([str(word) for word in [*argv, *words]]) == 0
+        return ShardSet.open(tmp_path / name)
+
+    before = made("shards")
+    at_32, at_48, both = before.identity([32]), before.identity([48]), before.identity()
+    assert len({at_32, at_48, both}) == 3
+    assert both == before.identity([48, 32])
+    after = made("shards", res="32,48,64")
+    assert after.hash != before.hash
+    assert (after.identity([32]), after.identity([48]), after.identity([32, 48])) == (at_32, at_48, both)
+    assert ShardSet.open(tmp_path / "shards", resolutions=(32,)).identity() == at_32
+    for change in (["--seed", "1"], ["--quality", "60"], ["--margin", "1.5"]):
+        changed = made(change[0].strip("-"), *change)
+        assert changed.identity([32]) != at_32
+        assert differences(changed.contents([32]), before.contents([32]))
+    with pytest.raises(ResoluteError, match=r"64 px is not open, got \[32, 48\]; name it in ShardSet\.open"):
+        before.identity([32, 64])
+    told = "; ".join(differences(ShardSet.open(tmp_path / "quality").contents([32]), before.contents([32])))
+    assert "train images at 32 px got " in told
+    assert "classes" not in told
+
+
+def test_differences_name_each_value_that_is_another() -> None:
+    one = {"seed": 1, "stages": [{"res": 32, "order": None}, {"res": 48}], "gone": 1}
+    two = {"seed": 1, "stages": [{"res": 32, "order": "full"}, {"res": 64}], "new": "x"}
+    assert differences(one, one) == []
+    assert differences(one, two) == [
+        "stages[0].order got None, expected 'full'", "stages[1].res got 48, expected 64", "gone got 1, expected None",
+        "new got None, expected 'x'",
+    ]  # fmt: skip
+    assert differences({"stages": [1, 2]}, {"stages": [1]}) == ["stages got [1, 2], expected [1]"]
