@@ -1,4 +1,4 @@
-"""Which images lie in a folder of class folders?"""
+"""Folders of images, on a disk or in a store, listed in one fixed order; each real folder is listed once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from ..found import Found, is_url
@@ -22,8 +23,8 @@ _AHEAD = 16  # folders of a store that are listed at a time
 class Folders:
     """Class folders, in which images may nest: the first part of a path is its class. A `Source`.
 
-    Ascending by name; no more than one folder's entries per level are held. Links to folders are followed, but
-    never into a folder that they lie in.
+    Ascending by name. Links to folders are followed, each real folder once: by the first path that leads to it.
+    Memory: one folder's entries per level, and device and inode of each folder.
     """
 
     numbered = False
@@ -56,40 +57,47 @@ class Folders:
 def walk(root: str, ignored: Counter[str]) -> Iterator[tuple[str, Entry]]:
     """(path relative to `root`, entry) of every file and, before what is in it, folder below `root`, ascending.
 
-    Hidden things and junk are passed over and counted, whatever is in them, as are pipes and devices. Raises
+    Hidden things and junk are passed over and counted, whatever is in them, as are pipes, devices, links to a folder
+    that an earlier path has led to (so that cycles end), and names that fsspec would take for a chain of URLs. Raises
     `ResoluteError` for a folder that cannot be listed.
     """
-    yield from _walk(root.rstrip("/") or "/", "", entries(root), ignored, (_identity(root),))
+    yield from _walk(root.rstrip("/") or "/", "", entries(root), ignored, {_identity(root)})
 
 
 def _walk(
-    folder: str, prefix: str, found: list[Entry], ignored: Counter[str], above: tuple[object, ...]
+    folder: str, prefix: str, listed: list[Entry], ignored: Counter[str], visited: set[object]
 ) -> Iterator[tuple[str, Entry]]:
-    reasons = [why_ignored(entry.name) for entry in found]
+    reasons = [_why_ignored(folder, entry.name) for entry in listed]
     ignored.update(why for why in reasons if why)
-    inside = [entry for entry, why in zip(found, reasons, strict=True) if not why]
+    inside = [entry for entry, why in zip(listed, reasons, strict=True) if not why]
     below = [f"{folder}/{entry.name}" for entry in inside if entry.kind == "folder"]
-    listed = _ahead(_listing(above), below, _AHEAD if is_url(folder) else 1)
+    # why 1: on a disk a folder counts as visited only when all folders before it have been walked
+    listings = _ahead(partial(_listing, visited), below, _AHEAD if is_url(folder) else 1)
     for entry in inside:
         if entry.kind == "other":
             ignored["pipes and devices"] += 1
         elif entry.kind == "file":
             yield prefix + entry.name, entry
         else:
-            identity, content = next(listed)
+            content = next(listings)
             if content is None:
-                ignored["links to a folder above"] += 1
+                ignored["links to a folder read already"] += 1
                 continue
             yield prefix + entry.name, entry
-            yield from _walk(f"{folder}/{entry.name}", f"{prefix}{entry.name}/", content, ignored, (*above, identity))
+            yield from _walk(f"{folder}/{entry.name}", f"{prefix}{entry.name}/", content, ignored, visited)
 
 
-def _listing(above: tuple[object, ...]) -> Callable[[str], tuple[object, list[Entry] | None]]:
-    def listing(folder: str) -> tuple[object, list[Entry] | None]:
-        identity = _identity(folder)
-        return identity, None if identity in above else entries(folder)
+def _why_ignored(folder: str, name: str) -> str | None:
+    return "unsafe names" if "::" in name and is_url(folder) else why_ignored(name)
 
-    return listing
+
+def _listing(visited: set[object], folder: str) -> list[Entry] | None:
+    """The entries of `folder`; None if it has been visited, by whatever path."""
+    identity = _identity(folder)
+    if identity in visited:
+        return None
+    visited.add(identity)
+    return entries(folder)
 
 
 def _identity(folder: str) -> object:
@@ -99,7 +107,8 @@ def _identity(folder: str) -> object:
         info = os.stat(folder)  # noqa: PTH116
     except OSError:
         return folder  # `entries` will say what is wrong
-    return info.st_dev, info.st_ino
+    # why: some network disks number nothing
+    return (info.st_dev, info.st_ino) if info.st_ino else os.path.realpath(folder)
 
 
 def _ahead(work: Callable[[T], R], items: Iterable[T], depth: int) -> Iterator[R]:

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["SPLITS", "SUFFIXES", "is_image", "refuse_split_names", "safe", "why_ignored"]
+from ..found import is_url
+
+__all__ = ["SPLITS", "SUFFIXES", "is_image", "refuse_split_names", "safe", "safe_below", "why_ignored"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
 # What systems leave in folders and archives, lower case.
@@ -37,6 +39,18 @@ def safe(name: str) -> str | None:
         return None
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if ".." in parts or not parts else "/".join(parts)
+
+
+def safe_below(root: str, name: str) -> str | None:
+    """`name`, as a table writes it, as a plain path relative to `root`; None if it leads anywhere else.
+
+    An absolute path or URL below `root` is such a name too; `..`, any other absolute path, any other URL and, below a
+    URL, fsspec's chains (`a::b`) are not. Nothing is looked up: links inside `root` are its owner's, and are followed.
+    """
+    name = name.removeprefix(f"{root.rstrip('/')}/")
+    if is_url(name) or (is_url(root) and "::" in name):
+        return None
+    return safe(name)
 
 
 def refuse_split_names(src: str, names: Iterable[str], *, folders: bool) -> None:

@@ -1,4 +1,4 @@
-"""Which images lie in a folder whose labels are in a table next to it?"""
+"""A folder of images whose labels are in a table. No row can name a file outside the folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.errors import ResoluteError
 
 from ..found import Found
 from .folders import walk
-from .names import is_image
+from .names import is_image, safe_below
 from .rows import is_number, label_rows
 
 __all__ = ["Table"]
@@ -20,7 +20,9 @@ class Table:
 
     A name may be the path below the folder or the file's own name, with or without its suffix. A row without
     a file is yielded under the name as written, so that it becomes a reject; a file without a row is ignored
-    as unlabelled. `numbered` if all labels are whole numbers. Holds the names of all files in memory (a dict).
+    as unlabelled. A name that leads out of the folder (`..`, an absolute path elsewhere, a URL) is never read: its row
+    is ignored as an unsafe name. Links inside the folder are followed, as `Folders` follows them. `numbered` if all
+    labels are whole numbers. Holds the names of all files in memory (a dict).
     """
 
     label_names: Sequence[str] | None = None
@@ -46,6 +48,12 @@ class Table:
         labelled: set[str] = set()
         for row in label_rows(self._labels, self._columns):
             written = row.name.removeprefix("./")
+            if written not in sizes and written not in short:
+                below = safe_below(self.root, written)
+                if below is None:
+                    self.ignored["unsafe names"] += 1
+                    continue
+                written = below
             name = written if written in sizes else short.get(written, written) or self._ambiguous(written, row.line)
             if not row.label:
                 self.ignored["unlabelled"] += name not in sizes

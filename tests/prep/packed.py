@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def pack_samples(path: Path, samples: Iterable[tuple[str, bytes, dict[str, bytes
     return pack_tar(path, members)
 
 
-def pack_parquet(path: Path, rows: list[tuple[bytes, str, int]], names: list[str] | None) -> Path:
+def pack_parquet(path: Path, rows: Sequence[tuple[bytes | None, str, int]], names: list[str] | None) -> Path:
     """Rows of image, path and label number, as `datasets` writes them."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -12,12 +12,14 @@ import pytest
 from pipeline.errors import ResoluteError
 from prep.adapters import open_source
 from prep.fetch import fetch_many
+from prep.members import find_members
 from tests.prep.packed import (
     catalog,
     jpeg,
     make_tree,
     names,
     pack,
+    pack_parquet,
     pack_table,
     pack_zip,
     same,
@@ -91,7 +93,77 @@ def test_linked_folders_are_followed_but_not_for_ever(tmp_path: Path, work: Path
     found = {found.name: found.nbytes for found in source}
     assert len(found) == 11
     assert found["cat/gone.jpg"] == 0
-    assert source.ignored == {"links to a folder above": 1}
+    assert source.ignored == {"links to a folder read already": 1}
+
+
+def test_a_tree_of_links_lists_each_real_folder_once(tmp_path: Path, work: Path) -> None:
+    depth = 12  # followed by every path, the last folder would be listed 4 096 times
+    for level in range(depth):
+        (tmp_path / f"{level}").mkdir()
+        for link in ("a", "b"):
+            (tmp_path / f"{level}" / link).symlink_to(tmp_path / f"{level + 1}")
+    (tmp_path / f"{depth}").mkdir()
+    (tmp_path / f"{depth}" / "x.jpg").write_bytes(b"x")
+    (tmp_path / f"{depth}" / "up").symlink_to(tmp_path / "0")
+    source = open_source(str(tmp_path / "0"), kind="folders", spool=work)
+    assert names(source) == ["a/" * depth + "x.jpg"]
+    assert source.ignored == {"links to a folder read already": depth + 1}
+    assert names(source) == ["a/" * depth + "x.jpg"]  # what was visited counts for one iteration
+
+
+def test_no_row_of_a_table_names_a_file_outside_its_folder(tmp_path: Path, work: Path) -> None:
+    files = ("photos/cat/1.jpg", "photos/dog/2.jpg", "photos/odd\\name.jpg", "secret/x.jpg", "linked/y.jpg")
+    for number, name in enumerate(files):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg(number))
+    (tmp_path / "photos" / "more").symlink_to(tmp_path / "linked")
+    unsafe = (
+        "../secret/x.jpg", f"{tmp_path}/secret/x.jpg", "cat/../../secret/x.jpg", "./../secret/x.jpg",
+        f"file://{tmp_path}/secret/x.jpg", f"{tmp_path}/photos/../secret/x.jpg", "s3://bucket/x.jpg",
+    )  # fmt: skip
+    inside = ("./cat//1.jpg", f"{tmp_path}/photos/dog/2.jpg", "odd\\name.jpg", "more/y.jpg")
+    rows = [(name, label) for names, label in ((unsafe, "a"), (inside, "b")) for name in names]
+    table = pack_table(tmp_path / "labels.csv", [*rows, ("gone.jpg", "a")])
+    source = open_source(str(tmp_path / "photos"), labels=str(table), spool=work)
+    assert sorted(names(source)) == sorted(["cat/1.jpg", "dog/2.jpg", "odd\\name.jpg", "more/y.jpg", "gone.jpg"])
+    assert source.ignored == {"unsafe names": len(unsafe)}
+    got = catalog(work, tmp_path / "photos", labels=str(table))
+    secret = (tmp_path / "secret" / "x.jpg").read_bytes()
+    assert secret not in fetch_many([got.location(i) for i in range(len(got))])
+
+
+def test_no_name_in_a_store_or_a_remote_table_leads_to_files_of_this_machine(tmp_path: Path, work: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    chain = f"memory://x.jpg::file://{tmp_path}/x.jpg"
+    for name in ("cat/1.jpg", "dog/2.jpg", "cat/3::4.jpg"):
+        fs.pipe(f"/folder/{name}", b"x")
+    source = open_source("memory://folder", kind="folders", spool=work)
+    assert names(source) == ["cat/1.jpg", "dog/2.jpg"]
+    assert source.ignored == {"unsafe names": 1}
+    unsafe = (chain, "a::b.jpg", "/etc/x.jpg", "../x.jpg", "file:///x.jpg")
+    table = pack_table(tmp_path / "labels.csv", [("cat/1.jpg", "a"), ("2.jpg", "b"), *((name, "a") for name in unsafe)])
+    source = open_source("memory://folder", labels=str(table), spool=work)
+    assert names(source) == ["cat/1.jpg", "dog/2.jpg"]
+    assert source.ignored == {"unsafe names": 1 + len(unsafe)}
+
+
+def test_a_list_of_validation_names_chooses_among_the_images_of_the_source_alone(tmp_path: Path, work: Path) -> None:
+    make_tree(tmp_path / "photos")
+    (tmp_path / "secret.jpg").write_bytes(jpeg(1))
+    got = catalog(work, tmp_path / "photos")
+    for name in ("../secret.jpg", str(tmp_path / "secret.jpg")):
+        (tmp_path / "val.txt").write_text(f"{name}\n")
+        with pytest.raises(ResoluteError, match="1 of 1 paths are no images of"):
+            find_members(got, val_list=tmp_path / "val.txt")
+
+
+def test_paths_inside_parquet_rows_are_never_opened(tmp_path: Path, work: Path) -> None:
+    secret = tmp_path / "secret.jpg"
+    secret.write_bytes(jpeg(1))
+    rows = [(jpeg(2), str(secret), 0), (jpeg(3), "../../x.jpg", 1), (None, str(secret), 0)]
+    source = open_source(str(pack_parquet(tmp_path / "x.parquet", rows, None)), spool=work)
+    assert names(source) == ["x.parquet/000000000.jpg", "x.parquet/000000001.jpg"]
+    assert source.ignored == {"rows without an image's bytes": 1}
 
 
 def test_folders_of_splits_are_told(tmp_path: Path, work: Path) -> None:
