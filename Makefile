@@ -1,24 +1,80 @@
 # Every target works alone and makes what it needs. `make help` lists them.
 SHELL := /bin/bash
 VENV ?= .venv
-PY := $(VENV)/bin/python
-READY := $(VENV)/.resolute-ready
-TOOLS := $(VENV)/.resolute-tools
-RES ?= 128,160,224
-RECIPE ?= train/recipes/demo.toml
-OUT ?= $(if $(SRC),shards,demo/shards)
-SHARDS ?= $(OUT)
-WORKERS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo shards verify keys show lr plan train report predict eval export bench test lint check clean
 
+# ---- variables -----------------------------------------------------------------------------------------------------
+
+# The variables that each target reads, besides VENV. Any other one on the command line is an error.
+demo.reads    := WORKERS
+shards.reads  := SRC KIND LABELS COLUMNS CLASSES VAL VAL_LIST VAL_FRAC FOLDS OUT RES MARGIN QUALITY SEED \
+                 SHARD_SAMPLES WORKERS MAX_BAD DRY REBUILD ENGINE RAY_ADDRESS
+verify.reads  := SHARDS WORKERS
+show.reads    := SHARDS RECIPE WORKERS
+lr.reads      := SHARDS RECIPE SAMPLES WORKERS
+train.reads   := SHARDS RECIPE RUN DEVICE FOLDS FROM KEEP TENSORBOARD GPU_MEMORY_GIB CALIBRATE GPUS NODES HEAD \
+                 RESTARTS WORKERS
+plan.reads    := SHARDS RECIPE RUN DEVICE FOLDS GPU_MEMORY_GIB BUDGET JSON GPUS NODES HEAD RESTARTS WORKERS
+report.reads  := RUN
+predict.reads := RUN SRC OUT DEVICE
+eval.reads    := RUN SHARDS RES DEVICE WORKERS
+export.reads  := RUN OUT
+bench.reads   := SHARDS DEVICE WORKERS
+
+TARGETS := demo shards verify show lr train plan report predict eval export bench
+READERS := $(TARGETS) help env keys test lint check clean
+VARIABLES := $(sort VENV $(foreach target,$(TARGETS),$($(target).reads)))
+GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
+
+quoted = '$(subst ','\'',$(1))'
+CLOSEST := import difflib, sys; print(*difflib.get_close_matches(sys.argv[1].upper(), sys.argv[2:], 1))
+closest = $(shell python3 -c '$(CLOSEST)' $(call quoted,$(1)) $(VARIABLES))
+guess = $(if $(1),did you mean $(1)?,what a recipe sets goes into the recipe;)
+
+$(foreach name,$(filter-out $(VARIABLES),$(GIVEN)),$(error \
+	$(name): not a variable of this Makefile; $(call guess,$(call closest,$(name))) `make help` lists them))
+# why the filter: a goal that is a file, such as demo/shards/manifest.json, may read any of them
+ifeq ($(filter-out $(READERS),$(GOALS)),)
+$(foreach name,$(filter-out VENV $(foreach goal,$(GOALS),$($(goal).reads)),$(GIVEN)),$(error \
+	$(name): without effect in `make $(GOALS)`, which reads $(or $(strip \
+	$(foreach goal,$(GOALS),$($(goal).reads))),only VENV); leave it out))
+endif
+# why: SRC="$$FOLDER" with an empty FOLDER must not become the demo
+$(foreach name,$(GIVEN),$(if $(value $(name)),,$(error $(name): got an empty value; give it one or leave it out)))
+
+# Values reach the commands through the environment, character for character: make expands no $$ in them, and no shell
+# ever parses them.
+$(foreach name,$(VARIABLES),$(if $(value $(name)),$(eval override $(name) := $$(value $(name)))$(eval export $(name))))
+option = $(if $($(1)),--$(2)="$$$(1)")
+flag = $(if $(filter-out 0 no false,$($(1))),--$(2))
+
+# VENV alone is part of file names that make itself has to parse.
+UNSAFE := ' " $$ ` ; & | < > \ * ? : % = ! ( ) { } [ ] ~ \#
+$(if $(filter-out 1,$(words $(VENV)))$(strip $(foreach sign,$(UNSAFE),$(findstring $(sign),$(VENV)))),$(error \
+	VENV: got $(strip $(VENV)), expected a path without spaces, quotes and other signs of the shell; choose another))
+PY := $(VENV)/bin/python
+READY := $(VENV)/.resolute-ready
+TOOLS := $(VENV)/.resolute-tools
+
+RECIPE ?= train/recipes/demo.toml
+# The demo photos are used by a bare `make shards` alone; what tells of other photos without SRC is an error of prep's.
+DEMO := $(if $(SRC)$(OUT)$(KIND)$(LABELS)$(COLUMNS)$(CLASSES)$(VAL)$(VAL_LIST),,demo)
+MADE := $(if $(DEMO),demo/shards,$(or $(OUT),shards))
+# `make shards train SRC=photos` trains on what it has just made
+SHARDS ?= $(if $(filter shards,$(GOALS)),$(MADE),demo/shards)
+export RECIPE SHARDS MADE
+# without SHARDS, the targets that read a set use the demo's, and make it first
+DATA := $(if $(subst demo/shards,,$(SHARDS)),,demo/shards/manifest.json)
+
+# ---- targets -------------------------------------------------------------------------------------------------------
+
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 16
-	@echo '  variables: SRC KIND LABELS COLUMNS CLASSES VAL VAL_LIST VAL_FRAC FOLDS OUT RES MARGIN QUALITY'
-	@echo '             WORKERS MAX_BAD DRY REBUILD ENGINE RAY_ADDRESS (shards);'
-	@echo '             SHARDS RECIPE RUN DEVICE (train, show); GPUS NODES HEAD RESTARTS (train, plan); SAMPLES (lr);'
-	@echo '             SHARDS (verify, bench); VENV (all)'
+	@echo '  variables that each target reads (and VENV, all of them):'
+	@$(foreach target,$(TARGETS),echo '    $(target): $($(target).reads)';)
 
 env: $(READY)  ## create the environment (VENV=folder, default .venv), the pinned versions of pyproject.toml
 
@@ -34,72 +90,66 @@ $(TOOLS): $(READY)
 	@touch $@
 
 demo/photos/.demo.json: | $(READY)
-	@$(PY) -m prep.demo --out demo/photos --workers $(WORKERS)
+	@$(PY) -m prep.demo --out demo/photos $(call option,WORKERS,workers)
 
 demo: $(READY) demo/photos/.demo.json  ## generate the demo photos (demo/photos)
 
-option = $(if $($(1)),--$(2) '$($(1))')
-PREP = $(PY) -m prep --src '$(or $(SRC),demo/photos)' --out '$(OUT)' --res '$(RES)' --workers '$(WORKERS)' \
+PREP = $(PY) -m prep --src="$${SRC$(if $(DEMO),-demo/photos)}" --out="$$MADE" --res="$${RES-128,160,224}" \
 	$(call option,KIND,kind) $(call option,LABELS,labels) $(call option,COLUMNS,columns) \
 	$(call option,CLASSES,classes) $(call option,VAL,val) $(call option,VAL_LIST,val-list) \
 	$(call option,VAL_FRAC,val-frac) $(call option,FOLDS,folds) $(call option,MARGIN,margin) \
-	$(call option,QUALITY,quality) $(call option,MAX_BAD,max-bad) $(call option,ENGINE,engine) \
-	$(call option,RAY_ADDRESS,ray-address) $(if $(DRY),--dry-run) $(if $(REBUILD),--rebuild)
+	$(call option,QUALITY,quality) $(call option,SEED,seed) $(call option,SHARD_SAMPLES,shard-samples) \
+	$(call option,WORKERS,workers) $(call option,MAX_BAD,max-bad) $(call option,ENGINE,engine) \
+	$(call option,RAY_ADDRESS,ray-address) $(call flag,DRY,dry-run) $(call flag,REBUILD,rebuild)
 
-shards: $(READY) $(if $(SRC),,demo/photos/.demo.json)  ## SRC=photos/train [VAL=photos/val] [OUT=shards] RES=128,160,224
+shards: $(READY) $(if $(DEMO),demo/photos/.demo.json)  ## SRC=photos/train [VAL=photos/val] [OUT=shards] RES=128,160,224
 	@$(PREP)
 
-verify: $(READY)  ## SHARDS=… re-read and re-decode every byte of a shard set, and say what is damaged
-	@$(PY) -m prep.verify '$(SHARDS)' --workers '$(WORKERS)'
+verify: $(READY) $(DATA)  ## [SHARDS=…] re-read and re-decode every byte of a shard set, and say what is damaged
+	@$(PY) -m prep.verify $(call option,WORKERS,workers) -- "$$SHARDS"
 
-# without SHARDS, `train` and `bench` use the demo's, and make them first
 demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
-	@$(PY) -m prep --src demo/photos --out demo/shards --res 128,160,224 --workers '$(WORKERS)'
-
-DATA := $(if $(filter demo/shards,$(SHARDS)),demo/shards/manifest.json)
+	@$(PY) -m prep --src demo/photos --out demo/shards --res 128,160,224 $(call option,WORKERS,workers)
 
 keys: $(READY)  ## all keys of a recipe, with their defaults (a Markdown table)
 	@$(PY) -m pipeline keys
 
 show: $(READY) $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see, stage by stage (seen.png)
-	@$(PY) -m pipeline show '$(SHARDS)' --recipe '$(RECIPE)'
+	@$(PY) -m pipeline show --recipe="$$RECIPE" -- "$$SHARDS"
 
 lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR and momentum over all steps (lr.png)
-	@$(PY) -m train.draw_lr --recipe '$(RECIPE)' $(if $(SAMPLES),--samples '$(SAMPLES)',--shards '$(SHARDS)')
+	@$(PY) -m train.draw_lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS")
 
 plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m] [GPU_MEMORY_GIB=24] what a run will take, and what would fit
-	@$(LAUNCH) train --plan --shards '$(SHARDS)' --recipe '$(RECIPE)' $(call option,DEVICE,device) \
+	@$(LAUNCH) train --plan --shards="$$SHARDS" --recipe="$$RECIPE" $(call option,DEVICE,device) \
 	$(call option,FOLDS,folds) $(call option,BUDGET,budget) $(call option,GPU_MEMORY_GIB,gpu-memory-gib) \
 	$(call option,JSON,json)
 
 # GPUS=8: one process each; several machines run the same command with NODES=2 HEAD=first-machine:29400 besides
 # why the variable: a store that outlives a restart has the addresses of the dead; why --: torchrun has a --run-path
-RESTARTS ?= 3
 LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-m torch.distributed.run \
-	--nproc-per-node '$(GPUS)' --max-restarts '$(RESTARTS)' $(if $(HEAD),--nnodes '$(or $(NODES),1)' \
-	--rdzv-backend c10d --rdzv-endpoint '$(HEAD)' --rdzv-id '$(or $(RUN),resolute)',--standalone) -m --,-m)
+	--nproc-per-node="$$GPUS" --max-restarts="$${RESTARTS-3}" $(if $(HEAD),--nnodes="$${NODES-1}" \
+	--rdzv-backend c10d --rdzv-endpoint="$$HEAD" --rdzv-id="$${RUN-resolute}",--standalone) -m --,-m)
 
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8]; again: resume
-	@$(LAUNCH) train --shards '$(SHARDS)' --recipe '$(RECIPE)' $(call option,RUN,run) $(call option,DEVICE,device) \
-	$(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(if $(TENSORBOARD),--tensorboard) \
-	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(if $(CALIBRATE),--calibrate)
-
-given = $(if $(filter-out file,$(origin $(1))),$(call option,$(1),$(2)))
+	@$(LAUNCH) train --shards="$$SHARDS" --recipe="$$RECIPE" $(call option,RUN,run) $(call option,DEVICE,device) \
+	$(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call flag,TENSORBOARD,tensorboard) \
+	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(call flag,CALIBRATE,calibrate)
 
 predict: $(READY)  ## RUN=runs/name SRC=photos|shards [OUT=pred.csv] classes and probabilities; RUN of folds: their mean
-	@$(PY) -m train.predict '$(RUN)' --src '$(SRC)' $(call given,OUT,out) $(call option,DEVICE,device)
+	@$(PY) -m train.predict --src="$$SRC" $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
 
-eval: $(READY)  ## RUN=runs/name SHARDS=… [RES=160,208,224] exact top-1 and top-5, raw and EMA
-	@$(PY) -m train.evaluate '$(RUN)' --shards '$(SHARDS)' $(call given,RES,res) $(call option,DEVICE,device)
+eval: $(READY) $(DATA)  ## RUN=runs/name [SHARDS=…] [RES=160,208,224] exact top-1 and top-5, raw and EMA
+	@$(PY) -m train.evaluate --shards="$$SHARDS" $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
 
 export: $(READY)  ## RUN=runs/name [OUT=model.safetensors] the best weights, for timm.create_model
-	@$(PY) -m train.export '$(RUN)' $(call given,OUT,out)
+	@$(PY) -m train.export $(call option,OUT,out) -- "$$RUN"
 
 report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
-	@$(PY) -m train.page '$(RUN)'
+	@$(PY) -m train.page -- "$$RUN"
 
 bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, switch cost, stalls, beside a torch DataLoader
-	@$(PY) -m benchmarks --shards '$(SHARDS)' $(call option,DEVICE,device)
+	@$(PY) -m benchmarks --shards="$$SHARDS" $(call option,DEVICE,device)
 
 test: $(TOOLS)  ## the whole test suite
 	@$(PY) -m pytest

@@ -10,7 +10,6 @@ if __name__ == "__main__":  # before the slow imports
 import argparse
 import json
 import multiprocessing
-import os
 import shutil
 import sys
 import time
@@ -23,6 +22,7 @@ import numpy as np
 import simplejpeg
 from tqdm import tqdm
 
+from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 
 from .demo_scene import CLASSES, draw
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     began = time.perf_counter()
     try:
-        workers = args.workers or len(os.sched_getaffinity(0))
+        workers = args.workers or available_cpus()
         made = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
     except ResoluteError as error:
         print(f"prep.demo: {error}", file=sys.stderr)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 
 __all__ = ["MIN_RES_PX", "Settings", "parse_resolutions"]
@@ -94,7 +94,7 @@ class Settings:
 
     @property
     def worker_count(self) -> int:
-        return self.workers or len(os.sched_getaffinity(0))
+        return self.workers or available_cpus()
 
     def in_plan(self) -> dict[str, Any]:
         """What decides the bytes of the set at any resolution, and nothing else: no paths, no number of workers."""

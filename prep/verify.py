@@ -10,7 +10,6 @@ if __name__ == "__main__":  # before the slow imports
 import argparse
 import json
 import multiprocessing
-import os
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Any
 from tqdm import tqdm
 
 from pipeline.cli import Parser
+from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 
 from .base import COPY, DAMAGED, MANIFEST
@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
     try:
         args = _parser().parse_args(argv)
-        workers = args.workers or len(os.sched_getaffinity(0))
+        workers = args.workers or available_cpus()
         if workers < 1:
             raise ResoluteError(f"--workers: out of range, got {args.workers}, expected at least 1, or 0 for all cores")
         store = open_store(args.shards)

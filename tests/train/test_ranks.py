@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pipeline.loader import Loader
 from pipeline.plan import Plan
 from pipeline.recipe import Recipe
 from pipeline.shards import ShardSet
+from tests.fake_make import Make
 from train.__main__ import main
 from train.loop import Learner
 from train.ranks import Ranks, _tell
@@ -236,16 +236,14 @@ def test_every_rank_warms_up_as_many_shapes(shard_set: ShardSet) -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["NODES=1:2", "HEAD=first:29400"]])
-def test_make_hands_torchrun_the_words_of_a_run(more: list[str]) -> None:
+def test_make_hands_torchrun_the_words_of_a_run(tmp_path: Path, more: list[str]) -> None:
     """And none of them is taken for one of torchrun's, such as --run for its --run-path."""
-    words = ["make", "-n", "--no-print-directory", "train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    _, _, line = done.stdout.replace("\\\n", " ").rpartition("torch.distributed.run")
-    got = torch.distributed.run.parse_args(shlex.split(line))
+    (call,) = Make(tmp_path).calls("train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more)
+    assert call[:2] == ["-m", "torch.distributed.run"]
+    got = torch.distributed.run.parse_args(call[2:])
     assert (got.module, got.training_script, got.nproc_per_node) == (True, "train", "2")
     assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
-    assert got.training_script_args == ["--shards", "s", "--recipe", "train/recipes/demo.toml", "--run", "x",
-                                        "--from", "best.pt"]  # fmt: skip
+    assert got.training_script_args == ["--shards=s", "--recipe=train/recipes/demo.toml", "--run=x", "--from=best.pt"]
 
 
 def test_an_error_of_all_ranks_is_told_once() -> None:

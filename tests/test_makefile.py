@@ -1,0 +1,113 @@
+"""The Makefile: values arrive as given, mistakes are refused, the demo is used where nothing else is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .fake_make import Make
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    return Make(tmp_path)
+
+
+ODD = ["o'brien", 'say "hi"', "two  words", "$(touch x)", "$(shell touch x)", "`touch x`", "a\ntouch x\n", "cost$5",
+       "a#b", "\\", "*", "; touch x", "-x", "a=b", "wds/{000..146}.tar", "größe"]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_values_reach_commands_as_given_and_no_shell_runs_them(make: Make, value: str) -> None:
+    (call,) = make.calls("shards", f"SRC={value}", f"OUT={value}", f"LABELS={value}")
+    assert {f"--src={value}", f"--out={value}", f"--labels={value}"} <= set(call)
+    (make.folder / "calls").unlink()
+    for target in ("train", "verify", "show", "lr", "plan", "eval", "bench"):
+        more = [f"RUN={value}"] if target in ("train", "eval") else []
+        (call,) = make.calls(target, f"SHARDS={value}", *more)
+        assert sum(word in (value, f"--shards={value}") for word in call) == (2 if target == "eval" else 1)
+        (make.folder / "calls").unlink()
+    (call,) = make.calls("predict", f"SRC={value}", f"OUT={value}", f"RUN={value}")
+    assert {f"--src={value}", f"--out={value}", value} <= set(call)
+    assert not (make.folder / "x").exists()
+
+
+def test_values_from_the_environment_are_safe_too(make: Make) -> None:
+    (call,) = make.calls("shards", SRC="$(shell touch x)'", OUT="a b")
+    assert {"--src=$(shell touch x)'", "--out=a b"} <= set(call)
+    assert not (make.folder / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "guess"),
+    [
+        (["shards", "src=photos"], "src: not a variable of this Makefile; did you mean SRC?"),
+        (["shards", "SRC=photos", "VALFRAC=0.2"], "did you mean VAL_FRAC?"),
+        (["shards", "SRC=photos", "LABEL=x.csv"], "did you mean LABELS?"),
+        (["train", "EPOCHS=3"], "EPOCHS: not a variable of this Makefile; what a recipe sets goes into the recipe"),
+        (["train", "x'$(touch y)=3"], "not a variable"),
+    ],
+)
+def test_unknown_variables_are_refused_with_a_suggestion(make: Make, words: list[str], guess: str) -> None:
+    assert guess in make.refusal(*words)
+    assert not (make.folder / "y").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["train", "SRC=photos"], "SRC"), (["verify", "OUT=shards"], "OUT"), (["shards", "SRC=a", "SHARDS=b"], "SHARDS"),
+     (["keys", "RECIPE=x"], "RECIPE"), (["test", "WORKERS=2"], "WORKERS")],
+)  # fmt: skip
+def test_variables_without_effect_are_refused(make: Make, words: list[str], name: str) -> None:
+    assert f"{name}: without effect in `make {words[0]}`" in make.refusal(*words)
+
+
+def test_variables_of_any_goal_are_accepted(make: Make) -> None:
+    prep, train = make.calls("shards", "train", "SRC=photos", "OUT=s", "RUN=x")
+    assert {"--src=photos", "--out=s"} <= set(prep)
+    assert {"--shards=s", "--run=x"} <= set(train)
+
+
+@pytest.mark.parametrize("name", ["SRC", "OUT", "VAL"])
+def test_an_empty_value_is_refused(make: Make, name: str) -> None:
+    """`make shards SRC="$FOLDER"` with an empty FOLDER must not make the demo's shards."""
+    assert f"{name}: got an empty value" in make.refusal("shards", f"{name}=")
+
+
+@pytest.mark.parametrize("name", ["OUT", "KIND", "LABELS", "COLUMNS", "CLASSES", "VAL", "VAL_LIST"])
+def test_what_tells_of_other_photos_never_gets_the_demo(make: Make, name: str) -> None:
+    (call,) = make.calls("shards", f"{name}=x")
+    assert call[:3] == ["-m", "prep", "--src="]
+
+
+def test_a_bare_make_uses_the_demo_and_makes_what_it_needs(make: Make) -> None:
+    photos = ["-m", "prep.demo", "--out", "demo/photos"]
+    assert [call[:4] for call in make.calls("shards", "RES=64")] == [photos, ["-m", "prep", "--src=demo/photos",
+                                                                              "--out=demo/shards"]]  # fmt: skip
+    for target in ("verify", "show", "lr", "plan", "train", "eval", "bench"):
+        (make.folder / "calls").unlink()
+        first, second, third = make.calls(target)
+        assert first == photos
+        assert second == ["-m", "prep", "--src", "demo/photos", "--out", "demo/shards", "--res", "128,160,224"]
+        assert "demo/shards" in third or "--shards=demo/shards" in third
+    (make.folder / "calls").unlink()
+    assert len(make.calls("train", "SHARDS=mine")) == 1
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("1", True), ("yes", True), ("0", False), ("no", False)])
+def test_switches_can_be_switched_off(make: Make, value: str, is_on: bool) -> None:
+    (call,) = make.calls("shards", "SRC=a", f"REBUILD={value}", f"DRY={value}")
+    assert ("--rebuild" in call, "--dry-run" in call) == (is_on, is_on)
+
+
+@pytest.mark.parametrize("value", ["a b", "a'b", "a$b", "a;touch x", "(a)", "a\nb"])
+def test_the_environments_folder_has_a_plain_name(make: Make, value: str) -> None:
+    assert "VENV: got" in make.refusal("keys", f"VENV={value}")
+    assert not (make.folder / "x").exists()
+
+
+def test_help_names_every_variable(make: Make) -> None:
+    text = make("help").stdout
+    assert "shards: SRC KIND LABELS" in text
+    assert "predict: RUN SRC OUT DEVICE" in text
