@@ -122,6 +122,11 @@ class Recipe:
             return None
         return tuple(sorted({stage.res for stage in self.stages}))
 
+    @property
+    def seen_resolutions(self) -> tuple[int, ...]:
+        """px of the images that the network sees, in training and validation."""
+        return tuple(sorted({res for stage in self.stages for res in (stage.res, stage.eval_res or stage.res)}))
+
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
         """Read a TOML file. Raises `ResoluteError` for what is missing, unknown or out of range."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +18,16 @@ __all__ = ["Teacher", "build_teacher", "distilled"]
 
 
 def build_teacher(
-    distill: Distill, data: Data, *, classes: int, channels_last: bool, device: torch.device
-) -> Teacher | None:
+    distill: Distill, data: Data, *, classes: int, channels_last: bool, device: torch.device,
+    resolutions: Collection[int] = (),
+) -> Teacher | None:  # fmt: skip
     """The recipe's teacher, or None. Raises `ResoluteError` as `build_model` does, and for one of other classes."""
     if not distill.teacher:
         return None
     return Teacher(
-        distill, classes=classes, mean=data.mean, std=data.std, channels_last=channels_last, device=device
-    )
+        distill, classes=classes, mean=data.mean, std=data.std, channels_last=channels_last, device=device,
+        resolutions=resolutions,
+    )  # fmt: skip
 
 
 class Teacher(nn.Module):
@@ -33,15 +35,17 @@ class Teacher(nn.Module):
 
     def __init__(
         self, distill: Distill, *, classes: int, mean: Sequence[float], std: Sequence[float], channels_last: bool,
-        device: torch.device,
+        device: torch.device, resolutions: Collection[int] = (),
     ) -> None:  # fmt: skip
-        """`mean`, `std`: of the run's images, and of a teacher's whose weights are not timm's."""
+        """`mean`, `std`: of the run's images, and of a teacher's whose weights are not timm's. `resolutions` (px): of
+        the images it will see."""
         super().__init__()
         model = Model(name=distill.teacher, weights=distill.weights, options=distill.options)
         try:
             self.network = build_model(
-                model, classes=classes, channels_last=channels_last, device=device, same_head=True
-            )
+                model, classes=classes, channels_last=channels_last, device=device, same_head=True,
+                resolutions=resolutions,
+            )  # fmt: skip
         except ResoluteError as error:
             raise ResoluteError(f"distill: {error}") from None
         self.requires_grad_(False).eval()

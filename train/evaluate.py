@@ -41,7 +41,7 @@ def evaluate(
             f"{shards.root}: other classes than {saved.path}, got {got}, expected {expected}; give a set of these"
         )
     plan = validation(shards, saved.recipe, resolutions, split=split)
-    networks = {which: saved.network(which, device) for which in saved.weights}
+    networks = {which: saved.network(which, device, resolutions=resolutions) for which in saved.weights}
     counts = torch.zeros(len(resolutions), len(networks), 2, dtype=torch.int64, device=device)
     with validation_batches(plan, saved.recipe, device=device, threads=threads) as batches:
         for batch in batches:

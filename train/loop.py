@@ -47,12 +47,16 @@ class Learner:
         self.recipe, self.device, self.ranks = recipe, device, ranks or Ranks()
         layout = recipe.precision.channels_last
         self.network = build_model(
-            recipe.model, classes=classes, channels_last=layout, device=device, ranks=self.ranks.world
-        )
+            recipe.model, classes=classes, channels_last=layout, device=device, ranks=self.ranks.world,
+            resolutions=recipe.seen_resolutions,
+        )  # fmt: skip
         self.ema = build_ema(recipe.ema, self.network)
         mean_steps = [total_steps / recipe.total_epochs] * recipe.total_epochs
         self.ema_decays = [ema_decay(recipe.ema, steps) for steps in epoch_steps or mean_steps]
-        self.teacher = build_teacher(recipe.distill, recipe.data, classes=classes, channels_last=layout, device=device)
+        self.teacher = build_teacher(
+            recipe.distill, recipe.data, classes=classes, channels_last=layout, device=device,
+            resolutions={stage.res for stage in recipe.stages},
+        )  # fmt: skip
         self.loss = build_loss(recipe.loss, smoothing=recipe.optim.smoothing)
         self._rerun = batch_norms(self.network) if recipe.model.checkpoint_blocks else []
         self._shape = build_shaping(recipe.optim, self.network)

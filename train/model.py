@@ -1,10 +1,12 @@
-"""Which network is trained, from which weights, and which average of its weights is kept?"""
+"""Builds the network of a recipe (a timm model), loads its first weights and makes their moving average."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,20 +22,24 @@ from pipeline.recipe import Ema, Model
 
 from .norms import set_norms
 
-__all__ = ["build_ema", "build_model", "compile_network", "ema_decay", "head_parameters", "set_tf32"]
+__all__ = ["build_ema", "build_model", "compile_network", "ema_decay", "head_parameters", "set_tf32",
+           "size_options"]  # fmt: skip
 
 
 def build_model(
     model: Model, *, classes: int, channels_last: bool, device: torch.device, ranks: int = 1, trains: bool = True,
-    same_head: bool = False,
+    same_head: bool = False, resolutions: Collection[int] = (),
 ) -> nn.Module:  # fmt: skip
     """A timm model with `classes` outputs on `device`; names are timm's own, whatever the recipe makes of it.
 
-    Not `trains`: its weights will be loaded by the caller. `same_head`: no weights but such of `classes`. Raises
-    `ResoluteError` for what timm refuses, weights that can't be had, and settings that this model has no use for.
+    Not `trains`: its weights will be loaded by the caller. `same_head`: no weights but such of `classes`.
+    `resolutions` (px): images that the network must take (see `size_options`); empty: whatever timm's default takes.
+    Raises `ResoluteError` for what timm refuses, weights that can't be had, settings that this model has no use for,
+    and resolutions that it cannot take.
     """
     pretrained = trains and model.weights == "pretrained"
-    network = _create(model, classes=classes, pretrained=pretrained)
+    sized = dataclasses.replace(model, options={**model.options, **size_options(model, resolutions)})
+    network = _create(sized, classes=classes, pretrained=pretrained)
     if trains or model.norm != "sync":  # why: that one differs in training alone
         network = set_norms(network, model, ranks=ranks, device=device)
     cfg: Any = getattr(network, "pretrained_cfg", {})
@@ -57,6 +63,59 @@ def build_model(
             raise ResoluteError(f"model.checkpoint_blocks: {model.name} can't, expected false; remove it") from None
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     return network.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
+
+
+def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
+    """What timm must be told so that a fixed-size model (ViT, Swin, MLP-Mixer) takes images of all `resolutions` (px).
+
+    Nothing where the model takes them as it is; else `dynamic_img_size`, which interpolates position embeddings and
+    makes attention masks for each size and leaves the weights' shapes alone; else, for one resolution, `img_size`.
+    Raises `ResoluteError` if no option helps.
+    """
+    cfg: Any = timm.get_pretrained_cfg(model.name) if timm.is_model(model.name) else None
+    if not resolutions or not getattr(cfg, "fixed_input_size", False):
+        return {}
+    choices: list[dict[str, Any]] = [{}, {"dynamic_img_size": True}]
+    choices += [{"img_size": res} for res in resolutions] if len(set(resolutions)) == 1 else []
+    refused = ""
+    for options in choices:
+        if options and options.keys() <= model.options.keys():
+            continue
+        try:
+            reason = _refusal(model, options, resolutions)
+        except TypeError:
+            if not options:  # why: what is wrong with `model.options` is reported where the model is made
+                return {}
+            continue  # this model has no such option
+        if reason is None:
+            return options
+        refused = reason  # why the last: that of the option which takes the most
+    sizes = ", ".join(str(res) for res in sorted(set(resolutions)))
+    raise ResoluteError(
+        f"model.name: {model.name} does not take images of all of the recipe's resolutions, {sizes} px ({refused}), "
+        "expected a model that does; choose another model, other resolutions, or set model.options"
+    )
+
+
+def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]) -> str | None:
+    """Why the model, made with `options`, refuses images of one of `resolutions`; None if it takes all.
+
+    Nothing is computed: tensors of the meta device have shapes only.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            with torch.device("meta"):
+                network = timm.create_model(model.name, **{**model.options, **options}).eval()
+        except (NotImplementedError, RuntimeError):  # why: some cannot be made without values; the warm-up will tell
+            return None
+        for res in sorted(set(resolutions)):
+            try:
+                network(torch.empty(2, 3, res, res, device="meta"))
+            except NotImplementedError:  # as above
+                continue
+            except (AssertionError, RuntimeError, ValueError) as error:
+                return f"{res} px: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
+    return None
 
 
 def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
@@ -149,8 +208,10 @@ def set_tf32(tf32: Literal["convolutions", "all", "off"], device: torch.device) 
         return
     if device.type != "cuda":
         raise ResoluteError(f"precision.tf32: without effect, got {tf32} on {device.type}; remove it")
-    torch.backends.cudnn.conv.fp32_precision = "ieee" if tf32 == "off" else "tf32"  # type: ignore[attr-defined]
-    torch.backends.cuda.matmul.fp32_precision = "ieee" if tf32 == "off" else "tf32"
+    # why not by the newer per-backend settings: with these set, torch raises where it reads the older ones, and
+    # inductor's autotuning does
+    torch.set_float32_matmul_precision("highest" if tf32 == "off" else "high")
+    torch.backends.cudnn.allow_tf32 = tf32 != "off"
 
 
 def compile_network(network: nn.Module, device: torch.device, *, backend: Any = "inductor") -> None:

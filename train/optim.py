@@ -1,7 +1,8 @@
-"""How do the weights move? The optimizer, and the slow weights around it."""
+"""The optimizer of a recipe, with timm's parameter groups, and Lookahead's slow weights around it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import timm.optim
@@ -14,20 +15,34 @@ __all__ = ["Lookahead", "build_optimizer"]
 
 
 def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
-    """SGD (Nesterov), AdamW or LAMB; no weight decay on norms, biases and other vectors."""
-    weights = [p for p in network.parameters() if p.requires_grad and p.ndim >= 2]
-    vectors = [p for p in network.parameters() if p.requires_grad and p.ndim < 2]
-    groups = [{"params": weights, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    fused = optim.fused or None  # why: None leaves torch its own choice, False takes the slowest
-    found: torch.optim.Optimizer
-    if optim.name == "sgd":
-        nesterov = optim.momentum > 0
-        found = torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=nesterov, fused=fused)
-    elif optim.name == "adamw":
-        found = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, fused=fused)
+    """SGD (Nesterov), AdamW or LAMB by timm's factory.
+
+    No weight decay on norms, biases and other vectors, nor on what the model's `no_weight_decay()` names: position
+    embeddings, class tokens, tables of relative positions.
+    """
+    name: str = optim.name
+    settings: dict[str, Any] = {"fused": optim.fused or None}  # None: torch's own choice, False would be the slowest
+    if name == "sgd":
+        name = "sgd" if optim.momentum else "momentum"  # timm's "sgd" is Nesterov's, which needs a momentum
+        settings["momentum"] = optim.momentum
+    elif name == "adamw":
+        settings["betas"] = optim.betas
     else:  # why None: clipping is `optim.clip_norm`'s
-        found = timm.optim.Lamb(groups, lr=optim.lr, betas=optim.betas, max_grad_norm=None)
-    return Lookahead(found, alpha=optim.lookahead_alpha, k=optim.lookahead) if optim.lookahead else found
+        settings = {"betas": optim.betas, "max_grad_norm": None}
+    optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(
+        network, opt=name, lr=optim.lr, weight_decay=optim.weight_decay, param_group_fn=_groups(optim), **settings
+    )
+    return Lookahead(optimizer, alpha=optim.lookahead_alpha, k=optim.lookahead) if optim.lookahead else optimizer
+
+
+def _groups(optim: Optim) -> Callable[[nn.Module], list[dict[str, Any]]]:
+    """timm's parameter groups. The decayed one comes first, as in the checkpoints of older versions."""
+
+    def groups(network: nn.Module) -> list[dict[str, Any]]:
+        excluded: Any = getattr(network, "no_weight_decay", set)()
+        return timm.optim.param_groups_weight_decay(network, optim.weight_decay, no_weight_decay_list=excluded)[::-1]
+
+    return groups
 
 
 class Lookahead(timm.optim.Lookahead):

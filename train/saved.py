@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -56,12 +56,13 @@ class Saved:
         """What has to be equal for runs to see the same images and mean the same by their outputs."""
         return self.classes, self.res, self.margin, self.recipe.data.mean, self.recipe.data.std, self.recipe.eval
 
-    def network(self, which: Weights, device: torch.device) -> nn.Module:
-        """The model with these weights, to evaluate with."""
+    def network(self, which: Weights, device: torch.device, *, resolutions: Collection[int] = ()) -> nn.Module:
+        """The model with these weights, to evaluate with, also at `resolutions` (px) that the run has not seen."""
         channels_last = self.recipe.precision.channels_last
         network = build_model(
-            self.recipe.model, classes=len(self.classes), channels_last=channels_last, device=device, trains=False
-        )
+            self.recipe.model, classes=len(self.classes), channels_last=channels_last, device=device, trains=False,
+            resolutions={*self.recipe.seen_resolutions, *resolutions},
+        )  # fmt: skip
         network.load_state_dict(self.weights[which])
         return network.eval()
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
+from pipeline.errors import ResoluteError
 from pipeline.loader import Batch
 from pipeline.memory import fault_in
 from pipeline.plan import Plan
@@ -68,6 +69,11 @@ def warm_up(
                         logits.float().sum().backward()
             except torch.OutOfMemoryError:
                 raise DoesNotFit(split, res, size) from None
+            except AssertionError as error:  # why: this is how timm's models refuse a size
+                raise ResoluteError(
+                    f"model: the network refuses images of {res} px ({str(error).splitlines()[0] if str(error) else ''}"
+                    "), expected a model that takes all resolutions of the recipe; change the model or the resolutions"
+                ) from None
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # sync: warm-up ends before the clock starts
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from timm.layers import BlurPool2d
 from torch._dynamo.testing import CompileCounter
 
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Ema, Precision, Recipe
+from pipeline.recipe import Ema, Model, Precision, Recipe
 from train.loop import Learner
-from train.model import compile_network, ema_decay, set_tf32
+from train.model import build_model, compile_network, ema_decay, set_tf32, size_options
 from train.warmup import warm_up
 
+from .conftest import python
 from .nets import CPU, names_of, net, saved
 from .test_loop import _batch
 
@@ -108,6 +111,82 @@ def test_what_timms_model_has_not_is_refused_by_its_key(name: str, keys: dict[st
 def test_keys_that_nothing_reads_are_refused(section: str, key: str, value: Any) -> None:
     with pytest.raises(ResoluteError, match=rf"{section}\.{key}: without effect"):
         Recipe.parse({section: {key: value}, "stages": STAGES}, name="x")
+
+
+FIXED_SIZE = ["vit_tiny_patch16_224", "test_vit3", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"]
+
+
+@pytest.mark.parametrize("name", FIXED_SIZE)
+def test_a_fixed_size_model_takes_every_resolution_of_the_recipe(name: str) -> None:
+    model = Model(name=name)
+    options = size_options(model, [128, 160, 224])
+    assert options == {"dynamic_img_size": True}
+    with torch.device("meta"):
+        network, plain = timm.create_model(name, **options), timm.create_model(name)
+    for res in (128, 160, 224):
+        assert network(torch.empty(2, 3, res, res, device="meta")).shape == (2, 1000)
+    shapes = [{key: value.shape for key, value in each.state_dict().items()} for each in (network, plain)]
+    assert shapes[0] == shapes[1]  # a run's weights fit the model at other resolutions, and timm's weights fit both
+    assert size_options(model, [plain.pretrained_cfg["input_size"][1]]) == {}
+
+
+def test_models_without_a_fixed_size_are_left_as_they_are() -> None:
+    assert size_options(Model(name="test_resnet"), [33, 224]) == {}
+    assert size_options(Model(name="vit_tiny_patch16_224"), []) == {}
+    assert size_options(Model(name="vit_tiny_patch16_224", options={"img_size": 128}), [128]) == {}
+
+
+def test_a_fixed_size_model_without_an_option_for_it_is_made_for_one_resolution_or_refused_in_one_line() -> None:
+    assert size_options(Model(name="mixer_s32_224"), [128, 128]) == {"img_size": 128}
+    wrong = r"^model\.name: mixer_s32_224 does not take images of .* 128, 160 px \(128 px: .*\), expected .*; choose .*"
+    with pytest.raises(ResoluteError, match=wrong):
+        size_options(Model(name="mixer_s32_224"), [128, 160])
+    with pytest.raises(ResoluteError, match=r"divisible by patch size \(14\)"):
+        size_options(Model(name="vit_small_patch14_dinov2"), [128, 160])
+    with pytest.raises(ResoluteError, match=r"timm cannot build .mixer_s32_224. with .*nonsense"):
+        build_model(
+            Model(name="mixer_s32_224", options={"nonsense": 1}), classes=3, channels_last=True, device=CPU,
+            resolutions=[224],
+        )  # fmt: skip
+
+
+def test_looking_for_options_of_size_leaves_the_first_weights_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    size_options(Model(name="test_vit3"), [128, 160])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_vision_transformer_trains_and_validates_at_the_recipes_resolutions() -> None:
+    stages = [{"res": 32, "eval_res": 64, "epochs": 1, "batch_size": 8}, {"res": 48, "epochs": 1, "batch_size": 8}]
+    learner = _learner(model={"name": "test_vit3"}, stages=stages)
+    names = learner.network.state_dict()
+    for index, res in enumerate((32, 48)):
+        batch = _batch(index)
+        images = torch.nn.functional.interpolate(batch.images, size=(res, res))
+        assert torch.isfinite(learner.train_step(dataclasses.replace(batch, images=images))[0])
+    counts = learner.eval_step(dataclasses.replace(batch, images=torch.zeros(8, 3, 64, 64)))
+    assert torch.isfinite(counts[:3]).all()
+    assert list(names) == list(timm.create_model("test_vit3", num_classes=7).state_dict())
+
+
+def test_a_size_that_only_the_warm_up_finds_refused_is_one_line() -> None:
+    network = net("test_vit3")
+    with pytest.raises(ResoluteError, match=r"^model: the network refuses images of 48 px \(Input height"):
+        warm_up(network, [("train", 48, 2)], device=CPU, dtype=torch.float32, channels_last=True, accumulate=1,
+                autocast=contextlib.nullcontext())  # fmt: skip
+
+
+@pytest.mark.parametrize(("tf32", "expected"), [("all", ("high", True)), ("off", ("highest", False))])
+def test_tf32_can_be_read_back_by_what_reads_it_in_torch(tf32: Any, expected: tuple[str, bool]) -> None:
+    """Inductor's autotuning asks for the precision of products, and raises where the newer settings were mixed in."""
+    code = (
+        "import torch; from train.model import set_tf32; "
+        f"set_tf32({tf32!r}, torch.device('cuda', 0)); "
+        "print((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))"
+    )
+    assert python("-c", code).stdout.strip() == str(expected)
 
 
 def test_tf32_is_refused_on_a_cpu() -> None:

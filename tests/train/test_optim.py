@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -21,6 +22,28 @@ def test_norms_and_biases_have_no_weight_decay() -> None:
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
     assert {id(p) for p in decayed["params"]} == {id(network[0].weight), id(network[3].weight)}
     assert len(free["params"]) == 4
+
+
+@pytest.mark.parametrize("name", ["test_vit", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "test_resnet"])
+def test_what_a_model_excludes_from_weight_decay_has_none(name: str) -> None:
+    with torch.device("meta"):
+        network = timm.create_model(name)
+    excluded = network.no_weight_decay() if hasattr(network, "no_weight_decay") else set()
+    decayed, free = build_optimizer(Optim(weight_decay=0.1), network).param_groups
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    assert len(names) == len(decayed["params"]) + len(free["params"])
+    for parameter in decayed["params"]:
+        assert parameter.ndim >= 2
+        assert not any(part in names[id(parameter)] for part in excluded), names[id(parameter)]
+    tables = {name for name in names.values() if "pos_embed" in name or "cls_token" in name or "bias_table" in name}
+    assert tables <= {names[id(parameter)] for parameter in free["params"]}
+    assert bool(tables) == (name != "test_resnet")
+
+
+def test_without_a_momentum_sgd_is_the_plain_one() -> None:
+    optimizer = build_optimizer(Optim(momentum=0.0), _network())
+    assert (optimizer.defaults["momentum"], optimizer.defaults["nesterov"]) == (0.0, False)
 
 
 def _network() -> nn.Module:
