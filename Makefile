@@ -12,16 +12,16 @@ demo.reads    := WORKERS
 shards.reads  := SRC KIND LABELS COLUMNS CLASSES VAL VAL_LIST VAL_FRAC FOLDS OUT RES MARGIN QUALITY SEED \
                  SHARD_SAMPLES WORKERS MAX_BAD DRY REBUILD ENGINE RAY_ADDRESS
 verify.reads  := SHARDS WORKERS
-show.reads    := SHARDS RECIPE WORKERS
-lr.reads      := SHARDS RECIPE SAMPLES WORKERS
-train.reads   := SHARDS RECIPE RUN DEVICE FOLDS FROM KEEP TENSORBOARD GPU_MEMORY_GIB CALIBRATE GPUS NODES HEAD \
-                 RESTARTS WORKERS
-plan.reads    := SHARDS RECIPE RUN DEVICE FOLDS GPU_MEMORY_GIB BUDGET JSON GPUS NODES HEAD RESTARTS WORKERS
+show.reads    := SHARDS VAL CLASSES RECIPE WORKERS
+lr.reads      := SHARDS VAL CLASSES RECIPE SAMPLES WORKERS
+train.reads   := SHARDS VAL CLASSES RECIPE RUN DEVICE FOLDS FROM KEEP TENSORBOARD GPU_MEMORY_GIB CALIBRATE GPUS \
+                 NODES HEAD RESTARTS WORKERS
+plan.reads    := SHARDS VAL CLASSES RECIPE RUN DEVICE FOLDS GPU_MEMORY_GIB BUDGET JSON GPUS NODES HEAD RESTARTS WORKERS
 report.reads  := RUN
-predict.reads := RUN SRC OUT DEVICE
-eval.reads    := RUN SHARDS RES DEVICE WORKERS
+predict.reads := RUN SRC VAL CLASSES OUT DEVICE
+eval.reads    := RUN SHARDS VAL CLASSES RES DEVICE WORKERS
 export.reads  := RUN OUT
-bench.reads   := SHARDS DEVICE WORKERS
+bench.reads   := SHARDS VAL CLASSES RES DEVICE WORKERS
 
 TARGETS := demo shards verify show lr train plan report predict eval export bench
 READERS := $(TARGETS) help env keys test lint check clean
@@ -111,18 +111,21 @@ verify: $(READY) $(DATA)  ## [SHARDS=…] re-read and re-decode every byte of a 
 demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
 	@$(PY) -m prep --src demo/photos --out demo/shards --res 128,160,224 $(call option,WORKERS,workers)
 
+# of tars that others made; why not beside the goal `shards`: there both tell prep about the photos
+FOREIGN = $(if $(filter shards,$(GOALS)),,$(call option,VAL,val) $(call option,CLASSES,classes))
+
 keys: $(READY)  ## all keys of a recipe, with their defaults (a Markdown table)
 	@$(PY) -m pipeline keys
 
 show: $(READY) $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see, stage by stage (seen.png)
-	@$(PY) -m pipeline show --recipe="$$RECIPE" -- "$$SHARDS"
+	@$(PY) -m pipeline show --recipe="$$RECIPE" $(FOREIGN) -- "$$SHARDS"
 
 lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR and momentum over all steps (lr.png)
-	@$(PY) -m train.draw_lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS")
+	@$(PY) -m train.draw_lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS" $(FOREIGN))
 
 plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m] [GPU_MEMORY_GIB=24] what a run will take, and what would fit
-	@$(LAUNCH) train --plan --shards="$$SHARDS" --recipe="$$RECIPE" $(call option,DEVICE,device) \
-	$(call option,FOLDS,folds) $(call option,BUDGET,budget) $(call option,GPU_MEMORY_GIB,gpu-memory-gib) \
+	@$(LAUNCH) train --plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
+	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,BUDGET,budget) $(call option,GPU_MEMORY_GIB,gpu-memory-gib) \
 	$(call option,JSON,json)
 
 # GPUS=8: one process each; several machines run the same command with NODES=2 HEAD=first-machine:29400 besides
@@ -132,24 +135,24 @@ LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-
 	--rdzv-backend c10d --rdzv-endpoint="$$HEAD" --rdzv-id="$${RUN-resolute}",--standalone) -m --,-m)
 
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8]; again: resume
-	@$(LAUNCH) train --shards="$$SHARDS" --recipe="$$RECIPE" $(call option,RUN,run) $(call option,DEVICE,device) \
-	$(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call flag,TENSORBOARD,tensorboard) \
+	@$(LAUNCH) train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
+	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call flag,TENSORBOARD,tensorboard) \
 	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(call flag,CALIBRATE,calibrate)
 
-predict: $(READY)  ## RUN=runs/name SRC=photos|shards [OUT=pred.csv] classes and probabilities; RUN of folds: their mean
-	@$(PY) -m train.predict --src="$$SRC" $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
+predict: $(READY)  ## RUN=name SRC=photos|shards [OUT=pred.csv] classes and probabilities; RUN of folds: their mean
+	@$(PY) -m train.predict --src="$$SRC" $(FOREIGN) $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
 
-eval: $(READY) $(DATA)  ## RUN=runs/name [SHARDS=…] [RES=160,208,224] exact top-1 and top-5, raw and EMA
-	@$(PY) -m train.evaluate --shards="$$SHARDS" $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
+eval: $(READY) $(DATA)  ## RUN=name [SHARDS=…] [RES=160,208,224] exact top-1 and top-5, raw and EMA
+	@$(PY) -m train.evaluate --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
 
-export: $(READY)  ## RUN=runs/name [OUT=model.safetensors] the best weights, for timm.create_model
+export: $(READY)  ## RUN=name [OUT=model.safetensors] the best weights, and the timm program that loads them
 	@$(PY) -m train.export $(call option,OUT,out) -- "$$RUN"
 
 report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
 	@$(PY) -m train.page -- "$$RUN"
 
-bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, switch cost, stalls, beside a torch DataLoader
-	@$(PY) -m benchmarks --shards="$$SHARDS" $(call option,DEVICE,device)
+bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, switch cost, stalls, beside a torch DataLoader (bench/)
+	@$(PY) -m benchmarks --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device)
 
 test: $(TOOLS)  ## the whole test suite
 	@$(PY) -m pytest

@@ -110,4 +110,15 @@ def test_the_environments_folder_has_a_plain_name(make: Make, value: str) -> Non
 def test_help_names_every_variable(make: Make) -> None:
     text = make("help").stdout
     assert "shards: SRC KIND LABELS" in text
-    assert "predict: RUN SRC OUT DEVICE" in text
+    assert "predict: RUN SRC VAL CLASSES OUT DEVICE" in text
+
+
+def test_every_command_that_reads_a_set_takes_tars_that_others_made(make: Make) -> None:
+    for target in ("train", "plan", "eval", "predict", "lr", "show", "bench"):
+        source = "SRC" if target == "predict" else "SHARDS"
+        (call,) = make.calls(target, f"{source}=wds/", "VAL=*val*", "CLASSES=names.txt")
+        assert {"--val=*val*", "--classes=names.txt"} <= set(call), target
+        (make.folder / "calls").unlink()
+    prep, train = make.calls("shards", "train", "SRC=photos", "VAL=other")
+    assert "--val=other" in prep
+    assert "--val=other" not in train
