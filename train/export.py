@@ -25,6 +25,7 @@ from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import output_file
 
+from .model import size_options
 from .saved import Saved, open_saved
 
 __all__ = ["export", "main", "preprocessing"]
@@ -88,11 +89,14 @@ def preprocessing(saved: Saved) -> dict[str, Any]:
         "interpolation": "bicubic",
     }  # fmt: skip
     # why: timm's own validation script prefers these two, which would be those of timm's weights
-    default: Any = timm.models.get_pretrained_cfg(recipe.model.name, allow_unregistered=True)
-    for name in ("test_input_size", "test_crop_pct"):
-        if getattr(default, name, None) is not None:
-            overlay[name] = None
+    default = _default_cfg(saved)
+    overlay |= {name: None for name in ("test_input_size", "test_crop_pct") if getattr(default, name, None)}
     return overlay
+
+
+def _default_cfg(saved: Saved) -> Any:
+    """What timm assumes about the model's images; None for a model without such an entry."""
+    return timm.models.get_pretrained_cfg(saved.recipe.model.name, allow_unregistered=True)
 
 
 def _crop_pct(res: int, short_side: int) -> float:
@@ -111,7 +115,12 @@ def _program(saved: Saved, path: Path) -> str:
             f'weights: [model] norm = "group", weights = "{path}"\n'
         )
     keywords = {"num_classes": repr(len(saved.classes)), "checkpoint_path": "path"}
-    keywords |= {name: repr(value) for name, value in recipe.model.options.items()}
+    options = {**size_options(recipe.model, recipe.seen_resolutions), **recipe.model.options}
+    default = _default_cfg(saved)
+    if getattr(default, "fixed_input_size", False) and "img_size" not in options:
+        # why: from `input_size` timm would build position embeddings of another size than the weights are
+        options["img_size"] = default.input_size[-1]
+    keywords |= {name: repr(value) for name, value in options.items()}
     if recipe.model.antialias:
         keywords["aa_layer"] = "timm.layers.BlurPool2d"
     overlay = "".join(f"        {name}={value!r},\n" for name, value in preprocessing(saved).items())

@@ -18,13 +18,14 @@ from safetensors import safe_open
 
 from pipeline.loader import Loader
 from pipeline.plan import Plan
-from pipeline.recipe import Recipe, Stage
+from pipeline.recipe import Model, Recipe, Stage
 from pipeline.shards import ShardSet
 from prep.__main__ import main as prep
 from train import checkpoint
 from train.__main__ import main as train
 from train.evaluate import evaluate
 from train.export import export, main, preprocessing
+from train.model import build_model
 from train.saved import Saved, open_saved
 
 CPU = torch.device("cpu")
@@ -87,12 +88,9 @@ def test_the_printed_program_has_the_accuracy_of_eval(
     program = printed[printed.index("import json\n") :]
     paths, labels = every_photo(textures)
     named: dict[str, Any] = {}
-    before = sys.argv
-    try:
-        sys.argv = ["program", str(paths[0])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["program", str(paths[0])])
         exec(program, named)  # the very text that is printed
-    finally:
-        sys.argv = before
     model, transform = named["model"], named["transform"]
     photos = [Image.open(path) for path in paths]
 
@@ -161,6 +159,34 @@ def test_timm_loads_the_best_weights_bit_for_bit(trained: Path, tmp_path: Path, 
     assert json.loads(about["recipe"])["stages"][1]["res"] == 48
     overlay = json.loads(about["pretrained_cfg_overlay"])
     assert (overlay["input_size"], overlay["mean"]) == ([3, 48, 48], list(saved.recipe.data.mean))
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("test_vit", {}),
+        ("test_resnet", {"drop_rate": 0.1}),
+        ("swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}),
+    ],
+)
+def test_models_of_fixed_size_load_with_the_resolutions_of_the_run(
+    trained: Path, tmp_path: Path, model: str, options: dict[str, Any]
+) -> None:
+    recipe = dataclasses.replace(open_saved(trained).recipe, model=Model(name=model, options=options))
+    network = build_model(recipe.model, classes=3, channels_last=False, device=CPU,
+                          resolutions=recipe.seen_resolutions).eval()  # fmt: skip
+    saved = dataclasses.replace(
+        open_saved(trained), recipe=recipe, weights={"raw": network.state_dict()}, best_weights="raw"
+    )
+    program = export(saved, tmp_path / "m.safetensors")
+    Image.new("RGB", (70, 60), "red").save(tmp_path / "photo.png")
+    named: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["program", str(tmp_path / "photo.png")])
+        exec(program, named)
+    assert named["images"].shape == (1, 3, 48, 48)
+    with torch.inference_mode():
+        torch.testing.assert_close(named["model"](named["images"]), network(named["images"]))
 
 
 def test_the_command_writes_beside_the_checkpoint_a_program_that_runs(
