@@ -1,4 +1,8 @@
-"""How does a shard set come about, from any source of photos to a manifest, through any interruption?"""
+"""Builds a shard set from any source of photos: plan, missing shards, index and lists, manifest last.
+
+An interruption of any kind, unavailable storage included, keeps the finished shards; the same command then continues
+and gives the same bytes. More rejects than `max_bad` allows end the run as soon as they are certain.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -21,10 +25,12 @@ from pipeline.shards import FORMAT, VERSION, label_digits
 from .base import MANIFEST, Base, find_base
 from .chunk import Job
 from .finish import Finished, SplitView, count, finish, write_rejects
+from .found import MISSING
 from .inputs import Inputs, check_places, find_inputs
 from .journal import Journal, forget, told_differences
 from .members import Split
 from .order import shuffled
+from .reject import NOT_THERE
 from .settings import Settings
 from .shard import ShardSpec, Written
 from .stale import remove_parts, remove_stale
@@ -91,11 +97,20 @@ def build(
         work = Work(settings, inputs, base, journal)
         specs = list(work.missing())
         kept = work.shards - len(specs)
-        found(inputs, sum(images for *_, images in specs), kept)
-        tally = _convert(settings, inputs, (work.spec(*spec[:3]) for spec in specs), store, journal, progress)
         views = {name: work.view(name) for name in inputs.splits}
+        check = partial(_check_rejects, settings, store, inputs, views)
+        kept_rejects = work.rejects_without({spec[:2] for spec in specs})
+        check(kept_rejects | work.known_rejects([spec[:2] for spec in specs]))
+        found(inputs, sum(images for *_, images in specs), kept)
+
+        def count_rejects(tally: Tally) -> None:
+            progress(tally)
+            if len(kept_rejects) + tally.rejects > settings.max_bad * inputs.images:
+                check(kept_rejects | {(name, key): reason for name, key, reason in tally.rejected}, so_far=True)
+
+        tally = _convert(settings, inputs, (work.spec(*spec[:3]) for spec in specs), store, journal, count_rejects)
         counts = {name: count(name, view) for name, view in views.items()}
-        _check_counts(settings, store, inputs, views, counts)
+        check({(name, key): reason for name, part in counts.items() for key, reason in part.rejects})
         sides = {res: settings.short_side(res) for res in work.resolutions}
         manifest = finish(store, plan, sides, views, counts)
         remove_stale(store, manifest["files"])
@@ -176,6 +191,27 @@ class Work:
             short_sides=tuple(self._settings.short_side(res) for res in resolutions),
         )
 
+    def rejects_without(self, todo: Set[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """{(split, key): reason} of all shards but those in `todo`, (split, number)."""
+        rejects: dict[tuple[str, int], str] = {}
+        for name in self._inputs.splits:
+            for number in range(self._shards_of(name)):
+                written = None if (name, number) in todo else self._there(name, number)
+                rejects |= {} if written is None else {(name, key): reason for key, reason in written.rejects}
+        return rejects
+
+    def known_rejects(self, todo: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """{(split, key): reason} of the images in `todo` that were not there when the source was listed."""
+        rejects: dict[tuple[str, int], str] = {}
+        if not any((catalog.entries["packed"] == MISSING).any() for catalog in self._inputs.catalogs.values()):
+            return rejects
+        for name, number in todo:
+            split, keys = self._inputs.splits[name], self._keys(name, number)
+            ranks = shuffled(self._settings.seed, name, len(split.positions), np.arange(keys.start, keys.stop))
+            packed = split.catalog.entries["packed"][split.positions[ranks]]
+            rejects |= {(name, keys.start + i): NOT_THERE for i in np.flatnonzero(packed == MISSING).tolist()}
+        return rejects
+
     def view(self, name: str) -> SplitView:
         return SplitView(
             shards=self._shards_of(name),
@@ -219,30 +255,39 @@ def _refuse_another(store: Store, base: Base, plan: Mapping[str, Any]) -> None:
         )
 
 
-def _check_counts(
+def _check_rejects(
     settings: Settings,
     store: Store,
     inputs: Inputs,
     views: Mapping[str, SplitView],
-    counts: Mapping[str, Finished],
+    rejects: Mapping[tuple[str, int], str],
+    *,
+    so_far: bool = False,
 ) -> None:
-    """Raises `ResoluteError` if there are too many rejects or a split is empty; rejects.jsonl tells them then."""
-    rejects = [reason for part in counts.values() for _, reason in part.rejects]
-    told = told_by_kind(reasons=rejects)
+    """Raises `ResoluteError` if there are more `rejects` than allowed, or a split holds nothing else.
+
+    `rejects`: (split, key) -> reason. rejects.jsonl lists them then. `so_far`: there may be more of them.
+    """
+    by_split: dict[str, list[tuple[int, str]]] = {name: [] for name in views}
+    for (name, key), reason in sorted(rejects.items()):
+        by_split[name].append((key, reason))
     allowed = settings.max_bad * inputs.images
-    empty = [name for name, part in counts.items() if not part.samples]
-    if len(rejects) > allowed or empty:
-        write_rejects(store, views, counts)
+    empty = next((name for name, rows in by_split.items() if len(rows) == len(inputs.splits[name])), None)
+    if len(rejects) <= allowed and empty is None:
+        return
+    write_rejects(store, views, {name: Finished(rejects=rows) for name, rows in by_split.items()})
+    told = told_by_kind(rejects.values())
     if len(rejects) > allowed:
         raise ResoluteError(
-            f"{settings.src}: too many unusable images, got {len(rejects)} of {inputs.images} ({told}), "
-            f"expected at most {int(allowed)} (--max-bad {settings.max_bad}); see {store.where}/rejects.jsonl"
+            f"{settings.src}: too many unusable images, got {len(rejects)} of {inputs.images}"
+            f"{' so far' if so_far else ''} ({told}), expected at most {int(allowed)} (--max-bad {settings.max_bad}); "
+            f"see {store.where}/rejects.jsonl"
         )
-    if empty:
-        raise ResoluteError(
-            f"{settings.src}: no image of {empty[0]} is usable, got {len(counts[empty[0]].rejects)} rejects "
-            f"({told}), expected at least one sample; see {store.where}/rejects.jsonl"
-        )
+    assert empty is not None
+    raise ResoluteError(
+        f"{settings.src}: no image of {empty} is usable, got {len(by_split[empty])} rejects "
+        f"({told}), expected at least one sample; see {store.where}/rejects.jsonl"
+    )
 
 
 def _convert(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .bmp import check_bmp
+from .found import MAX_BYTES
 from .reject import Reject
 
 __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SCANS", "Reject", "decode"]
@@ -26,7 +27,6 @@ __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SCANS", "Reject", "decode"]
 # 8192 x 8192: with them a worker stays below 1 GiB whatever the file (benchmarks/results/LOG.md). The bombs that
 # small files can be: of pixels, and of scans of a progressive JPEG, each of which goes over all pixels.
 MAX_PIXELS = 1 << 26
-MAX_BYTES = 1 << 28
 MAX_SCANS = 100
 MAX_SIDE_PX = 65_500  # Source: libjpeg-turbo's JPEG_MAX_DIMENSION; what we write has to fit it
 _ORIENTATION = 0x0112  # Source: Exif 2.32, section 4.6.4

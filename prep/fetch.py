@@ -1,6 +1,8 @@
-"""How do an image's bytes come here, from a file, a place in an archive, or an object store?
+"""Reads an image's bytes from a file, a place in an archive, or an object store.
 
-What is one file's own fault becomes a `Reject`; a store that cannot be reached is an error of the whole run.
+What is wrong with one file (damaged, too large, no regular file) is a `Reject`. Storage that does not deliver, a file
+that has vanished since it was listed included, is tried again and then ends the run with a `StorageError`: it is never
+a `Reject`. No more than `MAX_BYTES` are read for one image.
 """
 
 from __future__ import annotations
@@ -9,101 +11,150 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 from fsspec.core import url_to_fs
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
 
-from .decode import Reject
-from .found import ZIPPED, Location, is_url
+from .found import MAX_BYTES, MISSING, UNSEEN, ZIPPED, Location, is_url
+from .reject import NOT_THERE, Reject
+from .retry import WAITS_S, is_retryable, unavailable
 from .zip import HEADER_BYTES, TAIL_BYTES, content_start, unzip
 
 __all__ = ["MAX_BYTES", "fetch", "fetch_many"]
 
-MAX_BYTES = 1 << 30
-_WAITS_S = (0.5, 2.0, 8.0)  # before each new try of a remote store
+_REMOTE_WAITS_S = (0.5, 2.0, 8.0)  # before each new try of a remote store
 _HEADER_SLACK = 512  # bytes fetched for a zip header's name and extra fields, whose lengths only it knows
 _OPEN_CONTAINERS = 64
-# A file that the system cannot give us is its own fault; any other error (memory, descriptors) is ours.
-_UNREADABLE = frozenset(
-    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.ENXIO, errno.ELOOP,
-     errno.ENAMETOOLONG, errno.EILSEQ}
-)  # fmt: skip
-_ITS_OWN_FAULT = frozenset({401, 403, 404, 410})  # HTTP status
+_GONE = frozenset({404, 410})  # HTTP status
+_EMPTY_RANGE = 416  # HTTP status: no byte of the range exists; of one that starts at 0, the file is empty
 
 
 def fetch(location: Location) -> bytes:
-    """The image file's bytes. Raises `Reject` if it is the problem, `ResoluteError` if its store is."""
+    """The image file's bytes, at most `MAX_BYTES`. Raises `Reject` if it is to blame, `StorageError` if storage is."""
     (data,) = fetch_many([location])
     if isinstance(data, Reject):
         raise data
+    assert data is not None
     return data
 
 
-def fetch_many(locations: Sequence[Location]) -> list[bytes | Reject]:
+def fetch_many(locations: Sequence[Location], *, ahead_bytes: int = MAX_BYTES) -> list[bytes | Reject | None]:
     """The bytes of each, or why not, in order; remote ones are asked for all at once.
 
-    Raises `ResoluteError` if a remote store fails in a way that is not one object's, after a few more tries.
+    None stands for an image of more than `ahead_bytes`, which is left for `fetch`: whoever reads ahead holds no more
+    than that of each. Raises `StorageError` if storage does not deliver, after a few more tries.
     """
-    done: list[bytes | Reject] = [b""] * len(locations)
+    done: list[bytes | Reject | None] = [None] * len(locations)
+    local: list[int] = []
     remote: list[int] = []
     for i, location in enumerate(locations):
-        try:
-            if location.nbytes > MAX_BYTES or location.size_bytes > MAX_BYTES:
-                raise Reject(f"too large: {max(location.nbytes, location.size_bytes)} bytes")
-            if is_url(location.path):
-                remote.append(i)
-            else:
-                done[i] = _whole(location.path) if location.offset < 0 else _part(location)
-        except Reject as reject:
-            done[i] = reject
+        nbytes = max(location.nbytes, location.size_bytes)
+        if location.packed == MISSING:
+            done[i] = Reject(NOT_THERE)
+        elif nbytes > MAX_BYTES:
+            done[i] = _too_large(nbytes)
+        elif nbytes <= ahead_bytes:
+            (remote if is_url(location.path) else local).append(i)
+    for i, data in zip(local, _local([locations[i] for i in local], ahead_bytes), strict=True):
+        done[i] = data
     if remote:
-        for i, data in zip(remote, _remote([locations[i] for i in remote]), strict=True):
+        for i, data in zip(remote, _remote([locations[i] for i in remote], ahead_bytes), strict=True):
             done[i] = data
     return done
 
 
-def _open(path: str) -> int:
-    """A descriptor of a regular file; never waits for the other end of a pipe. Raises `Reject`."""
+def _too_large(nbytes: int) -> Reject:
+    return Reject(f"too large: {nbytes} bytes")
+
+
+def _local(locations: Sequence[Location], ahead_bytes: int) -> list[bytes | Reject | None]:
+    done: list[bytes | Reject | None] = [None] * len(locations)
+    left = list(range(len(locations)))
+    for wait_s in (*WAITS_S, None):
+        failed = []
+        for i in left:
+            try:
+                done[i] = _whole(locations[i], ahead_bytes) if locations[i].offset < 0 else _part(locations[i])
+            except Reject as reject:
+                done[i] = reject
+            except OSError as error:
+                if not is_retryable(error):
+                    raise
+                _container.cache_clear()  # why: a stale handle stays stale; the file has to be opened anew
+                failed.append(i)
+                problem = error
+        if not failed:
+            return done
+        if wait_s is None:
+            raise unavailable(locations[failed[-1]].path, problem)
+        time.sleep(wait_s)
+        left = failed
+    raise AssertionError("the last try returns or raises")
+
+
+@contextmanager
+def _damage() -> Iterator[None]:
+    """Turn an error that says that the path can never name a readable file into a `Reject`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        yield
     except OSError as error:
-        if error.errno in _UNREADABLE:
-            raise Reject(f"unreadable: {error.strerror}") from None
-        raise
+        if is_unavailable(error):
+            raise
+        raise Reject(f"unreadable: {error.strerror}") from None
     except ValueError as error:  # a NUL in the name
         raise Reject(f"unreadable: {error}") from None
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
+
+
+def _open(path: str) -> int:
+    """A descriptor of a regular file; never waits for the other end of a pipe. Raises `Reject` and `OSError`."""
+    with _damage():
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno == errno.ENXIO and not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+                raise Reject("unreadable: not a regular file") from None
+            raise
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise Reject(f"unreadable: {'Is a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+    except BaseException:
         os.close(descriptor)
-        raise Reject(f"unreadable: {'Is a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+        raise
     return descriptor
 
 
-def _whole(path: str) -> bytes:
-    descriptor = _open(path)
+def _whole(location: Location, ahead_bytes: int) -> bytes | None:
+    descriptor = _open(location.path)
     try:
         nbytes = os.fstat(descriptor).st_size
         if nbytes > MAX_BYTES:
-            raise Reject(f"too large: {nbytes} bytes")
-        return _pread(descriptor, 0, nbytes)
+            raise _too_large(nbytes)
+        if nbytes > ahead_bytes:
+            return None
+        data = _pread(descriptor, 0, nbytes)
     finally:
         os.close(descriptor)
+    expected = location.nbytes or nbytes  # why: 0 is also what callers say that do not know the size
+    if (nbytes, len(data)) != (expected, expected):
+        raise ResoluteError(
+            f"{location.path}: has changed since it was listed, got {len(data)} bytes, expected {expected}; wait until "
+            "nobody writes there, then run the same command again"
+        )
+    return data
 
 
 def _pread(descriptor: int, offset: int, nbytes: int) -> bytes:
     """`nbytes` from `offset` on, or fewer where the file ends."""
     parts = []
     while nbytes > 0:
-        try:
+        with _damage():
             part = os.pread(descriptor, nbytes, offset)
-        except OSError as error:
-            if error.errno in _UNREADABLE:
-                raise Reject(f"unreadable: {error.strerror}") from None
-            raise
         if not part:
             break
         parts.append(part)
@@ -128,10 +179,8 @@ def _container(path: str, version: tuple[int, ...]) -> _Container:
 
 def _part(location: Location) -> bytes:
     path, offset, nbytes, packed, size_bytes = location
-    try:
+    with _damage():
         info = os.stat(path)  # noqa: PTH116  # why: half of Path's overhead, per image
-    except OSError as error:
-        raise Reject(f"unreadable: {error.strerror}") from None
     # why: a path may come to mean another file while this process lives
     container = _container(path, (info.st_dev, info.st_ino, info.st_mtime_ns))
     if packed == ZIPPED:
@@ -147,41 +196,52 @@ def _complete(data: bytes, nbytes: int) -> bytes:
     return data
 
 
-def _remote(locations: Sequence[Location]) -> list[bytes | Reject]:
-    spans: list[tuple[str, int | None, int | None]] = []
-    for path, offset, nbytes, packed, _ in locations:
-        slack = HEADER_BYTES + _HEADER_SLACK + TAIL_BYTES if packed == ZIPPED else 0
-        spans.append((path, None, None) if offset < 0 else (path, offset, offset + nbytes + slack))
-    done = _spans(spans)
+def _remote(locations: Sequence[Location], ahead_bytes: int) -> list[bytes | Reject | None]:
+    spans: list[tuple[Location, int | None, int | None]] = []
+    for location in locations:
+        slack = HEADER_BYTES + _HEADER_SLACK + TAIL_BYTES if location.packed == ZIPPED else 0
+        if location.packed == UNSEEN:  # why: one byte more tells that there is more
+            spans.append((location, 0, ahead_bytes + 1))
+        elif location.offset < 0:
+            spans.append((location, None, None))
+        else:
+            spans.append((location, location.offset, location.offset + location.nbytes + slack))
+    done: list[bytes | Reject | None] = [*_spans(spans)]
     for i, location in enumerate(locations):
+        data = done[i]
+        if not isinstance(data, bytes):
+            continue
         try:
-            data = done[i]
-            if isinstance(data, bytes) and location.offset >= 0:
+            if location.offset >= 0:
                 done[i] = _unpacked(location, data)
+            elif len(data) > MAX_BYTES:
+                raise _too_large(len(data))
+            elif location.packed == UNSEEN and len(data) == ahead_bytes + 1:
+                done[i] = None
         except Reject as reject:
             done[i] = reject
     return done
 
 
 def _unpacked(location: Location, data: bytes) -> bytes:
-    path, offset, nbytes, packed, size_bytes = location
+    _, offset, nbytes, packed, size_bytes = location
     if packed != ZIPPED:
         return _complete(data, nbytes)
     needed = content_start(data) + nbytes
     if len(data) < needed:  # an unusually long header
-        (again,) = _spans([(path, offset, offset + needed + TAIL_BYTES)])
+        (again,) = _spans([(location, offset, offset + needed + TAIL_BYTES)])
         if isinstance(again, Reject):
             raise again
         data = again
     return unzip(data, nbytes, size_bytes)
 
 
-def _spans(spans: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | Reject]:
-    """Bytes [start, end) of each URL, all of it where they are None; empty spans are not asked for."""
+def _spans(spans: Sequence[tuple[Location, int | None, int | None]]) -> list[bytes | Reject]:
+    """Bytes [start, end) of each file, all of it where they are None; empty spans are not asked for."""
     done: list[bytes | Reject] = [b""] * len(spans)
     left = [i for i, (_, start, end) in enumerate(spans) if start is None or start != end]
     problem: object = None
-    for wait_s in (0.0, *_WAITS_S):
+    for wait_s in (0.0, *_REMOTE_WAITS_S):
         time.sleep(wait_s)
         failed = []
         for i, result in zip(left, _ask([spans[i] for i in left]), strict=True):
@@ -194,18 +254,21 @@ def _spans(spans: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | 
         left = failed
         if not left:
             return done
-    raise ResoluteError(
-        f"{spans[left[0]][0]}: cannot be fetched, got {_told(problem)} {len(_WAITS_S) + 1} times, expected its "
-        "bytes; check the network and the store, then run the same command again"
+    raise StorageError(
+        strip_credentials(
+            f"{spans[left[-1]][0].path}: cannot be fetched, got {_told(problem)} {len(_REMOTE_WAITS_S) + 1} times, "
+            "expected its bytes; check the network, the store and your access to it, then run the same command again: "
+            "finished shards are kept"
+        )
     )
 
 
-def _ask(spans: Sequence[tuple[str, int | None, int | None]]) -> list[object]:
+def _ask(spans: Sequence[tuple[Location, int | None, int | None]]) -> list[object]:
     """What each store answers, bytes or an exception, one concurrent request a store."""
     answers: list[object] = [None] * len(spans)
     stores: dict[int, tuple[Any, list[int], list[str]]] = {}
-    for i, (url, _, _) in enumerate(spans):
-        fs, path = url_to_fs(url)
+    for i, (location, _, _) in enumerate(spans):
+        fs, path = url_to_fs(location.path)
         _, numbers, paths = stores.setdefault(id(fs), (fs, [], []))
         numbers.append(i)
         paths.append(path)
@@ -220,20 +283,24 @@ def _ask(spans: Sequence[tuple[str, int | None, int | None]]) -> list[object]:
     return answers
 
 
-def _verdict(result: object, span: tuple[str, int | None, int | None]) -> bytes | Reject | None:
+def _verdict(result: object, span: tuple[Location, int | None, int | None]) -> bytes | Reject | None:
     """The bytes; a `Reject` if the object itself is to blame; None if another try may help."""
-    url, start, end = span
+    location, start, end = span
+    unseen = location.packed == UNSEEN
     if isinstance(result, bytes):
-        if start is not None and end is not None and len(result) > end - start:
+        if start is not None and end is not None and len(result) > end - start and not unseen:
             raise ResoluteError(
-                f"{url}: its server sends whole files only, got {len(result)} bytes, expected {end - start}; "
-                "use a server that serves byte ranges, or download the file"
+                f"{strip_credentials(location.path)}: its server sends whole files only, got {len(result)} bytes, "
+                f"expected {end - start}; use a server that serves byte ranges, or download the file"
             )
         return result
-    if isinstance(result, FileNotFoundError | PermissionError | IsADirectoryError):
+    if isinstance(result, IsADirectoryError):
         return Reject(f"unreadable: {_told(result)}")
-    if getattr(result, "status", None) in _ITS_OWN_FAULT:
-        return Reject(f"unreadable: {_told(result)}")
+    status = getattr(result, "status", None)
+    if unseen and (isinstance(result, FileNotFoundError) or status in _GONE):
+        return Reject(f"not there: {_told(result)}")
+    if unseen and (status == _EMPTY_RANGE or "InvalidRange" in f"{result} {getattr(result, '__cause__', None)}"):
+        return b""
     return None
 
 
@@ -245,4 +312,4 @@ def _told(problem: object) -> str:
     if isinstance(problem, PermissionError):
         return "Permission denied"
     text = f"HTTP status {status}" if status else words or str(problem)
-    return f"'{' '.join(str(text).split())[:200] or type(problem).__name__}'"
+    return f"'{strip_credentials(' '.join(str(text).split()))[:200] or type(problem).__name__}'"

@@ -1,4 +1,4 @@
-"""What is known of an image before it is read, whatever kind of source it lies in?"""
+"""Records of images that have been listed but not read: name, label, and where their bytes are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["PLAIN", "ZIPPED", "Found", "Location", "Source", "is_url"]
+__all__ = ["MAX_BYTES", "MISSING", "PLAIN", "UNSEEN", "ZIPPED", "Found", "Location", "Source", "is_url"]
 
-PLAIN, ZIPPED = 0, 1  # `packed`: plain bytes at the offset; a zip local header there, stored or deflated content
+# `packed`: plain bytes at the offset; a zip local header there, stored or deflated content; no such file when the
+# source was listed, though its folder was there; a URL from a list, which nobody has asked for yet.
+PLAIN, ZIPPED, MISSING, UNSEEN = 0, 1, 2, 3
+MAX_BYTES = 1 << 28  # of one image file, or of one member of an archive: what is larger is never read
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,11 @@ class Found:
     offset: int = -1
     packed: int = PLAIN
     size_bytes: int = -1
+
+    @classmethod
+    def file(cls, name: str, label: str, nbytes: int | None) -> Found:
+        """A file of its own below the source's root; `nbytes` None: listed, but not there."""
+        return cls(name, label, nbytes or 0, packed=MISSING if nbytes is None else PLAIN)
 
 
 class Source(Protocol):

@@ -1,4 +1,4 @@
-"""What goes into a set: which images, of what class, in which split?"""
+"""The images that go into a set, with their classes and splits."""
 
 from __future__ import annotations
 

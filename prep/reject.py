@@ -1,8 +1,10 @@
-"""How is it said that an input is not taken?"""
+"""The exception that says that an input is not taken, and why."""
 
 from __future__ import annotations
 
-__all__ = ["Reject"]
+__all__ = ["NOT_THERE", "Reject"]
+
+NOT_THERE = "not there: no such file when the source was listed"
 
 
 class Reject(Exception):

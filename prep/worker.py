@@ -1,4 +1,8 @@
-"""What does a worker process do? Chunks of places in, ready-made pieces of tar out."""
+"""A worker process of prep: takes chunks of places, sends back finished pieces of tar.
+
+Bytes read ahead are bounded: two chunks of `CHUNK_SAMPLES` files of at most `_AHEAD_BYTES` each, and one larger file at
+a time, of at most `MAX_BYTES`.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +26,16 @@ from pipeline.shards import SAMPLE, SOURCE, STORED, key_name
 
 from .chunk import Chunk, Job, Task, Times
 from .decode import Reject, decode
-from .fetch import fetch_many
-from .found import is_url
+from .fetch import fetch, fetch_many
+from .found import Location, is_url
 from .resize import jpegs
 from .tar import BLOCK_BYTES, member
 
 __all__ = ["convert", "serve"]
 
 _READERS, _READ_FILES = 8, 2  # requests in flight, and files a request: hides disks that are cold or far
-Files = list[Future[list[bytes | Reject]]]
+_AHEAD_BYTES = 8 << 20  # a larger file is read when its turn comes; most photos are smaller
+Files = list[Future[list[bytes | Reject | None]]]
 
 
 def serve(conn: Connection, current: Any) -> None:
@@ -68,7 +73,18 @@ def _receive(conn: Connection, given: SimpleQueue[tuple[Job, Task, Files] | None
             # why: a remote store is asked for all at once anyway
             step = len(task.places) if any(is_url(place.path) for place in task.places) else _READ_FILES
             parts = [task.places[i : i + step] for i in range(0, len(task.places), step)]
-            given.put((job, task, [readers.submit(fetch_many, part) for part in parts]))
+            given.put((job, task, [readers.submit(_fetch_ahead, part) for part in parts]))
+
+
+def _fetch_ahead(places: Sequence[Location]) -> list[bytes | Reject | None]:
+    return fetch_many(places, ahead_bytes=_AHEAD_BYTES)
+
+
+def _fetch_alone(place: Location) -> bytes | Reject:
+    try:
+        return fetch(place)
+    except Reject as reject:
+        return reject
 
 
 def _leave_with_parent() -> None:
@@ -81,7 +97,7 @@ def _leave_with_parent() -> None:
 def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None, files: Files | None = None) -> Chunk:
     """Read (unless `files` brings it), decode, resize, encode and wrap up one chunk.
 
-    Tells `at` each image it begins. Only `Reject` is caught.
+    Tells `at` each image it begins, -1 while it reads. Only `Reject` is caught: a `StorageError` ends the run.
     """
     tars: list[list[bytes]] = [[] for _ in task.short_sides]
     sizes = [0] * len(task.short_sides)
@@ -91,10 +107,15 @@ def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None, fi
     rejects: list[tuple[int, str]] = []
     read_bytes, decode_s, convert_s, slow = 0, 0.0, 0.0, (0.0, 0)
     start = perf_counter()
-    datas = fetch_many(task.places) if files is None else [data for part in files for data in part.result()]
+    datas = _fetch_ahead(task.places) if files is None else [data for part in files for data in part.result()]
     read_s = perf_counter() - start
     for i, (data, label) in enumerate(zip(datas, task.labels, strict=True)):
         key = task.first_key + i
+        if data is None and i not in task.skip:
+            at(-1)  # why: slow storage is not this image's fault
+            start = perf_counter()
+            data = _fetch_alone(task.places[i])
+            read_s += perf_counter() - start
         start = perf_counter()
         at(i)
         try:
@@ -102,6 +123,7 @@ def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None, fi
                 raise Reject(task.skip[i])
             if isinstance(data, Reject):
                 raise data
+            assert data is not None
             read_bytes += len(data)
             digest = int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
             pixels = decode(data)

@@ -1,9 +1,13 @@
-"""How is a file or folder listed, opened and recognised, on this machine or in any store that fsspec knows?"""
+"""Lists, opens and recognises files and folders, on this machine or in any store that fsspec knows.
+
+What is wrong is one line: a `StorageError` if storage does not deliver, else a `ResoluteError`.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,21 +16,23 @@ from typing import Any, BinaryIO, NamedTuple
 from braceexpand import braceexpand
 from fsspec.core import url_to_fs
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
 
 from ..found import is_url
+from ..retry import is_retryable, retry
+from .names import is_image, why_ignored
 
-__all__ = ["Entry", "entries", "expand", "is_pattern", "kind_of", "opened", "reading", "stamp"]
+__all__ = ["Entry", "entries", "expand", "file_size", "is_pattern", "kind_of", "opened", "reading", "stamp"]
 
 _HTTP = ("http://", "https://")
 
 
 class Entry(NamedTuple):
-    """Something in a folder; `kind` is file, folder or other (pipes, devices); a broken link is a file of 0 bytes."""
+    """Something in a folder; `kind` is file, folder or other (pipes, devices); `nbytes` as `file_size`."""
 
     name: str
     kind: str
-    nbytes: int
+    nbytes: int | None
 
     @property
     def order(self) -> bytes:
@@ -37,9 +43,11 @@ class Entry(NamedTuple):
 @contextmanager
 def reading(path: str, what: str = "read") -> Iterator[None]:
     """Tell what goes wrong with `path` as one `ResoluteError`: the system's, the driver's and the format's errors."""
+    unavailable = False
     try:
         yield
     except (OSError, EOFError, ValueError) as error:
+        unavailable = isinstance(error, OSError) and error.errno is not None and is_unavailable(error)
         told = getattr(error, "strerror", None) or str(error) or type(error).__name__
         where = getattr(error, "filename", None) or path
     except ImportError as error:
@@ -52,9 +60,10 @@ def reading(path: str, what: str = "read") -> Iterator[None]:
     else:
         return
     thing = "a readable folder" if what == "listed" else "a whole, readable file"
-    raise ResoluteError(
-        f"{where}: cannot be {what}, got {' '.join(str(told).split())[:300]}, expected {thing}; "
-        "correct the path, its permissions or the store's settings"
+    # why: not every driver's message is free of the URL's password
+    words = strip_credentials(f"{where}: cannot be {what}, got {' '.join(str(told).split())[:300]}")
+    raise (StorageError if unavailable else ResoluteError)(
+        f"{words}, expected {thing}; correct the path, its permissions or the store's settings"
     )
 
 
@@ -67,18 +76,57 @@ def _store(url: str) -> tuple[Any, str]:
 def entries(folder: str) -> list[Entry]:
     """What is in a folder, ascending by `order`. Raises `ResoluteError` if it cannot be listed."""
     with reading(folder, "listed"):
-        return sorted(_remote_entries(folder) if is_url(folder) else _local_entries(folder), key=lambda e: e.order)
+        listed = _remote_entries(folder) if is_url(folder) else retry(folder, lambda: list(_local_entries(folder)))
+        return sorted(listed, key=lambda entry: entry.order)
 
 
 def _local_entries(folder: str) -> Iterator[Entry]:
     with os.scandir(folder) as found:
         for entry in found:
-            if entry.is_dir():
+            if entry.is_symlink():
+                yield _behind_link(f"{folder.rstrip('/')}/{entry.name}", entry.name)
+            elif entry.is_dir():
                 yield Entry(entry.name, "folder", 0)
             elif entry.is_file():
                 yield Entry(entry.name, "file", entry.stat().st_size)
-            else:  # why: a link that points nowhere becomes a reject that names it
-                yield Entry(entry.name, "file" if entry.is_symlink() else "other", 0)
+            else:
+                yield Entry(entry.name, "other", 0)
+
+
+def _behind_link(path: str, name: str) -> Entry:
+    """What a link leads to; a link that leads nowhere is a file, and later a reject that names it."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  # why: once for every link
+    except FileNotFoundError:
+        # why: a link that nobody would read need not lead anywhere
+        return Entry(name, "file", file_size(path) if is_image(name) and not why_ignored(name) else None)
+    except OSError as error:
+        if is_retryable(error):
+            raise
+        return Entry(name, "file", 0)
+    if stat.S_ISDIR(mode):
+        return Entry(name, "folder", 0)
+    return Entry(name, "file", file_size(path)) if stat.S_ISREG(mode) else Entry(name, "other", 0)
+
+
+def file_size(path: str) -> int | None:
+    """A local file's size in bytes; None if it is not there although its folder is; 0 if the path is no name of a file.
+
+    Of a link, the folder is that of the file it leads to. Raises `StorageError` if the folder is not there either, as
+    after a lost mount, or storage does not answer.
+    """
+    try:
+        return retry(path, lambda: _file_size(path))
+    except (OSError, ValueError):  # ValueError: a NUL in the name; reading it will be a reject that says so
+        return 0
+
+
+def _file_size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116
+    except FileNotFoundError:
+        Path(path).resolve().parent.stat()
+        return None
 
 
 def _remote_entries(folder: str) -> Iterator[Entry]:
@@ -101,7 +149,21 @@ def kind_of(path: str) -> str:
         with reading(path, "listed"):
             fs, inner = _store(path)
             return "file" if fs.isfile(inner) else "folder" if fs.isdir(inner) else ""
-    return "folder" if Path(path).is_dir() else "file" if Path(path).exists() else ""
+    with reading(path):
+        try:
+            mode = retry(path, lambda: _mode(path))
+        except OSError as error:
+            if is_unavailable(error):
+                raise
+            return ""
+    return "folder" if stat.S_ISDIR(mode) else "file" if mode else ""
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.stat(path).st_mode  # noqa: PTH116
+    except FileNotFoundError:
+        return 0
 
 
 @contextmanager

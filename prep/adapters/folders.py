@@ -44,12 +44,12 @@ class Folders:
                     self.ignored["empty classes"] += bool(current) and not images
                     current, images = label, 0
             elif not is_image(entry.name):
-                self.ignored["other files"] += 1
+                self.ignored["other files" if entry.nbytes is not None else "broken links"] += 1
             elif not slash:
                 self.ignored["outside class folders"] += 1
             else:
                 images += 1
-                yield Found(name, label, entry.nbytes)
+                yield Found.file(name, label, entry.nbytes)
         self.ignored["empty classes"] += bool(current) and not images
         self.ignored += Counter()  # drops what was counted zero times
 

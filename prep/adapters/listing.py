@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from ..found import Found, is_url
+from ..found import UNSEEN, Found, is_url
+from .files import file_size
 from .names import safe
 from .rows import is_number, label_rows
 
@@ -16,8 +16,8 @@ __all__ = ["Listing"]
 class Listing:
     """A text file of `path label` lines, as ImageNet's train.txt, or a CSV or TSV file with such columns. A `Source`.
 
-    Paths are relative to the list's folder, or absolute. `numbered` if all labels are whole numbers. Sizes of
-    images behind URLs are not asked for (0). From a list behind a URL, only paths below its folder and URLs of the same
+    Paths are relative to the list's folder, or absolute. `numbered` if all labels are whole numbers. Images behind URLs
+    are not asked for (UNSEEN). From a list behind a URL, only paths below its folder and URLs of the same
     kind count.
     """
 
@@ -43,11 +43,7 @@ class Listing:
                 self.ignored["unlabelled"] += 1
                 continue
             self.numbered &= is_number(row.label)
-            yield Found(name, row.label, 0 if is_url(self.root) or is_url(name) else _size(self.root, name))
-
-
-def _size(root: str, name: str) -> int:
-    try:
-        return (Path(root) / name).stat().st_size
-    except (OSError, ValueError):
-        return 0  # it will be rejected when it is read
+            if is_url(self.root) or is_url(name):
+                yield Found(name, row.label, 0, packed=UNSEEN)
+            else:
+                yield Found.file(name, row.label, file_size(name if name.startswith("/") else f"{self.root}/{name}"))

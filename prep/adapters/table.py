@@ -36,7 +36,7 @@ class Table:
     def __iter__(self) -> Iterator[Found]:
         self.ignored.clear()
         self.numbered = True
-        sizes: dict[str, int] = {}
+        sizes: dict[str, int | None] = {}
         short: dict[str, str | None] = {}  # other ways to write a name; None: of several files
         for name, entry in walk(self.root, self.ignored):
             if entry.kind == "file" and is_image(name):
@@ -60,7 +60,7 @@ class Table:
                 continue
             labelled.add(name)
             self.numbered &= is_number(row.label)
-            yield Found(name, row.label, sizes.get(name, 0))
+            yield Found.file(name, row.label, sizes.get(name))
         self.ignored["unlabelled"] += len(sizes.keys() - labelled)
         self.ignored += Counter()
 

@@ -192,7 +192,7 @@ def test_usual_tables_are_understood(tmp_path: Path, work: Path, header: str) ->
     assert [got.name(i) for i in range(3)] == ["a.jpg", "b c.png", "gone"]
     assert got.classes == ("elk", f'pug{mark} "old"')
     assert got.ignored == {"unlabelled": 1}
-    assert [str(data)[:10] for data in fetch_many([got.location(2)])] == ["unreadable"]
+    assert [str(data)[:10] for data in fetch_many([got.location(2)])] == ["not there:"]
 
 
 def test_tables_that_do_not_fit_are_told(tmp_path: Path, work: Path) -> None:

@@ -130,16 +130,26 @@ def test_an_image_that_changed_under_its_name_is_noticed_when_a_resolution_is_ad
     assert {name: digest for name, digest in tree(tmp_path / "s").items() if name in whole} == whole
 
 
+def spoil_a_photo_of_the_last_shard(argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep) -> None:
+    assert prep(*argv[:2], "--out", tmp_path / "order", *argv[4:]).status == 0
+    index = tmp_path / "order" / "index"
+    last = json.loads((index / "train.sources.jsonl").read_text().splitlines()[-1])
+    (photos / last).write_bytes(b"junk")
+
+
 def test_a_run_with_too_many_rejects_keeps_its_work(
     argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
-    (photos / "bee" / "03.jpg").write_bytes(b"junk")
+    argv = (*argv[:-1], 5)
+    spoil_a_photo_of_the_last_shard(argv, photos, tmp_path, prep)
     ran = prep(*argv)
     assert ran.status == 2
     assert "too many unusable images" in ran.err
+    kept = len(list((tmp_path / "s" / ".prep").glob("*.npz")))
+    assert kept > 0
     ran = prep(*argv, "--max-bad", 0.1)
     assert ran.status == 0
-    assert "0 images were done now" in ran.out
+    assert f"{kept} shards were there and are kept" in ran.out
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -193,15 +203,16 @@ def test_two_preps_at_once_do_not_mix(argv: tuple[object, ...], tmp_path: Path, 
 def test_an_unfinished_run_goes_on_only_as_the_same_run(
     argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
-    (photos / "bee" / "03.jpg").write_bytes(b"junk")
+    argv = (*argv[:-1], 5)
+    spoil_a_photo_of_the_last_shard(argv, photos, tmp_path, prep)
     assert prep(*argv).status == 2  # too many rejects: unfinished
     ran = prep(*argv, "--quality", 80)
     assert ran.status == 2
     assert "an unfinished run of another kind, quality: got 90, expected 80" in ran.err
-    (photos / "cat" / "03.jpg").unlink()
+    (photos / "cat" / "extra.jpg").write_bytes(b"junk")
     ran = prep(*argv, "--max-bad", 0.1)
     assert ran.status == 2
-    assert "the source has changed in train cat (20 -> 19 images)" in ran.err
+    assert "the source has changed in train cat (20 -> 21 images)" in ran.err
     assert prep(*argv, "--max-bad", 0.1, "--rebuild").status == 0
 
 

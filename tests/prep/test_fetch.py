@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import socket
 import zipfile
 import zlib
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import StorageError
 from prep import fetch as fetching
 from prep.decode import Reject
 from prep.fetch import fetch, fetch_many
-from prep.found import PLAIN, ZIPPED, Location
+from prep.found import MISSING, PLAIN, UNSEEN, ZIPPED, Location
 from prep.zip import zip_members
 from tests.s3 import s3_server  # noqa: F401
 
@@ -49,8 +50,10 @@ def test_what_is_the_files_own_fault_is_a_reject(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "short").write_bytes(b"1234")
-    assert told(Location(str(tmp_path / "gone"))) == "unreadable: No such file or directory"
-    assert told(Location(str(tmp_path / "gone"), 0, 1)) == "unreadable: No such file or directory"
+    assert told(Location(str(tmp_path / "gone"), packed=MISSING)).startswith("not there: no such file when")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+    assert told(Location(str(tmp_path / "socket"))) == "unreadable: not a regular file"
     assert told(Location(str(tmp_path / "pipe"))) == "unreadable: not a regular file"
     assert told(Location("/dev/zero")) == "unreadable: not a regular file"
     assert told(Location(str(tmp_path))) == "unreadable: Is a directory"
@@ -171,12 +174,13 @@ def test_remote_files_parts_and_zip_members_are_fetched(tmp_path: Path, s3_serve
     got = fetch_many([
         *(place._replace(path=f"{s3_server}/a.zip") for place in members),
         Location(f"{s3_server}/b"), Location(f"{s3_server}/b", 2, 3), Location(f"{s3_server}/b", 8, 5, PLAIN),
-        Location(f"{s3_server}/gone"), Location(f"{s3_server}/empty"), Location(f"{s3_server}/b", 1, 0),
+        Location(f"{s3_server}/gone", packed=UNSEEN), Location(f"{s3_server}/empty"), Location(f"{s3_server}/b", 1, 0),
+        Location(f"{s3_server}/empty", packed=UNSEEN), Location(f"{s3_server}/b", packed=UNSEEN),
     ])  # fmt: skip
     assert got[:4] == [*files.values(), b"0123456789", b"234"]
     assert str(got[4]) == "truncated: its archive ends after 2 of 5 bytes"
-    assert str(got[5]) == "unreadable: No such file or directory"
-    assert got[6:] == [b"", b""]
+    assert str(got[5]) == "not there: No such file or directory"
+    assert got[6:] == [b"", b"", b"", b"0123456789"]
 
 
 class Flaky:
@@ -193,7 +197,9 @@ class Flaky:
 @pytest.mark.parametrize(("times", "error", "result"), [
     (2, OSError("Connection reset"), b"data"),
     (9, OSError("Connection reset"), "far://bad: cannot be fetched, got 'Connection reset' 4 times"),
-    (9, PermissionError("Forbidden"), "unreadable: Permission denied"),
+    (9, PermissionError("Forbidden"), "far://bad: cannot be fetched, got Permission denied 4 times"),
+    (9, FileNotFoundError("bad"), "far://bad: cannot be fetched, got No such file or directory 4 times"),
+    (3, FileNotFoundError("bad"), b"data"),
 ])  # fmt: skip
 def test_a_store_is_asked_again_before_it_is_given_up(
     monkeypatch: pytest.MonkeyPatch, times: int, error: Exception, result: bytes | str
@@ -205,12 +211,10 @@ def test_a_store_is_asked_again_before_it_is_given_up(
     asked = [Location("far://bad"), Location("far://good")]
     if isinstance(result, bytes):
         assert fetch_many(asked) == [result, b"data"]
-        assert waits == [0.0, 0.5, 2.0]
-    elif result.startswith("far://"):
-        with pytest.raises(ResoluteError, match=result):
-            fetch_many(asked)
+        assert waits == [0.0, 0.5, 2.0, 8.0][: times + 1]
     else:
-        assert [str(data) for data in fetch_many(asked)] == [result, "b'data'"]
+        with pytest.raises(StorageError, match=result):
+            fetch_many(asked)
 
 
 def test_crc_of_descriptors_is_checked(tmp_path: Path) -> None:

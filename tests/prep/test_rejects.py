@@ -15,6 +15,7 @@ from pipeline.shards import ShardSet
 from prep import worker
 from prep.chunk import Job, Task
 from prep.found import Location
+from prep.reject import NOT_THERE
 
 Prep = Callable[..., Any]
 
@@ -37,7 +38,7 @@ def damaged(photos: Path) -> dict[str, str]:
         "apple/01.jpg": "truncated",
         "bee/03.jpg": "empty file",
         "bee/05.jpg": "not an image",
-        "cat/lost.png": "unreadable: No such file",
+        "cat/lost.png": "not there: no such file",
     }
 
 
@@ -64,7 +65,7 @@ def test_rejects_are_listed_and_leave_gaps_in_the_keys(
         assert keys.max() < len(keys) + gaps
         for res in (32, 48):
             assert np.array_equal(split.stored[res]["shard"], keys // 20)
-    for word in ("4 (", "1 truncated", "1 empty file", "1 not an image", "1 unreadable"):
+    for word in ("4 (", "1 truncated", "1 empty file", "1 not an image", "1 not there"):
         assert word in ran.out
 
 
@@ -94,10 +95,11 @@ def test_too_many_rejects_leave_no_manifest(
     ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32")
     assert ran.status == 2
     assert ran.err.count("\n") == 1
-    for words in ("too many unusable images", "got 4 of 61", "expected at most 0", "1 truncated"):
+    for words in ("too many unusable images", "got 1 of 61", "expected at most 0", "1 not there"):
         assert words in ran.err
     assert not (tmp_path / "s" / "manifest.json").exists()
-    assert len((tmp_path / "s" / "rejects.jsonl").read_text().splitlines()) == 4
+    (row,) = map(json.loads, (tmp_path / "s" / "rejects.jsonl").read_text().splitlines())
+    assert (row["path"], row["reason"]) == ("cat/lost.png", NOT_THERE)
     assert prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 0.1).status == 0
 
 
@@ -123,22 +125,6 @@ def test_a_split_without_any_sample_is_an_error(photos: Path, tmp_path: Path, pr
     assert ran.status == 2
     assert "no image of val is usable" in ran.err
     assert not (tmp_path / "s" / "manifest.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"), [(PermissionError(13, "Permission denied"), "unreadable: Permission denied")]
-)
-def test_unreadable_files_are_rejected(
-    monkeypatch: pytest.MonkeyPatch, photos: Path, error: OSError, reason: str
-) -> None:
-    def refuse(*args: object) -> None:
-        raise error
-
-    monkeypatch.setattr("os.open", refuse)
-    chunk = worker.convert(JOB, one(photos / "bee" / "03.jpg", first_key=5))
-    assert chunk.rejects == ((5, reason),)
-    assert len(chunk.samples) == 0
-    assert chunk.tars == (b"",)
 
 
 def test_errors_of_our_own_are_not_taken_for_rejects(monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
