@@ -67,6 +67,8 @@ def build(
     `ResoluteError` for bad input, a full disk, or more than `max_bad` of unusable images.
     """
     began = time.perf_counter()
+    if settings.engine == "ray":
+        settings = settings.with_absolute_paths()
     store = open_store(settings.out)
     check_places(settings)
     with ExitStack() as stack:

@@ -49,6 +49,7 @@ class Source(Protocol):
     ignored: Counter[str]  # kind -> how many: hidden, junk, other files, unsafe names, unlabelled, ...
     numbered: bool  # labels are class numbers
     label_names: Sequence[str] | None  # of those numbers, where the source tells
+    copies: bool  # the images are unpacked into the spool, for want of random access
 
     def __iter__(self) -> Iterator[Found]: ...
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import ResoluteError
+
 from .adapters import open_source
 from .catalog import Catalog, write_catalog
 from .classes import read_classes
+from .found import Source, is_url
 from .members import Split, find_members
 from .members import check_places as _check_places
 from .settings import Settings
@@ -60,12 +63,13 @@ def find_inputs(settings: Settings, scratch: Path, spool: Path) -> Inputs:
     src = open_source(
         settings.src, kind=settings.kind, labels=settings.labels, columns=settings.columns, spool=spool
     )
+    _refuse_unreachable_copies(settings, src)
     train = write_catalog(src, scratch / "train", classes=listed, classes_file=settings.classes or "CLASSES")
     catalogs, ignored, val = {"train": train}, Counter(train.ignored), None
     if settings.val is not None:
-        val = write_catalog(
-            open_source(settings.val, kind=settings.kind, spool=spool, setting="VAL"), scratch / "val", training=train
-        )
+        val_src = open_source(settings.val, kind=settings.kind, spool=spool, setting="VAL")
+        _refuse_unreachable_copies(settings, val_src)
+        val = write_catalog(val_src, scratch / "val", training=train)
         catalogs["val"] = val
         ignored.update(val.ignored)
     members = find_members(
@@ -73,3 +77,12 @@ def find_inputs(settings: Settings, scratch: Path, spool: Path) -> Inputs:
         val_frac=settings.held_out_frac, folds=settings.folds or 0, seed=settings.seed,
     )  # fmt: skip
     return Inputs(classes=train.classes, splits=members.splits, catalogs=catalogs, ignored=ignored)
+
+
+def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:
+    """Raises `ResoluteError` if images would be unpacked to this machine's disk, which no other node can read."""
+    if source.copies and settings.engine == "ray" and is_url(settings.out):
+        raise ResoluteError(
+            f"{source.root}: has to be unpacked where all nodes can read it, got ENGINE=ray and OUT={settings.out}, "
+            "expected OUT on a shared disk; use OUT=folder there, unpack the source first, or use ENGINE=local"
+        )

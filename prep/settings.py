@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
+
+from .found import is_url
 
 __all__ = ["MIN_RES_PX", "Settings", "parse_resolutions"]
 
@@ -96,6 +99,15 @@ class Settings:
     def worker_count(self) -> int:
         return self.workers or available_cpus()
 
+    def with_absolute_paths(self) -> Settings:
+        """With names of sources and OUT that mean the same in processes with another working directory."""
+        return replace(
+            self,
+            src=_absolute(self.src),
+            val=None if self.val is None else _absolute(self.val),
+            out=_absolute(self.out),
+        )
+
     def in_plan(self) -> dict[str, Any]:
         """What decides the bytes of the set at any resolution, and nothing else: no paths, no number of workers."""
         val: dict[str, Any] = {"how": "frac", "frac": self.held_out_frac}
@@ -110,6 +122,11 @@ class Settings:
             "seed": self.seed,
             "val": val,
         }
+
+
+def _absolute(place: str) -> str:
+    place = place.removeprefix("file://").removeprefix("local://")
+    return place if is_url(place) else str(Path(place).absolute())
 
 
 def parse_resolutions(text: str) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ class Archives:
     def __init__(self, paths: Sequence[str], spool: Path) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
         self.ignored: Counter[str] = Counter()
+        self.copies = any(map(is_compressed, paths))
         self._paths, self._spool = paths, spool
 
     def __iter__(self) -> Iterator[Found]:

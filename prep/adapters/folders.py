@@ -29,6 +29,7 @@ class Folders:
 
     numbered = False
     label_names: Sequence[str] | None = None
+    copies = False
 
     def __init__(self, src: str) -> None:
         self.root = src

@@ -22,6 +22,7 @@ class Listing:
     """
 
     label_names: Sequence[str] | None = None
+    copies = False
 
     def __init__(self, src: str, columns: str | None) -> None:
         self.root = src.rpartition("/")[0] or ("/" if src.startswith("/") else ".")

@@ -34,6 +34,8 @@ class Parquet:
     schema holds a ClassLabel, or strings. `columns` names the two, "image,label", where they are not plain.
     """
 
+    copies = True
+
     def __init__(self, paths: Sequence[str], columns: str | None, spool: Path) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
         self.ignored: Counter[str] = Counter()

@@ -26,6 +26,7 @@ class Table:
     """
 
     label_names: Sequence[str] | None = None
+    copies = False
 
     def __init__(self, src: str, labels: str, columns: str | None) -> None:
         self.root = src

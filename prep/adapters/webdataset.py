@@ -41,6 +41,7 @@ class Samples:
         self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
         self.ignored: Counter[str] = Counter()
         self.numbered = True
+        self.copies = any(map(is_compressed, paths))
         self._paths, self._spool = paths, spool
         refuse_same_names(self.root, paths)
 

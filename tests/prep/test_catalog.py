@@ -27,6 +27,7 @@ class Given:
         self, found: Iterable[Found], *, numbered: bool = False, names: Sequence[str] | None = None, root: str = "src"
     ) -> None:
         self.root, self.numbered, self.label_names = root, numbered, names
+        self.copies = False
         self.ignored: Counter[str] = Counter(hidden=2)
         self._found = found
 
