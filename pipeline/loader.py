@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from . import cuda
 from .ahead import Ahead
 from .draws import features
 from .errors import ResoluteError, differences
@@ -92,7 +93,7 @@ class Loader(Iterator[Batch]):
         self.plan, self.rank, self.world = plan, rank, world
         self.device = torch.device(device)
         on_gpu = self.device.type == "cuda"
-        if on_gpu and not torch.cuda.is_available():
+        if on_gpu and not cuda.available():
             raise ResoluteError(f"device {device}: no CUDA device found, expected one; use device cpu")
         if decode == "gpu" and not on_gpu:
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
@@ -173,7 +174,7 @@ class Loader(Iterator[Batch]):
         if self._next >= self.plan.total_batches:
             raise StopIteration
         self._run_ahead(wait=True)
-        stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+        stream = cuda.current_stream(self.device) if self.device.type == "cuda" else None
         spec = self._running.popleft()
         images = self._graph.take(spec, stream)  # the wait for data is here
         self._next += 1

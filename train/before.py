@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan
@@ -104,6 +105,6 @@ def _made(learner: Learner, plan: Plan, stage: int, times: float = 1.0) -> Batch
 def _watch(learner: Learner) -> Stopwatch:
     def sync() -> None:
         if learner.device.type == "cuda":
-            torch.cuda.synchronize(learner.device)  # sync: the clock has to see the steps end
+            cuda.synchronize(learner.device)  # sync: the clock has to see the steps end
 
     return Stopwatch(sync=sync, agree=learner.ranks.agree)

@@ -1,9 +1,10 @@
-"""Which device does a run use, and what is it called?"""
+"""The device of a run, as the command line names it."""
 
 from __future__ import annotations
 
 import torch
 
+from pipeline import cuda
 from pipeline.errors import ResoluteError
 
 from .ranks import Ranks
@@ -12,23 +13,26 @@ __all__ = ["device_name", "pick_device"]
 
 
 def pick_device(wanted: str, ranks: Ranks | None = None) -> torch.device:
-    """What `--device` names. Raises `ResoluteError` if it is not there: nothing falls back from a GPU by itself."""
-    if ranks is not None and ranks.world > 1 and wanted != "cpu" and torch.cuda.is_available():
+    """What `--device` names; a GPU with its index, and as the process's current device.
+
+    Raises `ResoluteError` if it is not there: nothing falls back from a GPU by itself.
+    """
+    if ranks is not None and ranks.world > 1 and wanted != "cpu" and cuda.available():
         return ranks.device(wanted)
     if wanted == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
+        if cuda.available():
+            return cuda.select("cuda")
         print("no GPU found: training on the CPU")
         return torch.device("cpu")
     kind, _, number = wanted.partition(":")
     if kind not in ("cpu", "cuda") or not (number or "0").isdigit() or (kind == "cpu" and number):
         raise ResoluteError(f"--device: got {wanted}, expected auto, cpu, cuda or cuda:N; choose one")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+    if kind == "cuda" and int(number or 0) >= cuda.device_count():
         raise ResoluteError(
-            f"--device {wanted}: got {torch.cuda.device_count()} CUDA devices, expected that one; use --device cpu"
+            f"--device {wanted}: got {cuda.device_count()} CUDA devices, expected that one; use --device cpu"
         )
-    return torch.device(wanted)
+    return cuda.select(wanted) if kind == "cuda" else torch.device(wanted)
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return cuda.device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

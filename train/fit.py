@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.plan import Plan
 from pipeline.recipe import AUTO, Recipe
@@ -34,12 +35,12 @@ def cap_memory(device: torch.device, gib: float) -> None:
     if gib and device.type != "cuda":
         raise ResoluteError(f"--gpu-memory-gib: got {gib:g} with device {device.type}, expected a GPU; leave it out")
     if gib:
-        there = torch.cuda.get_device_properties(device).total_memory / _GIB
+        there = cuda.total_bytes(device) / _GIB
         if not 0 < gib <= there:
             raise ResoluteError(
                 f"--gpu-memory-gib: got {gib:g}, expected above 0 and at most the {there:.1f} of this GPU; lower it"
             )
-        torch.cuda.set_per_process_memory_fraction(gib / there, device)
+        cuda.limit_memory(device, gib * _GIB)
 
 
 def with_batch_sizes(
@@ -114,25 +115,23 @@ def real_steps(plan: Plan, learner: Learner, *, world: int) -> Probe:
     sent = sum(p.numel() * p.element_size() for p in learner.network.parameters()) if world > 1 else 0
 
     def fits(stage: int, count: int) -> bool:
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-        there = torch.cuda.get_device_properties(device).total_memory
-        room = min(free, there * torch.cuda.get_per_process_memory_fraction(device))
-        torch.cuda.reset_peak_memory_stats(device)
+        room = min(cuda.available_bytes(device), cuda.memory_limit_bytes(device))
+        cuda.reset_peak_memory(device)
         batch = None
         try:
             times = count / len(first[stage])
             batch = synthetic(first[stage], device=device, dtype=learner.image_dtype, times=times)
             for _ in range(2):
                 learner.train_step(batch)
-            torch.cuda.synchronize(device)  # sync: what the steps took is known when they are done
-            return torch.cuda.max_memory_reserved(device) + sent <= _ROOM_FRAC * room
+            cuda.synchronize(device)  # sync: what the steps took is known when they are done
+            return cuda.peak_reserved_bytes(device) + sent <= _ROOM_FRAC * room
         except torch.OutOfMemoryError:
             return False
         finally:
             del batch
             learner.optimizer.zero_grad(set_to_none=True)
             gc.collect()  # why: what the error's frames hold is in cycles
-            torch.cuda.empty_cache()
+            cuda.empty_cache()
 
     return fits
 
@@ -170,8 +169,9 @@ def _half(size: int) -> int:
 def _in_use(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
-    there = torch.cuda.get_device_properties(device).total_memory
-    cap = torch.cuda.get_per_process_memory_fraction(device) * there
-    values = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device), cap, there
+    values = (
+        cuda.allocated_bytes(device), cuda.reserved_bytes(device), cuda.memory_limit_bytes(device),
+        cuda.total_bytes(device),
+    )  # fmt: skip
     used, kept, may, all_ = (f"{value / _GIB:.1f}" for value in values)
     return f" ({used} GiB in use, {kept} GiB with what torch keeps, of {may} GiB it may take; the GPU has {all_} GiB)"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.loader import Batch
 from pipeline.plan import BatchSpec
@@ -161,7 +162,7 @@ class Learner:
             "freezer": self.freezer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "cuda_rng": cuda.rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -173,7 +174,7 @@ class Learner:
         self.scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+            cuda.set_rng_state(state["cuda_rng"], self.device)
 
 
 def run_batches(
@@ -188,9 +189,12 @@ def run_batches(
         if batch is None:
             return True
         if batch.spec.split == "train":
+            began = meter.mark()
             loss, lr = learner.train_step(batch)
-            compute_s = time.perf_counter() - ready
-            meter.step(batch.spec, loss, lr, momentum=learner.momentum, wait_s=ready - start, compute_s=compute_s)
+            marks, compute_s = (began, meter.mark()), time.perf_counter() - ready
+            meter.step(
+                batch.spec, loss, lr, momentum=learner.momentum, wait_s=ready - start, compute_s=compute_s, marks=marks
+            )
         else:
             counts = learner.eval_step(batch)
             meter.eval_step(batch.spec, counts, elapsed_s=time.perf_counter() - start)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from pipeline import cuda
+
 __all__ = ["GpuUse", "describe", "peak_memory_bytes", "process_age_s", "reset_peak_memory"]
 
 _EVERY_S = 2.0  # NVML's own figure is a mean of the last 1/6 to 1 s
@@ -19,13 +21,14 @@ _EVERY_S = 2.0  # NVML's own figure is a mean of the last 1/6 to 1 s
 
 def describe(device: torch.device, *, threads: int) -> dict[str, Any]:
     """The record of the machine in run.jsonl: no host name, no path. What there is none of is None."""
-    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    on_gpu = device.type == "cuda"
     return {
         "system": platform.system(), "cpu": _cpu(), "threads": threads,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpu": gpu.name if gpu else None, "gpu_memory_bytes": gpu.total_memory if gpu else None,
-        "cuda": torch.version.cuda if gpu else None,
+        "gpu": cuda.device_name(device) if on_gpu else None,
+        "gpu_memory_bytes": cuda.total_bytes(device) if on_gpu else None,
+        "cuda": torch.version.cuda if on_gpu else None,
     }  # fmt: skip
 
 
@@ -51,13 +54,13 @@ def process_age_s() -> float:
 def peak_memory_bytes(device: torch.device) -> int:
     """On a GPU: most that tensors held since `reset_peak_memory`. On a CPU: most that the process ever held."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return cuda.peak_allocated_bytes(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+        cuda.reset_peak_memory(device)
 
 
 class GpuUse:
@@ -73,7 +76,7 @@ class GpuUse:
             return None
         self._asked = time.monotonic()
         try:
-            return torch.cuda.utilization(self._device) / 100
+            return cuda.utilization(self._device)
         except Exception:  # why: what NVML cannot do (MIG, some containers) ends no run; the table shows "-"
             self._on = False
             return None

@@ -1,4 +1,8 @@
-"""Where did the time go, and what came of it? Per-step clocks, per-epoch sums, and the run's log."""
+"""The run's measurements: clocks of every step, sums of every epoch, and the log that they are written to.
+
+A GPU works behind the host's back: a step's host time is that of its launches. There two events, recorded before and
+after each step, tell when the device did it; they are read where the losses are, so the steps run without a look.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.plan import BatchSpec
 
@@ -74,7 +79,8 @@ class Meter:
 
     def __init__(self, log: RunLog, *, device: torch.device, ranks: Ranks | None = None) -> None:
         self._log, self._device, self._ranks = log, device, ranks or Ranks()
-        self._steps: list[tuple[dict[str, Any], torch.Tensor]] = []
+        self._steps: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, Any]]] = []
+        self._previous_end: Any = None  # the mark after the step before those in `_steps`
         self._counts = torch.zeros(6, dtype=torch.float64, device=device)
         self.sums: dict[str, float] = {}
         self.elapsed_s = 0.0  # of the run: training and validation
@@ -87,23 +93,30 @@ class Meter:
         reset_peak_memory(self._device)
         self.start_eval()
 
+    def mark(self) -> Any:
+        """On a GPU a mark in its stream of work, for `step`; None on a CPU, where the host's clock tells."""
+        return cuda.record_event(self._device) if self._device.type == "cuda" else None
+
     def start_eval(self) -> None:
         self.sums |= {"eval_samples": 0, "eval_s": 0.0}
         self._counts.zero_()
 
     def step(
-        self, spec: BatchSpec, loss: torch.Tensor, lr: float, *, momentum: float, wait_s: float, compute_s: float
-    ) -> None:
+        self, spec: BatchSpec, loss: torch.Tensor, lr: float, *, momentum: float, wait_s: float, compute_s: float,
+        marks: tuple[Any, Any] = (None, None),
+    ) -> None:  # fmt: skip
         """`loss`: this rank's part of the mean. `wait_s`: host time blocked for the batch. `compute_s`: host time of
-        the step (on a GPU: of its launch). Clocks are the rank's own: the log has the first one's."""
-        compute_s += self._drain_s(spec)
+        the step (on a GPU: of its launch). `marks`: before and after it. Clocks are the rank's own: the log has the
+        first one's."""
+        step_s = wait_s + compute_s + self._drain_s(spec)
+        if marks[0] is None:
+            compute_s = step_s - wait_s
         sums = self.sums
         sums["samples"] += spec.global_size
         sums["steps"] += 1
-        sums["wait_s"] += wait_s
-        sums["train_s"] += wait_s + compute_s
+        sums["train_s"] += step_s
         sums["lr"] = lr
-        self.elapsed_s += wait_s + compute_s
+        self.elapsed_s += step_s
         record = {
             "kind": "step", "index": spec.index, "step": spec.step, "stage": spec.stage, "epoch": spec.epoch,
             "res": spec.res, "samples": spec.global_size, "lr": lr, "momentum": momentum,
@@ -112,7 +125,7 @@ class Meter:
         if (used := self._gpu.ask()) is not None:
             sums["gpu_frac"] += used
             sums["gpu_asked"] += 1
-        self._steps.append((record, loss))
+        self._steps.append((record, loss, marks))
         # why: on a GPU a look each step would be a sync, on several ranks a meeting
         if loss.device.type == "cpu" and self._ranks.world == 1 and not math.isfinite(loss):
             self.flush()
@@ -129,21 +142,36 @@ class Meter:
         if not spec.last or self._device.type != "cuda":
             return 0.0
         began = time.perf_counter()
-        torch.cuda.synchronize(self._device)  # sync: the epoch's time ends with its last kernel
+        cuda.synchronize(self._device)  # sync: the epoch's time ends with its last kernel
         return time.perf_counter() - began
 
     def flush(self) -> int:
         """Write the steps so far to the log; returns its length. Raises `NotFinite` if a loss is."""
         if self._steps:
-            parts = torch.stack([loss for _, loss in self._steps])
-            losses = self._ranks.sum(parts).tolist()  # sync: reads the losses
-            for (record, _), loss in zip(self._steps, losses, strict=True):
+            parts = torch.stack([loss for _, loss, _ in self._steps])
+            losses = self._ranks.sum(parts).tolist()  # sync: reads the losses; all marks have been reached then
+            for (record, _, marks), loss in zip(self._steps, losses, strict=True):
+                self._read_marks(record, *marks)
+                self.sums["wait_s"] += record["wait_s"]
                 self._log.write({**record, "loss": loss})
                 self.sums["loss"] += loss * record["samples"]
                 if not math.isfinite(loss):
                     raise NotFinite(f"loss is {loss}", record)
             self._steps.clear()
         return self._log.sync()
+
+    def _read_marks(self, record: dict[str, Any], began: Any, ended: Any) -> None:
+        """On a GPU: put the device's time of the step in place of the host's.
+
+        A batch is waited for only while the host is blocked for it and the device has nothing left to do: a device that
+        is behind does not notice a host that waits, and its idle time at a save is no waiting for data.
+        """
+        if began is None:
+            return
+        record["compute_s"] = cuda.elapsed_s(began, ended)
+        if self._previous_end is not None:
+            record["wait_s"] = min(record["wait_s"], max(0.0, cuda.elapsed_s(self._previous_end, began)))
+        self._previous_end = ended
 
     def end_epoch(self, spec: BatchSpec, *, res: int, batch_size: int) -> dict[str, Any]:
         """The epoch's record, written to the log: `spec` is its last batch, `res` and `batch_size` its training's.

@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.rng import stream_key
 
@@ -49,11 +50,10 @@ class Ranks:
         """This rank's own GPU. Raises `ResoluteError` if there is none left, or `wanted` names a single one."""
         if wanted not in ("auto", "cuda"):
             raise ResoluteError(f"--device: got {wanted} for {self.world} ranks, expected auto, cuda or cpu; take one")
-        count = torch.cuda.device_count()
+        count = cuda.device_count()
         if self.local_rank >= count:
             raise ResoluteError(f"got {count} GPUs on this machine, expected one for each of its ranks; lower GPUS")
-        torch.cuda.set_device(self.local_rank)
-        return torch.device("cuda", self.local_rank)
+        return cuda.select(torch.device("cuda", self.local_rank))
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """`network` with gradients that are averaged over the ranks in `backward`; alone, itself.
@@ -155,7 +155,7 @@ def join(device: str) -> Iterator[Ranks]:
     if world == 1:
         yield Ranks()
         return
-    on_gpu = device != "cpu" and torch.cuda.is_available()
+    on_gpu = device != "cpu" and cuda.available()
     store, rank, world = next(rendezvous("env://"))
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
         # why: torchrun's store outlives a restart, with the addresses of the dead; several nodes count restarts apart

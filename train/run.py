@@ -17,6 +17,7 @@ import timm
 import torch
 from tqdm import tqdm
 
+from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.loader import Loader
 from pipeline.plan import BatchSpec, Plan
@@ -182,7 +183,7 @@ class _Session:
         self._warm_up()  # why: a step that tunes its kernels says nothing about decoding
         with rehearsal(self.learner.network, self.learner.gradients) as step:
             found, times = choose_decode(
-                self.plan, self._loader, step, sync=lambda: torch.cuda.synchronize(device)  # sync: the clock's
+                self.plan, self._loader, step, sync=lambda: cuda.synchronize(device)  # sync: the clock's
             )
         found = self.ranks.agree(found)
         told = "; ".join(f"on the {name.upper()} " + ", ".join(f"{1e3 * s:.1f}" for s in each) + " ms a step"

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
+from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.loader import Batch
 from pipeline.memory import fault_in
@@ -75,7 +76,7 @@ def warm_up(
                     "), expected a model that takes all resolutions of the recipe; change the model or the resolutions"
                 ) from None
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # sync: warm-up ends before the clock starts
+            cuda.synchronize(device)  # sync: warm-up ends before the clock starts
 
 
 @contextlib.contextmanager
@@ -106,7 +107,7 @@ def rehearsal(network: nn.Module, gradients: Callable[[Batch], object]) -> Itera
 def _untouched(network: nn.Module) -> Iterator[None]:
     training = network.training
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    random, cuda_random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    random, cuda_random = torch.get_rng_state(), cuda.rng_states()
     try:
         yield
     finally:
@@ -116,5 +117,4 @@ def _untouched(network: nn.Module) -> Iterator[None]:
         network.zero_grad(set_to_none=True)
         network.train(training)
         torch.set_rng_state(random)
-        if cuda_random:
-            torch.cuda.set_rng_state_all(cuda_random)
+        cuda.set_rng_states(cuda_random)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,14 @@ from pipeline.errors import ResoluteError
 from pipeline.plan import Plan
 from pipeline.recipe import AUTO, Recipe
 from pipeline.shards import ShardSet
+from tests.fake_cuda import GIB, FakeCuda
 from train.__main__ import main
+from train.calibrate import synthetic
 from train.fit import DoesNotFit, cap_memory, largest_that_fits, real_steps, with_batch_sizes
 from train.loop import Learner
 
-GPU, CPU, GIB = torch.device("cuda"), torch.device("cpu"), 2**30
+# why without an index: that is what torch refuses in places
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
 Words = Callable[[Path], list[str]]
 
 
@@ -107,24 +109,8 @@ def test_on_a_cpu_auto_is_refused_but_what_a_checkpoint_has_goes_on(
     assert "this run is finished" in capsys.readouterr().out
 
 
-class Card:
-    """torch.cuda of a card with `gib` GiB, of which a step of n samples takes n / 8."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, gib: float, *, fraction: float = 1.0) -> None:
-        self.peak, self.fractions = 0, [fraction]
-        for name, value in {
-            "get_device_properties": lambda _: SimpleNamespace(total_memory=gib * GIB),
-            "set_per_process_memory_fraction": lambda fraction, _: self.fractions.append(fraction),
-            "get_per_process_memory_fraction": lambda _: self.fractions[-1],
-            "mem_get_info": lambda _: (gib * GIB, gib * GIB), "memory_reserved": lambda _: 0,
-            "memory_allocated": lambda _: 3 * GIB, "reset_peak_memory_stats": lambda _: None,
-            "max_memory_reserved": lambda _: self.peak, "synchronize": lambda _: None, "empty_cache": lambda: None,
-        }.items():  # fmt: skip
-            monkeypatch.setattr(torch.cuda, name, value)
-
-
 def test_a_cap_is_a_part_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card(monkeypatch, 80)
+    card = FakeCuda(gib=80).install(monkeypatch)
     cap_memory(GPU, 24)
     assert card.fractions[-1] == 24 / 80
     cap_memory(GPU, 0)
@@ -142,7 +128,7 @@ def test_a_batch_fits_if_two_steps_leave_room_for_the_loader(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, gib: float, fraction: float, most: int
 ) -> None:
     """With 10 GiB, a tenth of it kept free, 72 samples of 1/8 GiB; torch itself gives up above 64 in the last case."""
-    card, steps = Card(monkeypatch, gib, fraction=fraction), []
+    card, steps = FakeCuda(gib=gib, fraction=fraction).install(monkeypatch), []
     small = recipe(8)
     plan = Plan(shard_set, small.stages)
     learner = Learner(small, classes=3, total_steps=plan.total_steps, device=CPU)
@@ -151,9 +137,11 @@ def test_a_batch_fits_if_two_steps_leave_room_for_the_loader(
         steps.append(len(batch.labels))
         if gib == 1000 and len(batch.labels) > 64:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        card.peak = len(batch.labels) * GIB // 8
+        card.peak_reserved = len(batch.labels) * GIB // 8
 
     monkeypatch.setattr(learner, "train_step", train_step)
+    learner.device = GPU
+    monkeypatch.setattr("train.fit.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU}))
     fits = real_steps(plan, learner, world=1)
     assert [fits(0, n) for n in (most, most + 1, 1)] == [True, False, True]
     assert steps.count(most) == 2
@@ -162,7 +150,7 @@ def test_a_batch_fits_if_two_steps_leave_room_for_the_loader(
 def test_out_of_memory_tells_stage_shape_use_and_what_to_try(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Card(monkeypatch, 80, fraction=0.3)
+    FakeCuda(gib=80, fraction=0.3).install(monkeypatch)
     found = recipe(64, 48, optim={"accumulate": 2}, eval={"batch_size": 15})
     plan = Plan(shard_set, found.stages, eval_batch_size=15)
     told = str(DoesNotFit("train", 48, 48).told(plan, found, GPU))

@@ -6,10 +6,12 @@ import json
 import os
 import platform
 import time
+from typing import Any
 
 import pytest
 import torch
 
+from tests.fake_cuda import FakeCuda
 from train.machine import GpuUse, describe, peak_memory_bytes, process_age_s
 
 
@@ -23,7 +25,7 @@ def test_the_age_of_a_process_counts_real_time_from_its_start() -> None:
 def test_gpu_use_is_asked_now_and_then_and_given_up_where_nothing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, cuda = [10.0], torch.device("cuda")
     monkeypatch.setattr("train.machine.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 40)
+    driver: Any = FakeCuda().install(monkeypatch)
     use = GpuUse(cuda)
     assert [use.ask(), use.ask()] == [0.4, None]
     clock[0] += 3
@@ -33,10 +35,10 @@ def test_gpu_use_is_asked_now_and_then_and_given_up_where_nothing_tells(monkeypa
         raise RuntimeError("not supported")
 
     clock[0] += 3
-    monkeypatch.setattr(torch.cuda, "utilization", refused)
+    monkeypatch.setattr(driver, "utilization", refused)
     assert use.ask() is None
     clock[0] += 3
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 40)
+    monkeypatch.setattr(driver, "utilization", lambda device: 40)
     assert use.ask() is None
     assert GpuUse(torch.device("cpu")).ask() is None
 

@@ -21,6 +21,7 @@ from pipeline.loader import Loader
 from pipeline.plan import Plan
 from pipeline.recipe import Recipe
 from pipeline.shards import ShardSet
+from tests.fake_cuda import FakeCuda
 from tests.fake_make import Make
 from train.__main__ import main
 from train.loop import Learner
@@ -256,7 +257,7 @@ def test_an_error_of_all_ranks_is_told_once() -> None:
 
 @pytest.mark.parametrize("wanted", ["cuda:1", "cuda"])
 def test_a_rank_without_a_gpu_of_its_own_is_told(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    FakeCuda(devices=2).install(monkeypatch)
     message = {"cuda:1": "got cuda:1 for 4 ranks", "cuda": "got 2 GPUs on this machine"}[wanted]
     with pytest.raises(ResoluteError, match=message):
         Ranks(rank=3, world=4, local_rank=2).device(wanted)

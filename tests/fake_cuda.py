@@ -1,0 +1,127 @@
+"""A machine with GPUs for tests: stands in for `torch.cuda` behind `pipeline.cuda`, with torch's own refusals.
+
+Clocks are made up: `host_s` moves when the test moves it, work that is `launched` follows what the device still has to
+do, and an event can be read only after a synchronisation that came later, so a look that would block is found.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import cuda
+
+GIB = 2**30
+
+
+class FakeCuda:
+    """`devices` GPUs of `gib` GiB each; `fraction` of the memory may be taken."""
+
+    def __init__(self, *, devices: int = 1, gib: float = 80, fraction: float = 1.0, current: int = 0) -> None:
+        self.devices, self.gib, self.fractions, self.current = devices, gib, [fraction], current
+        self.peak_reserved, self.allocated, self.percent = 0, 3 * GIB, 40
+        self.host_s = self.free_at_s = self.synchronized_s = 0.0
+        self.syncs = 0
+        fake = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert enable_timing
+                self.at_s = 0.0
+
+            def record(self, stream: Any) -> None:
+                self.at_s = max(fake.host_s, fake.free_at_s)
+
+            def elapsed_time(self, last: Event) -> float:
+                if max(self.at_s, last.at_s) > fake.synchronized_s:
+                    raise RuntimeError("device not ready")
+                return 1e3 * (last.at_s - self.at_s)
+
+        self.Event = Event
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+        monkeypatch.setattr(cuda, "driver", self)
+        return self
+
+    def launch(self, work_s: float) -> None:
+        self.free_at_s = max(self.host_s, self.free_at_s) + work_s
+
+    def _index(self, device: Any, *, optional: bool = True) -> int:
+        """As torch.cuda._utils._get_device_index."""
+        device = torch.device(device)
+        assert device.type == "cuda"
+        if device.index is None and not optional:
+            raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+        index = self.current if device.index is None else device.index
+        if index >= self.devices:
+            raise AssertionError("Invalid device id")
+        return index
+
+    def is_available(self) -> bool:
+        return self.devices > 0
+
+    def device_count(self) -> int:
+        return self.devices
+
+    def current_device(self) -> int:
+        if not self.devices:
+            raise RuntimeError("No CUDA GPUs are available")
+        return self.current
+
+    def set_device(self, device: Any) -> None:
+        self.current = self._index(device)
+
+    def get_device_name(self, device: Any) -> str:
+        return f"Fake GPU {self._index(device)}"
+
+    def get_device_properties(self, device: Any) -> Any:
+        return SimpleNamespace(name=self.get_device_name(device), total_memory=int(self.gib * GIB))
+
+    def utilization(self, device: Any) -> int:
+        self._index(device)
+        return self.percent
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Any) -> None:
+        self._index(device, optional=False)
+        assert 0 <= fraction <= 1
+        self.fractions.append(fraction)
+
+    def get_per_process_memory_fraction(self, device: Any) -> float:
+        self._index(device, optional=False)
+        return self.fractions[-1]
+
+    def mem_get_info(self, device: Any) -> tuple[float, float]:
+        self._index(device)
+        return self.gib * GIB, self.gib * GIB
+
+    def memory_reserved(self, device: Any) -> int:
+        return 0 * self._index(device)
+
+    def memory_allocated(self, device: Any) -> int:
+        self._index(device)
+        return self.allocated
+
+    def max_memory_allocated(self, device: Any) -> int:
+        self._index(device)
+        return self.allocated
+
+    def max_memory_reserved(self, device: Any) -> int:
+        self._index(device)
+        return self.peak_reserved
+
+    def reset_peak_memory_stats(self, device: Any) -> None:
+        self._index(device)
+
+    def empty_cache(self) -> None:
+        pass
+
+    def current_stream(self, device: Any) -> str:
+        return f"stream of {self._index(device)}"
+
+    def synchronize(self, device: Any) -> None:
+        self._index(device)
+        self.syncs += 1
+        self.host_s = self.synchronized_s = max(self.host_s, self.free_at_s)

@@ -1,0 +1,67 @@
+"""The device of a run is a definite one, and every question about it is asked in one place."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline import cuda
+from pipeline.errors import ResoluteError
+from tests.fake_cuda import GIB, FakeCuda
+from train.device import device_name, pick_device
+from train.fit import cap_memory
+from train.machine import describe, peak_memory_bytes, reset_peak_memory
+from train.ranks import Ranks
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("wanted", "index"), [("auto", 1), ("cuda", 1), ("cuda:0", 0), ("cuda:1", 1)])
+def test_a_gpu_has_an_index_and_is_the_current_device(monkeypatch: pytest.MonkeyPatch, wanted: str, index: int) -> None:
+    driver = FakeCuda(devices=2, current=1).install(monkeypatch)
+    device = pick_device(wanted)
+    assert device == torch.device("cuda", index)
+    assert driver.current == index
+    assert device_name(device) == f"Fake GPU {index}"
+
+
+def test_a_rank_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeCuda(devices=2).install(monkeypatch)
+    assert pick_device("cuda", Ranks(rank=1, world=2, local_rank=1)) == torch.device("cuda", 1)
+    assert driver.current == 1
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(devices=1).install(monkeypatch)
+    with pytest.raises(ResoluteError, match="--device cuda:1: got 1 CUDA devices"):
+        pick_device("cuda:1")
+    FakeCuda(devices=0).install(monkeypatch)
+    with pytest.raises(ResoluteError, match="--device cuda: got 0 CUDA devices"):
+        pick_device("cuda")
+    assert pick_device("auto") == torch.device("cpu")
+
+
+def test_every_question_can_be_asked_of_a_device_without_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch refuses such a device in some of its functions, so what runs out of memory ended in a traceback."""
+    driver, device = FakeCuda(devices=2, current=1, gib=80).install(monkeypatch), torch.device("cuda")
+    with pytest.raises(ValueError, match=r"Expected a torch\.device with a specified index"):
+        driver.get_per_process_memory_fraction(device)
+    cap_memory(device, 20)
+    assert cuda.memory_limit_bytes(device) == 20 * GIB
+    assert peak_memory_bytes(device) == driver.allocated
+    reset_peak_memory(device)
+    assert describe(device, threads=1)["gpu"] == "Fake GPU 1"
+    assert cuda.indexed(device) == torch.device("cuda", 1)
+    assert cuda.indexed("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "path", sorted({*(ROOT / "pipeline").glob("*.py"), *(ROOT / "train").glob("*.py")} - {ROOT / "pipeline/cuda.py"}),
+    ids=lambda path: f"{path.parent.name}/{path.name}",
+)  # fmt: skip
+def test_only_one_module_calls_torch_cuda(path: Path) -> None:
+    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    assert not [call for call in calls if call.startswith("torch.cuda.")]
