@@ -1,4 +1,8 @@
-"""How do chunks go through worker processes and come back in order, even if one dies or hangs?"""
+"""A pool of worker processes that keeps the order of its chunks and blames single images for deaths and hangs.
+
+An image is a hang when its worker has had `HANG_S` seconds of running or sleeping on it. Time in which the worker or
+this process was stopped (Ctrl-Z, a paused container) or had to wait for a core does not count.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -23,9 +28,47 @@ __all__ = ["HANG_S", "Pool", "open_pool", "start_fork_server"]
 _PRELOAD = ["prep.worker"]
 HANG_S = 120.0  # one image; the largest we accept takes some ten seconds
 _AHEAD = 2  # tasks a worker has at a time: the next is there when one is done
+_POLL_S = 1.0  # between two looks at the workers
+_TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
 _MAX_BARREN = 3  # workers that die before they touch an image: it is not an image's fault
 
 Serve = Callable[[Connection, Any], None]
+
+
+@dataclass(kw_only=True)
+class _Watch:
+    """How long a worker has been at one image. `image`: number of the task, position in it; negative: none.
+
+    `busy_s`: seconds it ran or slept; `seen_s`, `cpu_s`: the clock and its CPU time at the last look.
+    """
+
+    image: tuple[int, int]
+    busy_s: float = 0.0
+    seen_s: float = 0.0
+    cpu_s: float | None = None
+
+    def look(self, image: tuple[int, int], pid: int) -> None:
+        state, cpu_s = _main_thread(pid)
+        now = monotonic()
+        if image != self.image:
+            self.image, self.busy_s = image, 0.0
+        elif state == "S":  # why: however long this process was stopped itself, it counts as one poll
+            self.busy_s += min(now - self.seen_s, _POLL_S)
+        elif cpu_s is not None and self.cpu_s is not None:  # running, waiting for a core or a disk, or stopped
+            self.busy_s += cpu_s - self.cpu_s
+        self.seen_s, self.cpu_s = now, cpu_s
+
+
+def _main_thread(pid: int) -> tuple[str, float | None]:
+    """State and CPU seconds of a process's main thread, where images are decoded; as if asleep without a /proc.
+
+    Source: proc(5), /proc/pid/stat: state, utime and stime are fields 3, 14 and 15.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "S", None
+    return fields[0], (int(fields[11]) + int(fields[12])) * _TICKS_S
 
 
 class _Worker:
@@ -35,7 +78,7 @@ class _Worker:
         self.conn, theirs = context.Pipe()
         self.current = context.RawValue("q", -1)
         self.given: deque[tuple[int, Task]] = deque()
-        self.watch = ((-1, -1), monotonic())  # task and image, since when
+        self.watch = _Watch(image=(-1, -1))
         self.hung = False
         args = (serve, theirs, self.current, dict(os.environ))
         self.process = context.Process(target=_begin, args=args, daemon=True)
@@ -124,7 +167,7 @@ class Pool:
             if first == given and not more:
                 return
             by_conn = {worker.conn: worker for worker in self._workers if worker.given}
-            for conn in wait(list(by_conn), timeout=1.0):
+            for conn in wait(list(by_conn), timeout=_POLL_S):
                 worker = by_conn[conn]
                 try:
                     result = worker.conn.recv()
@@ -141,12 +184,10 @@ class Pool:
             worker.end()
 
     def _look_for_hung(self) -> None:
-        now = monotonic()
         for worker in self._workers:
-            at = (worker.given[0][0], worker.current.value) if worker.given else (-1, -1)
-            if at[1] < 0 or at != worker.watch[0]:
-                worker.watch = (at, now)
-            elif now - worker.watch[1] > self._hang_s and not worker.hung:
+            image = (worker.given[0][0], worker.current.value) if worker.given else (-1, -1)
+            worker.watch.look(image, worker.process.pid)
+            if image[1] >= 0 and worker.watch.busy_s > self._hang_s and not worker.hung:
                 worker.hung = True
                 worker.process.kill()
 

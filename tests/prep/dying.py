@@ -31,6 +31,15 @@ def serve(conn: Connection, current: Any) -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         if data == b"hang":
             time.sleep(600)
+        if data == b"spin":
+            while True:
+                pass
+        if data.startswith(b"slow "):
+            Path(os.fsdecode(data[5:])).write_text(str(os.getpid()))
+            ends = time.monotonic() + 0.5  # why: not a sleep, in which a stop would pass unnoticed
+            while time.monotonic() < ends:
+                pass
+            return np.zeros((8, 8, 3), np.uint8)
         if data == b"bug":
             raise ZeroDivisionError("ours")
         return decode(data)

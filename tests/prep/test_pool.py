@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.errors import ResoluteError
+from prep import pool as pooling
 from prep.chunk import Chunk, Job, Task
 from prep.found import Location
 from prep.pool import Pool
@@ -82,11 +87,57 @@ def test_a_worker_killed_from_outside_costs_no_image(pool: Pool, files: list[Pat
     assert not (tmp_path / "mark").exists()
 
 
-def test_an_image_that_hangs_is_rejected_in_bounded_time(pool: Pool, files: list[Path]) -> None:
-    files[13].write_bytes(b"hang")
+@pytest.mark.parametrize("how", [b"hang", b"spin"])
+def test_an_image_that_hangs_is_rejected_in_bounded_time(pool: Pool, files: list[Path], how: bytes) -> None:
+    files[13].write_bytes(how)
     chunks = list(pool.run(JOB, tasks(files)))
     assert [reject for chunk in chunks for reject in chunk.rejects] == [(13, "decoder hung: more than 2 s")]
     assert keys(chunks) == [key for key in range(40) if key != 13]
+
+
+def test_a_stopped_worker_rejects_no_image(pool: Pool, files: list[Path], tmp_path: Path) -> None:
+    files[13].write_bytes(b"slow " + bytes(tmp_path / "pid"))
+    stopped = threading.Event()
+
+    def stop() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.005)
+        pid = int((tmp_path / "pid").read_text())
+        os.kill(pid, signal.SIGSTOP)
+        stopped.set()
+        time.sleep(4.5)  # the limit is 2 s
+        os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    chunks = list(pool.run(JOB, tasks(files)))
+    thread.join()
+    assert stopped.is_set()
+    assert [reject for chunk in chunks for reject in chunk.rejects] == []
+    assert keys(chunks) == list(range(40))
+
+
+def test_time_in_which_nobody_looked_is_not_held_against_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the whole run is stopped with Ctrl-Z, or its container is paused: the clock jumps between two looks."""
+    clock, state, cpu_s = 1000.0, "S", 5.0
+    monkeypatch.setattr(pooling, "monotonic", lambda: clock)
+    monkeypatch.setattr(pooling, "_main_thread", lambda pid: (state, cpu_s))
+    watch = pooling._Watch(image=(-1, -1))
+
+    def look(after_s: float, cpu: float, now: str) -> float:
+        nonlocal clock, state, cpu_s
+        clock, state, cpu_s = clock + after_s, now, cpu_s + cpu
+        watch.look((3, 1), 0)
+        return watch.busy_s
+
+    assert look(0.5, 0.1, "R") == 0.0
+    assert look(0.5, 0.0, "S") == 0.5
+    assert look(3600.0, 0.0, "S") == 1.5  # everything was stopped for an hour
+    assert look(3600.0, 0.0, "T") == 1.5  # the worker was
+    assert look(60.0, 0.25, "R") == 1.75  # it waited for a core
+    assert look(60.0, 0.0, "D") == 1.75  # and for a disk
+    watch.look((3, 2), 0)
+    assert watch.busy_s == 0.0
 
 
 def test_a_bug_of_ours_is_not_a_reject_and_leaves_the_pool_fit(pool: Pool, files: list[Path]) -> None:
