@@ -1,8 +1,8 @@
-"""How long do steps take on this machine? A few real ones of every stage tell, before the run.
+"""Measures what a run's steps take on this machine, before it starts: a few real ones.
 
 What the loader does alone and what the model does alone are two ceilings; on a CPU they share the cores, on a GPU its
 kernels, so that only live steps say what a run will take. Whether images are better decoded on the CPU or the GPU
-depends on model, resolution and machine too: `choose_decode` times both and takes that with which the run is shorter.
+depends on model, resolution and machine too: `choose_decode` times both, once a run.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import contextlib
 import dataclasses
 import io
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -24,13 +25,11 @@ from pipeline.plan import BatchSpec, Plan
 
 from .loop import Learner
 
-__all__ = [
-    "Decode", "Pace", "Stopwatch", "Stream", "choose_decode", "measure", "restored", "stage_steps", "step_times",
-    "synthetic",
-]  # fmt: skip
+__all__ = ["Decode", "Pace", "Stopwatch", "Stream", "choose_decode", "measure", "restored", "synthetic"]
 
 Decode = Literal["cpu", "gpu"]
 _SKIPPED, _TIMED = 8, 24  # steps of each stage: what runs ahead of the first is not what is steady
+_RUNNING_AHEAD = 4  # batches that a loader has ready, or nearly, when it is opened
 _LEAST = 2  # steps under a clock
 
 
@@ -42,50 +41,42 @@ class Stream(Protocol):
     def load_state_dict(self, state: dict[str, int]) -> None: ...
 
 
-def stage_steps(plan: Plan) -> list[int]:
-    """Training steps of each stage."""
-    steps = [0] * len(plan.stages)
-    for segment in plan.segments:
-        steps[segment.stage] += segment.batches if segment.split == "train" else 0
-    return steps
-
-
-def step_times(
-    plan: Plan, stream: Stream, step: Callable[[Batch], None], *, sync: Callable[[], None],
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[float]:  # fmt: skip
-    """Seconds a live step of each stage takes. `step` does what training does but change weights; `sync` awaits it."""
-    first = {segment.stage: segment for segment in reversed(plan.segments) if segment.split == "train"}
-    times = []
-    for stage in range(len(plan.stages)):
-        segment = first[stage]
-        skipped = min(_SKIPPED, segment.batches // 2)
-        timed = min(_TIMED, segment.batches - skipped)
-        stream.load_state_dict({"next_batch": segment.first})
-        for _ in range(skipped):
-            step(next(stream))
-        sync()
-        began = clock()
-        for _ in range(timed):
-            step(next(stream))
-        sync()
-        times.append((clock() - began) / timed)
-    return times
-
-
 def choose_decode(
-    plan: Plan, open_stream: Callable[[Decode], AbstractContextManager[Stream]], step: Callable[[Batch], None], *,
-    sync: Callable[[], None], choices: Iterable[Decode] = ("gpu", "cpu"),
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[Decode, dict[Decode, Any]]:  # fmt: skip
-    """The faster one over the whole run, and seconds a step of each stage by choice."""
-    measured: dict[Decode, Any] = {}
+    plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Stream]], step: Callable[[Batch], None], *,
+    sync: Callable[[], None], agree: Callable[[int], int] = int, choices: Sequence[Decode] = ("gpu", "cpu"),
+    about_s: float = 5.0, clock: Callable[[], float] = time.perf_counter,
+) -> tuple[Decode, dict[Decode, float]]:  # fmt: skip
+    """The faster place to decode, and the seconds of a live step with each, in about `about_s` s of steps in all.
+
+    Steps are those of the stage that has the most pixels, where a run spends most of its time. `open_stream` opens a
+    loader at a batch; `step` does what training does but change weights, and `sync` waits for it; `agree` gives all
+    ranks the first one's number of steps.
+    """
+    training = [segment for segment in plan.segments if segment.split == "train"]
+    pixels: dict[int, int] = defaultdict(int)
+    for segment in training:
+        pixels[segment.stage] += segment.samples * segment.res**2
+    heaviest = max(pixels, key=lambda stage: pixels[stage])
+    first = next(segment for segment in training if segment.stage == heaviest)
+    skipped = min(_RUNNING_AHEAD, first.batches // 2)
+    measured: dict[Decode, float] = {}
     for decode in choices:
-        with open_stream(decode) as stream:
-            measured[decode] = step_times(plan, stream, step, sync=sync, clock=clock)
-    steps = stage_steps(plan)
-    whole = {decode: sum(n * s for n, s in zip(steps, times, strict=True)) for decode, times in measured.items()}
-    return min(whole, key=lambda decode: whole[decode]), measured
+        with open_stream(decode, first.first) as stream:
+
+            def timed(count: int, stream: Stream = stream) -> float:
+                began = clock()
+                for _ in range(count):
+                    step(next(stream))
+                sync()
+                return clock() - began
+
+            # why not counted: the first batches were decoded before anybody asked for them
+            ahead_s = [timed(1) for _ in range(skipped)]
+            left_s = about_s / len(choices) - sum(ahead_s)
+            fitting = int(left_s / max(ahead_s)) if any(ahead_s) else _TIMED
+            count = agree(min(max(_LEAST, fitting), _TIMED, first.batches - skipped))
+            measured[decode] = timed(count) / count
+    return min(measured, key=lambda decode: measured[decode]), measured
 
 
 def synthetic(spec: BatchSpec, *, device: torch.device, dtype: torch.dtype, times: float = 1.0) -> Batch:

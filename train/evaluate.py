@@ -43,7 +43,7 @@ def evaluate(
     plan = validation(shards, saved.recipe, resolutions, split=split)
     networks = {which: saved.network(which, device, resolutions=resolutions) for which in saved.weights}
     counts = torch.zeros(len(resolutions), len(networks), 2, dtype=torch.int64, device=device)
-    with validation_batches(plan, saved.recipe, device=device, threads=threads) as batches:
+    with validation_batches(plan, saved, device=device, threads=threads) as batches:
         for batch in batches:
             for i, network in enumerate(networks.values()):
                 out = logits(network, batch.images, recipe=saved.recipe, flip=flip)

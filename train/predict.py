@@ -56,7 +56,10 @@ class Predicted:
 class Ensemble:
     """The mean of the probabilities of several runs' weights, or of one's."""
 
-    def __init__(self, members: list[Saved], *, weights: Weights | None, flip: bool, device: torch.device) -> None:
+    def __init__(
+        self, members: list[Saved], *, weights: Weights | None, flip: bool, device: torch.device, res: int
+    ) -> None:
+        """For images of `res` px."""
         self.first, self.device = members[0], device
         for other in members[1:]:
             if other.seen != self.first.seen:
@@ -68,7 +71,7 @@ class Ensemble:
             which = weights or member.best_weights
             if which not in member.weights:
                 raise ResoluteError(f"--weights: got ema, but {member.path} has no average; leave it out")
-            self._networks.append(member.network(which, device))
+            self._networks.append(member.network(which, device, resolutions=[res]))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """(N, classes) float32 on the CPU of normalised images (N, 3, res, res) on the device.
@@ -140,7 +143,7 @@ def predict_shards(
     recipe = ensemble.first.recipe
     shards = open_set(source, fold=recipe.data.fold if fold is None else fold)
     plan = validation(shards, recipe, [res], split=split)
-    with validation_batches(plan, recipe, device=ensemble.device, threads=threads) as batches:
+    with validation_batches(plan, ensemble.first, device=ensemble.device, threads=threads) as batches:
         for batch in batches:
             keys = shards.splits[split].samples[batch.spec.ids]["key"].tolist()
             yield Predicted(names=[key_name(key) for key in keys], probabilities=ensemble(batch.images),
@@ -212,10 +215,10 @@ def _run(got: argparse.Namespace) -> None:
     members, device = members_of(got.run), pick_device(got.device)
     if device.type == "cpu":
         torch.set_num_threads(got.threads)
-    ensemble = Ensemble(members, weights=got.weights, flip=got.flip, device=device)
     classes, res = members[0].classes, got.res or members[0].res
     if got.topk < 1 or res < 1:
         raise ResoluteError(f"--topk, --res: got {got.topk} and {res}, expected at least 1; choose others")
+    ensemble = Ensemble(members, weights=got.weights, flip=got.flip, device=device, res=res)
     if "://" in got.src or (Path(got.src) / "manifest.json").exists():
         total = 0
         batches = predict_shards(ensemble, got.src, res=res, split=got.split, fold=got.fold, threads=got.threads)

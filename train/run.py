@@ -86,6 +86,7 @@ class _Session:
         self.meter = Meter(self.log, device=learner.device, ranks=self.ranks)
         self.reports = Reports(options.folder, on=self.ranks.first, tensorboard=options.tensorboard)
         self.position, self.progress = 0, Progress(recipe.stop)
+        self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once a run
         # what whoever uses the weights needs to know beside the recipe
         self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin}
         if state:
@@ -93,6 +94,7 @@ class _Session:
             self.meter.load_state_dict(state["meter"])
             self.progress.load_state_dict(state["progress"])
             self.position = state["position"]
+            self.decode = state.get("decode")
             self._log_checkpoint(checkpoint.step_file(options.folder, state["step"]).name, state["sha256"])
         else:
             self._write_start(shards)
@@ -141,7 +143,8 @@ class _Session:
     @contextlib.contextmanager
     def ready(self) -> Iterator[Loader]:
         """The loader at the run's next batch, when every shape is warmed up."""
-        with self._loader(self._decode(), start=self.position) as loader:
+        self.decode = self._decode()
+        with self._loader(self.decode, start=self.position) as loader:
             with memory_to_spare(self.learner.device):
                 self._warm_up()
             reset_peak_memory(self.learner.device)
@@ -173,6 +176,7 @@ class _Session:
         )  # fmt: skip
 
     def _decode(self) -> Decode | None:
+        """Where to decode: what `--decode` says, else what the checkpoint says, else the faster place, timed."""
         device, wanted = self.learner.device, self.options.decode
         if device.type == "cpu":
             if wanted == "gpu":
@@ -180,16 +184,18 @@ class _Session:
             return None
         if wanted != "auto":
             return wanted
+        if self.decode is not None:
+            return self.decode
         self._warm_up()  # why: a step that tunes its kernels says nothing about decoding
         with rehearsal(self.learner.network, self.learner.gradients) as step:
-            found, times = choose_decode(
-                self.plan, self._loader, step, sync=lambda: cuda.synchronize(device)  # sync: the clock's
-            )
-        found = self.ranks.agree(found)
-        told = "; ".join(f"on the {name.upper()} " + ", ".join(f"{1e3 * s:.1f}" for s in each) + " ms a step"
-                         for name, each in times.items())  # fmt: skip
-        print(f"decoding: {told} (a stage each); taken: {found.upper()}", flush=True)
-        return found
+            fastest, times = choose_decode(
+                self.plan, lambda decode, start: self._loader(decode, start=start), step,
+                sync=lambda: cuda.synchronize(device), agree=self.ranks.agree,  # sync: the clock's
+            )  # fmt: skip
+        decode = self.ranks.agree(fastest)
+        measured = ", ".join(f"on the {place.upper()} {1e3 * seconds:.1f} ms" for place, seconds in times.items())
+        print(f"decoding: a step takes {measured}; this run decodes on the {decode.upper()}", flush=True)
+        return decode
 
     def _warm_up(self) -> None:
         self.ranks.wrap(self.learner.network)  # why: the ranks meet here for the first time
@@ -249,6 +255,7 @@ class _Session:
         state = {
             **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
             "step": step, "progress": self.progress.state_dict(), "order": self.plan.order,
+            "decode": self.decode,
         }  # fmt: skip
         file = checkpoint.step_file(folder, step)
         if self.ranks.first:

@@ -41,6 +41,7 @@ class Saved:
     classes: list[str]
     margin: float  # of the shards it was trained on
     step: int
+    decode: Literal["cpu", "gpu"] | None  # where a run on a GPU decoded; None for a run on a CPU
     best_weights: Weights  # which of the two had the best validation of the run
     best_top1: float
     weights: dict[Weights, dict[str, torch.Tensor]]
@@ -87,7 +88,8 @@ def open_saved(run: Path) -> Saved:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
     return Saved(
         path=path, recipe=recipe, recipe_values=state["recipe"], shards_hash=state["shards"],
-        classes=state["classes"], margin=state["margin"], step=state["step"], best_weights=progress["best_weights"],
+        classes=state["classes"], margin=state["margin"], step=state["step"], decode=state.get("decode"),
+        best_weights=progress["best_weights"],
         best_top1=progress["best_top1"], weights={which: one for which, one in weights.items() if one is not None},
     )  # fmt: skip
 
@@ -116,12 +118,13 @@ def validation(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, 
 
 @contextlib.contextmanager
 def validation_batches(
-    plan: Plan, recipe: Recipe, *, device: torch.device, threads: int
+    plan: Plan, saved: Saved, *, device: torch.device, threads: int
 ) -> Iterator[Iterator[Batch]]:
-    """The validation batches of a plan."""
-    half = device.type == "cuda" and recipe.precision.amp != "off"
-    with Loader(plan, device=device, threads=threads, mean=recipe.data.mean, std=recipe.data.std,
-                dtype=torch.float16 if half else torch.float32) as loader:  # fmt: skip
+    """The validation batches of a plan, decoded where the run's images were."""
+    recipe, on_gpu = saved.recipe, device.type == "cuda"
+    half = on_gpu and recipe.precision.amp != "off"
+    with Loader(plan, device=device, decode=saved.decode if on_gpu else None, threads=threads, mean=recipe.data.mean,
+                std=recipe.data.std, dtype=torch.float16 if half else torch.float32) as loader:  # fmt: skip
         yield (batch for batch in loader if batch.spec.split == "val")
 
 

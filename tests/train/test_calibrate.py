@@ -1,64 +1,103 @@
-"""The place of decoding follows from real steps of every stage, weighed by how many there are."""
+"""Where to decode follows from a few real steps, is decided once a run, and is kept with it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from pipeline.plan import Plan
 from pipeline.recipe import Stage
 from pipeline.shards import ShardSet
-from train.calibrate import choose_decode, stage_steps, step_times
+from train.__main__ import main
+from train.calibrate import choose_decode
+from train.prepare import Options
+from train.ranks import Ranks
+from train.run import _Session, session
+from train.saved import open_saved
+
+STAGES = [Stage(res=32, epochs=1, batch_size=2), Stage(res=48, epochs=5, batch_size=4)]
 
 
 class Machine:
-    """A clock that only steps move; a step takes `cost[decode][stage]`, the first three after a jump ten times that."""
+    """A clock that only steps move; a step takes `cost[decode]` s, the first three of a loader a tenth of that."""
 
-    def __init__(self, plan: Plan, cost: dict[str, list[float]]) -> None:
+    def __init__(self, plan: Plan, cost: dict[str, float]) -> None:
         self.plan, self.cost, self.now = plan, cost, 0.0
-        self.decode, self.at, self.since_jump = "", 0, 0
-        self.log: list[tuple[str, int]] = []
+        self.decode, self.at, self.since_open = "", 0, 0
+        self.steps: dict[str, int] = {}
 
     @contextlib.contextmanager
-    def open(self, decode: str) -> Iterator[Any]:
-        self.decode = decode
+    def open(self, decode: str, start: int) -> Iterator[Any]:
+        assert not self.decode
+        self.decode, self.at, self.since_open = decode, start, 0
         yield self
         self.decode = ""
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at, self.since_jump = state["next_batch"], 0
-
     def __next__(self) -> Any:
-        self.at, self.since_jump = self.at + 1, self.since_jump + 1
+        self.at, self.since_open = self.at + 1, self.since_open + 1
         return self.plan.segment(self.at - 1)
 
     def step(self, segment: Any) -> None:
-        assert segment.split == "train"
-        self.log.append((self.decode, segment.stage))
-        self.now += self.cost[self.decode][segment.stage] * (10 if self.since_jump <= 3 else 1)
+        assert (segment.split, segment.stage) == ("train", 1)  # where most of the run's pixels are
+        self.steps[self.decode] = self.steps.get(self.decode, 0) + 1
+        self.now += self.cost[self.decode] * (0.1 if self.since_open <= 3 else 1)
 
 
-@pytest.fixture
-def plan(shard_set: ShardSet) -> Plan:
-    stages = [Stage(res=32, epochs=1, batch_size=2), Stage(res=48, epochs=5, batch_size=4)]
-    return Plan(shard_set, stages, eval_batch_size=8)
+def choose(shards: ShardSet, cost: dict[str, float], **words: Any) -> tuple[Machine, str, dict[Any, float]]:
+    plan = Plan(shards, STAGES, eval_batch_size=8)
+    machine = Machine(plan, cost)
+    decode, measured = choose_decode(
+        plan, machine.open, machine.step, sync=lambda: None, clock=lambda: machine.now, **words
+    )
+    return machine, decode, measured
 
 
-def test_steady_steps_of_every_stage_are_timed(plan: Plan) -> None:
-    machine = Machine(plan, {"cpu": [1.0, 2.0]})
-    with machine.open("cpu") as stream:
-        assert step_times(plan, stream, machine.step, sync=lambda: None, clock=lambda: machine.now) == [1.0, 2.0]
-    assert {stage for _, stage in machine.log} == {0, 1}
+@pytest.mark.parametrize(("cost", "expected"), [({"cpu": 1.0, "gpu": 2.0}, "cpu"), ({"cpu": 0.3, "gpu": 0.2}, "gpu")])
+def test_the_choice_is_the_faster_place_without_what_was_ready_beforehand(
+    shard_set: ShardSet, cost: dict[str, float], expected: str
+) -> None:
+    _, decode, measured = choose(shard_set, cost)
+    assert decode == expected
+    assert measured == pytest.approx(cost)
 
 
-@pytest.mark.parametrize(("gpu", "expected"), [([2.0, 1.0], "gpu"), ([0.5, 3.0], "cpu"), ([6.0, 1.9], "cpu")])
-def test_the_choice_is_the_shorter_run(plan: Plan, gpu: list[float], expected: str) -> None:
-    """38 steps of the first stage, 95 of the second: with decoding on the CPU 228 s."""
-    assert stage_steps(plan) == [38, 95]
-    machine = Machine(plan, {"cpu": [1.0, 2.0], "gpu": gpu})
-    found, measured = choose_decode(plan, machine.open, machine.step, sync=lambda: None, clock=lambda: machine.now)
-    assert found == expected
-    assert measured == {"cpu": [1.0, 2.0], "gpu": pytest.approx(gpu)}
+@pytest.mark.parametrize("step_s", [0.001, 0.1, 0.5])
+def test_the_choice_takes_a_few_steps_and_about_five_seconds(shard_set: ShardSet, step_s: float) -> None:
+    machine, _, _ = choose(shard_set, {"cpu": step_s, "gpu": step_s})
+    assert machine.now <= 6
+    assert max(machine.steps.values()) <= 28
+
+
+def test_every_rank_runs_the_first_ones_number_of_steps(shard_set: ShardSet) -> None:
+    machine, _, _ = choose(shard_set, {"cpu": 0.1, "gpu": 0.1}, agree=lambda count: 3)
+    assert machine.steps == {"gpu": 4 + 3, "cpu": 4 + 3}
+
+
+def test_a_run_keeps_its_choice_and_evaluates_as_it_was_trained(
+    words: Callable[[Path], list[str]], tmp_path: Path, shard_root: Path, recipe_file: Path,
+    monkeypatch: pytest.MonkeyPatch, one_thread: None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(_Session, "_decode", lambda self: "cpu")  # as on a GPU that decodes more slowly
+    assert main([*words(tmp_path), "--threads", "1"]) == 0
+    folder = tmp_path / "tiny"
+    assert open_saved(folder).decode == "cpu"
+    options = Options(shards=shard_root, recipe=recipe_file, folder=folder, device="cpu", threads=1)
+    with session(options, Ranks()) as resumed:
+        assert resumed.decode == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("kept", "flag", "expected"), [("cpu", "auto", "cpu"), ("gpu", "auto", "gpu"), ("cpu", "gpu", "gpu")]
+)
+def test_what_was_decided_is_not_timed_again(kept: Any, flag: str, expected: str) -> None:
+    """Without anything that could run a step: a look at the clock would fail."""
+    resumed: Any = object.__new__(_Session)
+    resumed.learner, resumed.options = SimpleNamespace(device=torch.device("cuda", 0)), SimpleNamespace(decode=flag)
+    resumed.decode = kept
+    assert resumed._decode() == expected
