@@ -94,7 +94,7 @@ demo/photos/.demo.json: | $(READY)
 
 demo: $(READY) demo/photos/.demo.json  ## generate the demo photos (demo/photos)
 
-PREP = $(PY) -m prep --src="$${SRC$(if $(DEMO),-demo/photos)}" --out="$$MADE" --res="$${RES-128,160,224}" \
+PREP = $(PY) -m prep --src="$${SRC$(if $(DEMO),-demo/photos)}" --out="$$MADE" $(call option,RES,res) \
 	$(call option,KIND,kind) $(call option,LABELS,labels) $(call option,COLUMNS,columns) \
 	$(call option,CLASSES,classes) $(call option,VAL,val) $(call option,VAL_LIST,val-list) \
 	$(call option,VAL_FRAC,val-frac) $(call option,FOLDS,folds) $(call option,MARGIN,margin) \
@@ -109,7 +109,7 @@ verify: $(READY) $(DATA)  ## [SHARDS=…] re-read and re-decode every byte of a 
 	@$(PY) -m prep.verify $(call option,WORKERS,workers) -- "$$SHARDS"
 
 demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
-	@$(PY) -m prep --src demo/photos --out demo/shards --res 128,160,224 $(call option,WORKERS,workers)
+	@$(PY) -m prep --src demo/photos --out demo/shards $(call option,WORKERS,workers)
 
 # of tars that others made; why not beside the goal `shards`: there both tell prep about the photos
 FOREIGN = $(if $(filter shards,$(GOALS)),,$(call option,VAL,val) $(call option,CLASSES,classes))

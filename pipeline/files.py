@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from .errors import ResoluteError
+from .source_record import repair_hint
 
 if TYPE_CHECKING:
     from .cache import CacheSettings
@@ -158,7 +159,7 @@ class Folder(Files):
         if len(data) != nbytes:
             raise ResoluteError(
                 f"{self.where(name)}: ends too early, got {len(data)} bytes at offset {offset}, expected {nbytes}; "
-                "run `make verify`, then `make shards` again: it repairs the set"
+                + repair_hint(self.root)
             )
         return data
 
@@ -180,7 +181,7 @@ class Folder(Files):
     def _unreadable(self, name: str, error: OSError) -> ResoluteError:
         return ResoluteError(
             f"{self.where(name)}: cannot be read, got '{error.strerror or error}', expected a shard set's file; "
-            "check the disk, or run `make shards` again: it repairs the set"
+            f"check the disk, or {repair_hint(self.root)}"
         )
 
     def __enter__(self) -> Folder:

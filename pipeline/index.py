@@ -25,7 +25,7 @@ from .errors import ResoluteError
 __all__ = ["BLOCK_BYTES", "REPAIR", "Records", "checksums", "checksums_name", "read_checksums"]
 
 BLOCK_BYTES = 4096  # a page: the least that a disk is asked for
-REPAIR = "run `make verify`, then `make shards` again: it repairs the set"
+REPAIR = "run `make verify` with this set as SHARDS: it finds all damage and prints the command that repairs it"
 _CHUNK = 1 << 20  # records of a whole column that are in memory at once
 
 

@@ -280,7 +280,7 @@ class Plan:
                 return stored
         raise ResoluteError(
             f"{self.shards.root}: nothing to validate at {res} px with, got {','.join(map(str, there))} px, expected "
-            f"{res} or more; run `make shards` with a larger RES, or lower eval_res"
+            f"{res} or more; lower eval_res, or run {self.shards.command_that_adds([res])}"
         )
 
     def _crop_frac(self, segment: Segment) -> float:

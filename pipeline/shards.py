@@ -26,9 +26,10 @@ import numpy as np
 from .errors import ResoluteError
 from .files import Files, open_files
 from .index import REPAIR, Records, checksums_name, read_checksums
+from .source_record import SOURCE_RECORD, parse_record, repair_hint, shards_command
 
-__all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split", "key_name", "label_digits",
-           "manifest_bytes", "read_manifest", "shard_name", "tar_name"]  # fmt: skip
+__all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split", "command_with_folds", "key_name",
+           "label_digits", "manifest_bytes", "read_manifest", "shard_name", "tar_name"]  # fmt: skip
 
 FORMAT, VERSION = "resolute-shards", 3
 KEY_DIGITS = 9
@@ -126,6 +127,10 @@ class ShardSet:
         """The name, below the root, of the tar that holds `shard` for `res` px."""
         return shard if self.one_size else tar_name(res, shard)
 
+    def command_that_adds(self, resolutions: Iterable[int]) -> str:
+        """The `make shards` that gives this set `resolutions` (px) besides its own, for messages."""
+        return shards_command(self.root, {*self.resolutions, *resolutions}, _record(self.files))
+
     def close(self) -> None:
         """End what the files keep open. Records and batches already handed out stay valid."""
         self.files.close()
@@ -150,10 +155,9 @@ class ShardSet:
         wanted = stored if resolutions is None else resolutions
         for res in wanted:
             if res not in stored:
-                all_res = ",".join(map(str, sorted({*stored, *wanted})))
                 raise ResoluteError(
                     f"{root}: no shards at {res} px, got {','.join(map(str, stored))}; "
-                    f"run `make shards RES={all_res} OUT={root}`"
+                    f"run {shards_command(files.root, {*stored, *wanted}, _record(files))}"
                 )
         splits = {}
         for name, info in manifest["splits"].items():
@@ -174,6 +178,7 @@ class ShardSet:
             hash=digest,
             splits=splits,
             digests=_digests(manifest, wanted, fold),
+            repair=repair_hint(files.root),
         )
 
 
@@ -186,23 +191,45 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
         got = (manifest["format"], manifest["version"])
     except FileNotFoundError:
         raise ResoluteError(
-            f"{where}: not found, expected a finished shard set; run `make shards SRC=photos OUT={files.root}`"
+            f"{where}: not found, expected a finished shard set; run {shards_command(files.root, (), _record(files))}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResoluteError(
-            f"{where}: unreadable ({error!r}), expected a {FORMAT} manifest; rebuild with `make shards`"
+            f"{where}: unreadable ({error!r}), expected a {FORMAT} manifest; {repair_hint(files.root)}"
         ) from None
     if got != (FORMAT, VERSION):
         raise ResoluteError(
             f"{where}: got format {got[0]} version {got[1]}, expected {FORMAT} version {VERSION}; "
-            f"rebuild with `make shards REBUILD=1`"
+            f"rebuild it: run {shards_command(files.root, _stored(manifest), _record(files), rebuild=True)}"
         )
     if not _is_sealed(text):
         raise ResoluteError(
             f"{where}: damaged, got other bytes than its own hash says, expected them as prep wrote them; "
-            "run `make shards` again, which repairs it"
+            f"run {shards_command(files.root, _stored(manifest), _record(files))}, which repairs it"
         )
     return manifest, hashlib.sha256(text).hexdigest()[:12]
+
+
+def command_with_folds(files: Files, manifest: Mapping[str, Any]) -> str:
+    """The `make shards` that makes another set, beside this one and of the same photos, with folds."""
+    record = {name: value for name, value in (_record(files) or {}).items() if not name.startswith("VAL")}
+    if record:
+        record["FOLDS"] = "5"
+    return shards_command(f"{files.root}-folds", _stored(manifest), record)
+
+
+def _record(files: Files) -> dict[str, str] | None:
+    """What the set was made from, for messages; None if that is not known, or cannot be read now."""
+    try:
+        return parse_record(files.local(SOURCE_RECORD).read_bytes())
+    except (OSError, ResoluteError):
+        return None
+
+
+def _stored(manifest: Mapping[str, Any]) -> list[int]:
+    """The resolutions (px) of a manifest that may be of another version, for messages."""
+    resolutions = manifest.get("resolutions")
+    return [int(res) for res in resolutions if str(res).isdecimal()] if isinstance(resolutions, dict) else []
 
 
 def _digests(manifest: Mapping[str, Any], resolutions: Iterable[int], fold: int | None) -> dict[str, str]:
@@ -264,19 +291,20 @@ def _check_tars(
         for res in resolutions:
             for shard in split.shards:
                 name = tar_name(res, shard)
-                if (got := files.size(name)) != known[name]["bytes"]:
-                    _check_size(files.where(name), got, known[name]["bytes"])
+                _check_size(files, name, files.size(name), known[name]["bytes"])
                 if time.monotonic() > end:
                     return
 
 
-def _check_size(where: str, got: int | None, expected: int) -> None:
+def _check_size(files: Files, name: str, got: int | None, expected: int) -> None:
     if got is None:
-        raise ResoluteError(f"{where}: not found, expected {expected} bytes; run `make shards` again")
+        raise ResoluteError(
+            f"{files.where(name)}: not found, expected {expected} bytes; {repair_hint(files.root)}"
+        )
     if got != expected:
         raise ResoluteError(
-            f"{where}: cut short or changed, got {got} bytes, expected {expected}; "
-            f"run `make shards` again, with the arguments that made it: it repairs the set"
+            f"{files.where(name)}: cut short or changed, got {got} bytes, expected {expected}; "
+            f"{repair_hint(files.root)}"
         )
 
 
@@ -292,7 +320,7 @@ def _local(files: Files, known: Mapping[str, Any], name: str) -> Path:
         path = files.local(name)
         got = path.stat().st_size
     except FileNotFoundError:
-        _check_size(files.where(name), None, known[name]["bytes"])
+        _check_size(files, name, None, known[name]["bytes"])
         raise
-    _check_size(files.where(name), got, known[name]["bytes"])
+    _check_size(files, name, got, known[name]["bytes"])
     return path

@@ -20,7 +20,7 @@ from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
 
 from .pool import start_fork_server
-from .settings import MARGIN, Settings, parse_resolutions
+from .settings import MARGIN, RESOLUTIONS, Settings, parse_resolutions
 
 if TYPE_CHECKING:
     from .inputs import Inputs
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--src", required=True, metavar="SRC",
+    add("--src", default="", metavar="SRC",
         help="folder of class folders; flat folder with --labels; list file of paths and labels; zip or tar of "
         "class folders; WebDataset tars or Parquet files (file, folder, pattern); or any of them as a URL")  # fmt: skip
     add("--kind", default="auto", metavar="KIND",
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--val-frac", type=float, metavar="F", help="part of every class to hold out, 0..1 (default: 0.1)")
     add("--folds", type=int, metavar="K", help="hold out nothing, number K stratified folds for training to choose")
     add("--out", required=True, metavar="DIR", help="where the shards go: a folder, or a URL such as s3://bucket/set")
-    add("--res", required=True, metavar="PX,PX", help="resolutions to train at, ascending: 128,160,224")
+    add("--res", metavar="PX,PX", help=f"resolutions to train at, ascending (default: {RESOLUTIONS})")
     add("--margin", type=float, default=MARGIN, metavar="X",
         help="stored short side = res * margin (default: 256/224)")  # fmt: skip
     add("--quality", type=int, default=90, metavar="Q", help="JPEG quality, 1..100 (default: %(default)s)")
@@ -78,7 +78,11 @@ def main(argv: Sequence[str] | None = None, *, ahead: Callable[[], None] = lambd
     try:
         args = vars(_parser().parse_args(argv))
         dry = args.pop("dry_run")
-        settings = Settings(resolutions=parse_resolutions(args.pop("res")), **args)
+        asked = args.pop("res")
+        resolutions = parse_resolutions(RESOLUTIONS if asked is None else asked)
+        if not args["src"]:
+            raise _missing_source(args["out"], () if asked is None else resolutions)
+        settings = Settings(resolutions=resolutions, **args)
         if settings.engine == "local":
             ahead()
         text = _dry_run(settings) if dry else _run(settings)
@@ -91,6 +95,13 @@ def main(argv: Sequence[str] | None = None, *, ahead: Callable[[], None] = lambd
         print("prep: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
     return 0
+
+
+def _missing_source(out: str, resolutions: tuple[int, ...]) -> ResoluteError:
+    from .source_record import missing_source
+    from .store import open_store
+
+    return missing_source(open_store(out), resolutions)
 
 
 def _run(settings: Settings) -> str:

@@ -33,6 +33,7 @@ from .order import shuffled
 from .reject import NOT_THERE
 from .settings import Settings
 from .shard import ShardSpec, Written
+from .source_record import check_replaced_source, is_other_source, read_record, write_record
 from .stale import remove_parts, remove_stale
 from .store import WORK, Folder, Store, open_store
 from .tally import Tally
@@ -76,7 +77,7 @@ def build(
         stack.enter_context(store.alone())
         scratch = _scratch(stack, store)
         inputs = find_inputs(settings, scratch, _spool(store, scratch))
-        plan = {
+        plan: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "settings": settings.in_plan(),
@@ -85,14 +86,19 @@ def build(
         }
         base = _open_base(stack, store, settings)
         if base is not None:
-            _refuse_another(store, base, plan)
+            _refuse_another(store, base, plan, settings)
             if not base.damaged and set(settings.resolutions) <= set(base.resolutions):
                 _forget(store)
+                if read_record(store) is None:
+                    write_record(store, settings)
                 return _built(began, dict(base.manifest), inputs, None, 0)
+        if settings.rebuild:
+            check_replaced_source(store, settings, plan["source"])
         remove_parts(store)
         if settings.rebuild:
             forget(store)
         journal = Journal(store, plan)
+        write_record(store, settings)
         if base is None and store.size(MANIFEST) is not None:
             store.remove(MANIFEST)  # why: it would promise what is about to be replaced
             store.sync("")
@@ -242,7 +248,7 @@ def _open_base(stack: ExitStack, store: Store, settings: Settings) -> Base | Non
     return None if base is None else stack.enter_context(base)
 
 
-def _refuse_another(store: Store, base: Base, plan: Mapping[str, Any]) -> None:
+def _refuse_another(store: Store, base: Base, plan: Mapping[str, Any], settings: Settings) -> None:
     """Raises `ResoluteError`, telling what differs, unless the finished set has this plan."""
     manifest = base.manifest
     was = {
@@ -251,9 +257,16 @@ def _refuse_another(store: Store, base: Base, plan: Mapping[str, Any]) -> None:
         "source": {name: manifest["source"][name] for name in plan["source"]},
     }
     if was != plan:
+        record = read_record(store)
+        told = told_differences(was, plan)
+        if is_other_source(record, settings):
+            assert record is not None
+            raise ResoluteError(
+                f"{store.where}: a finished set of other photos, made from {record['SRC']}, {told}; choose another OUT"
+            )
         raise ResoluteError(
-            f"{store.where}: a finished set of another kind, {told_differences(was, plan)}; rebuild it with "
-            "REBUILD=1 (--rebuild) or choose another OUT"
+            f"{store.where}: a finished set of another kind, {told}; rebuild it with REBUILD=1 (--rebuild) or choose "
+            "another OUT"
         )
 
 

@@ -28,6 +28,7 @@ from .lists import (
     check_sources,
     check_stored,
 )
+from .source_record import again_command
 from .store import WORK, Store
 from .writer import FileInfo
 
@@ -52,11 +53,11 @@ def find_manifest(store: Store) -> tuple[dict[str, Any] | None, dict[str, str]]:
         (name, other), *_ = found.items()
         raise ResoluteError(
             f"{store.where}/{name}: got format {other['format']} version {other['version']}, expected {FORMAT} "
-            f"version {VERSION}; rebuild it with `make shards REBUILD=1`"
+            f"version {VERSION}; rebuild it: run {again_command(store, rebuild=True)}"
         )
     if MANIFEST not in seen and (not told or store.names(WORK)):
         raise ResoluteError(
-            f"{store.where}/{MANIFEST}: not found, expected a finished shard set; run `make shards` first"
+            f"{store.where}/{MANIFEST}: not found, expected a finished shard set; run {again_command(store)}"
         )
     if not told:
         return None, wrong

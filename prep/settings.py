@@ -14,6 +14,7 @@ from .found import is_url
 __all__ = ["MIN_RES_PX", "Settings", "parse_resolutions"]
 
 MIN_RES_PX = 8
+RESOLUTIONS = "128,160,224"
 # The usual evaluation: resize to 256, crop 224. Source: Krizhevsky, Sutskever, Hinton, NIPS 2012, section 2.
 MARGIN = 256 / 224
 
@@ -52,6 +53,10 @@ class Settings:
     ray_address: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("src", "out", "labels", "columns", "classes", "val", "val_list", "ray_address"):
+            if getattr(self, name) == "":
+                flag = f"--{name.replace('_', '-')}"
+                raise ResoluteError(f"{flag}: got an empty value, expected none or a real one; correct {name.upper()}")
         res = self.resolutions
         text = ",".join(map(str, res))
         if not res:

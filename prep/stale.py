@@ -15,7 +15,7 @@ _OURS = re.compile(
     r"|rejects\.jsonl|duplicates\.jsonl|_info\.json"
 )
 _PART = re.compile(
-    rf"({_OURS.pattern}|manifest\.json|index/manifest\.json|damaged\.json|report\.html)\.[0-9a-f]{{8}}\.part"
+    rf"({_OURS.pattern}|manifest\.json|index/manifest\.json|damaged\.json|report\.html|source\.json)\.[0-9a-f]{{8}}\.part"
     r"|\.prep/.+\.part"
 )
 

@@ -25,16 +25,18 @@ from tqdm import tqdm
 from pipeline.cli import Parser
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
+from pipeline.source_record import SOURCE_RECORD
 
 from .base import COPY, DAMAGED, MANIFEST
 from .check import ShardFiles, begin_worker, check_shard
 from .known import Known, find_manifest
+from .source_record import again_command
 from .store import WORK, Store, open_store
 from .writer import FileInfo
 
 __all__ = ["Verdict", "main", "to_rebuild", "verify"]
 
-_OUTSIDE = frozenset({MANIFEST, COPY, DAMAGED, "report.html"})  # of the set, but not in its manifest
+_OUTSIDE = frozenset({MANIFEST, COPY, DAMAGED, SOURCE_RECORD, "report.html"})  # of the set, but not in its manifest
 _NAMED = 8  # shards or strangers told by name
 
 
@@ -129,7 +131,8 @@ def _told(store: Store, verdict: Verdict) -> str:
     manifest, damaged = verdict.manifest, verdict.damaged
     if manifest is None:
         return _lines(store, damaged) + (
-            "\nneither the manifest nor its copy can be used: start over with `make shards REBUILD=1`"
+            "\nneither the manifest nor its copy can be used: start over: "
+            f"run {again_command(store, rebuild=True)}"
         )
     files = manifest["files"]
     if not damaged:
@@ -143,7 +146,7 @@ def _told(store: Store, verdict: Verdict) -> str:
     text = _lines(store, damaged)
     for res, shards_of in to_rebuild(manifest, set(damaged)).items():
         text += f"\n  to rebuild at {res} px: {_some(shards_of)}"
-    return text + "\nrun `make shards` with the same arguments again: it rebuilds only these"
+    return text + f"\nrun {again_command(store)}: it rebuilds only these"
 
 
 def _lines(store: Store, damaged: Mapping[str, str]) -> str:
@@ -171,9 +174,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m prep.verify",
         description="Hash every file of a shard set and decode every picture in it, whole.",
-        epilog="What is damaged is listed, also in SHARDS/damaged.json: `make shards` with the same arguments "
-        "rebuilds only that. Exit status: 0 sound, 1 damaged, 2 for a problem that the one line on stderr "
-        "explains, 130 interrupted.",
+        epilog="Lists what is damaged, also in SHARDS/damaged.json, and the `make shards` that rebuilds only that. "
+        "Exit status: 0 sound, 1 damaged, 2 for a problem that the one line on stderr explains, 130 interrupted.",
         allow_abbrev=False,
     )
     parser.add_argument("shards", metavar="SHARDS", help="folder of the set, or a URL such as s3://bucket/set")

@@ -17,7 +17,7 @@ CONTRACT = {
     "pipeline.memory", "pipeline.order", "pipeline.part", "pipeline.pictures", "pipeline.pixels",
     "pipeline.plan", "pipeline.policies", "pipeline.probe", "pipeline.reader", "pipeline.recipe",
     "pipeline.remote", "pipeline.resize", "pipeline.retry", "pipeline.rng", "pipeline.room",
-    "pipeline.shards", "pipeline.store", "pipeline.tars",
+    "pipeline.shards", "pipeline.source_record", "pipeline.store", "pipeline.tars",
 }  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def test_a_bare_make_uses_the_demo_and_makes_what_it_needs(make: Make) -> None:
         (make.folder / "calls").unlink()
         first, second, third = make.calls(target)
         assert first == photos
-        assert second == ["-m", "prep", "--src", "demo/photos", "--out", "demo/shards", "--res", "128,160,224"]
+        assert second == ["-m", "prep", "--src", "demo/photos", "--out", "demo/shards"]
         assert "demo/shards" in third or "--shards=demo/shards" in third
     (make.folder / "calls").unlink()
     assert len(make.calls("train", "SHARDS=mine")) == 1

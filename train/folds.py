@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 from pipeline.files import open_files
-from pipeline.shards import read_manifest
+from pipeline.shards import command_with_folds, read_manifest
 from pipeline.storage.atomic_file import output_file
 
 from .meters import read_log
@@ -22,9 +22,14 @@ __all__ = ["chosen_folds", "cross_validate", "outcome"]
 
 def chosen_folds(text: str, *, shards: str | Path) -> list[int]:
     """Fold numbers from "all" or "0,2". Raises `ResoluteError` for a set without folds, and for one it has not."""
-    folds = read_manifest(open_files(shards))[0]["settings"]["val"].get("folds")
+    files = open_files(shards)
+    manifest, _ = read_manifest(files)
+    folds = manifest["settings"]["val"].get("folds")
     if folds is None:
-        raise ResoluteError(f"{shards}: the set has no folds, got --folds {text}; run `make shards FOLDS=5` first")
+        raise ResoluteError(
+            f"{shards}: the set has no folds, got --folds {text}, expected one made with FOLDS=5; "
+            f"run {command_with_folds(files, manifest)}"
+        )
     words = [str(k) for k in range(folds)] if text == "all" else text.split(",")
     if not all(word.isdecimal() and int(word) < folds for word in words) or len({*words}) < len(words):
         raise ResoluteError(f"--folds: got {text}, expected all, or some of 0 to {folds - 1} separated by commas")
