@@ -11,21 +11,30 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import argparse
+import dataclasses
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli import Parser
+from pipeline.cpu_count import available_cpus
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import explain_write_error
 
-from .machine import cores, find_device, read_into_cache
+from .machine import find_device, read_into_cache
 from .shell import check_numbers, chosen, command, header, ready_to_write, tell, write
+
+if TYPE_CHECKING:
+    from pipeline.shards import ShardSet
 
 __all__ = ["PARTS", "main"]
 
 PARTS = ("loader", "switch", "stalls")
 FORMAT = "resolute-benchmark-1"
+_BATCH_SIZE = 64
+_RESOLUTIONS = (128, 160, 224)  # of tars that others made, which are resized to any
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,18 +49,21 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--shards", type=Path, required=True, metavar="DIR", help="folder that `make shards` wrote")
+    add("--shards", required=True, metavar="DIR", help="a shard set (folder or URL), or tars that others made")
+    add("--val", metavar="PATTERN|PART", help="of tars: those that are validation, or a part of all samples (0.05)")
+    add("--classes", metavar="FILE", help="of tars: names of the classes, one a line")
+    add("--res", metavar="PX,…", help="resolutions (default: all of the set; of tars 128,160,224)")
     add("--only", default=",".join(PARTS), metavar="PART,…", help="parts to run (default: %(default)s)")
     add("--seconds", type=float, default=5.0, metavar="S",
         help="length of each measured window, in loader and stalls (default: %(default)s)")  # fmt: skip
     add("--repeats", type=int, default=3, metavar="N", help="interleaved repeats of everything (default: %(default)s)")
     add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
-    add("--threads", type=int, default=cores(), metavar="N",
+    add("--threads", type=int, default=available_cpus(), metavar="N",
         help="our CPU threads, and the DataLoader's workers (default: all cores, %(default)s)")  # fmt: skip
-    add("--batch-size", type=int, default=64, metavar="N", help="samples a batch (default: %(default)s)")
+    add("--batch-size", type=int, metavar="N", help="samples a batch (default: 64, or all of a smaller set)")
     add("--model", default="resnet10t", metavar="NAME", help="timm model of the stalls part (default: %(default)s)")
     add("--out", type=Path, metavar="FILE",
-        help="JSON to write (default: benchmarks/results/bench-cpu.json, or bench-<name of the GPU>.json)")  # fmt: skip
+        help="JSON to write (default: bench/bench-cpu.json, or bench/bench-<name of the GPU>.json)")  # fmt: skip
     return parser
 
 
@@ -62,37 +74,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(got: argparse.Namespace) -> None:
     parts = chosen(got.only, PARTS)
-    check_numbers(got, repeats=1, threads=1, batch_size=2)
+    check_numbers(got, repeats=1, threads=1, **({} if got.batch_size is None else {"batch_size": 2}))
     # why: --help and mistakes on the command line need not wait for these
-    from pipeline.shards import ShardSet
+    from pipeline.either import open_either
 
     from . import loader, stalls, switch
 
     device = find_device(got.device)
-    shards = ShardSet.open(got.shards)
+    shards = open_either(got.shards, val=got.val, classes=got.classes)
+    shards = dataclasses.replace(shards, resolutions=_resolutions(got.res, shards))
     head = header(FORMAT, device=device)
     record = head["machine"]
     train = shards.splits["train"]
-    out: Path = got.out or Path("benchmarks/results") / f"bench-{_slug(record['gpu'] or 'cpu')}.json"
+    batch_size = min(_BATCH_SIZE, len(train)) if got.batch_size is None else got.batch_size
+    out: Path = got.out or _folder() / f"bench-{_slug(record['gpu'] or 'cpu')}.json"
     ready_to_write(out)
     result: dict[str, Any] = {
         **head,
         "settings": {
-            "parts": parts, "device": device.type, "threads": got.threads, "batch_size": got.batch_size,
+            "parts": parts, "device": device.type, "threads": got.threads, "batch_size": batch_size,
             "seconds": got.seconds, "repeats": got.repeats, "model": got.model,
         },
         "shards": {
             "name": Path(shards.root).resolve().name, "hash": shards.hash, "resolutions": shards.resolutions,
             "train_samples": len(train),
-            "mean_bytes": {res: float(stored["nbytes"].mean()) for res, stored in train.stored.items()},
+            "mean_bytes": {res: float(train.stored[res]["nbytes"].mean()) for res in shards.resolutions},
             "page_cache": "warmed" if read_into_cache(shards) else "as found",
         },
     }  # fmt: skip
-    print(f"{record['gpu'] or record['cpu']}, {record['cores']} cores, {got.threads} threads, batch {got.batch_size}, "
+    print(f"{record['gpu'] or record['cpu']}, {record['cores']} cores, {got.threads} threads, batch {batch_size}, "
           f"{result['shards']['train_samples']} training images of {result['shards']['name']}, "
           f"repeats: {got.repeats}, load before: {record['load_before']}")  # fmt: skip
     common: dict[str, Any] = {
-        "device": device, "threads": got.threads, "batch_size": got.batch_size, "repeats": got.repeats, "tell": tell,
+        "device": device, "threads": got.threads, "batch_size": batch_size, "repeats": got.repeats, "tell": tell,
     }  # fmt: skip
     for part in parts:
         began = time.perf_counter()
@@ -110,6 +124,27 @@ def _run(got: argparse.Namespace) -> None:
         print(f"\n{text}", flush=True)
     write(out, result)
     print(f"\nwritten: {out}")
+
+
+def _resolutions(text: str | None, shards: ShardSet) -> tuple[int, ...]:
+    if text is None:
+        return shards.resolutions or _RESOLUTIONS
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ResoluteError(f"--res: got {text}, expected px separated by commas; write it as 128,160")
+    chosen = tuple(sorted({int(word) for word in words}))
+    if not shards.one_size and not set(chosen) <= set(shards.resolutions):
+        there = ",".join(map(str, shards.resolutions))
+        raise ResoluteError(f"--res: got {text}, expected some of {there}, which {shards.root} holds; correct it")
+    return chosen
+
+
+def _folder() -> Path:
+    """Where results go by default: ignored by git, made when it is needed."""
+    folder = Path("bench")
+    with explain_write_error(folder):
+        folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _slug(name: str) -> str:

@@ -22,12 +22,13 @@ import torch
 
 from pipeline.augment import Augment
 from pipeline.cli import Parser
+from pipeline.cpu_count import available_cpus
 from pipeline.loader import Loader
 from pipeline.plan import Plan, Segment
 from pipeline.recipe import Stage
 from pipeline.shards import ShardSet
 
-from .machine import cores, read_into_cache
+from .machine import read_into_cache
 from .shell import command, header, ready_to_write, write
 from .switch import clock
 from .table import repeated, spread, text_table
@@ -131,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shards", type=Path, required=True, metavar="DIR")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    parser.add_argument("--threads", type=int, default=cores(), metavar="N")
+    parser.add_argument("--threads", type=int, default=available_cpus(), metavar="N")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/changes.json"), metavar="FILE")
     return command(parser, _run, argv)
 

@@ -27,13 +27,14 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import Parser
+from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from pipeline.recipe import Recipe
 from pipeline.shards import ShardSet
 from train.history import History, best_top1, switch_costs
 
 from .compare_table import ASKED, check_picture, draw, summary, tables
-from .machine import cores, find_device, read_into_cache
+from .machine import find_device, read_into_cache
 from .shell import command, header, ready_to_write, write
 
 __all__ = ["FORMAT", "Runner", "figures", "main", "measure", "seeded", "train"]
@@ -196,7 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--shards", type=Path, required=True, metavar="DIR", help="folder that `make shards` wrote")
     add("--recipes", required=True, metavar="FILE,…", help="TOML files; the first is what the others are compared with")
     add("--seeds", default="0,1,2", metavar="N,…", help="each trains all recipes (default: %(default)s)")
-    add("--threads", type=int, default=cores(), metavar="N", help="CPU threads of a run (default: all, %(default)s)")
+    add("--threads", type=int, default=available_cpus(), metavar="N",
+        help="CPU threads of a run (default: all, %(default)s)")  # fmt: skip
     add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
     add("--plan", action="store_true", help="forecast every run before it, and compare the forecast with the outcome")
     add("--runs", type=Path, metavar="FOLDER", help="where the runs are kept (default: they are not)")

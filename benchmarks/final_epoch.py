@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import Parser
+from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from pipeline.plan import BatchSpec
 from pipeline.shards import ShardSet
 from train import run as runs
 from train.history import History
 
-from .machine import cores, find_device, read_into_cache
+from .machine import find_device, read_into_cache
 from .shell import command, header, ready_to_write, tell, write
 from .table import repeated, spread, text_table
 
@@ -123,7 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--epochs", type=int, default=10, metavar="N", help="at the last resolution (default: %(default)s)")
     add("--model", default="test_resnet", metavar="NAME", help="of timm's (default: %(default)s)")
     add("--batch-size", type=int, default=64, metavar="N", help="default: %(default)s")
-    add("--threads", type=int, default=cores(), metavar="N", help="CPU threads of a run (default: all, %(default)s)")
+    add("--threads", type=int, default=available_cpus(), metavar="N",
+        help="CPU threads of a run (default: all, %(default)s)")  # fmt: skip
     add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
     add("--out", type=Path, default=Path("benchmarks/results/final-epoch.json"), metavar="FILE")
     return command(parser, _run, words)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import features
 
+from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from pipeline.shards import ShardSet
 
-__all__ = ["commit", "cores", "cpu_flags", "find_device", "machine", "read_into_cache", "versions"]
+__all__ = ["commit", "cpu_flags", "find_device", "machine", "read_into_cache", "versions"]
 
 _PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "numpy", "pillow")
 
@@ -35,11 +36,6 @@ def find_device(wanted: str) -> torch.device:
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpuinfo(field: str) -> str:
@@ -60,7 +56,7 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
     """The processor, and the GPU if `device` is one."""
     record: dict[str, Any] = {
         "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
-        "cores": cores(),
+        "cores": available_cpus(),
         "ram_gib": round(ram_bytes() / 2**30, 1),
         "system": platform.system(),
         "load_before": round(os.getloadavg()[0], 2),  # runnable processes, mean of a minute: above 0 is company
@@ -104,7 +100,7 @@ def read_into_cache(shards: ShardSet) -> bool:
 
     So that whoever is measured first does not pay for a cold disk.
     """
-    paths = [shards.path(res, shard) for res in shards.resolutions for shard in shards.splits["train"].shards]
+    paths = {shards.path(res, shard) for res in shards.resolutions for shard in shards.splits["train"].shards}
     if sum(path.stat().st_size for path in paths) > ram_bytes() // 4:
         return False
     for path in paths:

@@ -27,7 +27,7 @@ def full_batches(shards: ShardSet, res: int, *, batches: int, batch_size: int) -
     if total < batch_size:
         raise ResoluteError(
             f"{shards.root}: got {total} training samples, expected a full batch of {batch_size}; "
-            f"use a smaller --batch-size"
+            f"give --batch-size {total} or less"
         )
     epochs = math.ceil(batches / (total // batch_size))
     each = math.ceil(batches / epochs)  # batches of an epoch; never more than total // batch_size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pipeline.cli
 from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import check_output, output_file
 
 from .machine import commit, machine, versions
 
@@ -63,24 +63,11 @@ def header(
 
 
 def ready_to_write(out: Path) -> None:
-    """Make the folder now: a result that cannot be written should not cost minutes first."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(out, error) from None
-    if out.is_dir() or not os.access(out.parent, os.W_OK):
-        raise ResoluteError(f"--out {out}: cannot be written, expected a file in a folder of yours; choose another")
+    """Raises `ResoluteError` if `write` would: a result that cannot be written should not cost minutes first."""
+    check_output(out, setting="--out", suffixes=(".json",))
 
 
 def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1) -> None:
     """As JSON, whole or not at all. Raises `ResoluteError` if it cannot be written."""
-    part = out.with_name(out.name + ".part")
-    try:
-        part.write_text(json.dumps(result, indent=indent) + "\n", encoding="utf-8")
-        part.replace(out)
-    except OSError as error:
-        raise _unwritable(out, error) from None
-
-
-def _unwritable(out: Path, error: OSError) -> ResoluteError:
-    return ResoluteError(f"--out {out}: {error.strerror}, expected a file that can be written; choose another")
+    with output_file(out) as file:
+        file.write((json.dumps(result, indent=indent) + "\n").encode())

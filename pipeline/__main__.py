@@ -21,9 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from .cli import Parser
+from .either import open_either
 from .errors import ResoluteError
 from .recipe import Recipe
-from .shards import ShardSet
+from .storage.atomic_file import check_output
 
 __all__ = ["main"]
 
@@ -33,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m pipeline", description="Draw the stream, index tars.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="draw what the model sees, a row a stage, with labels and mix weights")
-    show.add_argument("shards", metavar="SHARDS", help="folder or URL")
+    show.add_argument("shards", metavar="SHARDS", help="folder or URL of a shard set, or tars that others made")
+    show.add_argument("--val", metavar="PATTERN|PART", help="of tars: those that validate, or a part of all samples")
+    show.add_argument("--classes", metavar="FILE", help="of tars: names of the classes, one a line")
     show.add_argument("--recipe", type=Path, required=True, metavar="FILE")
     show.add_argument("--out", type=Path, default=Path("seen.png"), metavar="FILE", help="default: %(default)s")
     show.add_argument("--count", type=int, default=10, metavar="N", help="images a row (default: %(default)s)")
@@ -57,10 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.count < 1:
             raise ResoluteError(f"--count: out of range, got {args.count}, expected at least 1; choose another")
+        check_output(args.out, setting="--out", suffixes=(".png", ".jpg", ".jpeg", ".svg", ".pdf"))
         from .show import draw, seen  # why: --help need not wait for DALI
 
         recipe = Recipe.load(args.recipe)
-        shards = ShardSet.open(args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold)
+        shards = open_either(
+            args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=args.val, classes=args.classes
+        )
         rows = seen(shards, recipe, count=args.count)
         draw(rows, args.out)
         print(f"{args.out}: {len(rows)} rows of what the model sees")

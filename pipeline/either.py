@@ -9,7 +9,7 @@ from pathlib import Path
 from .files import is_url
 from .shards import ShardSet
 
-__all__ = ["open_either"]
+__all__ = ["is_foreign", "open_either"]
 
 
 def open_either(
@@ -21,7 +21,7 @@ def open_either(
     The latter is what is named by a pattern, comes with `val` or `classes`, or is a folder with tars and no manifest.
     Raises `ResoluteError` as these two do.
     """
-    if val is None and classes is None and not _is_foreign(str(source)):
+    if val is None and classes is None and not is_foreign(str(source)):
         return ShardSet.open(source, resolutions=resolutions, fold=fold)
     from .foreign import open_webdataset
 
@@ -31,7 +31,8 @@ def open_either(
     return open_webdataset(source, val=part, classes=classes)
 
 
-def _is_foreign(source: str) -> bool:
+def is_foreign(source: str) -> bool:
+    """Whether `open_either` would open tars that others made, without a word of `val` or `classes`."""
     if "{" in source or glob.has_magic(source) or source.endswith(".tar"):
         return True
     folder = Path(source)

@@ -24,6 +24,7 @@ import numpy as np
 from braceexpand import braceexpand
 
 from .cache import CacheSettings
+from .cpu_count import available_cpus
 from .errors import ResoluteError
 from .files import is_url, open_files
 from .foreign_index import REPAIR, ForeignIndex, find_index
@@ -74,7 +75,7 @@ def open_webdataset(
     files = open_files(root, cache=cache)
     wanted = Wanted(image=_extensions(image), label=_extensions(label))
     try:
-        found = find_index(files, names, wanted, threads=threads or os.cpu_count() or 1,
+        found = find_index(files, names, wanted, threads=threads or available_cpus(),
                            folder=None if index is None else Path(index), tell=tell)  # fmt: skip
         class_names = _class_names(classes, found, files.root)
         splits = _splits(found, names, val, files.root)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ResoluteError
 from .loader import Batch, Loader
 from .plan import Plan, Segment
 from .probe import choose_order
 from .recipe import Recipe
 from .shards import ShardSet
+from .storage.atomic_file import output_file
 
 __all__ = ["Row", "draw", "seen"]
 
@@ -84,10 +84,5 @@ def draw(rows: list[Row], path: Path) -> None:
         for axes, pixels, line in zip(grid, row.pixels, row.lines, strict=False):
             axes.imshow(pixels, interpolation="nearest")
             axes.set_title(line.replace("$", r"\$"), fontsize=6, pad=2)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise ResoluteError(
-            f"{path}: cannot be written, got '{error}', expected a place for a .png, .jpg or .pdf; choose another --out"
-        ) from None
+    with output_file(path) as file:
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=120)

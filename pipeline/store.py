@@ -29,7 +29,7 @@ _IDENTITY = (
     "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "generation", "Last-Modified", "LastModified",
     "last_modified", "mtime",
 )  # fmt: skip
-_PACKAGES = {"s3": "resolute[s3]", "s3a": "resolute[s3]", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp",
+_PACKAGES = {"s3": "-e '.[s3]'", "s3a": "-e '.[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp",
              "https": "aiohttp", "az": "adlfs", "abfs": "adlfs"}  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def _connect(url: str, root: str, stall_s: float) -> tuple[Any, str]:
         fs, base = fsspec.core.url_to_fs(url, **words)
     except ImportError as error:
         package = _PACKAGES.get(protocol)
-        todo = f"run `pip install \"{package}\"`" if package else "install the package that it names"
+        todo = f"run `pip install {package}`" if package else "install the package that it names"
         raise ResoluteError(f"{root}: no driver for {protocol}://, got '{error}', expected one; {todo}") from None
     except ValueError as error:
         raise ResoluteError(

@@ -67,7 +67,7 @@ def convert_on_ray(
         import ray
     except ImportError:
         raise ResoluteError(
-            "ENGINE=ray: Ray is not installed, expected the package ray; pip install '.[ray]'"
+            "ENGINE=ray: Ray is not installed, expected the package ray; pip install -e '.[ray]'"
         ) from None
     ours = not ray.is_initialized()
     if ours:

@@ -7,26 +7,30 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
+from pipeline.cli import Parser
+from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import check_output
+
+from .run_folder import new_run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m train", description=__doc__)
+    parser = Parser(prog="python -m train", description=__doc__)
     add = parser.add_argument
     add("--shards", required=True,
         help="folder that `make shards` wrote, or a URL (s3://, gs://, http://); or tars that others made")  # fmt: skip
     add("--val", help="of tars that others made: a pattern for those that validate, or a part of the samples (0.05)")
     add("--classes", help="of tars that others made: a file with the name of a class on each line")
     add("--recipe", type=Path, required=True, help="TOML file; see train/recipes/")
-    add("--run", help="name of the run folder (default: the recipe's name)")
+    add("--run", help="name of the run, or the path of its folder (default: the recipe's name)")
     add("--runs", type=Path, default=Path("runs"), help="where run folders lie (default: %(default)s)")
     add("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, cuda:1 (default: %(default)s)")
-    threads = max(1, (os.cpu_count() or 2) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    threads = max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     add("--threads", type=int, default=threads, help="CPU threads a process (default: all cores, %(default)s)")
     add("--decode", choices=("auto", "cpu", "gpu"), default="auto",
         help="where JPEGs are decoded with a GPU; auto times real steps with both (default: %(default)s)")  # fmt: skip
@@ -41,15 +45,18 @@ def main(arguments: list[str] | None = None) -> int:
     add("--budget", help="with --plan: the time there is, as 90s, 11m or 1.5h; what would fit if the run does not")
     add("--json", type=Path, help="with --plan: a file for the figures")
     add("--calibrate", action="store_true", help="measure what loader and model can do before training, for the report")
-    got = parser.parse_args(arguments)
-    if (got.budget or got.json) and not got.plan:
-        parser.error("--budget and --json are without effect in training; add --plan, or leave them out")
     try:
+        got = parser.parse_args(arguments)
+        if (got.budget or got.json) and not got.plan:
+            parser.error("--budget and --json are without effect in training; add --plan, or leave them out")
+        if got.json:
+            check_output(got.json, setting="--json", suffixes=(".json",))
+        folder = new_run(got.recipe.stem if got.run is None else got.run, runs=got.runs)
         from .ranks import join
         from .run import Options, run  # why: --help answers at once, without loading torch
 
         options = Options(
-            shards=got.shards, recipe=got.recipe, folder=got.runs / (got.run or got.recipe.stem), device=got.device,
+            shards=got.shards, recipe=got.recipe, folder=folder, device=got.device,
             threads=got.threads, decode=got.decode, save_every_s=got.save_every_s,
             save_every_steps=got.save_every_steps, keep=got.keep, from_=got.from_,
             gpu_memory_gib=got.gpu_memory_gib, calibrate=got.calibrate, val=got.val, classes=got.classes,

@@ -1,4 +1,4 @@
-"""How does a run show in TensorBoard? RUN/tb holds the scalars of run.jsonl, at the same steps."""
+"""A run in TensorBoard: RUN/tb holds the scalars of run.jsonl, at the same steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _EPOCH = ("images_per_s", "stall_frac", "loss", "eval_loss", "ema_eval_loss", "t
 def check_installed() -> None:
     if importlib.util.find_spec("tensorboard") is None:
         raise ResoluteError(
-            "--tensorboard: the package tensorboard is not installed, expected it; pip install 'resolute[tensorboard]'"
+            "--tensorboard: the package tensorboard is not installed, expected it; "
+            "run `pip install -e '.[tensorboard]'`"
         )
 
 

@@ -19,6 +19,11 @@ def pick_device(wanted: str, ranks: Ranks | None = None) -> torch.device:
     """
     if ranks is not None and ranks.world > 1 and wanted != "cpu" and cuda.available():
         return ranks.device(wanted)
+    if ranks is not None and ranks.world > 1 and wanted == "auto":
+        raise ResoluteError(
+            f"got no GPU for {ranks.world} ranks (GPUS), expected one for each; for ranks that share the CPU say so: "
+            "--device cpu (make: DEVICE=cpu)"
+        )
     if wanted == "auto":
         if cuda.available():
             return cuda.select("cuda")

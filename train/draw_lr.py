@@ -15,10 +15,10 @@ from itertools import accumulate
 from pathlib import Path
 
 from pipeline.cli import Parser, command
+from pipeline.either import open_either
 from pipeline.errors import ResoluteError
 from pipeline.recipe import AUTO, Recipe
-from pipeline.shards import ShardSet
-from pipeline.storage.atomic_file import output_file
+from pipeline.storage.atomic_file import check_output, output_file
 
 from .schedule import Rates, epoch_steps
 
@@ -90,24 +90,24 @@ def draw(curve: Curve, path: Path) -> None:
     panels[1].set_xlabel("optimizer step (dashed: stage change)")
     for panel in panels:
         panel.grid(alpha=0.3)
-    kind = path.suffix.removeprefix(".")
-    if kind not in figure.canvas.get_supported_filetypes():
-        raise ResoluteError(f"--out: got {path}, expected a name that ends in .png, .svg or .pdf; choose another")
     with output_file(path) as file:
-        figure.savefig(file, format=kind, dpi=110)
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=110)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m train.draw_lr", description="Draw learning rate and momentum over all steps.")
     parser.add_argument("--recipe", type=Path, required=True, metavar="FILE")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--shards", metavar="SHARDS", help="folder or URL: the training samples are counted")
+    source.add_argument("--shards", metavar="SHARDS", help="a shard set, or tars that others made")
     source.add_argument("--samples", type=int, metavar="N", help="training samples, without shards")
+    parser.add_argument("--val", help="of tars that others made: those that validate, or a part of the samples (0.05)")
+    parser.add_argument("--classes", help="of tars that others made: a file with the name of a class on each line")
     parser.add_argument("--out", type=Path, default=Path("lr.png"), metavar="FILE", help="default: %(default)s")
     return command(parser, _run, arguments)
 
 
 def _run(got: argparse.Namespace) -> None:
+    check_output(got.out, setting="--out", suffixes=(".png", ".svg", ".pdf"))
     recipe = Recipe.load(got.recipe)
     curve = Curve(recipe, _samples(got, recipe))
     print(f"{recipe.name}: {recipe.schedule.kind}, {recipe.total_epochs} epochs, {curve.total_steps} steps")
@@ -118,7 +118,9 @@ def _run(got: argparse.Namespace) -> None:
 
 def _samples(got: argparse.Namespace, recipe: Recipe) -> int:
     if got.samples is None:
-        shards = ShardSet.open(got.shards, resolutions=recipe.resolutions, fold=recipe.data.fold)
+        shards = open_either(
+            got.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=got.val, classes=got.classes
+        )
         return len(shards.splits["train"])
     if got.samples < 1:
         raise ResoluteError(f"--samples: got {got.samples}, expected at least 1; give the number of training images")

@@ -1,4 +1,4 @@
-"""`python -m train.evaluate RUN --shards SHARDS`: how good are a run's weights, exactly, at several resolutions?"""
+"""`python -m train.evaluate RUN --shards SHARDS`: exact top-1 and top-5 of a run's weights, at any resolutions."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.cli import command
+from pipeline.cli import Parser, command
+from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from pipeline.shards import ShardSet
-from pipeline.storage.atomic_file import output_file
+from pipeline.storage.atomic_file import check_output, output_file
 
 from .device import pick_device
-from .saved import Saved, logits, open_saved, open_set, validation, validation_batches
+from .run_folder import existing_run
+from .saved import Saved, logits, open_saved, open_set, trained_on, validation, validation_batches
 
 __all__ = ["evaluate", "main"]
 
@@ -37,8 +38,9 @@ def evaluate(
     """
     if list(shards.classes) != saved.classes:
         got, expected = (f"{len(names)} ({', '.join(names[:3])} …)" for names in (shards.classes, saved.classes))
+        advice = "name them with --classes" if shards.one_size else "give a set of these"
         raise ResoluteError(
-            f"{shards.root}: other classes than {saved.path}, got {got}, expected {expected}; give a set of these"
+            f"{shards.root}: other classes than {saved.path}, got {got}, expected {expected}; {advice}"
         )
     plan = validation(shards, saved.recipe, resolutions, split=split)
     networks = {which: saved.network(which, device, resolutions=resolutions) for which in saved.weights}
@@ -58,40 +60,47 @@ def evaluate(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m train.evaluate", description=__doc__)
+    parser = Parser(prog="python -m train.evaluate", description=__doc__)
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="a run's folder (its best checkpoint), or one of its .pt files")
-    add("--shards", required=True, help="folder or URL of a shard set with the same classes")
+    add("run", metavar="RUN", help="name or folder of a run (its best checkpoint), or one of its .pt files")
+    add("--shards", required=True, help="a shard set with the same classes (folder or URL), or tars that others made")
+    add("--val", help="of tars that others made: a pattern for those that validate, or a part of the samples (0.05)")
+    add("--classes", help="of tars that others made: a file with the name of a class on each line")
     add("--res", help="px, separated by commas (default: what the run validated at last)")
     add("--split", default="val", help="default: %(default)s")
     add("--fold", type=int, help="of a set with folds: the part to evaluate on (default: the run's own)")
     add("--flip", action="store_true", help="test-time flip, if the recipe has it or not")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
-    add("--threads", type=int, default=os.cpu_count() or 2, help="CPU threads (default: %(default)s)")
+    add("--threads", type=int, default=available_cpus(), help="CPU threads (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="default: eval.json in the run's folder")
     return command(parser, _run, arguments)
 
 
 def _run(got: argparse.Namespace) -> None:
-    saved = open_saved(got.run)
+    saved = open_saved(existing_run(got.run))
+    path = got.json or saved.path.parent / "eval.json"
+    check_output(path, setting="--json", suffixes=(".json",))
     res = (got.res or str(saved.res)).split(",")
     if not all(word.isdigit() and int(word) for word in res):
         raise ResoluteError(f"--res: got {got.res}, expected px separated by commas; write it as 160,208,224")
-    shards = open_set(got.shards, fold=saved.recipe.data.fold if got.fold is None else got.fold)
+    shards = open_set(got.shards, saved, fold=got.fold, val=got.val, classes=got.classes)
     device, flip = pick_device(got.device), got.flip or saved.recipe.eval.flip
     if device.type == "cpu":
         torch.set_num_threads(got.threads)
     rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=got.threads, flip=flip,
                     split=got.split)  # fmt: skip
+    overlap = trained_on(saved, shards, split=got.split, fold=got.fold)
     about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
-             "shards": shards.hash, "split": got.split, "flip": flip}  # fmt: skip
-    path = got.json or saved.path.parent / "eval.json"
+             "shards": shards.hash, "split": got.split, "flip": flip,
+             "note": overlap and overlap.text}  # fmt: skip
     with output_file(path) as file:
         file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())
     print(f"{saved.path} (step {saved.step}), {rows[0]['samples']} samples, flip {'on' if flip else 'off'}")
     print("  res  weights   top-1   top-5")
     for row in rows:
         print(f"{row['res']:5d}  {row['weights']:7s} {100 * row['top1']:7.3f} {100 * row['top5']:7.3f}")
+    if overlap is not None:
+        print(f"note: {overlap.text}")
     print(path)
 
 

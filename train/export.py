@@ -19,13 +19,15 @@ from typing import Any
 
 import timm
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import output_file
+from pipeline.storage.atomic_file import check_output, output_file
 
 from .model import size_options
+from .run_folder import existing_run
 from .saved import Saved, open_saved
 
 __all__ = ["export", "main", "preprocessing"]
@@ -86,7 +88,7 @@ def preprocessing(saved: Saved) -> dict[str, Any]:
     overlay: dict[str, Any] = {
         "input_size": (3, res, res), "mean": tuple(recipe.data.mean), "std": tuple(recipe.data.std),
         "crop_pct": recipe.eval.crop_frac or _crop_pct(res, round(res * saved.margin)), "crop_mode": "center",
-        "interpolation": "bicubic",
+        "interpolation": "bilinear" if saved.one_size else "bicubic",
     }  # fmt: skip
     # why: timm's own validation script prefers these two, which would be those of timm's weights
     default = _default_cfg(saved)
@@ -135,16 +137,25 @@ def _program(saved: Saved, path: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m train.export", description=__doc__, allow_abbrev=False)
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or one of its checkpoints")
+    parser.add_argument("run", metavar="RUN", help="name or folder of a run, or one of its checkpoints")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: model.safetensors in the run's folder")
     return command(parser, _run, arguments)
 
 
+def _is_export(path: Path) -> bool:
+    try:
+        with safe_open(path, "pt") as file:
+            return "recipe_hash" in (file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
 def _run(got: argparse.Namespace) -> None:
-    saved = open_saved(got.run)
+    saved = open_saved(existing_run(got.run))
     path = got.out or saved.path.parent / "model.safetensors"
-    if path.suffix != ".safetensors":
-        raise ResoluteError(f"--out: got {path}, expected a name that ends in .safetensors; timm goes by it")
+    check_output(path, setting="--out", suffixes=(".safetensors",))
+    if path.exists() and not _is_export(path):
+        raise ResoluteError(f"--out: {path} is there and is no export of a run, expected a new name; choose another")
     program = export(saved, path)
     names = ", ".join(saved.classes[:10]) + (", …" if len(saved.classes) > 10 else "")
     print(f"{path}: {saved.best_weights} weights of {saved.path} (step {saved.step}), top-1 "

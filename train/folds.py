@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from pipeline.either import is_foreign
 from pipeline.errors import ResoluteError
 from pipeline.files import open_files
 from pipeline.shards import command_with_folds, read_manifest
@@ -22,6 +23,11 @@ __all__ = ["chosen_folds", "cross_validate", "outcome"]
 
 def chosen_folds(text: str, *, shards: str | Path) -> list[int]:
     """Fold numbers from "all" or "0,2". Raises `ResoluteError` for a set without folds, and for one it has not."""
+    if is_foreign(str(shards)):
+        raise ResoluteError(
+            f"{shards}: tars that others made have no folds, got --folds {text}, expected a set made with FOLDS=5; "
+            f"run `make shards SRC={shards} FOLDS=5 OUT=…`, and train on that"
+        )
     files = open_files(shards)
     manifest, _ = read_manifest(files)
     folds = manifest["settings"]["val"].get("folds")

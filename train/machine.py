@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pipeline import cuda
+from pipeline.cpu_count import available_cpus
 
 __all__ = ["GpuUse", "describe", "peak_memory_bytes", "process_age_s", "reset_peak_memory"]
 
@@ -24,7 +25,7 @@ def describe(device: torch.device, *, threads: int) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     return {
         "system": platform.system(), "cpu": _cpu(), "threads": threads,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": available_cpus(),
         "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": cuda.device_name(device) if on_gpu else None,
         "gpu_memory_bytes": cuda.total_bytes(device) if on_gpu else None,

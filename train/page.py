@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cli import command
+from pipeline.cli import Parser, command
 from pipeline.storage.atomic_file import output_file
 
 from .charts import Series, chart, short
 from .history import Columns, History, best_top1
+from .run_folder import existing_run
 from .verdict import stage_rows, told_time, verdict
 
 __all__ = ["REPORT", "write_page"]
@@ -247,13 +248,13 @@ def _about(run: History) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m train.page", description=__doc__)
-    parser.add_argument("run", type=Path, help="run folder, or its name below runs/")
+    parser = Parser(prog="python -m train.page", description=__doc__)
+    parser.add_argument("run", metavar="RUN", help="name or folder of a run")
     return command(parser, _run, arguments)
 
 
 def _run(got: argparse.Namespace) -> None:
-    folder = got.run if got.run.is_dir() else Path("runs") / got.run
+    folder = existing_run(got.run)
     run = History(folder / "run.jsonl")
     run.read()
     print(write_page(run, folder))

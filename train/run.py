@@ -88,7 +88,8 @@ class _Session:
         self.position, self.progress = 0, Progress(recipe.stop)
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once a run
         # what whoever uses the weights needs to know beside the recipe
-        self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin}
+        self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin,
+                      "one_size": shards.one_size}
         if state:
             learner.load_state_dict(state)
             self.meter.load_state_dict(state["meter"])

@@ -1,4 +1,4 @@
-"""What did a run leave behind? Its weights, the recipe they were trained by, and what the classes are called."""
+"""A finished or stopped run, opened for use: its weights, recipe and class names, and sets to try it on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from pipeline.either import is_foreign, open_either
 from pipeline.errors import ResoluteError
 from pipeline.files import open_files
 from pipeline.loader import Batch, Loader
@@ -23,7 +24,8 @@ from pipeline.values import build
 from .checkpoint import load
 from .model import build_model
 
-__all__ = ["Saved", "Weights", "logits", "open_saved", "open_set", "validation", "validation_batches"]
+__all__ = ["Overlap", "Saved", "Weights", "folds_of", "logits", "open_saved", "open_set", "trained_on", "validation",
+           "validation_batches"]  # fmt: skip
 
 _ONE_SAMPLE = 1e-12  # as a fraction of any split
 
@@ -40,6 +42,7 @@ class Saved:
     shards_hash: str
     classes: list[str]
     margin: float  # of the shards it was trained on
+    one_size: bool  # trained on tars that others made: images are resized once, bilinearly, in the stream
     step: int
     decode: Literal["cpu", "gpu"] | None  # where a run on a GPU decoded; None for a run on a CPU
     best_weights: Weights  # which of the two had the best validation of the run
@@ -68,6 +71,14 @@ class Saved:
         return network.eval()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """Why an accuracy may not be that of unseen photos. `certain`: the run was trained on them; else it may be."""
+
+    certain: bool
+    text: str
+
+
 def open_saved(run: Path) -> Saved:
     """Of a run's folder the best checkpoint (the last if nothing was validated yet), or the file that is named.
 
@@ -88,17 +99,75 @@ def open_saved(run: Path) -> Saved:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
     return Saved(
         path=path, recipe=recipe, recipe_values=state["recipe"], shards_hash=state["shards"],
-        classes=state["classes"], margin=state["margin"], step=state["step"], decode=state.get("decode"),
+        classes=state["classes"], margin=state["margin"],
+        one_size=state.get("one_size", False), step=state["step"], decode=state.get("decode"),
         best_weights=progress["best_weights"],
         best_top1=progress["best_top1"], weights={which: one for which, one in weights.items() if one is not None},
     )  # fmt: skip
 
 
-def open_set(source: str, *, fold: int | None) -> ShardSet:
-    """The shard set at `source`, all its resolutions; `fold` only counts for a set that has folds."""
-    files = open_files(source)
-    folds = read_manifest(files)[0]["settings"]["val"].get("folds")
-    return ShardSet.open(source, files=files, fold=fold if folds is not None else None)
+def folds_of(source: str | Path) -> int | None:
+    """The number of folds that the shard set at `source` was made with; None if it has none, as tars of others."""
+    if is_foreign(str(source)):
+        return None
+    folds: int | None = read_manifest(open_files(source))[0]["settings"]["val"].get("folds")
+    return folds
+
+
+def open_set(
+    source: str, saved: Saved, *, fold: int | None = None, val: str | None = None, classes: str | None = None
+) -> ShardSet:
+    """The shard set at `source` with all its resolutions, or tars that others made, as `open_either` takes them.
+
+    `fold` is that of the command line; None is the run's own, in a set with folds. Tars have numbers for labels: where
+    the run's classes are numbers too and no `classes` are given, they are taken from the run, so that tars without
+    samples of the last classes fit. Raises `ResoluteError` for a `fold` that the set has not, and as `open_either`.
+    """
+    folds = None if val is not None or classes is not None else folds_of(source)
+    if folds is None and fold is not None:
+        raise ResoluteError(f"--fold: got {fold} for {source}, which has no folds, expected none; leave it out")
+    if folds is not None:
+        fold = saved.recipe.data.fold if fold is None else fold
+        if fold is None or not 0 <= fold < folds:
+            got = "none" if fold is None else fold
+            raise ResoluteError(f"--fold: got {got}, expected 0 to {folds - 1}: {source} has {folds} folds; choose one")
+    shards = open_either(source, fold=fold, val=val, classes=classes)
+    names = [str(number) for number in range(len(saved.classes))]
+    if shards.one_size and classes is None and saved.classes == names and len(shards.classes) <= len(names):
+        shards = dataclasses.replace(shards, classes=tuple(names))
+    return shards
+
+
+def trained_on(saved: Saved, shards: ShardSet, *, split: str, fold: int | None) -> Overlap | None:
+    """Whether the run has seen the samples of `split` in training; None: it has held them out.
+
+    `shards` as `open_set` gives them, with `fold` of the command line.
+    """
+    own_fold = saved.recipe.data.fold
+    asked_fold = own_fold if fold is None else fold
+    if not _is_own(saved, shards, fold=own_fold):
+        return Overlap(certain=False, text=(
+            f"{saved.path} was not trained on {shards.root} as it is: if its training photos are among these, the "
+            "accuracy is too high"
+        ))  # fmt: skip
+    if split == "train" and asked_fold == own_fold:
+        return Overlap(certain=True, text=f"{saved.path} was trained on these very photos")
+    if asked_fold != own_fold:
+        return Overlap(certain=True, text=(
+            f"{saved.path} held out fold {own_fold}; it was trained on photos of fold {asked_fold}"
+        ))  # fmt: skip
+    return None
+
+
+def _is_own(saved: Saved, shards: ShardSet, *, fold: int | None) -> bool:
+    """Whether the run was trained on this set, which may have got other resolutions since."""
+    if saved.shards_hash == shards.hash:
+        return True
+    try:
+        own = open_either(shards.root, fold=fold) if fold is not None else shards
+        return saved.shards_hash == own.identity(saved.recipe.resolutions)
+    except ResoluteError:  # it has not the run's resolutions or folds
+        return False
 
 
 def validation(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, split: str) -> Plan:
@@ -111,7 +180,7 @@ def validation(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, 
     shards = dataclasses.replace(shards, splits={"train": shards.splits[split], "val": shards.splits[split]})
     stages = []
     for res in resolutions:
-        stored = next((there for there in shards.resolutions if there >= res), shards.resolutions[-1])
+        stored = next((there for there in shards.resolutions if there >= res), (shards.resolutions or (res,))[-1])
         stages.append(Stage(res=stored, eval_res=res, epochs=1, batch_size=1, fraction=_ONE_SAMPLE))
     return Plan(shards, stages, eval_batch_size=recipe.eval.batch_size, eval_crop_frac=recipe.eval.crop_frac)
 

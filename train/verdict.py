@@ -1,4 +1,4 @@
-"""What limited a run, and what should be changed? Rules with figures, in plain words."""
+"""Diagnosis of a run from its log: what limited it and what to change, by rules with figures, in plain words."""
 
 from __future__ import annotations
 
@@ -90,13 +90,27 @@ def _stage(run: History, row: dict[str, Any]) -> Iterator[Finding]:
             f"{name}: the model took {row['uneven']:.1f}x its median time, or more, for one step in a hundred: other "
             "work on the machine."
         ))  # fmt: skip
-    times = [epoch["train_s"] / epoch["samples"] for epoch in row["epochs"]]
-    slower = times[0] / float(np.median(times[1:])) - 1 if len(times) >= 3 else 0.0
-    if slower > _DRIFT_FRAC:
-        yield Finding(True, (
-            f"Epoch {row['epochs'][0]['epoch']}, the first of stage {row['stage']}, was {100 * slower:.0f} % slower "
-            f"than the others at {row['res']} px: cold files (more memory, a faster disk), or other work on it."
-        ))  # fmt: skip
+    if len(row["epochs"]) >= 3:
+        yield from _slow_start(row)
+
+
+def _slow_start(row: dict[str, Any]) -> Iterator[Finding]:
+    """What the first epoch of a stage took more than its others, and whether it waited or computed in that time."""
+    names = ("train_s", "wait_s")
+    first, *others = ([epoch[name] / epoch["samples"] for name in names] for epoch in row["epochs"])
+    usual_s, usual_wait_s = np.median(others, axis=0).tolist()
+    more_s, waited_s = first[0] - usual_s, first[1] - usual_wait_s
+    if more_s <= _DRIFT_FRAC * usual_s:
+        return
+    slower = (
+        f"Epoch {row['epochs'][0]['epoch']}, the first of stage {row['stage']}, was "
+        f"{100 * more_s / usual_s:.0f} % slower than the others at {row['res']} px, "
+    )
+    if waited_s > more_s / 2:
+        part = f"{100 * min(1.0, waited_s / more_s):.0f} % of that"
+        yield Finding(True, f"{slower}{part} in waits for data: cold files; more memory, or a faster disk.")
+    else:
+        yield Finding(True, f"{slower}in computing, not in waits for data: other work on the machine.")
 
 
 def _rates(row: dict[str, Any]) -> str:

@@ -13,14 +13,14 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["PARTIAL", "atomic_file", "atomic_link", "atomic_write", "delete_partial", "explain_write_error",
-           "output_file", "sync_folder"]  # fmt: skip
+__all__ = ["PARTIAL", "atomic_file", "atomic_link", "atomic_write", "check_output", "delete_partial",
+           "explain_write_error", "output_file", "sync_folder"]  # fmt: skip
 
 PARTIAL = re.compile(r"\..+\.[0-9a-f]{12}\.partial")
 
@@ -71,6 +71,29 @@ def atomic_link(source: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def check_output(path: Path, *, setting: str, suffixes: Sequence[str]) -> None:
+    """Whether `output_file(path)` will succeed, for commands to ask before their work; nothing is left behind.
+
+    One rule for the output files of all commands: the folder is there and can be written, the name ends in one of
+    `suffixes`, and what has that name already, if anything, is a file that may be replaced.
+    `setting` is what the path is called in messages. Raises `ResoluteError`.
+    """
+    if path.suffix.lower() not in suffixes:
+        raise ResoluteError(f"{setting}: got {path}, expected a name that ends in {' or '.join(suffixes)}; rename it")
+    with explain_write_error(path):
+        if not path.parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "No such folder", str(path.parent))
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if os.path.lexists(path) and not path.is_file():
+            raise OSError(errno.ENOTDIR, "not a regular file", str(path))
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, "read-only file", str(path))
+        partial = _partial_name(path)  # why: permissions alone do not tell, on disks that others manage
+        os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        partial.unlink()
+
+
 @contextlib.contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
     """`atomic_file` for the files that commands write: raises one line, a `ResoluteError`, in place of `OSError`."""
@@ -84,12 +107,12 @@ def explain_write_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kept = ", the old one is kept" if os.path.lexists(path) else ""
+        kept = ", the old one is kept" if path.is_file() else ""
         advice = {
             errno.ENOSPC: "make room and run again", errno.EDQUOT: "make room and run again",
             errno.ENOENT: "create its folder, or name another place", errno.EACCES: "name a place that you may write",
             errno.EPERM: "name a place that you may write", errno.EROFS: "name a place that you may write",
-            errno.EISDIR: "name a file", errno.ENOTDIR: "name another place",
+            errno.EISDIR: "name a file", errno.ENOTDIR: "name a file in a folder that is there",
         }.get(error.errno or 0, "run again when the disk can be written")  # fmt: skip
         raise ResoluteError(f"{path}: not written ({error.strerror or error}){kept}; {advice}") from None
 

@@ -70,7 +70,8 @@ def _fill(path: str, columns: str | None, out: SpoolWriter) -> None:
         import pyarrow.parquet as pq
     except ImportError:
         raise ResoluteError(
-            f"{path}: is Parquet, got no pyarrow to read it with, expected it installed; run `pip install '.[parquet]'`"
+            f"{path}: is Parquet, got no pyarrow to read it with, expected it installed; "
+            "run `pip install -e '.[parquet]'`"
         ) from None
     name, row_number = path.rpartition("/")[2], 0
     with opened(path) as raw, pq.ParquetFile(raw) as file:

@@ -67,11 +67,12 @@ def test_the_sheet_is_drawn_and_mistakes_are_one_line(
     shard_root: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["show", str(shard_root), "--recipe", str(recipe_file)]
-    assert main([*words, "--out", str(tmp_path / "new" / "seen.png"), "--count", "5"]) == 0
-    with Image.open(tmp_path / "new" / "seen.png") as sheet:
+    assert main([*words, "--out", str(tmp_path / "seen.png"), "--count", "5"]) == 0
+    with Image.open(tmp_path / "seen.png") as sheet:
         assert sheet.size == (5 * 180, 4 * 240)
     for wrong, told in (
-        (["--out", str(tmp_path / "a.nosuch")], "a.nosuch: cannot be written"),
+        (["--out", str(tmp_path / "a.nosuch")], "a.nosuch, expected a name that ends in .png or"),
+        (["--out", str(tmp_path / "new" / "a.png")], "a.png: not written (No such folder)"),
         (["--count", "0"], "--count: out of range, got 0"),
         (["--colour"], "--colour"),
     ):

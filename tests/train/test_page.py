@@ -175,7 +175,7 @@ def test_the_log_is_read_on_from_where_it_was_and_no_half_line_is_taken(tmp_path
 
 def test_a_missing_or_damaged_log_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
-    assert "no run log" in capsys.readouterr().err
+    assert "no run and no checkpoint found" in capsys.readouterr().err
     write_log(tmp_path, steps=4)
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run.jsonl").write_text("".join([*lines[:6], "{damaged\n", *lines[6:]]))
@@ -227,6 +227,22 @@ def test_accuracy_that_was_lost_again_is_told(tmp_path: Path, lost: float, told:
     bad = [finding.text for finding in verdict(_read(tmp_path)) if finding.bad]
     assert [text for text in bad if "80.00 %, was reached in epoch 4 of 7; it ended at 78.00 %" in text] == bad
     assert bool(bad) == told
+
+
+@pytest.mark.parametrize(
+    ("waited", "expected"),
+    [(0.9, r"slower than the others at 224 px, 9\d % of that in waits for data: cold files"),
+     (0.1, r"slower than the others at 224 px, in computing, not in waits for data: other work on the machine\.$")],
+)  # fmt: skip
+def test_a_slow_first_epoch_is_judged_by_its_waits(tmp_path: Path, waited: float, expected: str) -> None:
+    records = write_log(tmp_path, epochs_of_last=4)
+    first = next(record for record in records if record["kind"] == "epoch" and record["stage"] == 2)
+    first["wait_s"] += waited * 0.2 * first["train_s"]
+    first["train_s"] *= 1.2
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (text,) = [finding.text for finding in verdict(_read(tmp_path)) if "the first of stage 2" in finding.text]
+    assert re.search(expected, text), text
+    assert ("cold files" in text) == (waited > 0.5)
 
 
 def test_a_run_without_flaws_gets_no_advice_but_the_limit(tmp_path: Path) -> None:

@@ -133,11 +133,11 @@ def test_an_unreadable_image_is_told_in_its_row_and_the_others_are_predicted(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere", "--src", "."], "nowhere: no checkpoint found, expected a run's folder"),
+        (["nowhere", "--src", "."], "nowhere: no run and no checkpoint found"),
         (["RUN", "--src", "nowhere"], "nowhere: no images, got nothing"),
         (["RUN", "--src", "RUN"], "no images, got"),
         (["RUN", "--src", "PHOTOS", "--topk", "0"], "--topk, --res: got 0 and 48, expected at least 1"),
-        (["RUN", "--src", "PHOTOS", "--out", "PHOTO/pred.csv"], "pred.csv: not written ("),
+        (["RUN", "--src", "PHOTOS", "--out", "PHOTO/pred.csv"], "pred.csv: not written (No such folder)"),
     ],
 )
 def test_bad_input_is_one_clear_line(

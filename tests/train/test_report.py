@@ -107,7 +107,7 @@ def test_tensorboard_gets_the_scalars_of_the_log(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="the optional package tensorboard is not "
-                    "installed; pip install 'resolute[tensorboard]'")  # fmt: skip
+                    "installed; pip install -e '.[tensorboard]'")  # fmt: skip
 def test_tensorboard_itself_reads_them(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

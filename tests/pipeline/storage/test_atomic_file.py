@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
-from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_partial
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import atomic_file, atomic_write, check_output, delete_partial
 
 
 def write_and_wait(path: Path, ready: Event) -> None:
@@ -54,3 +56,37 @@ def test_cleaning_spares_writers_at_work_and_removes_the_dead(tmp_path: Path) ->
     process.join()
     delete_partial(tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("old.csv", None), ("new.CSV", None), ("link.csv", None),
+        ("new.jpg", "got .*new.jpg, expected a name that ends in .csv"), ("new", "expected a name that ends in"),
+        ("folder.csv", r"not written \(Is a directory\); name a file"),
+        ("missing/new.csv", r"not written \(No such folder\); name a file in a folder that is there"),
+        ("old.csv/new.csv", r"not written \(No such folder\)"), ("pipe.csv", r"not written \(not a regular file\)"),
+        ("dangling.csv", r"not written \(not a regular file\)"), ("read-only.csv", r"not written \(read-only file\)"),
+        (f"{'x' * 250}.csv", r"not written \(File name too long\)"),
+    ],
+)  # fmt: skip
+def test_a_place_for_output_is_judged_before_the_work_and_nothing_is_left(
+    tmp_path: Path, name: str, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in ("old.csv", "read-only.csv"):
+        (tmp_path / file).write_text("old")
+    (tmp_path / "folder.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "link.csv").symlink_to("old.csv")
+    (tmp_path / "dangling.csv").symlink_to("nowhere")
+    # why: whoever runs the tests may be root, who may write everything
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "read-only" not in str(path) and access(path, mode))
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    if message is None:
+        check_output(tmp_path / name, setting="--out", suffixes=(".csv",))
+    else:
+        with pytest.raises(ResoluteError, match=message):
+            check_output(tmp_path / name, setting="--out", suffixes=(".csv",))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    assert (tmp_path / "old.csv").read_text() == "old"

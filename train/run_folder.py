@@ -1,0 +1,90 @@
+"""Where a run is: the one reading of RUN for train, plan, eval, predict, export and report.
+
+RUN is a name below `runs/` (`first`, `group/first`), a path (`runs/first`, `/data/first`, `./first`), or, where a
+command reads a checkpoint, one of its `.pt` files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.errors import ResoluteError
+
+__all__ = ["RUNS", "existing_run", "new_run"]
+
+RUNS = Path("runs")
+_LISTED = 10
+
+
+def existing_run(target: str, *, runs: Path = RUNS) -> Path:
+    """The folder of a run, of several folds, or a checkpoint file. Raises `ResoluteError` that lists the runs there."""
+    _check(target, runs, advice=_choices(runs))
+    with _readable(target, runs):
+        for path in _places(target, runs):
+            if _is_run(path) or path.is_file():
+                return path
+    raise ResoluteError(f"{target}: no run and no checkpoint found, got nothing at "
+                        f"{' or '.join(map(str, _places(target, runs)))}; {_choices(runs)}")  # fmt: skip
+
+
+def new_run(target: str, *, runs: Path = RUNS) -> Path:
+    """The folder to train in: of the run that is there, or of a new one. Raises `ResoluteError`; makes nothing."""
+    _check(target, runs, advice="give the run a name")
+    places = _places(target, runs)
+    with _readable(target, runs):
+        # why: only what looks like a path may be a run outside of `runs`
+        path = next((place for place in places if "/" in target and _is_run(place)), places[0])
+        is_file = path.is_file()
+    if is_file:
+        raise ResoluteError(f"RUN: got {target}, which is a file, expected a run's name; choose another")
+    return path
+
+
+def _check(target: str, runs: Path, *, advice: str) -> None:
+    if not target.strip():
+        raise ResoluteError(f"RUN: got nothing, expected the name or path of a run; {advice}")
+    if target.startswith("-"):
+        raise ResoluteError(f"RUN: got {target}, expected a name that does not begin with a dash; {advice}")
+    try:
+        here, there = Path.cwd(), runs.resolve()
+        taken = {here, *here.parents, there, *there.parents}
+        if any(place.resolve() in taken for place in _places(target, runs)):
+            raise ResoluteError(f"RUN: got {target}, which is no folder of one run alone, expected one; {advice}")
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long
+        raise ResoluteError(f"RUN: got {target}, which is no path ({error}), expected a run; {advice}") from None
+
+
+def _places(target: str, runs: Path) -> list[Path]:
+    """Where `target` may lie, the likeliest first; a new run lies in the first."""
+    path = Path(target)
+    # why: `runs/x` is never runs/runs/x, and a folder called `demo` in the checkout is not the run of that name
+    if path.is_absolute() or target.startswith(("./", "../")) or path.is_relative_to(runs):
+        return [path]
+    return [runs / path, path]
+
+
+def _is_run(path: Path) -> bool:
+    return any(any(path.glob(pattern)) for pattern in ("run.jsonl", "*.pt", "fold-*/run.jsonl", "fold-*/*.pt"))
+
+
+@contextlib.contextmanager
+def _readable(target: str, runs: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ResoluteError(f"RUN: got {target[:80]}, which cannot be read ({error.strerror}), expected a run; "
+                            f"{_choices(runs)}") from None  # fmt: skip
+
+
+def _choices(runs: Path) -> str:
+    try:
+        names = sorted(str(path.relative_to(runs)) for path in [*runs.glob("*"), *runs.glob("*/*")]
+                       if not path.name.startswith(("fold-", ".")) and _is_run(path))  # fmt: skip
+    except OSError:
+        names = []
+    if not names:
+        return f"there are no runs in {runs} yet: train one, or give the path of a run"
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"runs in {runs}: {', '.join(names[:_LISTED])}{more}"
