@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pipeline.errors import ResoluteError
 
+from .encoding import is_text, is_utf16, not_utf8
+
 __all__ = ["MAX_CLASSES", "by_name", "by_number", "read_classes"]
 
 MAX_CLASSES = 1_000_000
@@ -15,7 +17,7 @@ MAX_CLASSES = 1_000_000
 def read_classes(path: Path) -> tuple[str, ...]:
     """The names in a file, one a line: line n (from 0) names class n.
 
-    Raises `ResoluteError` if it cannot be read, is empty, or holds an empty line or a name twice.
+    Raises `ResoluteError` if it cannot be read, is empty or not UTF-8, or holds an empty line or a name twice.
     """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
@@ -24,6 +26,8 @@ def read_classes(path: Path) -> tuple[str, ...]:
             f"{path}: cannot be read, got {error.strerror}, expected a file with one class name per line; "
             "correct CLASSES"
         ) from None
+    if is_utf16(text):
+        raise not_utf8(path, 1, "UTF-16")
     names = tuple(line.strip() for line in text.rstrip().split("\n"))
     lines: dict[str, int] = {}
     for n, name in enumerate(names, start=1):
@@ -32,6 +36,8 @@ def read_classes(path: Path) -> tuple[str, ...]:
                 f"{path}: line {n} is empty, expected one class name per line, since lines number the classes; "
                 "name the class or remove the line"
             )
+        if not is_text(name):
+            raise not_utf8(path, n, repr(name))
         if lines.setdefault(name, n) != n:
             raise ResoluteError(
                 f"{path}: names a class twice, got {name} in lines {lines[name]} and {n}, expected it once; remove one"

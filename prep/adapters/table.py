@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.errors import ResoluteError
 
+from ..encoding import is_text, not_utf8
 from ..found import Found
 from .folders import walk
 from .names import is_image, safe_below
@@ -50,6 +51,8 @@ class Table:
         for row in label_rows(self._labels, self._columns):
             written = row.name.removeprefix("./")
             if written not in sizes and written not in short:
+                if not is_text(written):
+                    raise not_utf8(self._labels, row.line, repr(written))
                 below = safe_below(self.root, written)
                 if below is None:
                     self.ignored["unsafe names"] += 1
