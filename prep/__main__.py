@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=["auto", "folders", "table", "listing", "archive", "webdataset", "parquet"],
         help="what SRC is, if it is not seen: %(choices)s")  # fmt: skip
     add("--labels", metavar="FILE", help="CSV or TSV with one row an image, for a folder without class folders")
-    add("--columns", metavar="ID,LABEL", help="the two columns of a table, list or Parquet file, if names do not tell; 0,1 without a header")
+    add("--columns", metavar="ID,LABEL",
+        help="the two columns of a table, list or Parquet file, if names do not tell; 0,1: no header")  # fmt: skip
     add("--classes", metavar="FILE", help="class names, one a line, which fixes their numbers")
     add("--val", metavar="SRC", help="separate validation source, of SRC's kind")
     add("--val-list", metavar="FILE", help="names in SRC to hold out, one a line")

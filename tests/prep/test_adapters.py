@@ -212,7 +212,7 @@ def test_tables_that_do_not_fit_are_told(tmp_path: Path, work: Path) -> None:
     assert "has no column what, got id, breed" in told("id,breed\n", "id,what")
     assert "COLUMNS: not two names" in told("id,breed\n", "id")
     assert "line 3 is incomplete" in told("id,breed\nb,pug\nb\n")
-    assert "no classes" in told("id,breed\n")
+    assert "no rows" in told("id,breed\n")
 
 
 @pytest.mark.parametrize("separator", [" ", "\t", ",", "   "])
