@@ -1,0 +1,99 @@
+"""`python -m benchmarks.soak`: kill everything hundreds of times, make its storage fail, and check what comes out.
+
+Every cycle takes one scenario (prep, verify, training, evaluation) from its start to its end while a few drawn events
+hit it; after each event the same command is started again, as a supervisor would. Then the cycle is compared with the
+same scenario undisturbed. All is drawn from --seed; `--only NAME --index N` repeats one cycle.
+Exit status: 0 nothing found, 1 findings (in the result file and on stdout), 2 for a mistake, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.cli import Parser
+from pipeline.errors import ResoluteError
+
+from ..shell import command, header, ready_to_write, write
+from .faults import compile_library, preload
+
+__all__ = ["main"]
+
+FORMAT = "resolute-soak-1"
+_INSIDE = "RESOLUTE_SOAK_FOLDER"  # set in the process that was started with the library of faults loaded
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m benchmarks.soak", description=(__doc__ or "").partition("\n\n")[0],
+                    epilog=(__doc__ or "").rpartition("\n\n")[2], allow_abbrev=False)  # fmt: skip
+    add = parser.add_argument
+    add("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: %(default)s)")
+    add("--kills", type=int, default=300, metavar="N", help="at least so many (default: %(default)s)")
+    add("--faults", type=int, default=100, metavar="N", help="of storage, at least so many (default: %(default)s)")
+    add("--minutes", type=float, default=60.0, metavar="M", help="begin no cycle after so long (default: %(default)s)")
+    add("--only", default="", metavar="NAME,…", help="scenarios, such as prep, prep-s3, verify, train, train-1, eval")
+    add("--index", type=int, metavar="N", help="only the cycle of this number of each scenario")
+    add("--keep", action="store_true", help="stop at the first finding and keep its folder")
+    add("--out", type=Path, default=Path("benchmarks/results/soak.json"), metavar="FILE", help="default: %(default)s")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    return command(_parser(), lambda got: _run(got, words), words)
+
+
+def _run(got: argparse.Namespace, words: Sequence[str]) -> int:
+    for name in ("kills", "faults"):
+        if getattr(got, name) < 0:
+            raise ResoluteError(f"--{name}: got {getattr(got, name)}, expected at least 0; correct it")
+    if sys.platform != "linux":
+        raise ResoluteError(f"soak: got {sys.platform}, expected Linux; run it there")
+    ready_to_write(got.out)
+    if _INSIDE in os.environ:
+        return _soak(got)
+    # why: what shall obey the faults has to be started with their library
+    folder = Path(tempfile.mkdtemp(prefix="resolute-soak-")).resolve()
+    library = compile_library(folder)
+    environ = {**os.environ, _INSIDE: str(folder), "OPENBLAS_NUM_THREADS": "1"}
+    if library is not None:
+        environ |= preload(library, folder / "page")
+    os.execve(sys.executable, [sys.executable, "-m", __package__ or "", *words], environ)
+
+
+def _soak(got: argparse.Namespace) -> int:
+    folder = Path(os.environ.pop(_INSIDE))
+    from .run import Soak  # why: it imports everything
+
+    import shutil
+
+    try:
+        with contextlib.ExitStack() as stack:
+            soak = Soak(folder, stack, seed=got.seed, kills=got.kills, faults=got.faults, minutes=got.minutes,
+                        only=[word for word in got.only.split(",") if word], index=got.index, keep=got.keep)  # fmt: skip
+            soak.go()
+        result = {**header(FORMAT), **soak.result()}
+        write(got.out, result, indent=None)
+    finally:
+        if not (got.keep and (folder / "cycle").exists()):
+            shutil.rmtree(folder, ignore_errors=True)
+    print(soak.summary())
+    print(f"written: {got.out}")
+    return 1 if soak.findings else 0
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

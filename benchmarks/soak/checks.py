@@ -1,0 +1,139 @@
+"""What must hold when a disturbed command has ended: the same bytes, the same weights, every sample once, no rest.
+
+Every check returns its findings as sentences, [] if all is well. Those that need torch run in a fork.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["check_training", "compare_trees", "planned_samples", "tree"]
+
+_TOLERANCE = 1e-6  # of losses and weights, where the number of ranks changed
+
+
+def tree(folder: Path, *, without: Sequence[str] = ("report.html",)) -> dict[str, str]:
+    """{relative path: SHA-256} of every file but those in `without`, which tell times."""
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and (name := str(path.relative_to(folder))) not in without
+    }
+
+
+def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
+    """Findings for files that are missing, too many, or of other bytes."""
+    problems = []
+    for names, kind in (
+        (expected.keys() - got.keys(), "missing"),
+        (got.keys() - expected.keys(), "left over"),
+        ({name for name in got.keys() & expected.keys() if got[name] != expected[name]}, "of other bytes"),
+    ):
+        if names:
+            problems.append(f"{what}: {len(names)} files {kind}: {', '.join(sorted(names)[:4])}")
+    return problems
+
+
+def leftover_files(what: str, folder: Path, allowed: Sequence[str] = ()) -> list[str]:
+    """Findings for everything in a folder that should be empty but for `allowed`."""
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*"))] if folder.exists() else []
+    names = [name for name in names if name not in allowed]
+    return [f"{what}: left over: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"] if names else []
+
+
+def planned_samples(shards: str, recipe: Path) -> list[tuple[int, int, list[int]]]:
+    """(epoch, step, sample ids) of every training batch of a run."""
+    from pipeline.plan import Plan
+    from pipeline.recipe import Recipe
+    from pipeline.shards import ShardSet
+
+    read = Recipe.load(recipe)
+    plan = Plan(
+        ShardSet.open(shards, resolutions=read.resolutions), read.stages, seed=read.seed, order=read.data.order,
+        fraction_mode=read.data.fraction_mode, eval_batch_size=read.eval.batch_size,
+        eval_every_epochs=read.eval.every_epochs,
+    )  # fmt: skip
+    specs = [plan.batch(i) for i in range(plan.total_batches)]
+    return [(spec.epoch, spec.step, spec.ids.tolist()) for spec in specs if spec.split == "train"]
+
+
+def _log(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "run.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def _seen(folder: Path) -> dict[int, dict[int, Counter[int]]]:
+    """{step: {attempt: how often each sample was trained on}}, over all ranks. A torn last line does not count."""
+    seen: dict[int, dict[int, Counter[int]]] = {}
+    for file in sorted(folder.glob("*")) if folder.exists() else []:
+        attempt = int(file.name.partition(".")[0])
+        for line in file.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                step, ids = json.loads(line)
+                seen.setdefault(step, {}).setdefault(attempt, Counter()).update(ids)
+    return seen
+
+
+def check_training(
+    run: Path, reference: Path, seen: Path, planned: Sequence[tuple[int, int, Sequence[int]]], *, exact: bool,
+    complete: bool,
+) -> list[str]:  # fmt: skip
+    """Findings of a finished run against an undisturbed one.
+
+    seen: folder with a file ATTEMPT.RANK of [step, ids] lines. exact: bit for bit, else within 1e-6.
+    complete: every attempt wrote down what it saw.
+    """
+    import torch
+
+    problems = []
+    ours, theirs = _log(run), _log(reference)
+    for kind, field in (("step", "step"), ("epoch", "epoch")):
+        got, expected = ([record[field] for record in log if record["kind"] == kind] for log in (ours, theirs))
+        if got != expected:
+            problems.append(f"run.jsonl: got {len(got)} {kind} records {got[:3]}…, expected {len(expected)}, each once")
+    losses, wanted = ({r["step"]: r["loss"] for r in log if r["kind"] == "step"} for log in (ours, theirs))
+    apart = [abs(losses[step] - wanted[step]) / abs(wanted[step]) for step in losses.keys() & wanted.keys()]
+    limit = 0.0 if exact else _TOLERANCE
+    if apart and max(apart) > limit:
+        problems.append(f"losses: up to {max(apart):.1e} from the undisturbed run's, expected at most {limit:.0e}")
+    for name in ("last.pt", "best.pt"):
+        left, right = (torch.load(folder / name, weights_only=True) for folder in (run, reference))
+        for part in ("model", "ema"):
+            for key in (right.get(part) or {}):
+                a, b = left[part][key].double(), right[part][key].double()
+                difference = float((a - b).abs().max()) if a.numel() else 0.0
+                if difference > limit * max(1.0, float(b.abs().max()) if b.numel() else 1.0):
+                    problems.append(f"{name}: {part}.{key} is {difference:.1e} from the undisturbed run's")
+                    break
+    names, expected_names = (sorted(p.name for p in folder.iterdir()) for folder in (run, reference))
+    if names != expected_names:
+        problems.append(f"run folder: got {names}, expected {expected_names}")
+    return problems + _check_samples(_seen(seen), planned, complete=complete)
+
+
+def _check_samples(
+    seen: Mapping[int, Mapping[int, Counter[int]]], planned: Sequence[tuple[int, int, Sequence[int]]], *,
+    complete: bool,
+) -> list[str]:  # fmt: skip
+    problems = []
+    by_step: dict[int, Counter[int]] = {}
+    epochs: dict[int, Counter[int]] = {}
+    for epoch, step, ids in planned:
+        by_step.setdefault(step, Counter()).update(ids)
+        epochs.setdefault(epoch, Counter()).update(ids)
+    for epoch, counts in epochs.items():
+        if max(counts.values()) > 1:
+            problems.append(f"plan: epoch {epoch} has a sample {max(counts.values())} times")
+    for step, expected in by_step.items():
+        attempts = seen.get(step, {})
+        if complete and expected not in attempts.values():
+            problems.append(f"step {step}: no attempt trained on exactly its planned samples")
+        if any(got - expected for got in attempts.values()):
+            problems.append(f"step {step}: trained on samples that are not planned, or on one twice")
+    if extra := seen.keys() - by_step.keys():
+        problems.append(f"steps {sorted(extra)[:3]}: not in the plan")
+    return problems

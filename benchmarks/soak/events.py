@@ -1,0 +1,161 @@
+"""What happens to a command: a kill or a storage fault, drawn from a seed alone, and what it must end with after that.
+
+An event is a pure function of the random numbers and of what its scenario has (workers, ranks, places, an object
+store), never of the machine or of what happened before: `--only NAME --index N` with the same seed repeats a cycle.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .faults import NAME, OPEN, READ, SYNC, WRITE
+
+__all__ = ["Event", "Place", "draw"]
+
+# why: torch's C++ logs, and what prep says of shards that it keeps, are no errors of ours
+_NOISE = re.compile(r"\[?[WEI]\d{4} |\[rank\d|frame #\d|Exception raised from|prep: \d+ shards are there already")
+_CHANGES = WRITE | SYNC | NAME
+_SIGNALS = {"SIGTERM": {143, -15}, "SIGINT": {130, -2}, "SIGHUP": {129, -1}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A local folder or file of a scenario. reads, writes: what its command does there. vanishes: it may go away."""
+
+    path: Path
+    reads: bool = False
+    writes: bool = False
+    vanishes: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that happens to one run of a command.
+
+    kind: "kill" or "fault". how: what happens. whom: "all", "main" or "one" (a worker or rank) for signals.
+    at: when, a fraction of the undisturbed run: of its time, or of its calls on `place` where `ops` is set.
+    limit: calls or requests that are hit (-1: until the command ends). for_s: of a stop or an absence; 0 for an
+    absence: until the command ends. victim: number of the process, where the scenario runs several.
+    expected: exit statuses that are right for it beside success.
+    """
+
+    kind: str
+    how: str
+    at: float
+    expected: frozenset[int]
+    must_succeed: bool = False
+    whom: str = ""
+    place: str = ""
+    ops: int = 0
+    limit: int = 0
+    for_s: float = 0.0
+    error: int = 0
+    victim: int = 0
+
+    @property
+    def remote(self) -> bool:
+        """Whether the object store does it."""
+        return self.how.startswith("s3 ")
+
+    def describe(self) -> str:
+        many = {0: "", -1: ", from then on"}.get(self.limit, f", {self.limit} times")
+        words = [self.how, self.whom, f"on {self.place}" if self.place else "", f"for {self.for_s:.1f} s" if self.for_s
+                 else "", f"at {self.at:.3f}"]  # fmt: skip
+        return " ".join(word for word in words if word) + many + (f", process {self.victim}" if self.victim else "")
+
+
+def draw(
+    rng: random.Random, *, fault: bool, places: Mapping[str, Place], several: bool, loss: frozenset[int], remote: bool,
+    library: bool, stop_s: float, victims: int = 1,
+) -> Event:  # fmt: skip
+    """An event for a scenario with these properties. several: whether it has workers or ranks. loss: the exit statuses
+    that are right beside success when one of them is killed. library: whether `faults.c` could be compiled."""
+    at, victim = rng.random(), rng.randrange(victims)
+    if not fault:
+        return _kill(rng, at, places, several=several, loss=loss, library=library, stop_s=stop_s, victim=victim)
+    local = [name for name, place in places.items() if library or place.vanishes]
+    if remote and (not local or rng.random() < 0.75):
+        return _remote(rng, at)
+    return _local(rng, at, rng.choice(local), places, library)
+
+
+def _kill(
+    rng: random.Random, at: float, places: Mapping[str, Place], *, several: bool, loss: frozenset[int], library: bool,
+    stop_s: float, victim: int,
+) -> Event:  # fmt: skip
+    written = [name for name, place in places.items() if place.writes]
+    choice = rng.random()
+    if choice < 0.25 and written and library:  # at a file call: between two steps of a save, say
+        return Event(
+            kind="kill", how="SIGKILL at a file call", at=at, place=rng.choice(written), ops=_CHANGES, limit=1,
+            whom=rng.choice(["all", "all", "one"]), expected=frozenset({-9, 137, 2}),
+        )  # fmt: skip
+    whom = rng.choice(["all", "main", "one"]) if several else "all"
+    if choice < 0.55:
+        expected = loss if whom == "one" else frozenset({-9, 137})
+        return Event(kind="kill", how="SIGKILL", whom=whom, at=at, expected=expected, victim=victim)
+    if choice < 0.80:
+        how = rng.choice(["SIGTERM", "SIGTERM", "SIGTERM", "SIGINT", "SIGHUP"])
+        whom = "main" if whom == "one" else whom
+        return Event(kind="kill", how=how, whom=whom, at=at, expected=frozenset(_SIGNALS[how]), victim=victim)
+    return Event(kind="kill", how="SIGSTOP", whom=whom, at=at, for_s=stop_s * rng.uniform(1.2, 2.0), victim=victim,
+                 expected=frozenset(), must_succeed=True)  # fmt: skip
+
+
+def _local(rng: random.Random, at: float, name: str, places: Mapping[str, Place], library: bool) -> Event:
+    place = places[name]
+    able: list[str] = ["vanish", "vanish"] if place.vanishes else []
+    if library:
+        able += ["EIO read", "EIO read", "short read", "slow read"] if place.reads else []
+        able += ["ENOSPC", "EIO write", "short write"] if place.writes else []
+    how = rng.choice(able)
+    limit = rng.choice([1, 2, -1, -1])
+    if how == "vanish":
+        for_s = rng.choice([0.0, rng.uniform(0.05, 1.5)])
+        return Event(kind="fault", how=rng.choice(["vanish", "vanish, empty folder"]), place=name, at=at, for_s=for_s,
+                     expected=frozenset({2}))  # fmt: skip
+    if how == "EIO read":
+        ops, error = READ | rng.choice([0, OPEN]), rng.choice([errno.EIO, errno.EIO, errno.ESTALE, errno.EINTR])
+        how = f"{errno.errorcode[error]} read"
+        return Event(kind="fault", how=how, place=name, at=at, ops=ops, limit=limit, error=error,
+                     expected=frozenset({2}), must_succeed=limit > 0 and not place.writes)  # fmt: skip
+    if how in ("ENOSPC", "EIO write"):
+        error = errno.ENOSPC if how == "ENOSPC" else errno.EIO
+        ops = WRITE if how == "ENOSPC" else rng.choice([WRITE, SYNC, WRITE | SYNC])
+        return Event(kind="fault", how=how, place=name, at=at, ops=ops, limit=limit, error=error,
+                     expected=frozenset({2}))  # fmt: skip
+    ops = {"short read": READ, "slow read": READ, "short write": WRITE}[how]
+    limit = rng.randrange(5, 30) if how == "slow read" else -1
+    return Event(kind="fault", how=how, place=name, at=at, ops=ops, limit=limit, for_s=rng.uniform(0.02, 0.1),
+                 expected=frozenset(), must_succeed=True)  # fmt: skip
+
+
+def _remote(rng: random.Random, at: float) -> Event:
+    how = rng.choice(["503", "503", "500", "403", "hang", "slow", "cut"])
+    limit = {"403": -1, "hang": rng.randrange(1, 3), "slow": rng.randrange(3, 12)}.get(how, rng.choice([1, 2, 3, -1]))
+    return Event(kind="fault", how=f"s3 {how}", at=at, limit=limit, for_s=rng.uniform(0.3, 2.0),
+                 expected=frozenset({2}), must_succeed=limit > 0)  # fmt: skip
+
+
+def problems_of(
+    event: Event | None, *, status: int | None, final: int, stderr: str, what: str
+) -> list[str]:
+    """What is wrong with how a command ended: its exit status, and what it said on stderr. final: that of success."""
+    if status is None:
+        return [f"{what} did not end"]
+    lines = [line for line in stderr.splitlines() if line.strip() and not _NOISE.match(line)]
+    right = {final} | (set() if event is None or event.must_succeed else event.expected)
+    problems = []
+    if "Traceback" in stderr:
+        problems.append(f"{what}: traceback")
+    if status not in right:
+        problems.append(f"{what}: got exit status {status}, expected {' or '.join(map(str, sorted(right)))}")
+    allowed = {2: 1, 0: 0, 1: 0}.get(status, 1)
+    if len(lines) > allowed or (status == 2 and not lines):
+        problems.append(f"{what}: got {len(lines)} lines on stderr with status {status}, expected {allowed}")
+    return problems

@@ -1,0 +1,95 @@
+"""Storage faults on local folders, injected below Python through `faults.c`, and the page of memory that controls them.
+
+`compile_library` builds the library; a process tree that was started with `preload`'s variables obeys the `Control`.
+One fault is active at a time. `Control.count` counts calls without touching them, so that a fault or a kill can be put
+at the n-th file call of a command: the same place in every repetition.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+from pipeline.errors import ResoluteError
+
+__all__ = ["NAME", "OPEN", "READ", "SYNC", "WRITE", "Control", "compile_library", "preload"]
+
+READ, WRITE, OPEN, SYNC, NAME = 1, 2, 4, 8, 16  # kinds of calls; NAME: rename, link, unlink, mkdir, rmdir
+_NONE, _COUNT, _ERROR, _SHORT, _SLOW, _KILL = range(6)
+_FIELDS = struct.Struct("<iiiiqqqqqq1024s")
+_COUNTS = struct.Struct("<qq")
+_COUNTS_AT = 16 + 3 * 8
+_VARIABLE = "RESOLUTE_SOAK_FAULTS"
+
+
+def compile_library(folder: Path) -> Path | None:
+    """Compile `faults.c` into `folder`; None where there is no C compiler. Raises `ResoluteError` if it fails."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return None
+    library = folder / "faults.so"
+    words = [compiler, "-shared", "-fPIC", "-O2", "-o", library, Path(__file__).with_name("faults.c"), "-ldl"]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    if done.returncode:
+        raise ResoluteError(f"{compiler}: got '{done.stderr.strip()[-300:]}', expected it to compile faults.c")
+    return library
+
+
+def preload(library: Path, page: Path) -> dict[str, str]:
+    """Make the page; the environment variables of processes that shall obey its `Control`."""
+    page.write_bytes(bytes(_FIELDS.size))
+    return {"LD_PRELOAD": str(library), _VARIABLE: str(page)}
+
+
+class Control:
+    """The shared page. Every method replaces what was active; this process itself is never touched.
+
+    prefix: a file or folder; only calls on it and on what is below count. ops: kinds of calls, added together.
+    after: matching calls that pass first. limit: calls that are hit then, -1 for all.
+    """
+
+    def __init__(self, page: Path) -> None:
+        with page.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), _FIELDS.size)
+
+    def _set(
+        self, action: int, prefix: Path, ops: int, *, after: int = 0, limit: int = -1, error: int = 0, group: int = 0,
+        wait_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.clear()
+        text = os.fsencode(prefix)
+        fields = (action, ops, error, group, after, limit, round(wait_s * 1e6), 0, 0, os.getpid(), text)
+        self._page[4:] = _FIELDS.pack(*fields)[4:]
+        self._page[:4] = struct.pack("<i", action)  # last: the rest has to be there when it is seen
+
+    def clear(self) -> None:
+        self._page[:4] = struct.pack("<i", _NONE)
+
+    def count(self, prefix: Path, ops: int) -> None:
+        """Only count."""
+        self._set(_COUNT, prefix, ops)
+
+    def fail(self, prefix: Path, ops: int, *, error: int, after: int = 0, limit: int = -1) -> None:
+        """Calls fail with this errno."""
+        self._set(_ERROR, prefix, ops, after=after, limit=limit, error=error)
+
+    def shorten(self, prefix: Path, ops: int, *, after: int = 0, limit: int = -1) -> None:
+        """Reads and writes take half of the bytes, as the system may at any time."""
+        self._set(_SHORT, prefix, ops, after=after, limit=limit)
+
+    def slow(self, prefix: Path, ops: int, *, wait_s: float, after: int = 0, limit: int = -1) -> None:
+        """Calls wait first."""
+        self._set(_SLOW, prefix, ops, after=after, limit=limit, wait_s=wait_s)
+
+    def kill(self, prefix: Path, ops: int, *, after: int, group: bool) -> None:
+        """The call `after` the first kills its process, or the whole process group; a write is torn in half."""
+        self._set(_KILL, prefix, ops, after=after, limit=1, group=int(group))
+
+    def counts(self) -> tuple[int, int]:
+        """(matching calls, calls hit) since the last change."""
+        calls, hits = _COUNTS.unpack_from(self._page, _COUNTS_AT)
+        return calls, hits

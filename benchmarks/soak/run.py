@@ -1,0 +1,479 @@
+"""The soak itself: draws events, starts commands, disturbs and judges them, starts them again, and compares the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# why: a fork of this process has them already
+import prep.__main__
+import prep.build
+import prep.engine
+import prep.pool
+import prep.report
+import prep.summary
+import prep.verify
+import prep.worker
+import train.__main__
+import train.before
+import train.evaluate
+import train.folds
+import train.run  # noqa: F401
+from pipeline.errors import ResoluteError
+
+from .events import Event, draw, problems_of
+from .faults import Control
+from .objects import object_store
+from .processes import Command, Process, adopt_orphans, check_single_threaded, leftovers, start
+from .scenarios import HANG_S, SCENARIOS, Phase, Scenario, World, chosen_scenarios, make_photos, write_recipes
+
+__all__ = ["Soak"]
+
+_ATTEMPT_S = 120.0  # no start of a command takes as long
+_LEASE_S = 90.0  # nor does a killed writer's claim on an object store live longer
+_POLL_S = 0.002
+_REAL_FRAC = 0.05  # of the starts that signals disturb: a new interpreter in place of a fork
+_IMPORTS_S = 4.0  # of such a one
+_SLOWER = {1: 1.0, 2: 1.3, 4: 2.0}  # by ranks
+
+
+class Soak:
+    """A whole soak. `findings` grows as it goes; `result` and `summary` say what was done."""
+
+    def __init__(
+        self, folder: Path, stack: contextlib.ExitStack, *, seed: int, kills: int, faults: int, minutes: float,
+        only: Sequence[str] = (), index: int | None = None, keep: bool = False,
+    ) -> None:  # fmt: skip
+        """Make the photos, start the object store. Raises `ResoluteError` for unknown names in `only`."""
+        for word in only:
+            if not chosen_scenarios([word]):
+                raise ResoluteError(f"--only: got {word}, expected some of {', '.join(SCENARIOS)}; correct it")
+        self.seed, self.wanted, self.minutes, self.index, self.keep = seed, (kills, faults), minutes, index, keep
+        self.names = chosen_scenarios(only)
+        self.notes: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        self.findings: list[dict[str, Any]] = []
+        self.cycles: Counter[str] = Counter()
+        self.starts = self.real_starts = 0
+        self.elapsed_s = 0.0
+        self._control = Control(folder / "page") if "LD_PRELOAD" in os.environ else None
+        if self._control is None:
+            self.notes.append("no C compiler: storage faults are vanished folders and those of the object store")
+        store = None
+        if any(SCENARIOS[name].remote for name in self.names):
+            try:
+                store = stack.enter_context(object_store())
+            except ResoluteError as error:
+                self.notes.append(f"{error}: scenarios with an object store are left out")
+                self.names = [name for name in self.names if not SCENARIOS[name].remote]
+        self._known = [] if store is None else [store.pid]
+        self.world = World(root=folder, store=store)
+        self._times: dict[tuple[str, str], float] = {}
+        self._requests: dict[tuple[str, str], int] = {}
+        self._calls: dict[tuple[str, str, str, int], int] = {}
+        self._failed = False  # whether the cycle under way has findings
+        adopt_orphans()
+        check_single_threaded()
+        make_photos(self.world.photos)
+        write_recipes(self.world)
+
+    # the whole
+
+    def go(self) -> None:
+        """Run cycles until there are enough events."""
+        began = time.monotonic()
+        self._make_shards()
+        while (name := self._next()) is not None and time.monotonic() - began < 60 * self.minutes:
+            index = self.cycles[name] if self.index is None else self.index
+            self.cycles[name] += 1
+            cycle_began, before = time.monotonic(), (len(self.events), len(self.findings))
+            self._cycle(SCENARIOS[name](self.world, index), f"{self.seed}:{name}:{index}")
+            self.elapsed_s = time.monotonic() - began
+            done = self.events[before[0] :]
+            print(
+                f"{self.elapsed_s:6.0f} s  {name} {index}: {sum(e['delivered'] for e in done)} of {len(done)} events, "
+                f"{time.monotonic() - cycle_began:.1f} s, {len(self.findings) - before[1]} findings", flush=True,
+            )  # fmt: skip
+            if self.keep and self.findings:
+                self.notes.append(f"kept: {self.world.root}")
+                return
+
+    def _delivered(self, kind: str, name: str | None = None) -> int:
+        return sum(e["delivered"] and e["kind"] == kind and name in (None, e["scenario"]) for e in self.events)
+
+    def _next(self) -> str | None:
+        """The scenario that lacks the largest part of its events; None if there are enough in all."""
+        if self.index is not None:
+            return next((name for name in self.names if not self.cycles[name]), None)
+        kinds = (("kill", "kills", self.wanted[0]), ("fault", "faults", self.wanted[1]))
+        lacking = [(kind, field, wanted) for kind, field, wanted in kinds if self._delivered(kind) < wanted]
+        if not lacking:
+            return None
+
+        def missing(name: str) -> float:
+            parts = []
+            for kind, field, wanted in lacking:
+                total = sum(getattr(SCENARIOS[other], field) for other in self.names)
+                share = wanted * getattr(SCENARIOS[name], field) / total
+                parts.append((share - self._delivered(kind, name)) / max(1.0, share))
+            return max(parts)
+
+        return max(self.names, key=missing)
+
+    def result(self) -> dict[str, Any]:
+        counts: dict[str, Counter[str]] = {"kill": Counter(), "fault": Counter()}
+        by_scenario: dict[str, Counter[str]] = {}
+        for event in self.events:
+            if event["delivered"]:
+                counts[event["kind"]][event["how"]] += 1
+                by_scenario.setdefault(event["scenario"], Counter())[event["kind"]] += 1
+        return {
+            "seed": self.seed, "kills": self._delivered("kill"), "faults": self._delivered("fault"),
+            "late": sum(not event["delivered"] for event in self.events), "cycles": dict(self.cycles),
+            "starts": self.starts, "starts_of_new_interpreters": self.real_starts,
+            "elapsed_s": round(self.elapsed_s, 1), "notes": self.notes,
+            "by_kind": {kind: dict(sorted(values.items())) for kind, values in counts.items()},
+            "by_scenario": {name: dict(values) for name, values in by_scenario.items()},
+            "undisturbed_s": {" ".join(key): round(value, 2) for key, value in self._times.items()},
+            "findings": self.findings, "events": self.events,
+        }  # fmt: skip
+
+    def summary(self) -> str:
+        lines = [f"note: {note}" for note in self.notes]
+        for finding in self.findings:
+            lines.append(f"FOUND {finding['scenario']} {finding['index']}: {finding['problem']}\n"
+                         f"      after {finding['event']}; {finding['repeat']}")  # fmt: skip
+        return "\n".join([
+            *lines,
+            f"seed {self.seed}: {self._delivered('kill')} kills, {self._delivered('fault')} storage faults in "
+            f"{sum(self.cycles.values())} cycles and {self.starts} starts, {self.elapsed_s:.0f} s: "
+            f"{len(self.findings)} findings",
+        ])  # fmt: skip
+
+    # undisturbed
+
+    def _make_shards(self) -> None:
+        make = SCENARIOS["prep-folder"](self.world, 0)
+        self._undisturbed(make)
+        shutil.copytree(make.path("out"), self.world.shards)
+        if self.world.store is not None:
+            self.world.store.upload(self.world.photos, "photos")
+            self.world.store.upload(self.world.shards, "shards")
+
+    def _undisturbed(self, scenario: Scenario, *, count: tuple[str, str, int] | None = None) -> int:
+        """Run all phases once. count: (phase, place, ops) whose calls are counted and returned."""
+        scenario.prepare()
+        calls = 0
+        for phase in scenario.phases():
+            if count is not None and phase.name == count[0] and self._control is not None:
+                self._control.count(scenario.places()[count[1]].path, count[2])
+            process = self._start(scenario, phase, 999)
+            status = process.wait(_ATTEMPT_S)
+            if self._control is not None:
+                calls += self._control.counts()[0] if count is not None and phase.name == count[0] else 0
+                self._control.clear()
+            rest = leftovers(self._known)
+            if status != phase.final or rest:
+                raise ResoluteError(
+                    f"soak: undisturbed {scenario.name} ({phase.name}) ended with status {status}, leaving {rest}, "
+                    f"expected {phase.final}: {' '.join((process.stdout + process.stderr).split())[-500:]}"
+                )
+            self._times.setdefault((scenario.key, phase.name), process.elapsed_s)
+            if self.world.store is not None:
+                self._requests.setdefault((scenario.key, phase.name), self.world.store.clear()[0])
+        return calls
+
+    def _reference(self, scenario: Scenario) -> Path:
+        """What the undisturbed scenario makes: made once."""
+        folder = self.world.references.get(scenario.key)
+        if folder is None:
+            folder = self.world.root / "references" / scenario.key
+            folder.mkdir(parents=True)
+            if self.world.store is not None:
+                self.world.store.clear()
+            undisturbed = type(scenario)(self.world, scenario.index, alone=True)
+            self._undisturbed(undisturbed)
+            undisturbed.keep(folder)
+            self.world.references[scenario.key] = folder
+        return folder
+
+    def _calls_of(self, scenario: Scenario, phase: Phase, place: str, ops: int) -> int:
+        """How many of these calls the undisturbed phase makes on a place."""
+        key = (scenario.key, phase.name, place, ops)
+        if key not in self._calls:
+            alone = type(scenario)(self.world, scenario.index, alone=True)
+            self._calls[key] = self._undisturbed(alone, count=(phase.name, place, ops))
+        return self._calls[key]
+
+    # one cycle
+
+    def _cycle(self, scenario: Scenario, seed: str) -> None:
+        reference = self._reference(scenario)
+        rng = random.Random(seed)
+        phases = scenario.phases()
+        share = scenario.faults / (scenario.faults + scenario.kills)
+        events: list[tuple[int, Event]] = []
+        for _ in range(rng.randrange(3, 8)):
+            event = draw(
+                rng, fault=rng.random() < share, places=scenario.places(), several=scenario.several,
+                loss=scenario.loss, remote=scenario.remote, library=self._control is not None, stop_s=HANG_S,
+                victims=1 + len(scenario.beside()),
+            )  # fmt: skip
+            events.append((rng.randrange(len(phases)), event))
+        for number, event in events:
+            if event.ops:  # counted before the cycle begins, as that needs its folder
+                self._calls_of(scenario, phases[number], event.place, event.ops)
+        scenario.prepare()
+        self._failed, complete, attempt = False, True, 0
+        last = "no event"
+        for number, phase in enumerate(phases):
+            done = False
+            for which, event in events:
+                if done or which != number:
+                    continue
+                real = (not scenario.remote and scenario.ranks(attempt) == 1 and event.how in
+                        ("SIGKILL", "SIGTERM", "SIGINT") and rng.random() < _REAL_FRAC)  # fmt: skip
+                complete = complete and not real
+                last = event.describe()
+                done = self._disturbed(scenario, phase, attempt, event, rng, real=real)
+                attempt += 1
+            if not done:
+                self._finish(scenario, phase, attempt, last)
+                attempt += 1
+        if not self._failed:
+            for problem in scenario.check(reference, complete=complete):
+                self._find(scenario, last, problem)
+
+    def _finish(self, scenario: Scenario, phase: Phase, attempt: int, last: str) -> None:
+        """Start the phase, undisturbed: it has to end well."""
+        until = time.monotonic() + _LEASE_S
+        while True:
+            process = self._start(scenario, phase, attempt)
+            status = process.wait(_ATTEMPT_S)
+            if status is None:
+                process.dump_stacks()
+            rest = leftovers(self._known, grace_s=10.0 if status is not None else 0.0)
+            if not (self._refused_by_lease(scenario, status, process.stderr) and time.monotonic() < until):
+                break
+            time.sleep(1.0)
+        problems = problems_of(None, status=status, final=phase.final, stderr=process.stderr,
+                               what=f"{phase.name}, started again undisturbed")  # fmt: skip
+        problems += [f"{phase.name}: left a process: {name}" for name in rest]
+        for problem in problems:
+            self._find(scenario, last, problem, process)
+
+    def _disturbed(
+        self, scenario: Scenario, phase: Phase, attempt: int, event: Event, rng: random.Random, *, real: bool
+    ) -> bool:
+        """Start the phase and let the event hit it. True if the phase is done."""
+        until = time.monotonic() + _LEASE_S
+        while True:
+            run = _Attempt(self, scenario, phase, attempt, event, random.Random(rng.random()), real=real)
+            process = run.go()
+            if not (self._refused_by_lease(scenario, process.status, process.stderr) and time.monotonic() < until):
+                break
+            time.sleep(1.0)
+        rest = leftovers(self._known, grace_s=10.0 if process.status is not None else 0.0)
+        problems = run.problems()
+        problems += [f"{phase.name}: left a process: {name}" for name in rest]
+        self.events.append({
+            "scenario": scenario.name, "index": scenario.index, "attempt": attempt, "phase": phase.name,
+            "kind": event.kind, "how": event.how, "event": event.describe(), "moment_s": round(run.moment_s, 3),
+            "delivered": run.delivered, "ranks": scenario.ranks(attempt), "real": real,
+            "status": [each.status for each in run.processes],
+            "stderr_lines": [len(each.stderr.splitlines()) for each in run.processes],
+            "elapsed_s": round(process.elapsed_s, 3),
+        })  # fmt: skip
+        for problem in problems:
+            self._find(scenario, event.describe(), problem, process)
+        return process.status == phase.final
+
+    @staticmethod
+    def _refused_by_lease(scenario: Scenario, status: int | None, stderr: str) -> bool:
+        return scenario.remote and status == 2 and "another" in stderr and "writing" in stderr
+
+    def _start(self, scenario: Scenario, phase: Phase, attempt: int, *, real: bool = False) -> Process:
+        self.starts += 1
+        self.real_starts += real
+        command = dataclasses.replace(phase.command(attempt), real=real)
+        return self.start_command(scenario, command, attempt, "main")
+
+    def start_command(self, scenario: Scenario, command: Command, attempt: int, name: str) -> Process:
+        folder = self.world.root / "output" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        return start(command, folder, prepare=lambda: scenario.in_process(attempt))
+
+    def _find(self, scenario: Scenario, event: str, problem: str, process: Process | None = None) -> None:
+        self._failed = True
+        self.findings.append({
+            "scenario": scenario.name, "index": scenario.index, "event": event, "problem": problem,
+            "stderr": "" if process is None else process.stderr[-4000:],
+            "repeat": f"python -m benchmarks.soak --seed {self.seed} --only {scenario.name} --index {scenario.index}",
+        })  # fmt: skip
+        print(f"FOUND {scenario.name} {scenario.index}: {problem} (after: {event})", flush=True)
+
+    # for _Attempt
+
+    @property
+    def control(self) -> Control | None:
+        return self._control
+
+    def expected_s(self, scenario: Scenario, phase: Phase, ranks: int, *, real: bool) -> float:
+        return self._times[scenario.key, phase.name] * _SLOWER[ranks] + (_IMPORTS_S if real else 0.0)
+
+    def requests_of(self, scenario: Scenario, phase: Phase) -> int:
+        return self._requests.get((scenario.key, phase.name), 0)
+
+    def calls_of(self, scenario: Scenario, phase: Phase, event: Event) -> int:
+        return self._calls[scenario.key, phase.name, event.place, event.ops]
+
+
+class _Attempt:
+    """One start of a phase with one event. `delivered`: whether the event met a living process."""
+
+    def __init__(
+        self, soak: Soak, scenario: Scenario, phase: Phase, attempt: int, event: Event, rng: random.Random, *,
+        real: bool,
+    ) -> None:  # fmt: skip
+        self.soak, self.scenario, self.phase, self.attempt = soak, scenario, phase, attempt
+        self.event, self.rng, self.real = event, rng, real
+        self.processes: list[Process] = []
+        self.delivered, self.moment_s = False, 0.0
+        self._expected = set(event.expected)
+        self._found: list[str] = []
+        self._todo: list[tuple[float, Callable[[], None]]] = []  # (time of the monotonic clock, what)
+        self._away: Callable[[], None] | None = None  # brings back what has vanished
+
+    def go(self) -> Process:
+        """Run it to its end; the main process."""
+        event, soak, scenario = self.event, self.soak, self.scenario
+        ranks = scenario.ranks(self.attempt)
+        takes_s = soak.expected_s(scenario, self.phase, ranks, real=self.real)
+        self.moment_s = event.at * takes_s
+        if event.remote:
+            assert soak.world.store is not None
+            soak.world.store.fail(event.how.removeprefix("s3 "), limit=event.limit, wait_s=event.for_s,
+                                  after=int(event.at * soak.requests_of(scenario, self.phase)))  # fmt: skip
+        elif event.ops:
+            self._set_control(int(event.at * soak.calls_of(scenario, self.phase, event)))
+        main = soak._start(scenario, self.phase, self.attempt, real=self.real)
+        self.processes.append(main)
+        began = time.monotonic()
+        if self.phase is scenario.phases()[0] or self.phase.name == scenario.phases()[0].name:
+            for beside in scenario.beside():
+                self._todo.append((began + self.rng.random() * takes_s, lambda beside=beside: self._start_beside(beside)))
+        if not event.remote and not event.ops:
+            act = self._vanish if event.how.startswith("vanish") else self._signal
+            self._todo.append((began + self.moment_s, act))
+        while (self._todo and main.poll() is None) or any(process.poll() is None for process in self.processes):
+            for due in [each for each in self._todo if each[0] <= time.monotonic()]:
+                self._todo.remove(due)
+                due[1]()
+            if time.monotonic() - began > _ATTEMPT_S:
+                for process in self.processes:
+                    process.dump_stacks()
+                break
+            time.sleep(_POLL_S)
+        if self._away is not None:
+            self._away()
+        if event.remote and soak.world.store is not None:
+            self.delivered = soak.world.store.clear()[1] > 0
+        elif event.ops and soak.control is not None:
+            self.delivered = soak.control.counts()[1] > 0
+            soak.control.clear()
+        return main
+
+    def problems(self) -> list[str]:
+        found = list(self._found)
+        for number, process in enumerate(self.processes):
+            is_signal = self.event.how in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP")
+            meant = self.delivered and (not is_signal or number == self.event.victim)
+            event = dataclasses.replace(self.event, expected=frozenset(self._expected)) if meant else None
+            final, what = (self.phase.final, self.phase.name) if number == 0 else (0, "eval beside")
+            if number and process.status == 2:  # why: there may be no checkpoint yet
+                final = 2
+            found += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=what)
+        return found
+
+    def _set_control(self, after: int) -> None:
+        event, control = self.event, self.soak.control
+        assert control is not None
+        path = self.scenario.places()[event.place].path
+        if event.kind == "kill":
+            control.kill(path, event.ops, after=after, group=event.whom == "all")
+        elif event.error:
+            control.fail(path, event.ops, error=event.error, after=after, limit=event.limit)
+        elif event.how.startswith("slow"):
+            control.slow(path, event.ops, wait_s=event.for_s, after=after, limit=event.limit)
+        else:
+            control.shorten(path, event.ops, after=after, limit=event.limit)
+
+    def _start_beside(self, beside: Callable[[], Command]) -> None:
+        number = len(self.processes)
+        self.processes.append(
+            self.soak.start_command(self.scenario, beside(), self.attempt, f"beside{number}")
+        )
+
+    def _signal(self) -> None:
+        if self.event.victim >= len(self.processes):
+            return
+        process = self.processes[self.event.victim]
+        members = process.members()
+        if process.poll() is not None or not members:
+            return
+        whom, several = self.event.whom, self.scenario.ranks(self.attempt) > 1
+        if whom == "main" and several and self.event.how in ("SIGKILL", "SIGSTOP"):
+            whom = "all"  # why: a launcher alone is torchrun's business
+        if whom == "one" and len(members) > 1:
+            members = [self.rng.choice(members[1:])]
+        elif whom != "all":
+            members = [process.pid]
+        number = signal.Signals[self.event.how]
+        if number == signal.SIGKILL and process.pid in members:
+            self._expected |= {-9, 137}
+        self.delivered = True
+        process.send(number, members)
+        if number == signal.SIGKILL and whom == "all":
+            process.send(number)  # those that were forked meanwhile
+        if number == signal.SIGSTOP:
+            self._todo.append((time.monotonic() + self.event.for_s, lambda: process.send(signal.SIGCONT, members)))
+
+    def _vanish(self) -> None:
+        """Rename a folder away, as a lost mount does, and bring it back later."""
+        path = self.scenario.places()[self.event.place].path
+        away = path.with_name(f"{path.name}.away")
+        if not path.exists():
+            return
+        path.rename(away)
+        if self.event.how.endswith("empty folder"):
+            path.mkdir()
+        self.delivered = True
+
+        def back() -> None:
+            self._away = None
+            with contextlib.suppress(OSError):
+                path.rmdir()
+            if path.exists():
+                names = sorted(str(each.relative_to(path)) for each in path.rglob("*"))
+                if any(name in ("manifest.json", "last.pt") for name in names):
+                    self._found.append(f"{self.event.place}: written anew while the folder was away: {names[:5]}")
+                shutil.rmtree(path)
+            away.rename(path)
+
+        self._away = back
+        if self.event.for_s:
+            self._todo.append((time.monotonic() + self.event.for_s, lambda: self._away and self._away()))
+
+
+if sys.platform != "linux":  # pragma: no cover
+    raise ResoluteError("soak: expected Linux")

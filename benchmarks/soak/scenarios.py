@@ -1,0 +1,508 @@
+"""What the soak runs: tiny photos through prep, verify, training and evaluation, and what each must have made at the end.
+
+A scenario has variants (by the cycle's number), phases (commands that run one after another), places where storage may
+fail, and checks against a reference: the same variant, undisturbed. All cycles use the same paths, so that the bytes of
+manifests can be compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+
+from .checks import check_training, compare_trees, leftover_files, planned_samples, tree
+from .events import Place
+from .objects import BUCKET, ObjectStore
+from .processes import Command, in_child
+
+__all__ = ["SCENARIOS", "Phase", "Scenario", "World", "make_photos"]
+
+RESOLUTIONS = "32,48,64"
+HANG_S = 1.0  # the decoder's limit in the soak, in place of two minutes
+_RECIPE = """
+seed = 5
+[model]
+name = "{model}"
+[optim]
+name = "sgd"
+lr = 0.05
+accumulate = 2
+[ema]
+decay = 0.9
+[augment]
+mixup_alpha = 0.2
+mix_prob = 0.5
+[eval]
+batch_size = 16
+[[stages]]
+res = 32
+epochs = 2
+batch_size = 8
+fraction = 0.5
+[[stages]]
+res = 48
+epochs = 1
+batch_size = 8
+[[stages]]
+res = 64
+epochs = 1
+batch_size = 12
+"""
+_SMALL = {"one": "test_resnet", "many": "test_convnext"}  # why: batch statistics depend on who shares a rank's batch
+
+
+@dataclass(kw_only=True)
+class World:
+    """What all cycles share. root: the soak's own temporary folder; store: None where moto is not installed."""
+
+    root: Path
+    store: ObjectStore | None
+    references: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def cycle(self) -> Path:
+        return self.root / "cycle"
+
+    @property
+    def photos(self) -> Path:
+        return self.root / "photos"
+
+    @property
+    def shards(self) -> Path:
+        """A finished shard set, made at the start."""
+        return self.root / "shards"
+
+    def recipe(self, name: str) -> Path:
+        return self.root / f"{name}.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A command (of the n-th start) that is run until it ends with `final`."""
+
+    name: str
+    command: Callable[[int], Command]
+    final: int = 0
+
+
+def make_photos(folder: Path, *, seed: int = 0, count: int = 90, classes: int = 3) -> None:
+    """`count` JPEGs of about 100 px in `classes` class folders; the same seed gives the same files."""
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        height, width = (int(n) for n in rng.integers(90, 130, 2))
+        tint = np.array([40 + 80 * (i % classes), 120, 200 - 60 * (i % classes)])
+        slope = np.linspace(-30, 30, width)[None, :, None] * rng.uniform(-1, 1, 3)
+        pixels = np.clip(tint + slope + rng.normal(0, 25, (height, width, 3)), 0, 255).astype(np.uint8)
+        path = folder / f"class{i % classes}" / f"photo{i:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(simplejpeg.encode_jpeg(pixels, quality=85))
+
+
+def write_recipes(world: World) -> None:
+    for name, model in _SMALL.items():
+        world.recipe(name).write_text(_RECIPE.format(model=model), encoding="utf-8")
+
+
+class Scenario:
+    """One cycle of a kind: prepared in `world.cycle`, disturbed by the caller, then checked."""
+
+    name = ""
+    variants = 1
+    several = False  # whether its commands have worker processes or ranks
+    loss: frozenset[int] = frozenset()  # right exit statuses, beside success, when one of those is killed
+    remote = False  # whether the object store takes part
+    kills, faults = 0, 0  # of the soak's 300 and 100
+
+    def __init__(self, world: World, index: int, *, alone: bool = False) -> None:
+        """alone: the undisturbed reference, which trains on one rank."""
+        self.world, self.index, self.variant, self.alone = world, index, index % self.variants, alone
+        self.folder = world.cycle
+
+    @property
+    def key(self) -> str:
+        """Cycles with the same key must end in the same bytes."""
+        return f"{self.name}-{self.variant}"
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def env(self) -> dict[str, str]:
+        store = self.world.store.variables if self.remote and self.world.store else {}
+        return {"TMPDIR": str(self.path("tmp")), "RESOLUTE_CACHE": str(self.path("cache")), **store}
+
+    def prepare(self) -> None:
+        """Make the cycle's folder as it is before the first start."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.path("tmp").mkdir(parents=True)
+
+    def phases(self) -> list[Phase]:
+        raise NotImplementedError
+
+    def beside(self) -> list[Callable[[], Command]]:
+        """Commands that are started, once each, while the phase runs."""
+        return []
+
+    def ranks(self, attempt: int) -> int:
+        """Processes of a start."""
+        return 1
+
+    def places(self) -> dict[str, Place]:
+        return {}
+
+    def in_process(self, attempt: int) -> None:
+        """Called in each forked process of the command before its `main`."""
+        shorten_limits()
+
+    def keep(self, reference: Path) -> None:
+        """Put what this undisturbed cycle has made into the folder `reference`."""
+        raise NotImplementedError
+
+    def check(self, reference: Path, *, complete: bool) -> list[str]:
+        """Findings against the reference. complete: no attempt ran outside of this interpreter."""
+        raise NotImplementedError
+
+    def command(self, module: str, *words: object, ranks: int = 1) -> Command:
+        return Command(module=module, main=_main_of(module), arguments=[str(word) for word in words], env=self.env(),
+                       ranks=ranks)  # fmt: skip
+
+
+@functools.cache
+def _main_of(module: str) -> Callable[[list[str]], int]:
+    name = module if module == "train.evaluate" or module == "prep.verify" else f"{module}.__main__"
+    main: Callable[[list[str]], int] = importlib.import_module(name).main
+    return main
+
+
+def shorten_limits() -> None:
+    """In a forked process: time limits that suit the soak, and prep's workers forked as the command itself was."""
+    import prep.pool
+    from pipeline.cache_settings import CacheSettings
+
+    get_context = multiprocessing.get_context
+    multiprocessing.get_context = lambda method=None: get_context(  # type: ignore[assignment]
+        "fork" if method == "forkserver" else method
+    )
+    prep.pool.Pool = functools.partial(prep.pool.Pool, hang_s=HANG_S)  # type: ignore[assignment, misc]
+    prep.pool.open_pool = functools.partial(prep.pool.open_pool, method="fork")
+    defaults = CacheSettings.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults.update(first_wait_s=0.05, stall_s=1.5)
+
+
+class Prep(Scenario):
+    """A folder of class folders to shards; every fourth time in two commands, the second of which adds a size."""
+
+    name, variants, several = "prep-folder", 4, True
+    kills, faults = 70, 20
+
+    def prepare(self) -> None:
+        super().prepare()
+        shutil.copytree(self.world.photos, self.path("photos"))
+
+    @property
+    def source(self) -> str:
+        return str(self.path("photos"))
+
+    @property
+    def out(self) -> str:
+        return str(self.path("out"))
+
+    def prep(self, resolutions: str = RESOLUTIONS) -> Command:
+        return self.command("prep", "--src", self.source, "--out", self.out, "--res", resolutions, "--workers", 2,
+                            "--shard-samples", 8)  # fmt: skip
+
+    def phases(self) -> list[Phase]:
+        whole = Phase(name="prep", command=lambda _: self.prep())
+        if self.variant != 3:
+            return [whole]
+        return [Phase(name="prep at 32 px", command=lambda _: self.prep("32")), whole]
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}-{self.variant == 3}"
+
+    def places(self) -> dict[str, Place]:
+        return {"photos": Place(path=self.path("photos"), reads=True, vanishes=True),
+                "out": Place(path=self.path("out"), reads=True, writes=True, vanishes=True)}  # fmt: skip
+
+    def written(self) -> dict[str, str]:
+        return tree(self.path("out"))
+
+    def keep(self, reference: Path) -> None:
+        (reference / "tree.json").write_text(json.dumps(self.written()))
+
+    def check(self, reference: Path, *, complete: bool) -> list[str]:
+        expected = json.loads((reference / "tree.json").read_text())
+        return compare_trees("OUT", self.written(), expected) + leftover_files("TMPDIR", self.path("tmp"))
+
+
+class PrepArchive(Prep):
+    """The same photos in a zip, tar or tar.gz."""
+
+    name, variants = "prep-archive", 3
+    kills, faults = 30, 10
+
+    def prepare(self) -> None:
+        super(Prep, self).prepare()
+        files = [path for path in sorted(self.world.photos.rglob("*")) if path.is_file()]
+        self.path("archive").mkdir()
+        if self.variant == 0:
+            with zipfile.ZipFile(self.source, "w") as archive:
+                for path in files:
+                    archive.writestr(zipfile.ZipInfo(str(path.relative_to(self.world.photos))), path.read_bytes())
+            return
+        with tarfile.open(self.source, "w" if self.variant == 1 else "w:gz", compresslevel=1) if self.variant == 2 \
+                else tarfile.open(self.source, "w") as tar:  # fmt: skip
+            for path in files:
+                info = tarfile.TarInfo(str(path.relative_to(self.world.photos)))
+                info.size = path.stat().st_size
+                with path.open("rb") as file:
+                    tar.addfile(info, file)
+        os.utime(self.source, (1_700_000_000, 1_700_000_000))
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}-{self.variant}"
+
+    @property
+    def source(self) -> str:
+        return str(self.path("archive") / f"photos.{('zip', 'tar', 'tar.gz')[self.variant]}")
+
+    def phases(self) -> list[Phase]:
+        return [Phase(name="prep", command=lambda _: self.prep())]
+
+    def places(self) -> dict[str, Place]:
+        return {"archive": Place(path=self.path("archive"), reads=True, vanishes=True),
+                "out": Place(path=self.path("out"), reads=True, writes=True, vanishes=True)}  # fmt: skip
+
+
+class PrepObjects(Prep):
+    """Photos in an object store, or OUT there, or both."""
+
+    name, variants, remote = "prep-s3", 3, True
+    kills, faults = 30, 20
+
+    def prepare(self) -> None:
+        super().prepare()
+        assert self.world.store
+        for prefix in ("out",):
+            self.world.store.delete(prefix)
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}-{self.variant}"
+
+    @property
+    def source(self) -> str:
+        return super().source if self.variant == 1 else f"s3://{BUCKET}/photos"
+
+    @property
+    def out(self) -> str:
+        return super().out if self.variant == 0 else f"s3://{BUCKET}/out"
+
+    def phases(self) -> list[Phase]:
+        return [Phase(name="prep", command=lambda _: self.prep())]
+
+    def places(self) -> dict[str, Place]:
+        places = super().places()
+        return {name: places[name] for name in ([["out"], ["photos"], []][self.variant])}
+
+    def written(self) -> dict[str, str]:
+        import hashlib
+
+        store = self.world.store
+        if self.variant == 0 or store is None:
+            return super().written()
+        return {name: hashlib.sha256(store.read(f"out/{name}")).hexdigest() for name in store.names("out")
+                if name != "report.html"}  # fmt: skip
+
+    def check(self, reference: Path, *, complete: bool) -> list[str]:
+        problems = super().check(reference, complete=complete)
+        if self.world.store and (uploads := self.world.store.uploads()):
+            problems.append(f"object store: {uploads} multipart uploads left open")
+        return problems
+
+
+class Verify(Prep):
+    """`verify` of a sound set; every other time of one with a flipped byte, which `prep` then makes again."""
+
+    name, variants, loss = "verify", 2, frozenset({2})
+    kills, faults = 20, 10
+
+    def prepare(self) -> None:
+        super().prepare()
+        shutil.copytree(self.world.shards, self.path("out"))
+        if self.variant == 1:
+            tars = sorted(self.path("out").glob("48/*.tar"))
+            tar = tars[1]
+            data = bytearray(tar.read_bytes())
+            data[len(data) // 3] ^= 4
+            tar.write_bytes(data)
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}-{self.variant}"
+
+    @property
+    def source(self) -> str:
+        return str(self.world.photos)
+
+    def phases(self) -> list[Phase]:
+        def verify(_: int) -> Command:
+            return self.command("prep.verify", self.out)
+
+        if self.variant == 0:
+            return [Phase(name="verify", command=verify)]
+        return [Phase(name="verify", command=verify, final=1), Phase(name="repair", command=lambda _: self.prep()),
+                Phase(name="verify again", command=verify)]  # fmt: skip
+
+    def places(self) -> dict[str, Place]:
+        return {"out": Place(path=self.path("out"), reads=True, writes=self.variant == 1, vanishes=True)}
+
+
+class Train(Scenario):
+    """Training on one rank: bit for bit."""
+
+    name = "train-1"
+    recipe = "one"
+    kills, faults = 60, 14
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.path("seen").mkdir()
+        self.path("runs").mkdir()
+        if not self.remote:
+            shutil.copytree(self.world.shards, self.path("shards"))
+
+    @property
+    def shards(self) -> str:
+        return str(self.path("shards"))
+
+    @property
+    def run(self) -> Path:
+        return self.path("runs") / "run"
+
+    def train(self, attempt: int) -> Command:
+        words = ["--shards", self.shards, "--recipe", self.world.recipe(self.recipe), "--runs", self.path("runs"),
+                 "--run", "run", "--device", "cpu", "--threads", 1, "--save-every-steps", 3]  # fmt: skip
+        return self.command("train", *words, ranks=self.ranks(attempt))
+
+    def phases(self) -> list[Phase]:
+        return [Phase(name="train", command=self.train)]
+
+    def places(self) -> dict[str, Place]:
+        return {"shards": Place(path=self.path("shards"), reads=True, vanishes=True),
+                "run": Place(path=self.run, reads=True, writes=True, vanishes=True)}  # fmt: skip
+
+    def in_process(self, attempt: int) -> None:
+        super().in_process(attempt)
+        _note_samples(self.path("seen") / f"{attempt:03d}.{os.environ.get('RANK', '0')}")
+
+    def keep(self, reference: Path) -> None:
+        shutil.copytree(self.run, reference / "run")
+        planned = in_child(lambda: planned_samples(str(self.world.shards), self.world.recipe(self.recipe)))
+        (reference / "planned.json").write_text(json.dumps(planned))
+        (reference / "cache.json").write_text(json.dumps(sorted(tree(self.path("cache")))))
+
+    def check(self, reference: Path, *, complete: bool) -> list[str]:
+        planned = json.loads((reference / "planned.json").read_text())
+        problems = in_child(
+            lambda: check_training(self.run, reference / "run", self.path("seen"), planned,
+                                   exact=self.recipe == "one", complete=complete)
+        )  # fmt: skip
+        assert isinstance(problems, list)
+        cache = json.loads((reference / "cache.json").read_text())
+        problems += leftover_files("TMPDIR", self.path("tmp"))
+        if self.path("shards").exists():
+            problems += compare_trees("SHARDS", tree(self.path("shards")), tree(self.world.shards))
+        left = [str(path.relative_to(self.path("cache"))) for path in self.path("cache").rglob("*") if path.is_file()]
+        if extra := sorted(set(left) - set(cache)):
+            problems.append(f"cache: {len(extra)} files left over: {', '.join(extra[:3])}")
+        return problems
+
+
+class TrainRanks(Train):
+    """Training on 1, 2 and 4 ranks, another number at each start: within rounding."""
+
+    name, recipe, several, loss = "train-ranks", "many", True, frozenset({137, 2})
+    kills, faults = 40, 10
+
+    def ranks(self, attempt: int) -> int:
+        return 1 if self.alone else (2, 4, 1)[(attempt + self.index) % 3]
+
+
+class TrainObjects(Train):
+    """Training from an object store through the cache."""
+
+    name, remote = "train-s3", True
+    kills, faults = 20, 10
+
+    @property
+    def shards(self) -> str:
+        return f"s3://{BUCKET}/shards"
+
+    def places(self) -> dict[str, Place]:
+        return {"run": Place(path=self.run, reads=True, writes=True),
+                "cache": Place(path=self.path("cache"), reads=True, writes=True)}  # fmt: skip
+
+
+class Evaluate(Train):
+    """Evaluation beside the live run, both disturbed; the accuracy of the finished run must be the undisturbed one's."""
+
+    name = "eval"
+    kills, faults = 30, 6
+
+    def evaluate(self, *words: object) -> Command:
+        return self.command("train.evaluate", self.run, "--shards", self.shards, "--device", "cpu", "--threads", 1,
+                            *words)  # fmt: skip
+
+    def beside(self) -> list[Callable[[], Command]]:
+        return [self.evaluate]
+
+    def phases(self) -> list[Phase]:
+        return [*super().phases(), Phase(name="eval", command=lambda _: self.evaluate("--res", "48,64"))]
+
+    def check(self, reference: Path, *, complete: bool) -> list[str]:
+        problems = super().check(reference, complete=complete)
+        ours, theirs = (json.loads((run / "eval.json").read_text()) for run in (self.run, reference / "run"))
+        if ours != theirs:
+            problems.append(f"eval.json: got {ours['rows']} at step {ours['step']}, expected {theirs['rows']}")
+        return problems
+
+
+def _note_samples(file: Path) -> None:
+    """Have each training step of this process write down its samples before it is taken."""
+    from train import loop
+
+    step: Callable[..., Any] = loop.Learner.train_step
+
+    def noting(learner: Any, batch: Any) -> Any:
+        with file.open("a", encoding="utf-8") as lines:
+            print(json.dumps([batch.spec.step, batch.spec.ids.tolist()]), file=lines)
+        return step(learner, batch)
+
+    loop.Learner.train_step = noting  # type: ignore[method-assign]
+
+
+SCENARIOS: Mapping[str, type[Scenario]] = {
+    scenario.name: scenario
+    for scenario in (Prep, PrepArchive, PrepObjects, Verify, Train, TrainRanks, TrainObjects, Evaluate)
+}
+
+
+def chosen_scenarios(only: Sequence[str]) -> list[str]:
+    """Names of scenarios that are one of `only`, or begin with it and a dash: `prep` stands for prep-folder …"""
+    return [name for name in SCENARIOS if not only or any(name == word or name.startswith(f"{word}-") for word in only)]
