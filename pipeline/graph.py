@@ -8,12 +8,14 @@ stage of the run uses is not built into it.
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali._autograph.pyct import loader as generated_code
 
 from . import cpu, ops
 from .buffers import Buffers
@@ -34,6 +36,18 @@ _GPU_INPUTS = {
     "size": (types.FLOAT, 1),  # output height, width
     "roi": (types.FLOAT, 1),  # relative y0, x0, y1, x1 of the window; x0 > x1 mirrors, y0 > y1 turns upside down
 }
+_load_source = generated_code.load_source
+
+
+def _load_and_delete(source: str, delete_on_exit: bool) -> tuple[Any, str]:
+    """As DALI's own function, but its temporary file is gone at once: a killed process never gets to its exit."""
+    module, name = _load_source(source, False)
+    if delete_on_exit:
+        Path(name).unlink(missing_ok=True)
+    return module, name
+
+
+generated_code.load_source = _load_and_delete
 
 
 class Graph:

@@ -16,15 +16,16 @@ if __name__ == "__main__":  # before the slow imports
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.cli import Parser
+from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 
-from ..shell import command, header, ready_to_write, write
+from ..shell import header, ready_to_write, write
 from .faults import compile_library, preload
 
 __all__ = ["main"]
@@ -76,12 +77,12 @@ def _soak(got: argparse.Namespace) -> int:
     folder = Path(os.environ.pop(_INSIDE))
     from .run import Soak  # why: it imports everything
 
-    import shutil
-
     try:
         with contextlib.ExitStack() as stack:
-            soak = Soak(folder, stack, seed=got.seed, kills=got.kills, faults=got.faults, minutes=got.minutes,
-                        only=[word for word in got.only.split(",") if word], index=got.index, keep=got.keep)  # fmt: skip
+            soak = Soak(
+                folder, stack, seed=got.seed, kills=got.kills, faults=got.faults, minutes=got.minutes,
+                only=[word for word in got.only.split(",") if word], index=got.index, keep=got.keep,
+            )  # fmt: skip
             soak.go()
         result = {**header(FORMAT), **soak.result()}
         write(got.out, result, indent=None)

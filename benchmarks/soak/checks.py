@@ -53,6 +53,7 @@ def planned_samples(shards: str, recipe: Path) -> list[tuple[int, int, list[int]
     from pipeline.shards import ShardSet
 
     read = Recipe.load(recipe)
+    assert read.data.order != "auto"
     plan = Plan(
         ShardSet.open(shards, resolutions=read.resolutions), read.stages, seed=read.seed, order=read.data.order,
         fraction_mode=read.data.fraction_mode, eval_batch_size=read.eval.batch_size,

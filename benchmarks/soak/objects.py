@@ -195,7 +195,7 @@ def _serve() -> None:
         "127.0.0.1", 0, _Faults(DomainDispatcherApplication(create_backend_app)), threaded=True,
         request_handler=Handler,
     )  # fmt: skip
-    server.daemon_threads = True
+    server.daemon_threads = True  # type: ignore[attr-defined]
     print(server.server_port, flush=True)
     server.serve_forever()
 

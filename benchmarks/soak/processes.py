@@ -170,7 +170,7 @@ def in_child(work: Callable[[], object]) -> object:
         try:
             data = json.dumps(work()).encode()
             os.close(read)
-            with open(write, "wb") as pipe:
+            with os.fdopen(write, "wb") as pipe:
                 pipe.write(data)
             status = 0
         except BaseException:
@@ -178,7 +178,7 @@ def in_child(work: Callable[[], object]) -> object:
         finally:
             os._exit(status)
     os.close(write)
-    with open(read, "rb") as pipe:
+    with os.fdopen(read, "rb") as pipe:
         data = pipe.read()
     _, status = os.waitpid(pid, 0)
     if status:
@@ -196,7 +196,7 @@ def _run(command: Command, stdout: Path, stderr: Path, prepare: Callable[[], Non
             os.dup2(handle, descriptor)
             os.close(handle)
         # why closefd: `run_main` puts others in their place, and these would close the descriptors as they go
-        sys.stdin, sys.stdout, sys.stderr = (open(i, mode, closefd=False) for i, mode in enumerate("rww"))  # noqa: PTH123
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, mode, closefd=False) for i, mode in enumerate("rww"))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)

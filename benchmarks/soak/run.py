@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ import prep.pool
 import prep.report
 import prep.summary
 import prep.verify
-import prep.worker
+import prep.worker  # noqa: F401
 import train.__main__
 import train.before
 import train.evaluate
@@ -369,12 +369,11 @@ class _Attempt:
         main = soak._start(scenario, self.phase, self.attempt, real=self.real)
         self.processes.append(main)
         began = time.monotonic()
-        if self.phase is scenario.phases()[0] or self.phase.name == scenario.phases()[0].name:
+        if self.phase.name == scenario.phases()[0].name:
             for beside in scenario.beside():
-                self._todo.append((began + self.rng.random() * takes_s, lambda beside=beside: self._start_beside(beside)))
-        if not event.remote and not event.ops:
-            act = self._vanish if event.how.startswith("vanish") else self._signal
-            self._todo.append((began + self.moment_s, act))
+                self._todo.append((began + self.rng.random() * takes_s, functools.partial(self._start_beside, beside)))
+        if not event.remote and not event.ops and not event.victim:
+            self._todo.append((began + self.moment_s, self._act))
         while (self._todo and main.poll() is None) or any(process.poll() is None for process in self.processes):
             for due in [each for each in self._todo if each[0] <= time.monotonic()]:
                 self._todo.remove(due)
@@ -420,9 +419,15 @@ class _Attempt:
 
     def _start_beside(self, beside: Callable[[], Command]) -> None:
         number = len(self.processes)
-        self.processes.append(
-            self.soak.start_command(self.scenario, beside(), self.attempt, f"beside{number}")
-        )
+        self.processes.append(self.soak.start_command(self.scenario, beside(), self.attempt, f"beside{number}"))
+        if number == self.event.victim:
+            self._todo.append((time.monotonic() + self.moment_s / 2, self._act))
+
+    def _act(self) -> None:
+        if self.event.how.startswith("vanish"):
+            self._vanish()
+        else:
+            self._signal()
 
     def _signal(self) -> None:
         if self.event.victim >= len(self.processes):
@@ -473,7 +478,3 @@ class _Attempt:
         self._away = back
         if self.event.for_s:
             self._todo.append((time.monotonic() + self.event.for_s, lambda: self._away and self._away()))
-
-
-if sys.platform != "linux":  # pragma: no cover
-    raise ResoluteError("soak: expected Linux")

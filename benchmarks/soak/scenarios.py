@@ -1,4 +1,4 @@
-"""What the soak runs: tiny photos through prep, verify, training and evaluation, and what each must have made at the end.
+"""What the soak runs: tiny photos through prep, verify, training and evaluation, and what each must have made then.
 
 A scenario has variants (by the cycle's number), phases (commands that run one after another), places where storage may
 fail, and checks against a reference: the same variant, undisturbed. All cycles use the same paths, so that the bytes of
@@ -8,7 +8,9 @@ manifests can be compared.
 from __future__ import annotations
 
 import functools
+import gzip
 import importlib
+import io
 import json
 import multiprocessing
 import os
@@ -264,13 +266,15 @@ class PrepArchive(Prep):
                 for path in files:
                     archive.writestr(zipfile.ZipInfo(str(path.relative_to(self.world.photos))), path.read_bytes())
             return
-        with tarfile.open(self.source, "w" if self.variant == 1 else "w:gz", compresslevel=1) if self.variant == 2 \
-                else tarfile.open(self.source, "w") as tar:  # fmt: skip
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as tar:
             for path in files:
                 info = tarfile.TarInfo(str(path.relative_to(self.world.photos)))
                 info.size = path.stat().st_size
                 with path.open("rb") as file:
                     tar.addfile(info, file)
+        content = data.getvalue() if self.variant == 1 else gzip.compress(data.getvalue(), 1, mtime=0)
+        Path(self.source).write_bytes(content)
         os.utime(self.source, (1_700_000_000, 1_700_000_000))
 
     @property
@@ -460,7 +464,7 @@ class TrainObjects(Train):
 
 
 class Evaluate(Train):
-    """Evaluation beside the live run, both disturbed; the accuracy of the finished run must be the undisturbed one's."""
+    """Evaluation beside the live run, both disturbed; at the end it must say what it says of the undisturbed run."""
 
     name = "eval"
     kills, faults = 30, 6
@@ -494,7 +498,7 @@ def _note_samples(file: Path) -> None:
             print(json.dumps([batch.spec.step, batch.spec.ids.tolist()]), file=lines)
         return step(learner, batch)
 
-    loop.Learner.train_step = noting  # type: ignore[method-assign]
+    loop.Learner.train_step = noting  # type: ignore[assignment, method-assign]
 
 
 SCENARIOS: Mapping[str, type[Scenario]] = {

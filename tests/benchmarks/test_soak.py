@@ -1,0 +1,205 @@
+"""The soak's instruments do what they claim, its checks find what is wrong, and a short slice of it finds nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak.checks import _check_samples, check_training, compare_trees, leftover_files, tree
+from benchmarks.soak.events import Event, Place, draw, problems_of
+from benchmarks.soak.faults import NAME, OPEN, READ, SYNC, WRITE, Control, compile_library, preload
+from pipeline.loader import Loader
+from pipeline.plan import Plan
+from pipeline.recipe import Augment, Stage
+from pipeline.shards import ShardSet
+
+PLACES = {"in": Place(path=Path("in"), reads=True, vanishes=True), "out": Place(path=Path("out"), writes=True)}
+_WORK = """
+import os, sys
+try:
+    data = open(sys.argv[1] + "/inside/file", "rb", buffering=0).read(8)
+    handle = os.open(sys.argv[1] + "/inside/new", os.O_CREAT | os.O_RDWR)
+    print(len(data), os.write(handle, b"12345678"))
+    os.fsync(handle)
+    os.rename(sys.argv[1] + "/inside/new", sys.argv[1] + "/inside/renamed")
+except OSError as error:
+    print(error.errno)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = compile_library(tmp_path_factory.mktemp("library"))
+    if library is None:
+        pytest.skip("needs a C compiler")
+    return library
+
+
+class Faulty:
+    """A process that reads, writes and renames in a folder, under a `Control`."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self.folder = folder
+        (folder / "inside").mkdir()
+        (folder / "inside" / "file").write_bytes(b"abcdefgh")
+        self.environ = {**os.environ, **preload(library, folder / "page")}
+        self.control = Control(folder / "page")
+
+    def run(self) -> tuple[str, int]:
+        words = [sys.executable, "-c", _WORK, str(self.folder)]
+        done = subprocess.run(words, env=self.environ, capture_output=True, text=True)
+        return done.stdout.strip(), done.returncode
+
+
+@pytest.fixture
+def faulty(library: Path, tmp_path: Path) -> Faulty:
+    return Faulty(library, tmp_path)
+
+
+def test_without_a_fault_calls_pass_and_are_counted(faulty: Faulty) -> None:
+    assert faulty.run() == ("8 8", 0)
+    faulty.control.count(faulty.folder / "inside", READ)
+    assert faulty.run() == ("8 8", 0)
+    assert faulty.control.counts() == (1, 0)
+    faulty.control.count(faulty.folder / "inside", WRITE | SYNC | NAME)
+    faulty.run()
+    assert faulty.control.counts() == (3, 0)
+    faulty.control.count(faulty.folder / "ins", READ | WRITE | SYNC | NAME | OPEN)  # a name's beginning is no folder
+    faulty.run()
+    assert faulty.control.counts() == (0, 0)
+
+
+def test_calls_fail_with_the_errno_and_as_often_as_asked(faulty: Faulty) -> None:
+    inside = faulty.folder / "inside"
+    for ops, error in ((READ, errno.EIO), (WRITE, errno.ENOSPC), (OPEN, errno.ESTALE)):
+        faulty.control.fail(inside, ops, error=error, limit=1)
+        assert faulty.run() == (str(error), 0)
+        assert faulty.run() == ("8 8", 0)
+    for ops in (SYNC, NAME):
+        faulty.control.fail(inside, ops, error=errno.EIO)
+        assert faulty.run() == (f"8 8\n{errno.EIO}", 0)
+    faulty.control.fail(inside, READ, error=errno.EIO, after=1)
+    assert faulty.run()[0] == "8 8"
+    assert faulty.run()[0] == str(errno.EIO)
+    faulty.control.clear()
+    assert faulty.run()[0] == "8 8"
+
+
+def test_short_reads_and_writes_take_half(faulty: Faulty) -> None:
+    faulty.control.shorten(faulty.folder / "inside", READ | WRITE)
+    assert faulty.run() == ("4 4", 0)
+
+
+def test_a_kill_at_a_write_tears_it(faulty: Faulty) -> None:
+    faulty.control.kill(faulty.folder / "inside", WRITE, after=0, group=False)
+    assert faulty.run()[1] == -9
+    assert (faulty.folder / "inside" / "new").read_bytes() == b"1234"
+
+
+def test_events_follow_from_the_seed_alone() -> None:
+    def some(seed: int) -> list[Event]:
+        rng = random.Random(seed)
+        return [draw(rng, fault=i % 2 == 0, places=PLACES, several=True, loss=frozenset(), remote=True, library=True,
+                     stop_s=1.0) for i in range(300)]  # fmt: skip
+
+    assert some(1) == some(1)
+    assert some(1) != some(2)
+    kinds = Counter(event.how for event in some(3))
+    for how in ("SIGKILL", "SIGKILL at a file call", "SIGTERM", "SIGSTOP", "vanish", "ENOSPC", "EIO read", "short read",
+                "slow read", "s3 403", "s3 503", "s3 hang", "s3 cut"):  # fmt: skip
+        assert kinds[how], how
+    assert not any(event.ops or event.remote for event in some(4) if event.how in ("SIGKILL", "SIGSTOP", "vanish"))
+
+
+@pytest.mark.parametrize(
+    ("status", "stderr", "found"),
+    [
+        (0, "", []),
+        (2, "error: disk full", []),
+        (2, "", ["0 lines"]),
+        (2, "one\ntwo", ["2 lines"]),
+        (0, "warning: something", ["1 lines"]),
+        (1, "", ["status 1"]),
+        (-9, "", ["status -9"]),
+        (None, "", ["did not end"]),
+        (2, "Traceback (most recent call last):\n  File\nError", ["traceback", "3 lines"]),
+        (0, "prep: 3 shards are there already\n[W1122 14:02:11.5 socket.cpp:1] [c10d] lost", []),
+    ],
+)
+def test_a_command_under_a_fault_ends_well_or_with_status_2_and_one_line(
+    status: int | None, stderr: str, found: list[str]
+) -> None:
+    event = Event(kind="fault", how="ENOSPC", at=0.5, expected=frozenset({2}))
+    problems = problems_of(event, status=status, final=0, stderr=stderr, what="prep")
+    assert len(problems) == len(found)
+    assert all(part in problem for part, problem in zip(found, problems, strict=True))
+
+
+def test_what_is_left_over_missing_or_changed_is_found(tmp_path: Path) -> None:
+    for name in ("same", "missing", "changed"):
+        (tmp_path / name).write_text(name)
+    expected = tree(tmp_path)
+    assert compare_trees("OUT", tree(tmp_path), expected) == []
+    (tmp_path / "missing").unlink()
+    (tmp_path / "changed").write_text("otherwise")
+    (tmp_path / ".file.part").touch()
+    kinds = [problem.split(": ")[1] for problem in compare_trees("OUT", tree(tmp_path), expected)]
+    assert kinds == ["1 files missing", "1 files left over", "1 files of other bytes"]
+    assert leftover_files("TMPDIR", tmp_path, ["same", "changed"]) == ["TMPDIR: left over: .file.part"]
+    assert leftover_files("TMPDIR", tmp_path / "none") == []
+
+
+def test_samples_that_are_lost_doubled_or_foreign_are_found() -> None:
+    planned = [(0, 0, [1, 2]), (0, 1, [3, 4])]
+    good = {0: {0: Counter([1, 2])}, 1: {0: Counter([3]), 1: Counter([3, 4])}}
+    assert _check_samples(good, planned, complete=True) == []
+    assert _check_samples({0: good[0]}, planned, complete=False) == []
+    for step, ids in ((1, [3]), (1, [3, 4, 4]), (1, [3, 5]), (2, [3])):
+        assert _check_samples({0: good[0], step: {0: Counter(ids)}}, planned, complete=True), (step, ids)
+    assert _check_samples(good, [*planned, (0, 2, [1])], complete=False)  # twice in an epoch
+
+
+def _run(folder: Path, *, loss: float = 2.0, weight: float = 0.5, steps: int = 2) -> Path:
+    import torch
+
+    folder.mkdir()
+    records = [{"kind": "step", "step": step, "loss": loss} for step in range(steps)] + [{"kind": "epoch", "epoch": 0}]
+    (folder / "run.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    for name in ("last.pt", "best.pt"):
+        torch.save({"model": {"w": torch.tensor([weight])}, "ema": None}, folder / name)
+    return folder
+
+
+def test_a_run_that_differs_from_the_undisturbed_one_is_found(tmp_path: Path) -> None:
+    reference = _run(tmp_path / "reference")
+
+    def found(run: Path, *, exact: bool = True) -> list[str]:
+        return check_training(run, reference, tmp_path / "seen", [], exact=exact, complete=False)
+
+    assert found(_run(tmp_path / "same")) == []
+    near = _run(tmp_path / "near", loss=2.0 + 1e-7, weight=0.5 + 1e-7)
+    assert [problem.split(":")[0] for problem in found(near)] == ["losses", "last.pt", "best.pt"]
+    assert found(near, exact=False) == []
+    assert len(found(_run(tmp_path / "far", loss=2.1, weight=0.6), exact=False)) == 3
+    assert "step records" in found(_run(tmp_path / "short", steps=1))[0]
+    (tmp_path / "same" / ".last.pt.part").touch()
+    assert "run folder" in found(tmp_path / "same")[0]
+
+
+def test_a_graph_leaves_no_generated_code_behind(
+    shard_set: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    augment = Augment(mixup_alpha=0.2, mix_prob=1.0, erase_prob=0.5)
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16, augment=augment)], eval_batch_size=None)
+    with Loader(plan) as loader:
+        assert next(iter(loader)).images.shape[-1] == 32
+        assert list(tmp_path.iterdir()) == []
