@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 from pipeline.shards import FORMAT, SAMPLE, SOURCE, STORED, VERSION, manifest_bytes, shard_name
+from pipeline.storage.scratch import ScratchFolder
 
 from .shard import Written
 from .store import LOCK, WORK, Store
@@ -30,7 +30,7 @@ class Base:
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self.manifest = manifest
         self._store = store
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: ScratchFolder | None = None
         self._arrays: dict[str, NDArray[Any] | None] = {}
         self._rejects: dict[str, list[tuple[int, str]]] | None = None
         self.damaged = self._find_damaged()
@@ -38,7 +38,7 @@ class Base:
     def close(self) -> None:
         self._arrays.clear()
         if self._scratch is not None:
-            self._scratch.cleanup()
+            self._scratch.close()
 
     def __enter__(self) -> Base:
         return self
@@ -100,8 +100,8 @@ class Base:
         if name not in self._arrays:
             array = None
             if name not in self.damaged:
-                self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="resolute-")
-                array = np.load(self._store.local(name, Path(self._scratch.name)), mmap_mode="r")
+                self._scratch = self._scratch or ScratchFolder()
+                array = np.load(self._store.local(name, self._scratch.path), mmap_mode="r")
                 assert array.dtype == dtype, (name, array.dtype)
             self._arrays[name] = array
         return self._arrays[name]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.shards import SAMPLE, SOURCE, STORED
+from pipeline.storage.scratch import ScratchFolder
 
 from .store import Store
 
@@ -23,7 +22,7 @@ class OpenSet:
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self._store, self._manifest = store, manifest
-        self._scratch = tempfile.TemporaryDirectory(prefix="resolute-")
+        self._scratch = ScratchFolder()
         self._arrays: dict[str, NDArray[Any]] = {}
 
     def __enter__(self) -> OpenSet:
@@ -31,7 +30,7 @@ class OpenSet:
 
     def __exit__(self, *_: object) -> None:
         self._arrays.clear()
-        self._scratch.cleanup()
+        self._scratch.close()
 
     def samples(self, split: str) -> NDArray[Any]:
         """(n,) SAMPLE"""
@@ -87,7 +86,7 @@ class OpenSet:
 
     def _array(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         if name not in self._arrays:
-            rows = np.load(self._store.local(name, Path(self._scratch.name)), mmap_mode="r")
+            rows = np.load(self._store.local(name, self._scratch.path), mmap_mode="r")
             assert rows.dtype == dtype, (name, rows.dtype)
             self._arrays[name] = rows
         return self._arrays[name]

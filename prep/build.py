@@ -7,7 +7,6 @@ and gives the same bytes. More rejects than `max_bad` allows end the run as soon
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -21,6 +20,7 @@ import numpy as np
 
 from pipeline.errors import ResoluteError
 from pipeline.shards import FORMAT, VERSION, label_digits
+from pipeline.storage.scratch import ScratchFolder
 
 from .base import MANIFEST, Base, find_base
 from .chunk import Job
@@ -135,7 +135,7 @@ def _scratch(stack: ExitStack, store: Store) -> Path:
             place.mkdir()
             stack.callback(shutil.rmtree, place, ignore_errors=True)
         return place
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resolute-")))
+    return stack.enter_context(ScratchFolder())
 
 
 def _spool(store: Store, scratch: Path) -> Path:

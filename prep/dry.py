@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from time import perf_counter
+
+from pipeline.storage.scratch import ScratchFolder
 
 from .build import Work
 from .chunk import Job
@@ -21,8 +21,8 @@ _SAMPLE = 512  # images
 def dry_run(settings: Settings) -> str:
     """Counts, classes, estimated bytes and time, without a final newline. Raises `ResoluteError` as prep would."""
     check_places(settings)
-    with tempfile.TemporaryDirectory(prefix="resolute-") as folder:
-        inputs = find_inputs(settings, Path(folder), Path(folder) / "spool")
+    with ScratchFolder() as folder:
+        inputs = find_inputs(settings, folder, folder / "spool")
         spec = Work(settings, inputs).spec("train", 0, settings.resolutions, limit=_SAMPLE)
         tally, sizes = Tally(), [0] * len(settings.resolutions)
         with open_pool(settings.worker_count) as pool:

@@ -1,4 +1,4 @@
-"""What is left of earlier attempts, and may be deleted?"""
+"""What earlier attempts have left in OUT and may be deleted: half written files, and whole ones of no set."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from .store import Store
 
 __all__ = ["remove_parts", "remove_stale"]
 
-_OURS = re.compile(
+_OF_A_SET = (
     r"\d+/((train|val)-\d{6}\.(tar|idx)|_info\.json)"
     r"|index/(train|val)((-\d+)?(\.crc)?\.npy|\.source\.npy|\.sources\.jsonl)"
     r"|rejects\.jsonl|duplicates\.jsonl|_info\.json"
 )
-_PART = re.compile(
-    rf"({_OURS.pattern}|manifest\.json|index/manifest\.json|damaged\.json|report\.html|source\.json)\.[0-9a-f]{{8}}\.part"
-    r"|\.prep/.+\.part"
-)
+_OURS = re.compile(_OF_A_SET)
+_WRITTEN = re.compile(rf"{_OF_A_SET}|manifest\.json|index/manifest\.json|damaged\.json|report\.html|source\.json|\.prep/.+")
 
 
 def remove_parts(store: Store) -> None:
     """Delete what killed runs had half written. Only where no other run can be writing."""
-    for name in _names(store):
-        if _PART.fullmatch(name):
-            store.remove(name)
+    store.delete_partial(_WRITTEN)
 
 
 def remove_stale(store: Store, keep: Collection[str]) -> None:
@@ -32,8 +28,9 @@ def remove_stale(store: Store, keep: Collection[str]) -> None:
 
     Half written ones are left by nodes of a cluster that were lost during this very run.
     """
+    remove_parts(store)
     for name in _names(store):
-        if name not in keep and (_OURS.fullmatch(name) or _PART.fullmatch(name)):
+        if name not in keep and _OURS.fullmatch(name):
             store.remove(name)
     for folder in store.folders():
         if folder.isdecimal():

@@ -1,39 +1,42 @@
-"""Where do the shards go, so that every file is either whole or not there? A folder, or an object store."""
+"""Where shards go: a folder or an object store, by one interface. Files are whole or not there, and have one writer.
+
+Nothing half written outlives a killed run for long: in a folder it has a temporary name and a lock that ended with its
+writer, and the next run deletes it; an upload is collected in a local file that never has a name, and the parts of one
+that was cut short, which no reader sees, are aborted by the next run where the store can list them (S3).
+"""
 
 from __future__ import annotations
 
-import fcntl
-import io
-import json
-import os
+import errno
+import re
 import tempfile
-import threading
-import time
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import fsspec
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, strip_credentials
+from pipeline.storage.atomic_file import atomic_file, delete_partial, sync_folder
+from pipeline.storage.lock import exclusive_lock
 
-from .writer import FileInfo, Part, sync_folder, writing
+from .lease import Lease
+from .writer import FileInfo, Part, writing
 
 __all__ = ["LOCK", "WORK", "Folder", "Objects", "Store", "open_store"]
 
 WORK = ".prep"  # in OUT while a run is unfinished: its plan, its finished parts, its lock
-LOCK = f"{WORK}/lock"
-_LEASE_S, _RENEW_S = 60.0, 10.0
+LOCK = f"{WORK}/lock"  # a file, or in an object store a folder of them
 
 
 class Store(Protocol):
     """Files by name, POSIX paths relative to OUT. Picklable. Everything raises `ResoluteError` when refused."""
 
     @property
-    def where(self) -> str: ...  # folder or URL, for messages
+    def where(self) -> str: ...  # folder or URL without credentials, for messages
     def size(self, name: str) -> int | None: ...  # in bytes; None: not there
     def read(self, name: str) -> bytes: ...  # raises FileNotFoundError
     def open(self, name: str) -> BinaryIO: ...  # seekable, for reading; raises FileNotFoundError
@@ -43,7 +46,8 @@ class Store(Protocol):
     def create(self, name: str) -> Part: ...  # a context manager: the file appears when it ends well
     def remove(self, name: str) -> None: ...
     def remove_folder(self, name: str) -> None: ...  # if it is empty
-    def sync(self, folder: str) -> None: ...  # renames in it are durable after this
+    def sync(self, folder: str) -> None: ...  # what was removed from it stays removed after this
+    def delete_partial(self, ours: re.Pattern[str]) -> None: ...  # what killed runs left half written of such names
     def alone(self) -> Any: ...  # context manager: refuses if another prep is in its block
 
     def write(self, name: str, data: bytes) -> FileInfo:
@@ -96,7 +100,7 @@ class Folder(Store):
         path = self.root / name
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        return Part(path)
+        return Part(atomic_file(path), partial(writing, path))
 
     def remove(self, name: str) -> None:
         with writing(self.root / name):
@@ -104,37 +108,34 @@ class Folder(Store):
 
     def remove_folder(self, name: str) -> None:
         with writing(self.root / name):
-            if (self.root / name).is_dir() and not any((self.root / name).iterdir()):
+            try:
                 (self.root / name).rmdir()
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+                    raise
 
     def sync(self, folder: str) -> None:
-        sync_folder(self.root / folder)
+        with writing(self.root / folder):
+            sync_folder(self.root / folder)
+
+    def delete_partial(self, ours: re.Pattern[str]) -> None:
+        with writing(self.root):
+            for folder in ("", *self.folders()):  # why not by name: a temporary name is ours, whatever it was to become
+                delete_partial(self.root / folder)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold a lock of the system's: it ends with the process, however that ends."""
-        path = self.root / LOCK
         new = not self.root.exists()
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = path.open("w")
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise _not_alone(self.where) from None
-            except OSError:
-                pass  # why: some network disks know no locks; they did without one so far
-            # why: whoever opened it just before the last run ended holds the lock of a file that is gone
-            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(lock.fileno())):
-                raise _not_alone(self.where)
-            try:
+        with writing(self.root / WORK):
+            (self.root / WORK).mkdir(parents=True, exist_ok=True)
+        try:
+            with exclusive_lock(self.root / LOCK, folder=self.root, writer="prep", remedy="choose another OUT"):
                 yield
-            finally:
-                path.unlink(missing_ok=True)
-                self.remove_folder(WORK)
-                if new:  # why: a run that came to nothing leaves nothing
-                    self.remove_folder("")
+        finally:
+            self.remove_folder(WORK)
+            if new:  # why: a run that came to nothing leaves nothing
+                self.remove_folder("")
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,11 @@ class Objects(Store):
     """A prefix in an object store, through fsspec. An upload appears whole or not at all."""
 
     url: str
+    _lease: Lease = field(default_factory=lambda: Lease(LOCK), compare=False, repr=False)
 
     @property
     def where(self) -> str:
-        return self.url
+        return strip_credentials(self.url)
 
     @property
     def _fs(self) -> Any:
@@ -166,7 +168,7 @@ class Objects(Store):
         except Exception as error:  # why: each library has exceptions of its own, some of them bare
             told = " ".join(str(error).split()) or type(error).__name__
             raise ResoluteError(
-                f"{self.url}/{name}: the store refuses, got '{told}', expected an answer; check its address, "
+                f"{self.where}/{name}: the store refuses, got '{told}', expected an answer; check its address, "
                 "credentials and permissions, then run the same command again"
             ) from None
 
@@ -208,16 +210,48 @@ class Objects(Store):
         return self._list("", "directory")
 
     def create(self, name: str) -> Part:
-        return _Upload(self, name)
+        return Part(self._upload(name), partial(writing, tempfile.gettempdir()))
 
-    def upload(self, file: str, name: str) -> None:
+    @contextmanager
+    def _upload(self, name: str) -> Iterator[BinaryIO]:
+        """A local file without a name, so that it ends with this process; uploaded when the block has ended well."""
+        with tempfile.TemporaryFile() as file:
+            yield cast(BinaryIO, file)
+            file.flush()
+            self._lease.check(self)
+            with self._putting(name):
+                self._fs.put_file(f"/proc/self/fd/{file.fileno()}", self._path(name))
+            self._lease.check(self)  # why again: a large upload takes a while
+
+    @contextmanager
+    def _putting(self, name: str) -> Iterator[None]:
         with self._asking(name):
             try:
-                self._fs.put_file(file, self._path(name))
+                yield
             except FileNotFoundError as error:  # no such bucket
                 raise OSError(str(error)) from None
 
+    def put(self, name: str, data: bytes) -> None:
+        """A small object at once, without a look at the lock."""
+        with self._putting(name):
+            self._fs.pipe_file(self._path(name), data)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """The same, only if nothing is there: whether `data` is what is there now."""
+        with self._putting(name), suppress(FileExistsError):
+            self._fs.pipe_file(self._path(name), data, mode="create")
+        # why read in any case: an answer may get lost and the driver ask twice; some stores know no conditions
+        try:
+            return self.read(name) == data
+        except FileNotFoundError:
+            return False
+
     def remove(self, name: str) -> None:
+        self._lease.check(self, recent_s=1.0)
+        self.delete(name)
+
+    def delete(self, name: str) -> None:
+        """Remove an object, without a look at the lock."""
         with self._asking(name), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 
@@ -227,60 +261,25 @@ class Objects(Store):
     def sync(self, folder: str) -> None:
         pass  # why: an object is durable when its upload is answered
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold a lease: an object renewed every 10 s, which counts as left behind after 60 s."""
-        mine = uuid.uuid4().hex
-        done = threading.Event()
+    def delete_partial(self, ours: re.Pattern[str]) -> None:
+        """Abort uploads of several parts that nobody will finish. Other stores than S3 forget them after a while."""
+        fs = self._fs
+        if not hasattr(fs, "abort_mpu"):
+            return
+        bucket, prefix, _ = fs.split_path(self._path("x"))
+        prefix = prefix[:-1]
+        # why suppressed: it needs a permission of its own, and is only about the bill
+        with suppress(ResoluteError), self._asking(""):
+            more: dict[str, str] = {}
+            while True:
+                answer = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **more)
+                for upload in answer.get("Uploads") or []:
+                    if ours.fullmatch(upload["Key"][len(prefix) :]):
+                        fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+                if not answer.get("IsTruncated"):
+                    break
+                more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
-        def renew() -> None:
-            while not done.wait(_RENEW_S):
-                self.write(LOCK, json.dumps([mine, time.time()]).encode())
-
-        def holder() -> str | None:
-            try:
-                owner, renewed = json.loads(self.read(LOCK))
-            except (FileNotFoundError, ValueError):
-                return None
-            return str(owner) if time.time() - renewed < _LEASE_S else None
-
-        if holder() is not None:
-            raise _not_alone(self.where)
-        self.write(LOCK, json.dumps([mine, time.time()]).encode())
-        if holder() != mine:
-            raise _not_alone(self.where)
-        thread = threading.Thread(target=renew, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-            self.remove(LOCK)
-
-
-class _Upload(Part):
-    """Collected in an anonymous local file, uploaded when it is whole."""
-
-    def __init__(self, store: Objects, name: str) -> None:
-        self._store, self._name = store, name
-        super().__init__(Path(name))
-
-    def _open(self) -> io.RawIOBase:
-        handle, self._spool = tempfile.mkstemp(prefix="resolute-", suffix=".part")
-        return io.FileIO(handle, "wb")
-
-    def _publish(self) -> None:
-        self._file.close()
-        self._store.upload(self._spool, self._name)
-        Path(self._spool).unlink()
-
-    def discard(self) -> None:
-        self._file.close()
-        Path(self._spool).unlink(missing_ok=True)
-
-
-def _not_alone(where: str) -> ResoluteError:
-    return ResoluteError(
-        f"{where}: another prep is writing there, expected to be alone; wait for it or choose another OUT"
-    )
+    def alone(self) -> AbstractContextManager[None]:
+        """Hold a lock that is renewed, and checked before every object that appears or goes: see `lease`."""
+        return self._lease.held(self)

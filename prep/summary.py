@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pipeline.storage.scratch import ScratchFolder
 
 from .build import Built, told_by_kind
 from .order import WINDOW_SAMPLES, mixing
@@ -40,8 +40,8 @@ def summary(settings: Settings, built: Built, store: Store) -> str:
             f"  {res:>4} px: short side {info['short_side']} px, {len(tars)} shards, "
             f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB a sample"
         )
-    with tempfile.TemporaryDirectory(prefix="resolute-") as scratch:
-        labels = np.load(store.local("index/train.npy", Path(scratch)), mmap_mode="r")["label"]
+    with ScratchFolder() as scratch:
+        labels = np.load(store.local("index/train.npy", scratch), mmap_mode="r")["label"]
         mixed = mixing(labels)
     lines.append(
         f"  shuffle: windows of {WINDOW_SAMPLES} samples are {mixed.measured:.3f} from the overall class mix "

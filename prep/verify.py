@@ -11,13 +11,11 @@ import argparse
 import json
 import multiprocessing
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -26,6 +24,7 @@ from pipeline.cli import Parser
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from pipeline.source_record import SOURCE_RECORD
+from pipeline.storage.scratch import ScratchFolder
 
 from .base import COPY, DAMAGED, MANIFEST
 from .check import ShardFiles, begin_worker, check_shard
@@ -65,8 +64,8 @@ def verify(store: Store, *, workers: int, progress: Callable[[int, int], None] =
     if manifest is not None:
         files = {name: FileInfo(nbytes=i["bytes"], sha256=i["sha256"]) for name, i in manifest["files"].items()}
         verdict.strangers = _strangers(store, files)
-        with tempfile.TemporaryDirectory(prefix="resolute-") as scratch:
-            known = Known(store, manifest, files, Path(scratch))
+        with ScratchFolder() as scratch:
+            known = Known(store, manifest, files, scratch)
             shards = list(known.shards())
             damaged |= known.damaged
             total = sum(shard.tar.nbytes for shard in shards)

@@ -1,21 +1,19 @@
-"""How do pieces of tar become files that are either whole or not there?"""
+"""Files that are hashed while they are written, and appear whole or not at all."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import io
-import os
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["FileInfo", "Part", "sync_folder", "writing"]
+__all__ = ["FileInfo", "Part", "writing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,26 +40,26 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 class Part:
-    """A file written as `NAME.xxxxxxxx.part`, hashed on the way, renamed when it is whole.
+    """A file that is being written, hashed on the way.
 
-    Leaving the `with` block normally syncs it to disk and renames it; leaving it by an exception removes it.
-    Without `with`: `close` or `discard`. All methods raise `ResoluteError` when the disk refuses.
+    `file` gives the file object; when its block ends well, the file appears, whole and durable; when it ends by an
+    exception, nothing of it stays. `explain` is the context in which a write may fail. Leaving the `with` block of the
+    part ends it either way; without `with`: `close` or `discard`. All methods raise `ResoluteError`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(
+        self, file: AbstractContextManager[BinaryIO], explain: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         self.nbytes = 0
-        # why: one name each; a node of a cluster that was given up may still be writing
-        self._part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
         self._digest = hashlib.sha256()
-        with writing(self._part):
-            self._file = self._open()
+        self._explain = explain
+        self._open = ExitStack()
+        with explain():
+            self._file = self._open.enter_context(file)
 
     def write(self, data: bytes | memoryview) -> None:
-        with writing(self._part):
-            view = memoryview(data)
-            while view:  # why: a raw write may take only a part
-                view = view[self._file.write(view) :]
+        with self._explain():
+            self._file.write(data)
         self._digest.update(data)
         self.nbytes += len(data)
 
@@ -69,26 +67,13 @@ class Part:
         return FileInfo(nbytes=self.nbytes, sha256=self._digest.hexdigest())
 
     def close(self) -> None:
-        """Make the file appear, whole and durable but for its folder's entry (`sync_folder`)."""
-        try:
-            self._publish()
-        except BaseException:
-            self.discard()
-            raise
+        """Make the file appear, whole and durable."""
+        with self._explain():
+            self._open.close()
 
     def discard(self) -> None:
-        """Give up: nothing of it stays."""
-        self._file.close()
-        self._part.unlink(missing_ok=True)
-
-    def _open(self) -> io.RawIOBase:
-        return self._part.open("wb", buffering=0)
-
-    def _publish(self) -> None:
-        with writing(self._part):
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._part.replace(self.path)
+        """Give up: nothing of it stays. Without effect on a part that is closed."""
+        self._open.__exit__(_Discarded, _Discarded(), None)
 
     def __enter__(self) -> Part:
         return self
@@ -102,11 +87,5 @@ class Part:
             self.discard()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable."""
-    with writing(folder):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+class _Discarded(Exception):
+    """Ends the block of a file that is given up."""

@@ -1,8 +1,9 @@
-"""How is what one pass over a file has found kept, so that the next run need not pass over it again?
+"""What one pass over a source file has found, kept so that the next run need not pass over it again.
 
 Three files for each source file, in the folder `spool`: NAME.rows, one JSON array a line, an image each;
 NAME.blob, the images' bytes where the source itself has no random access; NAME.json, written last, which says
-what they were made of. Each is written as .part, synced and renamed: without NAME.json nothing is trusted.
+what they were made of. Each appears whole: without NAME.json nothing is trusted. What a killed run has left half
+written is deleted before anything is written anew.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_partial
+
 from ..found import PLAIN
-from ..writer import sync_folder, writing
+from ..writer import writing
 from .files import stamp
 
 __all__ = ["Row", "SpoolWriter", "Spooled", "spooled"]
 
 _VERSION = 1
-_BUFFER_BYTES = 1 << 20
 
 
 class Row(NamedTuple):
@@ -55,8 +57,8 @@ class Spooled(NamedTuple):
 class SpoolWriter:
     """What `spooled` hands to whoever looks through a source file."""
 
-    def __init__(self, rows: BinaryIO, blob: BinaryIO) -> None:
-        self._rows, self._blob = rows, blob
+    def __init__(self, where: Path, rows: BinaryIO, blob: BinaryIO) -> None:
+        self._where, self._rows, self._blob = where, rows, blob
         self.rows_bytes = self.blob_bytes = 0
         self.ignored: Counter[str] = Counter()
         self.label_names: list[str] | None = None
@@ -67,14 +69,14 @@ class SpoolWriter:
         """An image that stays where it is, `nbytes` from `offset` on."""
         row = Row(name, label, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
         line = json.dumps(row).encode("ascii") + b"\n"  # why: JSON's escapes take names that are no text
-        with writing(str(self._rows.name)):
+        with writing(self._where):
             self._rows.write(line)
         self.rows_bytes += len(line)
 
     def add(self, name: str, label: str | int, data: bytes) -> None:
         """An image whose bytes are copied."""
         self.note(name, label, self.blob_bytes, len(data))
-        with writing(str(self._blob.name)):
+        with writing(self._where):
             self._blob.write(data)
         self.blob_bytes += len(data)
 
@@ -95,9 +97,10 @@ def spooled(folder: Path, path: str, how: str, fill: Callable[[SpoolWriter], Non
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             about.unlink(missing_ok=True)
+            delete_partial(folder)
         told = made_of | _fill(rows, blob, fill)
-        _publish(about, json.dumps(told).encode("ascii"))
-        sync_folder(folder)
+        with writing(about):
+            atomic_write(about, json.dumps(told).encode("ascii"))
     place = str(blob) if copies else path
     return Spooled(place, rows, Counter(told["ignored"]), told["label_names"])
 
@@ -112,24 +115,10 @@ def _usable(rows: Path, blob: Path, about: Path, made_of: dict[str, Any]) -> dic
 
 
 def _fill(rows: Path, blob: Path, fill: Callable[[SpoolWriter], None]) -> dict[str, Any]:
-    parts = [path.with_name(f"{path.name}.part") for path in (rows, blob)]
-    try:
-        with ExitStack() as stack:
-            with writing(parts[0]):
-                files = [stack.enter_context(part.open("wb", buffering=_BUFFER_BYTES)) for part in parts]
-            out = SpoolWriter(*files)
-            fill(out)
-            with writing(parts[1]):
-                for file in files:
-                    file.flush()
-                    os.fsync(file.fileno())
-        with writing(rows):
-            for part, path in zip(parts, (rows, blob), strict=True):
-                part.replace(path)
-    except BaseException:
-        for part in parts:
-            part.unlink(missing_ok=True)
-        raise
+    # why around `fill` too: it tells of its source's errors itself, in other words
+    with writing(blob), ExitStack() as stack:
+        out = SpoolWriter(blob, *(stack.enter_context(atomic_file(path)) for path in (rows, blob)))
+        fill(out)
     return {
         "rows_bytes": out.rows_bytes,
         "blob_bytes": out.blob_bytes,
@@ -137,12 +126,3 @@ def _fill(rows: Path, blob: Path, fill: Callable[[SpoolWriter], None]) -> dict[s
         "label_names": out.label_names,
     }
 
-
-def _publish(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.part")
-    with writing(path):
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)

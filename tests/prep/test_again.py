@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from prep import writer
+from prep.store import Folder
 from tests.conftest import make_photos
 from tests.prep.trees import tree
 
@@ -156,7 +157,7 @@ def test_a_run_with_too_many_rejects_keeps_its_work(
 def test_full_disk_is_one_line_and_leaves_no_part(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    whole_write = writer.Part.write
+    whole_create = Folder.create
 
     class Full:
         def __init__(self, file: object) -> None:
@@ -168,19 +169,20 @@ def test_full_disk_is_one_line_and_leaves_no_part(
         def __getattr__(self, name: str) -> object:
             return getattr(self.file, name)
 
-    def write(part: writer.Part, data: bytes) -> None:
-        if part.path.name == "train-000001.tar" and part.path.parent.name == "48":
+    def create(folder: Folder, name: str) -> writer.Part:
+        part = whole_create(folder, name)
+        if name == "48/train-000001.tar":
             part._file = Full(part._file)  # type: ignore[assignment]
-        whole_write(part, data)
+        return part
 
-    monkeypatch.setattr(writer.Part, "write", write)
+    monkeypatch.setattr(Folder, "create", create)
     ran = prep(*argv)
     assert ran.status == 2
     assert ran.err.count("\n") == 1
     assert "disk full" in ran.err
     assert "Traceback" not in ran.err
     assert not (tmp_path / "s" / "manifest.json").exists()
-    assert not list((tmp_path / "s").rglob("*.part"))
+    assert not list((tmp_path / "s").rglob("*.partial"))
     monkeypatch.undo()
     ran = prep(*argv)
     assert ran.status == 0

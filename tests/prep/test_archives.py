@@ -69,7 +69,7 @@ def test_broken_archives_are_told(tmp_path: Path, work: Path) -> None:
         path = pack_tar(tmp_path / f"p.tar.{how}", files.items(), how)
         path.write_bytes(path.read_bytes()[:-30])
         assert f"p.tar.{how}: cannot be read" in told(path)
-        assert not list((work / "spool").glob("*.part"))
+        assert not list((work / "spool").glob(".*.partial"))
     data = pack_zip(tmp_path / "p.zip", files.items()).read_bytes()
     (tmp_path / "p.zip").write_bytes(data[:-200])
     assert "not a zip archive, or cut short" in told(tmp_path / "p.zip")

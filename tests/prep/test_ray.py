@@ -57,7 +57,7 @@ def test_a_lost_node_costs_only_its_unfinished_shards(cluster: Any, tmp_path: Pa
             time.sleep(0.005)
         seen.append(len(list(out.glob(".prep/*.npz"))))
         # why: a node killed in a write leaves this; where the kill below falls is chance
-        (out / "48" / "train-000001.tar.0123abcd.part").write_bytes(b"half")
+        (out / "48" / ".train-000001.tar.0123456789ab.partial").write_bytes(b"half")
         cluster.remove_node(cluster.nodes[1], allow_graceful=False)
 
     killer = threading.Thread(target=lose_a_node)

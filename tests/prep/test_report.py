@@ -188,7 +188,7 @@ def test_report_is_replaced_and_is_not_part_of_the_set(photos: Path, tmp_path: P
     assert built.tally is None
     write_report(open_store(str(tmp_path / "s")), built)
     assert "nothing was done" in (tmp_path / "s" / "report.html").read_text()
-    assert not list((tmp_path / "s").glob("*.part"))
+    assert not list((tmp_path / "s").glob(".*.partial"))
 
 
 def test_source_histograms_count_every_source() -> None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 
-from prep import store as stores
+from pipeline.errors import ResoluteError, StorageError
+from pipeline.storage.scratch import ScratchFolder
+from prep import lease
+from prep.adapters.spool import spooled
 from prep.store import LOCK, Folder, Objects, open_store
 from tests.prep.trees import tree
 from tests.s3 import s3_server  # noqa: F401  # a fixture
@@ -70,7 +82,7 @@ def test_an_upload_that_fails_leaves_no_object_and_the_run_goes_on(
     there = contents(f"{bucket}/set")
     assert "manifest.json" not in there
     assert "48/train-000001.tar" not in there
-    assert LOCK not in there
+    assert not [name for name in there if name.startswith(LOCK)]
     monkeypatch.setattr(fs, "_put_file", put)
     fs.clear_instance_cache()
     ran = prep(*argv, "--out", f"{bucket}/set")
@@ -80,29 +92,248 @@ def test_an_upload_that_fails_leaves_no_object_and_the_run_goes_on(
     assert contents(f"{bucket}/set") == tree(tmp_path / "s")
 
 
-def test_a_second_prep_on_one_prefix_is_refused_until_the_lease_is_old(
-    bucket: str, monkeypatch: pytest.MonkeyPatch
+class Hooked:
+    """A file system that calls `hook(path)` before each write."""
+
+    def __init__(self, fs: Any, hook: Callable[[str], None]) -> None:
+        self._fs, self._hook = fs, hook
+
+    def put_file(self, file: str, path: str) -> Any:
+        self._hook(path)
+        return self._fs.put_file(file, path)
+
+    def pipe_file(self, path: str, data: bytes, **options: Any) -> Any:
+        self._hook(path)
+        return self._fs.pipe_file(path, data, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fs, name)
+
+
+def before_writes(monkeypatch: pytest.MonkeyPatch, hook: Callable[[str], None]) -> None:
+    whole = Objects._fs
+    assert isinstance(whole, property)
+    get = whole.fget
+    assert get is not None
+    monkeypatch.setattr(Objects, "_fs", property(lambda store: Hooked(get(store), hook)))
+
+
+def leave_lock(store: Any, name: str, age_s: float) -> None:
+    """What a run leaves that was killed when its lock had been renewed `age_s` before now."""
+    record = {"host": "elsewhere", "pid": 7, "since": "long ago", "token": "another's", "renewed": time.time() - age_s}
+    store.put(f"{LOCK}/{name}", json.dumps(record).encode())
+
+
+@pytest.mark.parametrize("left_behind", [False, True])
+def test_of_two_writers_that_saw_the_same_store_one_gets_the_lock(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, left_behind: bool
 ) -> None:
     one, two = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
-    with one.alone():
-        with pytest.raises(Exception, match="another prep is writing"), two.alone():
-            pass
-        assert one.size(LOCK) is not None
-    assert one.size(LOCK) is None
-    one.write(LOCK, json.dumps(["dead", time.time() - 61]).encode())  # a crash leaves its lease behind
-    with two.alone():
-        assert json.loads(two.read(LOCK))[0] != "dead"
+    if left_behind:
+        leave_lock(two, "00000007", age_s=61)
+    with ExitStack() as second:
+        inside: list[str] = []
+
+        def overtake(path: str) -> None:
+            if LOCK in path and not inside:  # the first has looked, and is about to write
+                inside.append("second")
+                second.enter_context(two.alone())
+
+        before_writes(monkeypatch, overtake)
+        with (
+            pytest.raises(ResoluteError, match=rf"another prep is writing here, got host .*, pid {os.getpid()}, since"),
+            one.alone(),
+        ):
+            inside.append("first")
+        assert inside == ["second"]
+        assert len(two.names(LOCK)) == 1
+        two.write("a.bin", b"1")
+    assert two.names(LOCK) == []
 
 
-def test_a_lease_is_renewed_while_the_run_lasts(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "_RENEW_S", 0.05)
+def test_a_lock_is_taken_over_when_its_holder_has_not_renewed_it(bucket: str) -> None:
     store = open_store(f"{bucket}/set")
+    leave_lock(store, "00000001", age_s=10)
+    with (
+        pytest.raises(ResoluteError, match=r"got host elsewhere, pid 7, since long ago, last renewed \d+ s ago"),
+        store.alone(),
+    ):
+        raise AssertionError("two writers")
+    leave_lock(store, "00000001", age_s=61)
     with store.alone():
-        first = json.loads(store.read(LOCK))[1]
-        deadline = time.monotonic() + 10
-        while json.loads(store.read(LOCK))[1] == first and time.monotonic() < deadline:
+        assert store.names(LOCK) == ["00000002"]
+    assert store.names(LOCK) == []
+
+
+def test_a_holder_whose_lock_was_taken_over_changes_nothing_any_more(bucket: str) -> None:
+    one, two = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
+    with ExitStack() as second:
+        with one.alone():
+            (mine,) = one.names(LOCK)
+            on_a_node = pickle.loads(pickle.dumps(one))
+            on_a_node.write("b.bin", b"1")
+            large = one.create("large.bin")
+            large.write(b"1")
+            leave_lock(one, mine, age_s=61)  # as after a pause
+            second.enter_context(two.alone())
+            for store in (one, on_a_node):
+                with pytest.raises(StorageError, match=r"this run has lost its lock on OUT, got another prep on host"):
+                    store.write("a.bin", b"2")
+            with pytest.raises(StorageError, match="lost its lock"):
+                large.close()
+            with pytest.raises(StorageError, match="lost its lock"):
+                one.remove("b.bin")
+        assert two.names() == ["b.bin"]
+        two.write("b.bin", b"3")  # the end of the first has not touched the second's lock
+    assert two.names(LOCK) == []
+
+
+def test_a_holder_that_cannot_renew_its_lock_stops_before_another_may_take_it(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, now = open_store(f"{bucket}/set"), lease._clock
+    with store.alone():
+        monkeypatch.setattr(lease, "_clock", lambda: now() + 49)
+        store.write("a.bin", b"1")
+        monkeypatch.setattr(lease, "_clock", lambda: now() + 51)
+        with pytest.raises(StorageError, match="got no renewal for 50 s"):
+            store.write("b.bin", b"1")
+        monkeypatch.setattr(lease, "_clock", now)
+        with pytest.raises(StorageError, match="got no renewal for 50 s"):
+            store.write("b.bin", b"1")  # once lost, for ever lost
+    assert store.names() == ["a.bin"]
+
+
+def test_a_renewal_that_comes_too_late_leaves_no_lock(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now = open_store(f"{bucket}/set"), lease._clock
+    assert isinstance(store, Objects)
+    with store.alone():
+        before_writes(monkeypatch, lambda path: monkeypatch.setattr(lease, "_clock", lambda: now() + 70))
+        store._lease._renew(store)
+        assert store.names(LOCK) == []
+        with pytest.raises(StorageError, match="lost its lock"):
+            store.write("a.bin", b"1")
+
+
+def test_a_lock_is_renewed_while_the_run_lasts(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "_RENEW_S", 0.05)
+    store = open_store(f"{bucket}/set")
+
+    def renewed() -> float:
+        (name,) = store.names(LOCK)
+        return float(json.loads(store.read(f"{LOCK}/{name}"))["renewed"])
+
+    with store.alone():
+        first, deadline = renewed(), time.monotonic() + 60
+        while renewed() == first and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert json.loads(store.read(LOCK))[1] > first
+        assert renewed() > first
+
+
+def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
+    bucket: str, photos: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = open_store(f"{bucket}/set")
+    with ExitStack() as second:
+
+        def overtake(path: str) -> None:
+            if path.endswith("train-000000.npz") and not overtaken:
+                overtaken.append(path)
+                (name,) = two.names(LOCK)
+                leave_lock(two, name, age_s=61)
+                second.enter_context(two.alone())
+
+        overtaken: list[str] = []
+        before_writes(monkeypatch, overtake)
+        ran = prep("--src", photos, "--out", f"{bucket}/set", "--res", "32,48", "--shard-samples", 20)
+        assert overtaken
+        assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+        assert "this run has lost its lock on OUT" in ran.err
+        assert two.size("manifest.json") is None
+        assert len(two.names(LOCK)) == 1
+
+
+def test_on_a_folder_the_second_writer_is_told_who_is_there(tmp_path: Path, photos: Path, prep: Prep) -> None:
+    with open_store(str(tmp_path / "set")).alone():
+        ran = prep("--src", photos, "--out", tmp_path / "set", "--res", "32")
+    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+    assert f"another prep is writing here, got host {socket.gethostname()}, pid {os.getpid()}, since" in ran.err
+
+
+def test_a_folder_that_cannot_be_locked_is_refused(
+    tmp_path: Path, photos: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    ran = prep("--src", photos, "--out", tmp_path / "set", "--res", "32")
+    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+    assert "cannot be locked, got 'No locks available'" in ran.err
+    assert not list((tmp_path / "set").rglob("*.tar"))
+
+
+def test_what_is_being_uploaded_has_no_name_on_this_machine(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    store = open_store(f"{bucket}/set")
+    at_upload: list[list[Path]] = []
+    before_writes(monkeypatch, lambda path: at_upload.append(list((tmp_path / "tmp").iterdir())))
+    with store.create("32/train-000000.tar") as part:
+        part.write(b"x" * 100_000)
+        assert list((tmp_path / "tmp").iterdir()) == []  # what a kill would leave now
+    assert at_upload == [[]]
+    assert store.read("32/train-000000.tar") == b"x" * 100_000
+
+
+def test_uploads_that_a_killed_run_has_begun_are_aborted_and_others_are_not(
+    bucket: str, photos: Path, prep: Prep
+) -> None:
+    fs = fsspec.filesystem("s3")
+    name = bucket.removeprefix("s3://")
+    ours = ("set/48/train-000001.tar", "set/index/train.npy", "set/.prep/train-000000.npz")
+    others = ("set/48/notes.tar", "elsewhere/48/train-000001.tar", "settled/48/train-000001.tar")
+    for key in (*ours, *others):
+        fs.call_s3("create_multipart_upload", Bucket=name, Key=key)
+    assert prep("--src", photos, "--out", f"{bucket}/set", "--res", "32", "--shard-samples", 20).status == 0
+    left = fs.call_s3("list_multipart_uploads", Bucket=name).get("Uploads", [])
+    assert sorted(upload["Key"] for upload in left) == sorted(others)
+
+
+def test_a_scratch_folder_of_a_killed_process_is_deleted_and_a_used_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    killed = (
+        "import os; from pipeline.storage.scratch import ScratchFolder; folder = ScratchFolder();"
+        "(folder.path / 'spool').write_bytes(b'x'); os.kill(os.getpid(), 9)"
+    )
+    used = ScratchFolder()
+    subprocess.run([sys.executable, "-c", killed], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, check=False)
+    assert len(list((tmp_path / "tmp").iterdir())) == 2
+    with ScratchFolder() as folder:
+        assert set((tmp_path / "tmp").iterdir()) == {folder, used.path}
+    used.close()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_what_a_killed_pass_over_a_source_has_left_is_deleted_by_the_next(tmp_path: Path, work: Path) -> None:
+    source = tmp_path / "x.tar.gz"
+    source.write_bytes(b"x")
+    killed = (
+        "import os, sys; from pathlib import Path; from prep.adapters.spool import spooled\n"
+        "def fill(out):\n"
+        "    out.add('a.jpg', 'a', b'half'); os.kill(os.getpid(), 9)\n"
+        "spooled(Path(sys.argv[1]), sys.argv[2], 'how', fill, copies=True)"
+    )
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", killed, work, source], check=False)
+        assert len(list(work.iterdir())) == 2  # of this attempt alone
+    spooled(work, str(source), "how", lambda out: out.add("a.jpg", "a", b"whole"), copies=True)
+    assert sorted(path.suffix for path in work.iterdir()) == [".blob", ".json", ".rows"]
 
 
 def test_both_stores_answer_alike(bucket: str, tmp_path: Path) -> None:

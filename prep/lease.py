@@ -1,0 +1,186 @@
+"""One writer per prefix of an object store: a lock that is created exclusively, renewed, and checked at every write.
+
+The lock is the object `.prep/lock/N`, which names its holder (host, pid, since) and when it was renewed last. It counts
+as left behind when it has not been renewed for 60 s; taking it over means to create `.prep/lock/N+1` exclusively, so
+that of any number of contenders exactly one succeeds, and then to delete the old one.
+
+Fencing: a holder that could not renew its lock in time, or whose lock object is gone or another's, never writes again:
+`Lease.check` is asked before an object appears or is removed. Contenders judge the age of a lock by their own clocks:
+clocks that differ by more than 50 s let a lock be taken over too early, and its first holder ends with an error then.
+
+"Exclusively" is an `If-None-Match: *` on S3, and what the driver's `mode="create"` means elsewhere (gs, az: the same).
+On a store that ignores it, two runs that start within the same instant may both begin; whoever wrote the lock object
+first ends at its next check, before it makes another object appear.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from pipeline.errors import ResoluteError, StorageError
+from pipeline.storage.lock import describe_holder, holder_record
+
+__all__ = ["Lease"]
+
+_LEASE_S = 60.0  # a lock that was renewed longer ago has been left behind
+_MARGIN_S = 10.0  # its holder stops writing so much earlier
+_RENEW_S = 10.0
+_CONTENTIONS = 8  # tries to see who has won before giving up
+
+
+class LockStore(Protocol):
+    """What a lease asks of its store; none of it checks the lease. All raise `ResoluteError` if the store refuses."""
+
+    @property
+    def where(self) -> str: ...
+    def names(self, folder: str = "") -> list[str]: ...
+    def read(self, name: str) -> bytes: ...  # raises FileNotFoundError
+    def put(self, name: str, data: bytes) -> None: ...
+    def put_new(self, name: str, data: bytes) -> bool: ...  # False: something is there already
+    def delete(self, name: str) -> None: ...
+
+
+class Lease:
+    """What a process knows of the lock it holds; before and after `held` there is nothing to check.
+
+    A pickled copy, on another machine, can check the lock but not renew it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._name: str | None = None  # of the lock object, while held
+        self._record: dict[str, Any] = {}
+        self._valid_until_s: float | None = None  # by `_clock`; None in a copy
+        self._checked_s = -float("inf")
+        self._lost: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_valid_until_s": None, "_checked_s": -float("inf")}
+
+    def check(self, store: LockStore, *, recent_s: float = 0.0) -> None:
+        """Raises `ResoluteError` unless the lock is held; a check in the last `recent_s` counts. For each write."""
+        if self._name is None:
+            return
+        if self._lost is None and self._valid_until_s is not None and _clock() > self._valid_until_s:
+            self._lost = f"no renewal for {_LEASE_S - _MARGIN_S:.0f} s"
+        if self._lost is None and _clock() - self._checked_s >= recent_s:
+            began = _clock()
+            self._lost = self._taken_by(store)
+            self._checked_s = began
+        if self._lost is not None:
+            raise StorageError(
+                f"{store.where}: this run has lost its lock on OUT, got {self._lost}, expected to be the only writer; "
+                "nothing more is written, run the same command again"
+            )
+
+    @contextmanager
+    def held(self, store: LockStore) -> Iterator[None]:
+        """Hold the lock for the length of the block. Raises `ResoluteError` that names the holder if another does."""
+        self._acquire(store)
+        done = threading.Event()
+        thread = threading.Thread(target=self._renew_until, args=(store, done), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join(_MARGIN_S)  # why a limit: a store that hangs must not keep a run from ending
+            with suppress(ResoluteError, FileNotFoundError):
+                if self._taken_by(store) is None:
+                    store.delete(f"{self._folder}/{self._name}")
+            self._name = self._lost = None
+
+    def _acquire(self, store: LockStore) -> None:
+        self._record = json.loads(holder_record()) | {"token": uuid.uuid4().hex}
+        holder = "several contenders"
+        for _ in range(_CONTENTIONS):
+            names = self._names(store)
+            records = [_read(store, f"{self._folder}/{name}") for name in names]
+            live = next((record for record in records if record is not None and not _expired(record)), None)
+            if live is not None:
+                holder = f"{describe_holder(json.dumps(live).encode())}, last renewed {_age_s(live):.0f} s ago"
+                break
+            mine = f"{int(names[-1]) + 1 if names else 1:08d}"
+            began = _clock()
+            if not store.put_new(f"{self._folder}/{mine}", self._renewed()):
+                continue
+            # why: someone may have come and gone, and numbers started anew, since the names were listed
+            if not set(self._names(store)) <= {*names, mine}:
+                store.delete(f"{self._folder}/{mine}")
+                continue
+            for name in names:
+                store.delete(f"{self._folder}/{name}")
+            self._name, self._valid_until_s = mine, began + _LEASE_S - _MARGIN_S
+            return
+        raise ResoluteError(
+            f"{store.where}: another prep is writing here, got {holder}, expected no other; wait for it (the lock of "
+            f"a killed one ends after {_LEASE_S:.0f} s) or choose another OUT"
+        )
+
+    def _renew_until(self, store: LockStore, done: threading.Event) -> None:
+        while self._lost is None and not done.wait(_RENEW_S):
+            # why suppressed: tried again in 10 s; when there is no time left, `check` says so
+            with suppress(Exception):
+                self._renew(store)
+
+    def _renew(self, store: LockStore) -> None:
+        began = _clock()
+        lost = self._taken_by(store)
+        if lost is None and self._names(store)[-1:] != [self._name]:
+            lost = "a newer lock beside it"
+        if lost is None:
+            store.put(f"{self._folder}/{self._name}", self._renewed())
+            assert self._valid_until_s is not None
+            if _clock() <= self._valid_until_s:
+                self._valid_until_s = began + _LEASE_S - _MARGIN_S
+                return
+            # why deleted: written too late, it may stand beside the lock of whoever has taken over
+            lost = f"no renewal for {_LEASE_S - _MARGIN_S:.0f} s"
+            store.delete(f"{self._folder}/{self._name}")
+        self._lost = lost
+
+    def _taken_by(self, store: LockStore) -> str | None:
+        """None if the lock object is there and ours; else who has it."""
+        record = _read(store, f"{self._folder}/{self._name}")
+        if record is not None and record.get("token") == self._record["token"]:
+            return None
+        for name in reversed(self._names(store)):
+            record = record or _read(store, f"{self._folder}/{name}")
+        return f"another prep on {describe_holder(json.dumps(record).encode())}" if record else "no lock there"
+
+    def _names(self, store: LockStore) -> list[str]:
+        return sorted((name for name in store.names(self._folder) if name.isdecimal()), key=int)
+
+    def _renewed(self) -> bytes:
+        return json.dumps({**self._record, "renewed": time.time()}).encode()
+
+
+def _read(store: LockStore, name: str) -> dict[str, Any] | None:
+    """A lock's record; None if it is gone, {} if it cannot be understood."""
+    try:
+        record = json.loads(store.read(name))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _age_s(record: dict[str, Any]) -> float:
+    renewed = record.get("renewed")
+    return time.time() - renewed if isinstance(renewed, int | float) else float("inf")
+
+
+def _expired(record: dict[str, Any]) -> bool:
+    return _age_s(record) > _LEASE_S
+
+
+def _clock() -> float:
+    """Seconds that also pass while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
