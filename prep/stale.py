@@ -15,7 +15,9 @@ _OF_A_SET = (
     r"|rejects\.jsonl|duplicates\.jsonl|_info\.json"
 )
 _OURS = re.compile(_OF_A_SET)
-_WRITTEN = re.compile(rf"{_OF_A_SET}|manifest\.json|index/manifest\.json|damaged\.json|report\.html|source\.json|\.prep/.+")
+_WRITTEN = re.compile(
+    rf"{_OF_A_SET}|(index/)?manifest\.json|damaged\.json|report\.html|source\.json|\.prep/.+"
+)
 
 
 def remove_parts(store: Store) -> None:

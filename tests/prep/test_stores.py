@@ -38,7 +38,8 @@ def contents(url: str) -> dict[str, str]:
     files = {
         name.removeprefix(base).lstrip("/"): hashlib.sha256(fs.cat_file(name)).hexdigest() for name in fs.find(base)
     }
-    files.pop("report.html", None)  # tells times
+    for name in ("report.html", "source.json"):  # tell times and places
+        files.pop(name, None)
     return files
 
 
