@@ -40,6 +40,7 @@ class Saved:
     recipe: Recipe
     recipe_values: dict[str, Any]
     shards_hash: str
+    data: dict[str, str]  # what the run read of its set, as `ShardSet.contents`
     classes: list[str]
     margin: float  # of the shards it was trained on
     one_size: bool  # trained on tars that others made: images are resized once, bilinearly, in the stream
@@ -99,6 +100,7 @@ def open_saved(run: Path) -> Saved:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
     return Saved(
         path=path, recipe=recipe, recipe_values=state["recipe"], shards_hash=state["shards"],
+        data=state.get("data", {}),
         classes=state["classes"], margin=state["margin"],
         one_size=state.get("one_size", False), step=state["step"], decode=state.get("decode"),
         best_weights=progress["best_weights"],
@@ -145,7 +147,7 @@ def trained_on(saved: Saved, shards: ShardSet, *, split: str, fold: int | None) 
     """
     own_fold = saved.recipe.data.fold
     asked_fold = own_fold if fold is None else fold
-    if not _is_own(saved, shards, fold=own_fold):
+    if not _is_own(saved, shards):
         return Overlap(certain=False, text=(
             f"{saved.path} was not trained on {shards.root} as it is: if its training photos are among these, the "
             "accuracy is too high"
@@ -159,15 +161,10 @@ def trained_on(saved: Saved, shards: ShardSet, *, split: str, fold: int | None) 
     return None
 
 
-def _is_own(saved: Saved, shards: ShardSet, *, fold: int | None) -> bool:
-    """Whether the run was trained on this set, which may have got other resolutions since."""
-    if saved.shards_hash == shards.hash:
-        return True
-    try:
-        own = open_either(shards.root, fold=fold) if fold is not None else shards
-        return saved.shards_hash == own.identity(saved.recipe.resolutions)
-    except ResoluteError:  # it has not the run's resolutions or folds
-        return False
+def _is_own(saved: Saved, shards: ShardSet) -> bool:
+    """Whether the run was trained on this set, which may have got other resolutions since; its fold does not count."""
+    read = {name: digest for name, digest in saved.data.items() if name != "fold"}
+    return saved.shards_hash == shards.hash or (bool(read) and read.items() <= shards.digests.items())
 
 
 def validation(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, split: str) -> Plan:

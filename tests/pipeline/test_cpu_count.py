@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,27 @@ def test_version_1_quotas_count(tmp_path: Path) -> None:
     files = {"cpu/docker/cpu.cfs_quota_us": "50000\n", "cpu/docker/cpu.cfs_period_us": "100000\n"}
     assert count(tmp_path, "4:cpu,cpuacct:/docker\n2:memory:/x\n", files) == 1
     assert count(tmp_path, "4:cpu:/docker\n", {"cpu/docker/cpu.cfs_quota_us": "-1\n"}) == 8
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_nothing_else_counts_cores() -> None:
+    files = [path for folder in ("pipeline", "prep", "train", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    others = [
+        str(path.relative_to(ROOT))
+        for path in [*files, ROOT / "Makefile"]
+        if re.search(r"cpu_count\(\)|sched_getaffinity|\bnproc\b(?!-per)", path.read_text())
+    ]
+    assert others == ["pipeline/cpu_count.py"]
+
+
+@pytest.mark.parametrize("module", ["train", "train.evaluate", "train.predict", "benchmarks"])
+def test_the_default_number_of_threads_is_what_the_process_may_use(module: str) -> None:
+    few = {min(os.sched_getaffinity(0))}
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, few),
+    )  # fmt: skip
+    text = " ".join(done.stdout.split())
+    assert re.search(r"--threads \w+ [^-]*?(default: |all cores, )1\)", text), text

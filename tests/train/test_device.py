@@ -42,6 +42,11 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ResoluteError, match="--device cuda: got 0 CUDA devices"):
         pick_device("cuda")
     assert pick_device("auto") == torch.device("cpu")
+    with pytest.raises(ResoluteError, match=r"got no GPU for 2 ranks \(GPUS\), .* --device cpu \(make: DEVICE=cpu\)"):
+        pick_device("auto", Ranks(rank=0, world=2, local_rank=0))
+    with pytest.raises(ResoluteError):
+        pick_device("cuda", Ranks(rank=0, world=2, local_rank=0))
+    assert pick_device("cpu", Ranks(rank=0, world=2, local_rank=0)) == torch.device("cpu")
 
 
 def test_every_question_can_be_asked_of_a_device_without_an_index(monkeypatch: pytest.MonkeyPatch) -> None:

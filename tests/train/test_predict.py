@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
+import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,9 @@ from pipeline.loader import Loader
 from pipeline.plan import Plan
 from pipeline.recipe import Stage
 from pipeline.shards import ShardSet, key_name
+from prep.adapters.folders import walk
+from prep.adapters.names import is_image
+from prep.decode import Reject, decode
 from train import checkpoint
 from train.predict import main, prepared
 from train.saved import open_saved
@@ -128,6 +134,66 @@ def test_an_unreadable_image_is_told_in_its_row_and_the_others_are_predicted(
     assert rows[3]["error"]
     assert rows[3]["class1"] == ""
     assert [row for row in rows if not row["error"]] == [row for i, row in enumerate(whole) if i != 3]
+
+
+def test_photos_are_found_as_prep_finds_them(trained: Path, photos: dict[str, Path], tmp_path: Path) -> None:
+    photo = next(iter(photos.values()))
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(photo, tmp_path / "elsewhere" / "a.jpg")
+    root = tmp_path / "in"
+    (root / "sub" / "deep").mkdir(parents=True)
+    for name in ("b.JPG", "c.jfif", ".hidden.jpg", "._mac.jpg", "sub/deep/d.jpe", "notes.txt"):
+        shutil.copy(photo, root / name)
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    (root / "sub" / "cycle").symlink_to(root)
+    (root / ".cache").mkdir()
+    shutil.copy(photo, root / ".cache" / "e.jpg")
+    os.mkfifo(root / "pipe.jpg")
+    rows = predict(trained, root, tmp_path / "pred.csv")
+    found = [name for name, entry in walk(str(root), Counter()) if entry.kind == "file" and is_image(name)]
+    assert [row["image"] for row in rows] == found == ["b.JPG", "c.jfif", "linked/a.jpg", "sub/deep/d.jpe"]
+    assert len({tuple(row[f"prob{k}"] for k in (1, 2, 3)) for row in rows}) == 1
+    assert rows[0]["error"] == ""
+
+
+def test_what_prep_rejects_is_not_classified(trained: Path, photos: dict[str, Path], tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    Image.fromarray(np.zeros((40, 40), np.float32)).save(root / "float.tif")
+    photo = next(iter(photos.values())).read_bytes()
+    (root / "cut.jpg").write_bytes(photo[: len(photo) // 2])
+    (root / "empty.png").touch()
+    (root / "gone.jpg").symlink_to("nowhere")
+    (root / "good.jpg").write_bytes(photo)
+    rows = {row["image"]: row for row in predict(trained, root, tmp_path / "pred.csv")}
+    assert set(rows) == {"float.tif", "cut.jpg", "empty.png", "gone.jpg", "good.jpg"}
+    for name in ("float.tif", "cut.jpg", "empty.png"):
+        with pytest.raises(Reject) as reject:
+            decode((root / name).read_bytes())
+        assert rows[name]["error"] == str(reject.value)
+        assert rows[name]["class1"] == ""
+    assert rows["gone.jpg"]["error"] == "a link that leads nowhere"
+    assert rows["good.jpg"]["error"] == ""
+
+
+def test_a_photo_that_the_disk_does_not_deliver_ends_the_command(
+    trained: Path, photos: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "in").mkdir()
+    for i, path in enumerate(list(photos.values())[:3]):
+        shutil.copy(path, tmp_path / "in" / f"{i}.jpg")
+    read = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.name == "1.jpg":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    assert main([str(trained), "--src", str(tmp_path / "in"), "--out", str(tmp_path / "p.csv"), "--device", "cpu"]) == 2
+    assert "1.jpg: cannot be read, got 'Input/output error'" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize(
