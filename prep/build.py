@@ -26,6 +26,7 @@ from .base import MANIFEST, Base, find_base
 from .chunk import Job
 from .finish import Finished, SplitView, count, finish, write_rejects
 from .found import MISSING
+from .input_checks import input_warnings
 from .inputs import Inputs, check_places, find_inputs
 from .journal import Journal, forget, told_differences
 from .members import Split
@@ -52,6 +53,7 @@ class Built:
     tally: Tally | None
     kept: int
     elapsed_s: float
+    warnings: Sequence[str] = ()  # about the inputs
 
 
 def build(
@@ -91,7 +93,7 @@ def build(
                 _forget(store)
                 if read_record(store) is None:
                     write_record(store, settings)
-                return _built(began, dict(base.manifest), inputs, None, 0)
+                return _built(began, settings, dict(base.manifest), inputs, None, 0)
         if settings.rebuild:
             check_replaced_source(store, settings, plan["source"])
         remove_parts(store)
@@ -123,7 +125,7 @@ def build(
         manifest = finish(store, plan, sides, views, counts)
         remove_stale(store, manifest["files"])
         _forget(store)
-        return _built(began, manifest, inputs, tally, kept)
+        return _built(began, settings, manifest, inputs, tally, kept)
 
 
 def _scratch(stack: ExitStack, store: Store) -> Path:
@@ -334,10 +336,11 @@ def _convert(
 
 
 def _built(
-    began: float, manifest: dict[str, Any], inputs: Inputs, tally: Tally | None, kept: int
+    began: float, settings: Settings, manifest: dict[str, Any], inputs: Inputs, tally: Tally | None, kept: int
 ) -> Built:
     return Built(
-        manifest=manifest, ignored=inputs.ignored, tally=tally, kept=kept, elapsed_s=time.perf_counter() - began
+        manifest=manifest, ignored=inputs.ignored, tally=tally, kept=kept, elapsed_s=time.perf_counter() - began,
+        warnings=() if tally is None else input_warnings(settings, inputs),
     )
 
 

@@ -21,6 +21,7 @@ from pipeline.errors import ResoluteError
 
 from .classes import MAX_CLASSES, by_name, by_number
 from .found import Location, Source, is_url
+from .input_checks import describe_ignored
 from .runs import ENTRY, RUN_RECORDS, Record, RecordFile, sort_records
 from .writer import writing
 
@@ -147,7 +148,7 @@ def write_catalog(
     if again:
         ignored["given twice"] += again
     if not labels:
-        told = ", ".join(f"{n} {kind}" for kind, n in sorted(ignored.items())) or "nothing"
+        told = describe_ignored(ignored)
         raise ResoluteError(
             f"{source.root}: no classes, got no image of a class ({told}), expected one folder per class, or one "
             f"label per image; point {'SRC' if training is None else 'VAL'} at the folder that holds the class folders"

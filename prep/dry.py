@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
+
+from numpy.typing import NDArray
 
 from pipeline.storage.scratch import ScratchFolder
 
 from .build import Work
 from .chunk import Job
+from .input_checks import describe_ignored, input_warnings, size_warnings
 from .inputs import check_places, find_inputs
 from .pool import open_pool
 from .settings import Settings
@@ -25,6 +29,7 @@ def dry_run(settings: Settings) -> str:
         inputs = find_inputs(settings, folder, folder / "spool")
         spec = Work(settings, inputs).spec("train", 0, settings.resolutions, limit=_SAMPLE)
         tally, sizes = Tally(), [0] * len(settings.resolutions)
+        sources: list[NDArray[Any]] = []
         with open_pool(settings.worker_count) as pool:
             chunks = pool.run(Job(quality=settings.quality, label_digits=4), spec.tasks())
             began = None
@@ -33,15 +38,15 @@ def dry_run(settings: Settings) -> str:
                     began, first = perf_counter(), len(chunk.samples) + len(chunk.rejects)
                 tally.add("train", chunk)
                 sizes = [size + len(tar) for size, tar in zip(sizes, chunk.tars, strict=True)]
+                sources.append(chunk.sources)
         assert began is not None
         timed = tally.images - first
         rate = timed / (perf_counter() - began) if timed else None
     images, per_image = inputs.images, inputs.images / tally.images
-    ignored = ", ".join(f"{n} {kind}" for kind, n in sorted(inputs.ignored.items())) or "nothing"
     lines = [
         f"{settings.src}: {images} images, {len(inputs.classes)} classes, "
         + ", ".join(f"{name} {len(split.positions)}" for name, split in inputs.splits.items())
-        + f"; ignored: {ignored}",
+        + f"; ignored: {describe_ignored(inputs.ignored)}",
         f"  from a sample of {tally.images} images, {tally.rejects} of them rejected:",
     ]
     for res, size in zip(settings.resolutions, sizes, strict=True):
@@ -53,6 +58,9 @@ def dry_run(settings: Settings) -> str:
     if rate is not None:
         workers = f"{settings.worker_count} workers"
         lines.append(f"  time: about {_told(images / rate)} at {rate:.0f} images/s with {workers}")
+    warnings = input_warnings(settings, inputs)
+    warnings += size_warnings({res: settings.short_side(res) for res in settings.resolutions}, sources)
+    lines += [f"  WARNING: {warning}" for warning in warnings]
     return "\n".join([*lines, "  nothing was written"])
 
 

@@ -46,7 +46,7 @@ class Source(Protocol):
     that costs nothing. Everything else is complete when an iteration has ended, and may be iterated again."""
 
     root: str  # folder or URL that names are relative to; for messages, the archive or file itself
-    ignored: Counter[str]  # kind -> how many: hidden, junk, other files, unsafe names, unlabelled, ...
+    ignored: Counter[str]  # kind -> how many: hidden, junk, other files (or .txt: their suffix), unsafe names, ...
     numbered: bool  # labels are class numbers
     label_names: Sequence[str] | None  # of those numbers, where the source tells
     copies: bool  # the images are unpacked into the spool, for want of random access

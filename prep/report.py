@@ -52,6 +52,8 @@ class _Report:
 
     def parts(self) -> Iterator[Raw]:
         yield self._headline()
+        for warning in self._built.warnings:
+            yield text(f"{warning}.", "warn")
         yield section("Samples, as they are stored", self._sheets())
         yield section("Classes", self._classes())
         yield section("Sources", self._sources())
@@ -172,7 +174,7 @@ class _Report:
             yield table(["images#", "reason", "for example"], rows)
         if self._built.ignored:
             yield heading("Ignored without a look")
-            yield table(["files#", "kind"], [(f"{n:,}", kind) for kind, n in self._built.ignored.most_common()])
+            yield table(["files#", "kind"], [(f"{n:,}", kind) for kind, n in self._built.ignored.most_common() if n])
 
     def _duplicates(self) -> Iterator[Raw]:
         told = self._manifest["source"]["duplicates"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
-
-from pipeline.storage.scratch import ScratchFolder
-
+from .browse import OpenSet
 from .build import Built, told_by_kind
+from .input_checks import describe_ignored, size_warnings
 from .order import WINDOW_SAMPLES, mixing
 from .settings import Settings
 from .store import Store
 
 __all__ = ["summary"]
+
+_SHUFFLE_WINDOWS = 4  # fewer tell nothing about the order
 
 
 def summary(settings: Settings, built: Built, store: Store) -> str:
@@ -25,28 +25,33 @@ def summary(settings: Settings, built: Built, store: Store) -> str:
     if tally is None:
         return f"{store.where}: already there ({counts}; {classes}); nothing to do"
     source = manifest["source"]
-    ignored = ", ".join(f"{n} {kind}" for kind, n in sorted(built.ignored.items())) or "nothing"
-    lines = [f"{store.where}: {source['images']} images, {classes}, {counts}; ignored: {ignored}"]
+    samples = sum(split["samples"] for split in manifest["splits"].values())
+    ignored = describe_ignored(built.ignored)
+    lines = [f"{store.where}: {samples} images, {classes}, {counts}; ignored: {ignored}"]
     if built.kept:
-        lines.append(f"  {built.kept} shards were there and are kept, {tally.images} images were done now")
+        made = tally.images - tally.rejects
+        lines.append(f"  {built.kept} shards were there and are kept, {made} images were done now")
     lines.append(
         f"  {built.elapsed_s:.1f} s, {tally.images / built.elapsed_s:.0f} images/s with {settings.worker_count} "
         f"workers; {_where_time_went(tally)}"
     )
     for res, info in manifest["resolutions"].items():
         tars = [file["bytes"] for name, file in manifest["files"].items() if _is_tar(name, res)]
-        samples = sum(split["samples"] for split in manifest["splits"].values())
         lines.append(
             f"  {res:>4} px: short side {info['short_side']} px, {len(tars)} shards, "
             f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB a sample"
         )
-    with ScratchFolder() as scratch:
-        labels = np.load(store.local("index/train.npy", scratch), mmap_mode="r")["label"]
-        mixed = mixing(labels)
-    lines.append(
-        f"  shuffle: windows of {WINDOW_SAMPLES} samples are {mixed.measured:.3f} from the overall class mix "
-        f"(perfect shuffle {mixed.expected:.3f}, sorted by class near 1)"
-    )
+    with OpenSet(store, manifest) as opened:
+        labels = opened.samples("train")["label"]
+        if len(labels) >= _SHUFFLE_WINDOWS * WINDOW_SAMPLES:
+            mixed = mixing(labels)
+            lines.append(
+                f"  shuffle: windows of {WINDOW_SAMPLES} samples are {mixed.measured:.3f} from the overall class mix "
+                f"(perfect shuffle {mixed.expected:.3f}, sorted by class near 1)"
+            )
+        sides = {int(res): info["short_side"] for res, info in manifest["resolutions"].items()}
+        sources = (opened.sources(split) for split in manifest["splits"])
+        lines += [f"  WARNING: {warning}" for warning in (*built.warnings, *size_warnings(sides, sources))]
     lines += _duplicates(source["duplicates"], store.where)
     lines.append(f"  rejected: {source['rejected']}{_rejects(source['rejected'], store)}")
     return "\n".join(lines)

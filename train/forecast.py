@@ -139,9 +139,9 @@ def figures(result: Forecast, budget_s: float | None, told: list[str]) -> dict[s
 def table(result: Forecast) -> str:
     lines = ["stage  res batch epochs  steps  loader/s   model/s    live/s  limit   stall %  memory GiB epoch s  val s"]
     for stage in result.stages:
-        pace = stage.pace
+        pace, batch = stage.pace, min(stage.batch_size, stage.images)
         lines.append(
-            f"{stage.stage:5d} {stage.res:4d} {stage.batch_size:5d} {stage.epochs:6d} {stage.steps:6d} "
+            f"{stage.stage:5d} {stage.res:4d} {batch:5d} {stage.epochs:6d} {stage.steps:6d} "
             f"{pace.loader_images_per_s:9.1f} {pace.model_images_per_s:9.1f} {pace.live_images_per_s:9.1f}  "
             f"{stage.limit:6} {100 * pace.stall_frac:8.2f} {pace.memory_bytes / 2**30:11.2f} {stage.epoch_s:7.1f} "
             f"{stage.eval_s:6.1f}"

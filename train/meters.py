@@ -184,7 +184,8 @@ class Meter:
         names = ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")
         counts, validated = self._ranks.sum(self._counts).tolist(), sums["eval_samples"]
         record = {
-            "kind": "epoch", "epoch": spec.epoch, "stage": spec.stage, "res": res, "batch_size": batch_size,
+            "kind": "epoch", "epoch": spec.epoch, "stage": spec.stage, "res": res,
+            "batch_size": min(batch_size, sums["samples"]),  # a small set has no batches of the recipe's size
             "eval_res": spec.res if spec.split == "val" else None,
             "samples": sums["samples"], "steps": sums["steps"], "train_s": sums["train_s"],
             "wait_s": sums["wait_s"], "eval_s": sums["eval_s"], "elapsed_s": self.elapsed_s,

@@ -11,7 +11,7 @@ from pipeline.errors import ResoluteError
 from ..found import PLAIN, ZIPPED, Found
 from ..zip import zip_members
 from .files import opened
-from .names import is_image, refuse_split_names, safe, why_ignored
+from .names import is_image, kind_of_other, refuse_split_names, safe, why_ignored
 from .spool import Row, Spooled, SpoolWriter, spooled
 from .tars import is_compressed, open_tar
 
@@ -127,7 +127,7 @@ def _wanted(raw: str, kind: str, out: SpoolWriter) -> str | None:
     elif kind == "other":
         out.ignored["links and devices"] += 1
     elif not is_image(name):
-        out.ignored["other files"] += 1
+        out.ignored[kind_of_other(name)] += 1
     else:
         return name
     return None

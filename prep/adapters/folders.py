@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ..found import Found, is_url
 from .files import Entry, entries
-from .names import is_image, why_ignored
+from .names import is_image, kind_of_other, why_ignored
 
 __all__ = ["Folders", "walk"]
 
@@ -45,7 +45,7 @@ class Folders:
                     self.ignored["empty classes"] += bool(current) and not images
                     current, images = label, 0
             elif not is_image(entry.name):
-                self.ignored["other files" if entry.nbytes is not None else "broken links"] += 1
+                self.ignored[kind_of_other(name) if entry.nbytes is not None else "broken links"] += 1
             elif not slash:
                 self.ignored["outside class folders"] += 1
             else:

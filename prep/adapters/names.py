@@ -10,7 +10,7 @@ from pipeline.errors import ResoluteError
 
 from ..found import is_url
 
-__all__ = ["SPLITS", "SUFFIXES", "is_image", "refuse_split_names", "safe", "safe_below", "why_ignored"]
+__all__ = ["SPLITS", "SUFFIXES", "is_image", "kind_of_other", "refuse_split_names", "safe", "safe_below", "why_ignored"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
 # What systems leave in folders and archives, lower case.
@@ -18,12 +18,19 @@ _JUNK = frozenset(
     {"__macosx", ".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found",
      "system volume information"}
 )  # fmt: skip
+_USUAL_SUFFIX = re.compile(r"\.(?=[a-z0-9]*[a-z])[a-z0-9]{1,4}")
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "dev"})
 _SPLIT_FILE = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?=[-_.\d])", re.IGNORECASE)
 
 
 def is_image(name: str) -> bool:
     return posixpath.splitext(name)[1].lower() in SUFFIXES
+
+
+def kind_of_other(name: str) -> str:
+    """What a file that is no image is counted as: its suffix, lower case, or `other files` if it has no usual one."""
+    suffix = posixpath.splitext(name)[1].lower()
+    return suffix if _USUAL_SUFFIX.fullmatch(suffix) else "other files"
 
 
 def why_ignored(part: str) -> str | None:

@@ -10,7 +10,7 @@ from pipeline.errors import ResoluteError
 from ..encoding import is_text, not_utf8
 from ..found import Found
 from .folders import walk
-from .names import is_image, safe_below
+from .names import is_image, kind_of_other, safe_below
 from .rows import is_number, label_rows
 
 __all__ = ["Table"]
@@ -46,7 +46,7 @@ class Table:
                 for way in {_stem(name), entry.name, _stem(entry.name)} - {name}:
                     short[way] = name if way not in short else None
             else:
-                self.ignored["other files"] += entry.kind == "file"
+                self.ignored[kind_of_other(name)] += entry.kind == "file"
         labelled: set[str] = set()
         for row in label_rows(self._labels, self._columns):
             written = row.name.removeprefix("./")
