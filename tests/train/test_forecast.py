@@ -201,6 +201,7 @@ def test_the_table_has_a_line_a_stage_under_its_columns() -> None:
     assert len(lines) == 4
     assert len({len(line) for line in lines[:3]}) == 1
     assert lines[-1].startswith("total 38 s")
+    assert " 1000 " not in table(made((1000, 3, 44, pace(900, 30, 20)))), "no batch is larger than its epoch"
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,7 @@ def test_the_log_holds_every_step_and_the_epochs_sums(tmp_path: Path) -> None:
     assert run_batches(batches, learner, meter, lambda spec: True)
     record = meter.end_epoch(batches[-1].spec, res=32, batch_size=8)
     log.close()
+    assert record["batch_size"] == 8
     steps = [r for r in read_log(tmp_path / "run.jsonl") if r["kind"] == "step"]
     assert [s["samples"] for s in steps] == [8, 4]
     assert record["samples"] == 12
@@ -122,6 +123,14 @@ def test_the_log_holds_every_step_and_the_epochs_sums(tmp_path: Path) -> None:
     assert record["train_s"] == pytest.approx(sum(s["wait_s"] + s["compute_s"] for s in steps))
     assert 0 <= record["top1"] <= record["top5"] <= 1
     assert (record["top1"] * 20) % 1 == pytest.approx(0)
+
+
+def test_the_batch_of_an_epoch_is_no_larger_than_the_epoch(tmp_path: Path) -> None:
+    with contextlib.closing(RunLog(tmp_path / "run.jsonl")) as log:
+        meter = Meter(log, device=CPU)
+        batch = _batch(0, n=4, last=True)
+        run_batches([batch], _learner(), meter, lambda spec: True)
+        assert meter.end_epoch(batch.spec, res=32, batch_size=1000)["batch_size"] == 4
 
 
 def test_the_loop_stops_when_told(tmp_path: Path) -> None:
