@@ -25,6 +25,11 @@ from .errors import ResoluteError, strip_credentials
 
 __all__ = ["Parser", "command", "guard_process", "print_error", "run_main"]
 
+_STORAGE = frozenset({
+    errno.EACCES, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ENODEV, errno.ENOENT, errno.ENOSPC, errno.ENOTCONN,
+    errno.ENXIO, errno.EPERM, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT,
+})  # fmt: skip
+
 
 class Parser(argparse.ArgumentParser):
     """Raises `ResoluteError` where argparse would print its usage and exit."""
@@ -74,7 +79,10 @@ def guard_process() -> None:
 
 
 def run_main(main: Callable[[], int]) -> NoReturn:
-    """Run a command line's `main` and exit with its status; if stdout cannot be written: one line, and status 2."""
+    """Run a command line's `main` and exit with its status; if stdout cannot be written: one line, and status 2.
+
+    So too for an error of storage that `main` let through: folders may vanish between any two lines of it.
+    """
     if callable(handler := signal.getsignal(signal.SIGINT)) and handler is not signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     outputs = [_TolerantOutput(1), _TolerantOutput(2)]
@@ -85,6 +93,14 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         status = 130
     except SystemExit as end:  # argparse's --help
         status = end.code if isinstance(end.code, int) else 0
+    except OSError as error:
+        if error.errno not in _STORAGE or (error.errno == errno.ENOENT and error.filename is None):
+            raise
+        print_error(
+            f"{error.filename or 'storage'}: got '{error.strerror}', expected storage that answers; check the disk, "
+            "its mount and the permissions, then run the same command again"
+        )
+        status = 2
     with contextlib.suppress(KeyboardInterrupt):
         sys.stdout.flush()
     if outputs[0].failed is not None:

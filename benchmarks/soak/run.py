@@ -36,6 +36,7 @@ from .faults import Control
 from .objects import object_store
 from .processes import Command, Process, adopt_orphans, check_single_threaded, leftovers, start
 from .scenarios import HANG_S, SCENARIOS, Phase, Scenario, World, chosen_scenarios, make_photos, write_recipes
+from .warm import load_compiled, trace_graph
 
 __all__ = ["Soak"]
 
@@ -93,6 +94,8 @@ class Soak:
         """Run cycles until there are enough events."""
         began = time.monotonic()
         self._make_shards()
+        if any(name.startswith(("train", "eval")) for name in self.names):
+            trace_graph()
         while (name := self._next()) is not None and time.monotonic() - began < 60 * self.minutes:
             index = self.cycles[name] if self.index is None else self.index
             self.cycles[name] += 1
@@ -205,6 +208,7 @@ class Soak:
             self._undisturbed(undisturbed)
             undisturbed.keep(folder)
             self.world.references[scenario.key] = folder
+            load_compiled()
         return folder
 
     def _calls_of(self, scenario: Scenario, phase: Phase, place: str, ops: int) -> int:

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import shutil
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
+
+from pipeline.storage.scratch import ScratchFolder
 
 from .checks import check_training, compare_trees, leftover_files, planned_samples, tree
 from .events import Place
@@ -176,6 +179,16 @@ class Scenario:
         """Findings against the reference. complete: no attempt ran outside of this interpreter."""
         raise NotImplementedError
 
+    def temporary(self) -> list[str]:
+        """Findings for temporary files. What a killed process held, the next one deletes: as one does here."""
+
+        def make_one() -> None:
+            tempfile.tempdir = str(self.path("tmp"))
+            ScratchFolder().close()
+
+        in_child(make_one)
+        return leftover_files("TMPDIR", self.path("tmp"))
+
     def command(self, module: str, *words: object, ranks: int = 1) -> Command:
         return Command(module=module, main=_main_of(module), arguments=[str(word) for word in words], env=self.env(),
                        ranks=ranks)  # fmt: skip
@@ -190,6 +203,7 @@ def _main_of(module: str) -> Callable[[list[str]], int]:
 
 def shorten_limits() -> None:
     """In a forked process: time limits that suit the soak, and prep's workers forked as the command itself was."""
+    import prep.lease
     import prep.pool
     from pipeline.cache_settings import CacheSettings
 
@@ -199,6 +213,7 @@ def shorten_limits() -> None:
     )
     prep.pool.Pool = functools.partial(prep.pool.Pool, hang_s=HANG_S)  # type: ignore[assignment, misc]
     prep.pool.open_pool = functools.partial(prep.pool.open_pool, method="fork")
+    prep.lease._LEASE_S, prep.lease._MARGIN_S, prep.lease._RENEW_S = 8.0, 2.0, 1.0
     defaults = CacheSettings.__init__.__kwdefaults__
     assert defaults is not None
     defaults.update(first_wait_s=0.05, stall_s=1.5)
@@ -224,7 +239,7 @@ class Prep(Scenario):
 
     def prep(self, resolutions: str = RESOLUTIONS) -> Command:
         return self.command("prep", "--src", self.source, "--out", self.out, "--res", resolutions, "--workers", 2,
-                            "--shard-samples", 8)  # fmt: skip
+                            "--shard-samples", 16)  # fmt: skip
 
     def phases(self) -> list[Phase]:
         whole = Phase(name="prep", command=lambda _: self.prep())
@@ -248,7 +263,7 @@ class Prep(Scenario):
 
     def check(self, reference: Path, *, complete: bool) -> list[str]:
         expected = json.loads((reference / "tree.json").read_text())
-        return compare_trees("OUT", self.written(), expected) + leftover_files("TMPDIR", self.path("tmp"))
+        return compare_trees("OUT", self.written(), expected) + self.temporary()
 
 
 class PrepArchive(Prep):
@@ -429,7 +444,7 @@ class Train(Scenario):
         )  # fmt: skip
         assert isinstance(problems, list)
         cache = json.loads((reference / "cache.json").read_text())
-        problems += leftover_files("TMPDIR", self.path("tmp"))
+        problems += self.temporary()
         if self.path("shards").exists():
             problems += compare_trees("SHARDS", tree(self.path("shards")), tree(self.world.shards))
         left = [str(path.relative_to(self.path("cache"))) for path in self.path("cache").rglob("*") if path.is_file()]

@@ -70,3 +70,21 @@ def test_ctrl_c_is_quiet_and_gives_130(where: str) -> None:
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("error", ["errno.EIO, 'Input/output error'", "errno.ENOENT, 'No such file', '/p/gone.jpg'"])
+def test_storage_that_fails_at_any_line_is_one_line_and_status_2(error: str) -> None:
+    process = start(f"raise OSError({error})", imports="import errno")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert errors.count("\n") == 1
+    assert "expected storage that answers" in errors
+    assert ("/p/gone.jpg" in errors) == ("gone" in error)
+
+
+@pytest.mark.parametrize("error", ["errno.EBADF, 'Bad file descriptor'", "errno.ENOENT, 'no file is named'"])
+def test_an_error_that_is_not_of_storage_keeps_its_traceback(error: str) -> None:
+    process = start(f"raise OSError({error})", imports="import errno")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "Traceback" in errors
