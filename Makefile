@@ -124,7 +124,7 @@ lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] dra
 	@$(PY) -m train.draw_lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS" $(FOREIGN))
 
 plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m] [GPU_MEMORY_GIB=24] what a run will take, and what would fit
-	@$(LAUNCH) train --plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
+	@$(ENOUGH_GPUS) $(LAUNCH) train --plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,BUDGET,budget) $(call option,GPU_MEMORY_GIB,gpu-memory-gib) \
 	$(call option,JSON,json)
 
@@ -134,8 +134,11 @@ LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-
 	--nproc-per-node="$$GPUS" --max-restarts="$${RESTARTS-3}" $(if $(HEAD),--nnodes="$${NODES-1}" \
 	--rdzv-backend c10d --rdzv-endpoint="$$HEAD" --rdzv-id="$${RUN-resolute}",--standalone) -m --,-m)
 
+# why before: torchrun starts its processes again after an error, and ends in a traceback
+ENOUGH_GPUS = $(if $(GPUS),$(if $(filter cpu,$(DEVICE)),,$(PY) -m train.device --gpus="$$GPUS" &&))
+
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8]; again: resume
-	@$(LAUNCH) train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
+	@$(ENOUGH_GPUS) $(LAUNCH) train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call flag,TENSORBOARD,tensorboard) \
 	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(call flag,CALIBRATE,calibrate)
 

@@ -1,15 +1,27 @@
-"""The device of a run, as the command line names it."""
+"""The device of a run, as the command line names it.
+
+`python -m train.device --gpus 8` fails, in one line, on a machine with fewer GPUs: what `make train GPUS=8` asks first.
+"""
 
 from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+from collections.abc import Sequence
 
 import torch
 
 from pipeline import cuda
+from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 
 from .ranks import Ranks
 
-__all__ = ["device_name", "pick_device"]
+__all__ = ["device_name", "main", "pick_device"]
 
 
 def pick_device(wanted: str, ranks: Ranks | None = None) -> torch.device:
@@ -41,3 +53,26 @@ def pick_device(wanted: str, ranks: Ranks | None = None) -> torch.device:
 
 def device_name(device: torch.device) -> str:
     return cuda.device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m train.device", description="Check that this machine has a GPU for each process.")
+    parser.add_argument("--gpus", required=True, metavar="N", help="processes on this machine")
+    return command(parser, _check_gpus, arguments)
+
+
+def _check_gpus(got: argparse.Namespace) -> None:
+    if not got.gpus.isdecimal() or int(got.gpus) < 1:
+        raise ResoluteError(f"GPUS: got {got.gpus}, expected the number of GPUs to use; write it as GPUS=8")
+    count = cuda.device_count()
+    if int(got.gpus) > count:
+        raise ResoluteError(
+            f"GPUS: got {got.gpus}, expected at most {count}, the GPUs of this machine; lower it"
+            + ("" if count else ", or add DEVICE=cpu for processes that share the CPU")
+        )
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

@@ -11,7 +11,7 @@ import torch
 from pipeline import cuda
 from pipeline.errors import ResoluteError
 from tests.fake_cuda import GIB, FakeCuda
-from train.device import device_name, pick_device
+from train.device import device_name, main, pick_device
 from train.fit import cap_memory
 from train.machine import describe, peak_memory_bytes, reset_peak_memory
 from train.ranks import Ranks
@@ -47,6 +47,24 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ResoluteError):
         pick_device("cuda", Ranks(rank=0, world=2, local_rank=0))
     assert pick_device("cpu", Ranks(rank=0, world=2, local_rank=0)) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "message"),
+    [
+        (8, "8", None), (8, "1", None),
+        (0, "1", "GPUS: got 1, expected at most 0, the GPUs of this machine; lower it, or add DEVICE=cpu"),
+        (2, "3", "GPUS: got 3, expected at most 2, the GPUs of this machine; lower it\n"),
+        (2, "0", "GPUS: got 0, expected the number of GPUs"), (2, "two", "GPUS: got two, expected the number of GPUs"),
+    ],
+)  # fmt: skip
+def test_make_train_with_more_gpus_than_there_are_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: int, wanted: str, message: str | None
+) -> None:
+    FakeCuda(devices=there).install(monkeypatch)
+    assert main(["--gpus", wanted]) == (0 if message is None else 2)
+    err = capsys.readouterr().err
+    assert (err == "") if message is None else (message in err and err.count("\n") == 1)
 
 
 def test_every_question_can_be_asked_of_a_device_without_an_index(monkeypatch: pytest.MonkeyPatch) -> None:

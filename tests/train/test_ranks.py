@@ -239,12 +239,18 @@ def test_every_rank_warms_up_as_many_shapes(shard_set: ShardSet) -> None:
 @pytest.mark.parametrize("more", [[], ["NODES=1:2", "HEAD=first:29400"]])
 def test_make_hands_torchrun_the_words_of_a_run(tmp_path: Path, more: list[str]) -> None:
     """And none of them is taken for one of torchrun's, such as --run for its --run-path."""
-    (call,) = Make(tmp_path).calls("train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more)
+    check, call = Make(tmp_path).calls("train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more)
+    assert check == ["-m", "train.device", "--gpus=2"]
     assert call[:2] == ["-m", "torch.distributed.run"]
     got = torch.distributed.run.parse_args(call[2:])
     assert (got.module, got.training_script, got.nproc_per_node) == (True, "train", "2")
     assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
     assert got.training_script_args == ["--shards=s", "--recipe=train/recipes/demo.toml", "--run=x", "--from=best.pt"]
+
+
+def test_make_asks_for_no_gpus_where_the_cpu_is_named(tmp_path: Path) -> None:
+    (call,) = Make(tmp_path).calls("train", "GPUS=2", "DEVICE=cpu", "SHARDS=s")
+    assert call[:2] == ["-m", "torch.distributed.run"]
 
 
 def test_an_error_of_all_ranks_is_told_once() -> None:
