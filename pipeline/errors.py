@@ -20,7 +20,7 @@ _DAMAGED_ERRNO = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAM
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]*@")
 _SECRET_QUERY = re.compile(
     r"(?i)([?&;](?:[\w.-]*(?:token|signature|secret|credential|password|passwd|access[_-]?key|api[_-]?key)[\w.-]*"
-    r"|sig|se|sp|sv|sr|policy|expires|key-pair-id|awsaccesskeyid|googleaccessid))=[^&\s'\"]*"
+    r"|sig|se|sp|sv|sr|policy|expires|key-pair-id|awsaccesskeyid|googleaccessid))=(?:[^&\s'\"]*[^&\s'\":,;.])?"
 )
 
 
@@ -29,7 +29,11 @@ class ResoluteError(Exception):
 
     The message reads *where: what is wrong, got X, expected Y; do Z.* Command lines print it without a
     traceback and exit with status 2; anything else that escapes is a bug of ours and keeps its traceback.
+    Credentials of URLs in it are removed.
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(strip_credentials(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class StorageError(ResoluteError):

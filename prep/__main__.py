@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from pipeline.cli import Parser
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, strip_credentials
 
 from .pool import start_fork_server
 from .settings import MARGIN, RESOLUTIONS, Settings, parse_resolutions
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None, *, ahead: Callable[[], None] = lambd
             ahead()
         text = _dry_run(settings) if dry else _run(settings)
         # why: file names may hold bytes that are no text; what is said about them has to come through
-        print(text.encode(errors="backslashreplace").decode())
+        print(strip_credentials(text).encode(errors="backslashreplace").decode())
     except ResoluteError as error:
         print(f"prep: {error}".encode(errors="backslashreplace").decode(), file=sys.stderr)
         return 2

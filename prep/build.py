@@ -134,7 +134,7 @@ def _scratch(stack: ExitStack, store: Store) -> Path:
     if place is not None:
         with writing(place):
             shutil.rmtree(place, ignore_errors=True)
-            place.mkdir()
+            place.mkdir(mode=0o700)  # why: URLs in it have their credentials
             stack.callback(shutil.rmtree, place, ignore_errors=True)
         return place
     return stack.enter_context(ScratchFolder())

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, strip_credentials
 
 from .classes import MAX_CLASSES, by_name, by_number
 from .found import Location, Source, is_url
@@ -36,7 +36,8 @@ class Catalog:
 
     `root` is what plain files' names are relative to; `places` are the containers that ENTRY counts from 1 (0:
     a plain file); `classes` are all class names by number, with images or not; `ignored` says, by kind, how
-    many things in the source are no image of a class.
+    many things in the source are no image of a class. Names that are URLs keep their credentials in these files, to be
+    fetched with, and nowhere else.
     """
 
     root: str
@@ -69,7 +70,8 @@ class Catalog:
         return self.entries["label"]
 
     def name(self, i: int) -> str:
-        return os.fsdecode(self._raw_name(i))
+        """What image `i` is called in records and reports."""
+        return os.fsdecode(_public(self._raw_name(i)))
 
     def _raw_name(self, i: int) -> bytes:
         ends = self.entries["name_end"]
@@ -78,7 +80,7 @@ class Catalog:
     def location(self, i: int) -> Location:
         """Where image `i` lies, for `fetch`."""
         _, offset, nbytes, size_bytes, _, place, packed = self.entries[i].item()
-        path = self.places[place - 1] if place else _join(self.root, self.name(i))
+        path = self.places[place - 1] if place else _join(self.root, os.fsdecode(self._raw_name(i)))
         return Location(path, offset, nbytes, packed, size_bytes)
 
     def find(self, name: str) -> int | None:
@@ -112,13 +114,13 @@ class Catalog:
         return {name: (int(counts[n]), digests[n].hexdigest()[:16]) for n, name in enumerate(self.classes) if counts[n]}
 
     def _rows(self) -> Iterator[tuple[bytes, int, int]]:
-        """(name, class number, size in bytes) of every image."""
+        """(public name, class number, size in bytes) of every image: a signature that was renewed changes nothing."""
         start = 0
         for first in range(0, len(self), _CHUNK):
             block = self.entries[first : first + _CHUNK]
             columns = (block[field].tolist() for field in ("name_end", "label", "size_bytes"))
             for end, label, size_bytes in zip(*columns, strict=True):
-                yield self.names[start:end], label, size_bytes
+                yield _public(self.names[start:end]), label, size_bytes
                 start = end
 
 
@@ -200,6 +202,10 @@ def _number(
         own = source.label_names
         return by_number(found, names=own, classes=classes, src=src, listed_in=listed_in, training=trained_on)
     return by_name(found, classes=classes, src=src, listed_in=listed_in, training=trained_on)
+
+
+def _public(name: bytes) -> bytes:
+    return os.fsencode(strip_credentials(os.fsdecode(name))) if b"://" in name else name
 
 
 def _join(root: str, name: str) -> str:

@@ -10,7 +10,7 @@ from pipeline.errors import ResoluteError
 
 from ..found import PLAIN, ZIPPED, Found
 from ..zip import zip_members
-from .files import opened
+from .files import file_name, opened
 from .names import is_image, kind_of_other, refuse_split_names, safe, why_ignored
 from .spool import Row, Spooled, SpoolWriter, spooled
 from .tars import is_compressed, open_tar
@@ -44,7 +44,7 @@ class Archives:
         top, flat = _shape(archives)
         if flat and len(archives) > 1:
             for archive, path in zip(archives, self._paths, strict=True):
-                label = Path(path).stem
+                label = Path(file_name(path)).stem
                 yield from (_found(row, f"{label}/{row.name}", label, archive.place) for row in archive.rows())
             return
         labels: set[str] = set()
@@ -84,7 +84,7 @@ def _shape(archives: Sequence[Spooled]) -> tuple[str, bool]:
 
 
 def _look_through(path: str, spool: Path) -> Spooled:
-    if path.lower().endswith(".zip"):
+    if file_name(path).lower().endswith(".zip"):
         return spooled(spool, path, "zip", lambda out: _fill_from_zip(path, out))
     copies = is_compressed(path)
     return spooled(spool, path, "tar of folders", lambda out: _fill_from_tar(path, out, copies), copies=copies)

@@ -22,7 +22,8 @@ from ..found import is_url
 from ..retry import is_retryable, retry
 from .names import is_image, why_ignored
 
-__all__ = ["Entry", "entries", "expand", "file_size", "is_pattern", "kind_of", "opened", "reading", "stamp"]
+__all__ = ["Entry", "entries", "expand", "file_name", "file_size", "is_pattern", "kind_of", "opened", "reading",
+           "stamp", "without_query"]  # fmt: skip
 
 _HTTP = ("http://", "https://")
 
@@ -65,6 +66,16 @@ def reading(path: str, what: str = "read") -> Iterator[None]:
     raise (StorageError if unavailable else ResoluteError)(
         f"{words}, expected {thing}; correct the path, its permissions or the store's settings"
     )
+
+
+def file_name(path: str) -> str:
+    """The last part of a path or URL, without the query (and so the signature) of a web address."""
+    return without_query(path).rpartition("/")[2]
+
+
+def without_query(path: str) -> str:
+    """A web address up to its question mark; anything else as it is: there the sign is part of a name."""
+    return path.partition("?")[0] if path.startswith(_HTTP) else path
 
 
 def _store(url: str) -> tuple[Any, str]:

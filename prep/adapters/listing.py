@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..found import UNSEEN, Found, is_url
-from .files import file_size
+from .files import file_size, without_query
 from .names import safe
 from .rows import is_number, label_rows
 
@@ -25,7 +25,7 @@ class Listing:
     copies = False
 
     def __init__(self, src: str, columns: str | None) -> None:
-        self.root = src.rpartition("/")[0] or ("/" if src.startswith("/") else ".")
+        self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self._src, self._columns = src, columns

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.errors import ResoluteError
 
 from ..found import Found
-from .files import opened
+from .files import file_name, opened
 from .names import is_image
 from .rows import LABEL_COLUMNS, two_columns
 from .spool import SpoolWriter, spooled
@@ -73,7 +73,7 @@ def _fill(path: str, columns: str | None, out: SpoolWriter) -> None:
             f"{path}: is Parquet, got no pyarrow to read it with, expected it installed; "
             "run `pip install -e '.[parquet]'`"
         ) from None
-    name, row_number = path.rpartition("/")[2], 0
+    name, row_number = file_name(path), 0
     with opened(path) as raw, pq.ParquetFile(raw) as file:
         schema = file.schema_arrow
         features = _features(schema)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pipeline.errors import ResoluteError
 
 from ..encoding import is_text, is_utf16, not_utf8
-from .files import opened
+from .files import file_name, opened
 from .names import is_image
 
 __all__ = ["LABEL_COLUMNS", "LabelRow", "is_number", "label_rows", "two_columns"]
@@ -52,7 +52,7 @@ def label_rows(path: str, columns: str | None) -> Iterator[LabelRow]:
         lines = chain([first], text)
         delimiter = max(_DELIMITERS, key=first.count)
         header = next(csv.reader([first], delimiter=delimiter), [])
-        is_table = path.lower().endswith((".csv", ".tsv"))
+        is_table = file_name(path).lower().endswith((".csv", ".tsv"))
         positions, has_header = _positions(path, header, columns, is_table)
         if positions is not None:
             rows = _table(path, lines, delimiter, positions, has_header=has_header)

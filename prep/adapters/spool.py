@@ -18,11 +18,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from pipeline.errors import strip_credentials
 from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_partial
 
-from ..found import PLAIN
+from ..found import PLAIN, is_url
 from ..writer import writing
-from .files import stamp
+from .files import file_name, stamp
 
 __all__ = ["Row", "SpoolWriter", "Spooled", "spooled"]
 
@@ -87,8 +88,8 @@ def spooled(folder: Path, path: str, how: str, fill: Callable[[SpoolWriter], Non
     `copies`: the images' bytes are in the blob. Raises what `fill` raises, and `ResoluteError` when the disk
     refuses; nothing that is not whole is ever used.
     """
-    absolute = path if "://" in path else os.path.abspath(path)  # noqa: PTH100
-    stem = re.sub(r"[^A-Za-z0-9._-]", "_", absolute.rstrip("/").rpartition("/")[2])[:60]
+    absolute = strip_credentials(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", file_name(absolute.rstrip("/")))[:60]
     stem += "-" + hashlib.sha256(os.fsencode(f"{absolute}\0{how}")).hexdigest()[:16]
     rows, blob, about = (folder / f"{stem}.{kind}" for kind in ("rows", "blob", "json"))
     made_of: dict[str, Any] = {"version": _VERSION, "path": absolute, "how": how, "stamp": stamp(path)}

@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 
 from pipeline.errors import ResoluteError
 
-from .files import opened, reading
+from .files import file_name, opened, reading
 
 __all__ = ["COMPRESSED", "TarMember", "TarReader", "is_compressed", "open_tar"]
 
@@ -65,7 +65,7 @@ class TarReader:
 
 
 def is_compressed(path: str) -> bool:
-    return path.lower().endswith(COMPRESSED)
+    return file_name(path).lower().endswith(COMPRESSED)
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def open_tar(path: str) -> Iterator[TarReader]:
 
 @contextmanager
 def _decompressed(path: str, file: BinaryIO) -> Iterator[BinaryIO]:
-    lower = path.lower()
+    lower = file_name(path).lower()
     opener = gzip.open if lower.endswith("gz") else lzma.open if lower.endswith("xz") else bz2.open
     with opener(file, "rb") as plain:
         yield cast(BinaryIO, plain)

@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.errors import ResoluteError
 
 from ..found import Found
+from .files import file_name
 from .names import SUFFIXES, refuse_split_names, safe
 from .spool import SpoolWriter, spooled
 from .tars import is_compressed, open_tar
@@ -62,7 +63,7 @@ class Samples:
 
 def refuse_same_names(src: str, paths: Sequence[str]) -> None:
     """Raise `ResoluteError` for files of several splits, or with one name, which is to tell their images apart."""
-    names = [path.rpartition("/")[2] for path in paths]
+    names = [file_name(path) for path in paths]
     refuse_split_names(src, names, folders=False)
     (name, count), *_ = Counter(names).most_common(1)
     if count > 1:
@@ -93,7 +94,7 @@ def _images(extensions: set[str]) -> list[str]:
 
 
 def _fill(path: str, out: SpoolWriter) -> None:
-    tar_name = path.rpartition("/")[2]
+    tar_name = file_name(path)
     key = ""
     images: list[tuple[str, int, int, bytes]] = []
     copies = is_compressed(path)

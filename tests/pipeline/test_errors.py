@@ -17,6 +17,7 @@ from pipeline.errors import is_unavailable, strip_credentials
         ("https://h/a?X-Amz-Signature=abc&X-Amz-Credential=k/2&part=1",
          "https://h/a?X-Amz-Signature=***&X-Amz-Credential=***&part=1"),
         ("https://h/a?sig=abc&se=2026", "https://h/a?sig=***&se=***"),
+        ("https://h/a?sig=a:b=: not there, got no.", "https://h/a?sig=***: not there, got no."),
         ("https://h/a?access_token=abc", "https://h/a?access_token=***"),
         ("photos/a@b.jpg: no image", "photos/a@b.jpg: no image"),
         ("https://h/design=1/a.jpg?id=3", "https://h/design=1/a.jpg?id=3"),

@@ -1,0 +1,120 @@
+"""Passwords and signatures of URLs appear in nothing that prep prints or leaves behind."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prep.found import is_url
+from prep.store import Objects
+from tests.prep.packed import catalog, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
+from tests.prep.test_remote import Ranged
+
+Prep = Callable[..., Any]
+USER, PASSWORD, SIGNATURE = "someone", "hunter2secret", "5ignature/with/slashes"
+QUERY = f"?X-Amz-Credential=AKIA{PASSWORD}&X-Amz-Signature={SIGNATURE}"
+
+
+class Guarded(Ranged):
+    """A file server that wants a password and a signature; `broken`: it answers 500."""
+
+    broken = False
+
+    def do_GET(self) -> None:
+        expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        if self.broken:
+            return self.send_error(500)
+        if self.headers.get("Authorization") != expected or SIGNATURE not in self.path:
+            return self.send_error(403)
+        with suppress(ConnectionError):  # whoever asked has seen enough
+            super().do_GET()
+        return None
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Guarded, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def check_clean(ran: Any, out: Path) -> None:
+    texts = {"stdout": ran.out.encode(), "stderr": ran.err.encode()}
+    texts |= {str(path): path.read_bytes() + str(path).encode() for path in out.rglob("*") if path.is_file()}
+    for secret in (PASSWORD, SIGNATURE, SIGNATURE.rpartition("/")[2]):
+        for place, text in texts.items():
+            assert secret.encode() not in text, (secret, place)
+
+
+def test_no_credential_of_a_source_is_printed_or_written(
+    guarded: str, photos: Path, tmp_path: Path, prep: Prep
+) -> None:
+    names = [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.jpg")) if path.name[0] != "."]
+    data = {name: (photos / name).read_bytes() for name in names}
+    pack_zip(tmp_path / "p.zip", data.items())
+    pack_tar(tmp_path / "p.tar.gz", data.items(), "gz")
+    samples = [(f"{i}.jpg", photo, {"cls": b"%d" % (i % 2)}) for i, photo in enumerate(data.values())]
+    pack_samples(tmp_path / "x-00.tar", samples)
+    pack_parquet(tmp_path / "x.parquet", [(photo, "", i % 2) for i, photo in enumerate(data.values())], None)
+    table = pack_table(
+        tmp_path / "list.csv",
+        [(f"{guarded}/photos/{name}{QUERY}", name.partition("/")[0]) for name in [*names, "apple/gone.jpg"]],
+    )
+    sources = ["p.zip", "p.tar.gz", "x-{00..00}.tar", "x.parquet"]
+    for number, src in enumerate([*(f"{guarded}/{name}{QUERY}" for name in sources), str(table)]):
+        out = tmp_path / f"set-{number}"
+        argv = ("--src", src, "--res", "32", "--shard-samples", 20, "--max-bad", "0.5")
+        ran = prep(*argv, "--out", out)
+        assert ran.status == 0, ran.err
+        check_clean(ran, out)
+        check_clean(prep(*argv, "--out", tmp_path / "dry", "--dry-run"), out)
+        refused = prep(*argv, "--quality", 50, "--out", out)
+        assert (refused.status, refused.err.count("\n")) == (2, 1), refused.err
+        check_clean(refused, out)
+    assert "photos/apple/gone.jpg" in (tmp_path / "set-4" / "rejects.jsonl").read_text()
+
+
+def test_no_credential_is_printed_or_written_when_the_store_refuses_or_fails(
+    guarded: str, photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.jpg")) if path.name[0] != "."]
+    rows = [(f"{guarded}/photos/{name}{QUERY}", name.partition("/")[0]) for name in names]
+    table = pack_table(tmp_path / "list.csv", rows)
+    signed_by_another = f"{guarded}/p.zip?X-Amz-Signature=another{PASSWORD}"
+    for src in (signed_by_another, f"{guarded}/gone.zip{QUERY}"):
+        ran = prep("--src", src, "--out", tmp_path / "set", "--res", "32")
+        assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+        check_clean(ran, tmp_path / "set")
+    monkeypatch.setattr(Guarded, "broken", True)
+    ran = prep("--src", table, "--out", tmp_path / "set", "--res", "32")
+    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+    check_clean(ran, tmp_path / "set")
+
+
+def test_a_place_for_shards_is_told_without_its_credentials() -> None:
+    assert Objects(f"s3://{USER}:{PASSWORD}@bucket/set").where == "s3://bucket/set"
+
+
+def test_a_renewed_signature_leaves_a_source_what_it_was(work: Path, tmp_path: Path) -> None:
+    prints = []
+    for signature in ("one", "two"):
+        rows = [(f"https://{signature}@host/{i}.jpg?sig={signature}", "ab"[i % 2]) for i in range(4)]
+        got = catalog(work, pack_table(tmp_path / "list.csv", rows))
+        assert is_url(got.location(0).path)
+        assert got.location(0).path.endswith(f"sig={signature}")
+        prints.append((got.fingerprint(), got.by_class(), got.name(0)))
+    assert prints[0] == prints[1]
