@@ -8,10 +8,9 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import os
-import sys
 from pathlib import Path
 
-from pipeline.cli import Parser
+from pipeline.cli import Parser, print_error
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import check_output
@@ -73,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
                 return plan(options, ranks, budget=got.budget, folds=folds, file=got.json)
             return cross_validate(options, folds, ranks)
     except ResoluteError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
 
 

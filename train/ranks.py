@@ -88,6 +88,14 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
+    def largest(self, value: int) -> int:
+        """The largest value that any rank gives; waits for all of them."""
+        if self.world == 1:
+            return value
+        values = torch.tensor(value)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return int(values)
+
     def agree(self, value: T) -> T:
         """The first rank's value."""
         if self.world == 1:

@@ -1,4 +1,10 @@
-"""How does a run start, go on after a cut, and end? One folder a run: log, checkpoints, curves."""
+"""One run: its folder, its log and checkpoints, and the signals that stop it.
+
+The folder belongs to one process at a time, by an exclusive lock that ends with the process; commands that only read
+(evaluate, predict, export, report) need none. SIGINT, SIGTERM and SIGHUP save and end the run with status 128 + the
+signal's number: between two batches, or between two shapes of the warm-up. A second Ctrl-C ends it at once, without a
+save. Signals that the shell has set to be ignored (nohup, background jobs) stay ignored.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,12 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import platform
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,6 +31,8 @@ from pipeline.loader import Loader
 from pipeline.plan import BatchSpec, Plan
 from pipeline.recipe import Recipe
 from pipeline.shards import ShardSet
+from pipeline.storage.atomic_file import delete_partial
+from pipeline.storage.lock import exclusive_lock
 
 from . import checkpoint
 from .before import measured
@@ -41,6 +51,9 @@ from .warmup import memory_to_spare, rehearsal, shapes, warm_up
 
 __all__ = ["Options", "run", "session"]
 
+_LOCK = ".lock"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def run(options: Options, ranks: Ranks | None = None) -> int:
     """Train, or go on training, until the recipe is done. Returns 0, or 128 + the signal that stopped the run."""
@@ -50,17 +63,43 @@ def run(options: Options, ranks: Ranks | None = None) -> int:
 
 @contextlib.contextmanager
 def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
-    """A run with its folder open, resumed if it has a checkpoint."""
-    one = _Session(options, *prepare(options, ranks))
+    """A run with its folder open and locked, resumed if it has a checkpoint.
+
+    Raises `ResoluteError` if another process trains in the folder, and names that process.
+    """
+    with _locked(options.folder) if ranks.first else contextlib.nullcontext():
+        one = _Session(options, *prepare(options, ranks))
+        try:
+            yield one
+        except (DoesNotFit, torch.OutOfMemoryError) as error:
+            spec = one.plan.batch(one.position, rank=ranks.rank, world=ranks.world)
+            known = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
+            raise known.told(one.plan, one.recipe, one.learner.device) from None
+        finally:
+            one.reports.close()
+            one.log.close()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The run's folder, made if need be, for this process alone; without what killed writers left there."""
     try:
-        yield one
-    except (DoesNotFit, torch.OutOfMemoryError) as error:
-        spec = one.plan.batch(one.position, rank=ranks.rank, world=ranks.world)
-        known = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
-        raise known.told(one.plan, one.recipe, one.learner.device) from None
+        is_new = not folder.is_dir()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResoluteError(f"{folder}: {error.strerror}, expected a folder to write; choose another RUN") from None
+    try:
+        with exclusive_lock(folder / _LOCK, folder=folder, writer="training", remedy="choose another RUN"):
+            delete_partial(folder)
+            yield
     finally:
-        one.reports.close()
-        one.log.close()
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # of a run that was refused before it wrote anything
+
+
+class _Stopped(Exception):
+    """A signal asked to stop before the first batch."""
 
 
 class _Session:
@@ -74,7 +113,6 @@ class _Session:
         self.identity = {"recipe": json.loads(json.dumps(values)), "shards": shards.hash}
         state = None
         try:
-            options.folder.mkdir(parents=True, exist_ok=True)
             state = checkpoint.resume(options.newest, expect=self.identity)
             path = options.folder / "run.jsonl"
             kept = state["meter"]["log_bytes"] if state else 0
@@ -113,10 +151,14 @@ class _Session:
             print(f"{folder}: this run {how}; RUN=another starts a new one")
             print(self.reports.summary())
             return 0
+        with self._signals():
+            return self._train()
+
+    def _train(self) -> int:
+        plan, folder = self.plan, self.options.folder
         began = time.perf_counter()
         done = f"resuming at batch {self.position} of {plan.total_batches}" if self.position else "starting"
         print(f"{folder}: {done} ({self.recipe.name} {self.recipe.hash}, {self.learner.device})", flush=True)
-        before = {which: signal.signal(which, self._stop) for which in (signal.SIGINT, signal.SIGTERM)}
         try:
             with self.ready() as loader:
                 if self.options.calibrate:
@@ -126,16 +168,17 @@ class _Session:
                 finished = run_batches(loader, self.learner, self.meter, self._after)
         except NotFinite as error:
             raise error.told(plan, folder) from None
+        except _Stopped:
+            print(f"{folder}: stopped by {self._signal_name} before its first batch; the same command continues")
+            return 128 + self.stopped_by
         finally:
-            for which, handler in before.items():
-                signal.signal(which, handler)
             if self.bar is not None:
                 self.bar.close()
         if not finished and not self.progress.ended:
             self._save()
             self.reports.update()
-            name = signal.Signals(self.stopped_by).name
-            print(f"{folder}: stopped by {name} and saved at batch {self.position}; the same command goes on")
+            print(f"{folder}: stopped by {self._signal_name} and saved at batch {self.position}; the same command "
+                  "continues")  # fmt: skip
             return 128 + self.stopped_by
         if self.ranks.first:
             print(self.reports.summary())
@@ -198,6 +241,12 @@ class _Session:
         print(f"decoding: a step takes {measured}; this run decodes on the {decode.upper()}", flush=True)
         return decode
 
+    def _check_stop(self) -> None:
+        """Raise `_Stopped` on all ranks if a signal has reached any of them."""
+        self.stopped_by = self.ranks.largest(self.stopped_by)
+        if self.stopped_by:
+            raise _Stopped
+
     def _warm_up(self) -> None:
         self.ranks.wrap(self.learner.network)  # why: the ranks meet here for the first time
         for stages in self.learner.freezer.stages_by_set:
@@ -207,8 +256,9 @@ class _Session:
                 shapes(self.plan, rank=self.ranks.rank, world=self.ranks.world, stages=stages),
                 device=self.learner.device, dtype=self.learner.image_dtype,
                 channels_last=self.recipe.precision.channels_last, accumulate=self.recipe.optim.accumulate,
-                autocast=self.learner.autocast(), teacher=self.learner.teacher,
+                autocast=self.learner.autocast(), teacher=self.learner.teacher, before_each=self._check_stop,
             )  # fmt: skip
+        self._check_stop()
 
     def _after(self, spec: BatchSpec) -> bool:
         """Bookkeeping between batches, outside the clocks. False once a signal asked to stop."""
@@ -279,10 +329,34 @@ class _Session:
         self.log.write({"kind": "checkpoint", "file": file, "position": self.position, "sha256": digest})
         self.log.sync()
 
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """While the block runs, signals ask the run to save and stop; those that are ignored stay ignored."""
+        before = {which: signal.getsignal(which) for which in _SIGNALS}
+        taken = [which for which, handler in before.items() if handler is not signal.SIG_IGN]
+        for which in taken:
+            signal.signal(which, self._stop)
+        try:
+            yield
+        finally:
+            for which in taken:
+                signal.signal(which, before[which])
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.stopped_by and number != signal.SIGINT:
+            return  # why: a terminal that closes sends SIGHUP twice, from the kernel and from its shell
         if self.stopped_by:
-            raise KeyboardInterrupt
+            # why so abruptly: whatever is slow to end, such as storage that does not answer, must not hold up the
+            # second Ctrl-C, nor print a traceback; files are replaced whole, and the lock ends with the process
+            with contextlib.suppress(OSError):
+                os.write(2, f"{self.options.folder}: stopped at once; the same command continues from its last "
+                            "checkpoint\n".encode())  # fmt: skip
+            os._exit(128 + number)
         self.stopped_by = number
+
+    @property
+    def _signal_name(self) -> str:
+        return signal.Signals(self.stopped_by).name
 
     def _progress(self, spec: BatchSpec, batches: int) -> None:
         if self.bar is None or spec.index == self.plan.segment(spec.index).first:

@@ -49,13 +49,16 @@ def warm_up(
     accumulate: int,
     autocast: AbstractContextManager[object],
     teacher: nn.Module | None = None,
+    before_each: Callable[[], None] = lambda: None,
 ) -> None:
     """Run forward (and backward for training shapes) once for each shape; a teacher sees those of training too.
 
-    Weights, statistics, gradients and random state are what they were when it returns; the optimizer is not touched.
+    `before_each` shape may raise, to stop. Weights, statistics, gradients and random state are what they were when it
+    returns; the optimizer is not touched.
     """
     with _untouched(network):
         for split, res, size in todo:
+            before_each()
             network.train(split == "train")
             images = torch.zeros(size, 3, res, res, dtype=dtype, device=device)
             if channels_last:

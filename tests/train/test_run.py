@@ -6,8 +6,12 @@ import errno
 import hashlib
 import os
 import random
+import shlex
 import shutil
+import signal
+import socket
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +25,12 @@ from pipeline.shards import ShardSet
 from prep.__main__ import main as prep
 from tests.conftest import make_photos
 from train.__main__ import main
+from train.evaluate import main as evaluate
+from train.export import main as export
 from train.meters import read_log
+from train.page import main as page
 
-from .conftest import python, without_clocks
+from .conftest import DRIVER, ROOT, python, without_clocks
 
 Words = Callable[[Path], list[str]]
 Killed = Callable[..., subprocess.CompletedProcess[str]]
@@ -99,7 +106,7 @@ def test_a_run_killed_ten_times_equals_the_uninterrupted_one_bit_for_bit(
     assert_equal_runs(tmp_path / "tiny", finished)
 
 
-@pytest.mark.parametrize(("cue", "status"), [(f"{STEP}:9:15", 143), (f"{EVAL}:3:2", 130)])
+@pytest.mark.parametrize(("cue", "status"), [(f"{STEP}:9:15", 143), (f"{EVAL}:3:2", 130), (f"{STEP}:8:1", 129)])
 def test_a_signal_saves_and_leaves_cleanly(
     finished: Path, killed: Killed, words: Words, tmp_path: Path, cue: str, status: int
 ) -> None:
@@ -110,6 +117,89 @@ def test_a_signal_saves_and_leaves_cleanly(
     done = python("-m", "train", *words(tmp_path))
     assert done.returncode == 0, done.stderr
     assert_equal_runs(tmp_path / "tiny", finished)
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(
+    finished: Path, words: Words, tmp_path: Path
+) -> None:
+    done = python("-c", f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{DRIVER}", f"{STEP}:8:1",
+                  *words(tmp_path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+def test_ctrl_c_in_the_warm_up_stops_before_its_next_shape(
+    finished: Path, killed: Killed, words: Words, tmp_path: Path
+) -> None:
+    cut = killed(tmp_path, "torch:Tensor:backward:1:2")  # that of the first shape
+    assert cut.returncode == 130, cut.stderr
+    assert "stopped by SIGINT before its first batch; the same command continues" in cut.stdout
+    assert "warmed up" not in cut.stdout
+    assert "Traceback" not in cut.stderr
+    assert main(words(tmp_path)) == 0
+    assert without_clocks(tmp_path / "tiny" / "run.jsonl")[-1] == without_clocks(finished / "run.jsonl")[-1]
+
+
+TWICE = """
+import os, signal, sys
+from train import loop
+def twice(*_):
+    os.kill(os.getpid(), int(sys.argv.pop(1)))
+    os.kill(os.getpid(), int(sys.argv.pop(1)))
+    assert False, "training continued"
+loop.Learner.train_step = twice
+from train.__main__ import main
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize("first", [2, 15, 1])
+def test_a_second_ctrl_c_ends_the_run_at_once_without_a_traceback(words: Words, tmp_path: Path, first: int) -> None:
+    cut = python("-c", TWICE, str(first), "2", *words(tmp_path))
+    assert cut.returncode == 130
+    assert "Traceback" not in cut.stderr
+    assert cut.stderr.endswith("stopped at once; the same command continues from its last checkpoint\n")
+
+
+def test_a_reader_of_stdout_that_leaves_does_not_end_the_run(finished: Path, words: Words, tmp_path: Path) -> None:
+    line = shlex.join([sys.executable, "-m", "train", *words(tmp_path)])
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line} | head -1"], cwd=ROOT, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+def test_a_folder_in_which_a_run_trains_is_refused_to_others_and_can_be_read(
+    finished: Path, words: Words, tmp_path: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first run is stopped for good (SIGSTOP) after its first checkpoints, and continues in the end."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / ".last.pt.0123456789ab.partial").write_text("left by a killed process")
+    first = subprocess.Popen([sys.executable, "-c", DRIVER, f"{STEP}:11:19", *words(tmp_path)], cwd=ROOT,
+                             stdout=subprocess.DEVNULL)  # fmt: skip
+    try:
+        _, status = os.waitpid(first.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        log = (folder / "run.jsonl").read_bytes()
+        assert main(words(tmp_path)) == 2
+        err = capsys.readouterr().err
+        assert f"tiny: another training is writing here, got host {socket.gethostname()}, pid {first.pid}, since" in err
+        assert "choose another RUN" in err
+        assert err.count("\n") == 1
+        assert (folder / "run.jsonl").read_bytes() == log
+        assert main([*words(tmp_path), "--plan"]) == 0
+        assert evaluate([str(folder), "--shards", str(shard_root), "--device", "cpu", "--threads", "1"]) == 0
+        assert export([str(folder)]) == 0
+        assert page([str(folder)]) == 0
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+        assert first.wait(120) == 0
+    assert_equal_runs(folder, finished)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in finished.iterdir()} | {
+        "eval.json", "model.safetensors"}  # fmt: skip
 
 
 def test_a_finished_run_is_left_alone(finished: Path, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
