@@ -25,7 +25,9 @@ __all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss"
            "Recipe", "Schedule", "Stage", "Stop"]  # fmt: skip
 
 AUTO = 0  # a batch size that is yet to be found: "auto" in the file
-_BATCH_SIZES = 'an integer of at least 1, or "auto"'
+# what no run can mean, and what would otherwise end in an error of some library, or in a start that does not end
+_MAX_RES, _MAX_BATCH, _MAX_EPOCHS, _MAX_SEED = 16_384, 2**20, 100_000, 2**63 - 1
+_BATCH_SIZES = f'an integer from 1 to {_MAX_BATCH}, or "auto"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +46,16 @@ class Stage:
     augment: Augment = field(default_factory=Augment)
 
     def __post_init__(self) -> None:
-        for name in ("res", "epochs"):
-            _check(getattr(self, name) >= 1, f"stages.{name}", getattr(self, name), "an integer of at least 1")
-        _check(self.batch_size >= 1 or self.batch_size == AUTO, "stages.batch_size", self.batch_size, _BATCH_SIZES)
+        for name, most in (("res", _MAX_RES), ("epochs", _MAX_EPOCHS)):
+            value = getattr(self, name)
+            _check(1 <= value <= most, f"stages.{name}", value, f"an integer from 1 to {most}")
+        good = 1 <= self.batch_size <= _MAX_BATCH or self.batch_size == AUTO
+        _check(good, "stages.batch_size", self.batch_size, _BATCH_SIZES)
         _check(0 < self.fraction <= 1, "stages.fraction", self.fraction, "above 0, at most 1")
         _check(self.lr_scale > 0, "stages.lr_scale", self.lr_scale, "above 0")
         eval_res = self.eval_res
-        _check(eval_res is None or eval_res >= 1, "stages.eval_res", eval_res, "an integer of at least 1")
+        good = eval_res is None or 1 <= eval_res <= _MAX_RES
+        _check(good, "stages.eval_res", eval_res, f"an integer from 1 to {_MAX_RES}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,9 @@ class Data:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # Source: timm IMAGENET_DEFAULT_MEAN
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)  # Source: timm IMAGENET_DEFAULT_STD
 
+    def __post_init__(self) -> None:
+        _check(all(value > 0 for value in self.std), "data.std", list(self.std), "three numbers above 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
@@ -77,7 +85,8 @@ class Eval:
         frac = self.crop_frac
         _check(frac is None or 0 < frac <= 1, "eval.crop_frac", frac, "above 0, at most 1")
         _check(self.every_epochs >= 1, "eval.every_epochs", self.every_epochs, "an integer of at least 1")
-        _check(self.batch_size >= 1, "eval.batch_size", self.batch_size, "an integer of at least 1")
+        expected = f"an integer from 1 to {_MAX_BATCH}"
+        _check(1 <= self.batch_size <= _MAX_BATCH, "eval.batch_size", self.batch_size, expected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +108,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _check(len(self.stages) > 0, "stages", "none", "at least one [[stages]] table")
+        _check(0 <= self.seed <= _MAX_SEED, "seed", self.seed, f"an integer from 0 to {_MAX_SEED}")
+        expected = f"at most {_MAX_EPOCHS} in all stages together"
+        _check(self.total_epochs <= _MAX_EPOCHS, "stages.epochs", self.total_epochs, expected)
+        smallest = min((s.batch_size for s in self.stages if s.batch_size != AUTO), default=self.optim.accumulate)
+        expected = f"at most the smallest batch_size, {smallest}: a micro-batch has at least one sample"
+        _check(self.optim.accumulate <= smallest, "optim.accumulate", self.optim.accumulate, expected)
         marks = self.schedule.milestone_epochs
         good = all(mark < self.total_epochs for mark in marks)
         _check(good, "schedule.milestone_epochs", list(marks), f"below the run's {self.total_epochs} epochs")
@@ -106,9 +121,7 @@ class Recipe:
     @property
     def hash(self) -> str:
         """12 hex digits over every value but the name: the same results, the same hash."""
-        values = dataclasses.asdict(self)
-        del values["name"]
-        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(self.values(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -127,12 +140,26 @@ class Recipe:
         """px of the images that the network sees, in training and validation."""
         return tuple(sorted({res for stage in self.stages for res in (stage.res, stage.eval_res or stage.res)}))
 
+    def values(self) -> dict[str, Any]:
+        """Every value but the name, as JSON has them: what a checkpoint keeps."""
+        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        del values["name"]
+        return values
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any], *, name: str) -> Recipe:
+        """The recipe of `values()`; keys that are younger than these have their defaults.
+
+        Raises `ResoluteError` for what is unknown or out of range in this version.
+        """
+        return typing.cast(Recipe, build(cls, {**_without_none(values), "name": name}, ""))
+
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
         """Read a TOML file. Raises `ResoluteError` for what is missing, unknown or out of range."""
         path = Path(path)
         try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise ResoluteError(
                 f"{path}: no readable recipe ({error.strerror}), expected a TOML file; see train/recipes/"
@@ -164,6 +191,12 @@ class Recipe:
             return recipe
         except ResoluteError as error:
             raise ResoluteError(f"{where}: {error}") from None
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:

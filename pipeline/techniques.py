@@ -88,7 +88,10 @@ class Schedule:
 
     # one OneCycle over the run, or one a stage; cosines a stage, with warm restarts, or after a warm-up; steps
     kind: Literal["onecycle", "onecycle_stage", "cosine_stage", "cosine_restarts", "warmup_cosine", "step"] = "onecycle"
-    warmup_frac: float = 0.25  # onecycle kinds, warmup_cosine: part of the steps in which the LR rises
+    # onecycle, warmup_cosine: what the curve runs over. With steps, stages of smaller batches or larger fractions take
+    # more of it than their part of the samples; an epoch counts the same whatever its fraction
+    progress: Literal["steps", "samples", "epochs"] = "steps"
+    warmup_frac: float = 0.25  # onecycle kinds, warmup_cosine: part of the progress in which the LR rises
     start_div: float = 10.0  # onecycle kinds, warmup_cosine: first LR = peak / start_div; otherwise it is the peak
     final_div: float = 1e3  # all kinds but step: last LR = first LR / final_div
     momentum_low: float = 0.85  # onecycle kinds: at the LR's peak; at its ends it is optim.momentum (or betas[0])
@@ -118,6 +121,7 @@ class Schedule:
         """Keys that nothing reads with this `kind`, and why."""
         cycles = ("onecycle", "onecycle_stage")
         readers = {
+            "progress": ("onecycle", "warmup_cosine"),
             "warmup_frac": (*cycles, "warmup_cosine"), "start_div": (*cycles, "warmup_cosine"),
             "final_div": (*cycles, "warmup_cosine", "cosine_stage", "cosine_restarts"), "momentum_low": cycles,
             "period_epochs": ("cosine_restarts",), "period_mult": ("cosine_restarts",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from typing import Any, Literal
@@ -49,8 +50,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         good = isinstance(value, list) and (many or len(value) == len(args))
         check(good, where, repr(value), "a list" if many else f"a list of {len(args)} numbers")
         return tuple(_convert(args[0], item, where) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool):  # why: TOML's integers have any length
+        check(-(2**63) <= value < 2**63, where, f"an integer of {len(str(abs(value)))} digits", "one of 64 bits")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if isinstance(value, float):
+        check(math.isfinite(value), where, value, "a finite number")
     kind = origin if isinstance(origin, type) else hint
     good = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     names = {int: "an integer", float: "a number", str: "text", bool: "true or false", dict: "a table"}

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import torch
 
 from pipeline.errors import ResoluteError, StorageError
+from pipeline.recipe import Recipe
 from pipeline.storage.atomic_file import atomic_file, atomic_link, explain_write_error
 
 __all__ = ["FORMAT", "Damaged", "also_as", "keep_newest", "load", "newest", "peek", "resume", "save",
@@ -69,9 +70,10 @@ def keep_newest(folder: Path, count: int, *, newest: int) -> None:
 def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
     """The state at `path`, on the CPU, loaded without running foreign code, and the file's `sha256`.
 
-    `expect` holds what must be equal: {"recipe": its values, "shards": hash}. Raises `Damaged` for a damaged, missing
-    or foreign file, `StorageError` if the disk does not deliver it, and `ResoluteError` for one of another recipe or
-    shard set, naming what differs.
+    `expect` holds what must be equal: {"recipe": its values, "data": `ShardSet.contents`, "shards": the manifest's
+    hash, which counts only for checkpoints of versions that did not keep "data"}. Raises `Damaged` for a damaged,
+    missing or foreign file, `StorageError` if the disk does not deliver it, and `ResoluteError` for one of another
+    recipe or shard set, naming what differs.
     """
     try:
         with path.open("rb") as file:  # why once: a running training may give the name to the next checkpoint meanwhile
@@ -90,11 +92,37 @@ def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
         ) from None
     if got != FORMAT:
         raise Damaged(f"{path}: got format {got}, expected {FORMAT}; use another RUN")
-    for name, value in expect.items():
-        if state[name] != value:
-            changes = "; ".join(_differences(state[name], value, name))
-            raise ResoluteError(f"{path}: made with another {name}: {changes}; use another RUN, or the old {name}")
+    _check_same(path, state, expect)
     return {**state, "sha256": digest}
+
+
+def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> None:
+    if "recipe" in expect and (changes := _differences(_with_defaults(state["recipe"]), expect["recipe"], "recipe")):
+        raise ResoluteError(
+            f"{path}: made with another recipe: {'; '.join(changes)}; use another RUN, or the old recipe"
+        )
+    if "data" in state and "data" in expect:
+        old, new = state["data"], expect["data"]
+        if names := [name for name in [*old, *(name for name in new if name not in old)]
+                     if old.get(name) != new.get(name)]:  # fmt: skip
+            same = ", ".join(name for name in new if name not in names)
+            raise ResoluteError(
+                f"{path}: made with other data: got a set that differs in {', '.join(names)}"
+                f"{f' (equal: {same})' if same else ''}, expected the run's own; use another RUN, or the old set"
+            )
+    elif "shards" in expect and state["shards"] != expect["shards"]:
+        raise ResoluteError(
+            f"{path}: made with other data: got the shard set {expect['shards']}, expected {state['shards']}; use "
+            "another RUN, or the old set"
+        )
+
+
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's values, with the defaults of keys that are younger than they."""
+    try:
+        return Recipe.from_values(values, name="").values()
+    except ResoluteError:  # keys of another version: they are named as they are
+        return values
 
 
 def newest(folder: Path, name: str) -> Path:

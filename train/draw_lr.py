@@ -20,7 +20,7 @@ from pipeline.errors import ResoluteError
 from pipeline.recipe import AUTO, Recipe
 from pipeline.storage.atomic_file import check_output, output_file
 
-from .schedule import Rates, epoch_steps
+from .schedule import Rates, epoch_samples, epoch_steps
 
 __all__ = ["Curve", "draw", "main", "stage_lines"]
 
@@ -38,8 +38,9 @@ class Curve:
         steps = epoch_steps(recipe.stages, samples)
         self.recipe, self.total_steps = recipe, sum(steps)
         self.rates = Rates(
-            recipe.schedule, recipe.optim, recipe.stages, total_steps=self.total_steps, epoch_steps=steps
-        )
+            recipe.schedule, recipe.optim, recipe.stages, total_steps=self.total_steps, epoch_steps=steps,
+            epoch_samples=epoch_samples(recipe.stages, samples),
+        )  # fmt: skip
         epochs = accumulate((stage.epochs for stage in recipe.stages), initial=0)
         borders = [0, *accumulate(steps)]
         self.firsts = [borders[epoch] for epoch in epochs]  # first step of each stage, and the end

@@ -14,6 +14,7 @@ from pipeline.files import open_files
 from pipeline.shards import command_with_folds, read_manifest
 from pipeline.storage.atomic_file import output_file
 
+from .history import best_epoch, best_top1
 from .meters import read_log
 from .ranks import Ranks
 from .run import Options, run
@@ -65,10 +66,10 @@ def cross_validate(options: Options, folds: list[int], ranks: Ranks | None = Non
 def outcome(log: Path) -> dict[str, Any]:
     """What a fold's log says: the best validation by raw or averaged weights, the last one, and the time."""
     epochs = [record for record in read_log(log) if record["kind"] == "epoch" and record["top1"] is not None]
-    top1 = [max(epoch["top1"], epoch["ema_top1"] or 0.0) for epoch in epochs]
-    best = max(range(len(epochs)), key=top1.__getitem__)
-    return {"best_top1": top1[best], "best_epoch": epochs[best]["epoch"], "last_top1": top1[-1],
-            "last_epoch": epochs[-1]["epoch"], "elapsed_s": epochs[-1]["elapsed_s"]}  # fmt: skip
+    last = epochs[-1]
+    best = best_epoch(epochs) or last
+    return {"best_top1": best_top1(best), "best_epoch": best["epoch"], "last_top1": best_top1(last),
+            "last_epoch": last["epoch"], "elapsed_s": last["elapsed_s"]}  # fmt: skip
 
 
 def _mean_and_deviation(values: list[float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["SWITCH_STEPS", "History", "best_top1", "switch_costs"]
+__all__ = ["SWITCH_STEPS", "History", "best_epoch", "best_top1", "is_better", "switch_costs"]
 
 SWITCH_STEPS = 5
 _COLUMNS = ("step", "stage", "res", "samples", "wait_s", "compute_s", "lr", "momentum", "loss")
@@ -101,6 +102,27 @@ class History:
 def best_top1(epoch: dict[str, Any]) -> float:
     """Of raw and averaged weights, as a part of one."""
     return max(epoch["top1"] or 0.0, epoch["ema_top1"] or 0.0)
+
+
+def best_epoch(epochs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The best validated epoch so far, in the sense of `is_better`, at the last validation's resolution; None if none.
+    """
+    validated = [epoch for epoch in epochs if epoch["top1"] is not None]
+    best = None
+    for epoch in validated:
+        if best is None or is_better(best_top1(epoch), epoch.get("eval_res"), best_top1(best), best.get("eval_res"),
+                                     last_res=validated[-1].get("eval_res")):  # fmt: skip
+            best = epoch
+    return best
+
+
+def is_better(top1: float, res: int | None, best: float, best_res: int | None, *, last_res: int | None) -> bool:
+    """Whether a validation (top-1 at `res` px) takes the place of the best one before it (`best` at `best_res` px).
+
+    Accuracies at different resolutions do not compare: a validation at another resolution is always better, unless
+    the best one was already made at `last_res`, that of the run's last validation, at which its weights will be used.
+    """
+    return top1 > best if res == best_res else best_res != last_res
 
 
 def switch_costs(stages: NDArray[np.float64], times_s: NDArray[np.float64]) -> list[dict[str, Any]]:

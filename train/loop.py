@@ -35,9 +35,10 @@ class Learner:
 
     def __init__(
         self, recipe: Recipe, *, classes: int, total_steps: int, device: torch.device, ranks: Ranks | None = None,
-        epoch_steps: Sequence[int] = (),
+        epoch_steps: Sequence[int] = (), epoch_samples: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`epoch_steps`: optimizer steps of each epoch, for schedules that look at stages or epochs."""
+        """`epoch_steps`, `epoch_samples`: optimizer steps and training samples of each epoch, for schedules that look
+        at stages, epochs or samples."""
         amp = recipe.precision.amp
         if amp == "fp16" and device.type != "cuda":
             raise ResoluteError(
@@ -64,8 +65,9 @@ class Learner:
         self.optimizer = build_optimizer(recipe.optim, self.network)
         self.freezer = Freezer(recipe.freeze, recipe.stages, self.network, self.optimizer)
         self.rates = Rates(
-            recipe.schedule, recipe.optim, recipe.stages, total_steps=total_steps, epoch_steps=epoch_steps
-        )
+            recipe.schedule, recipe.optim, recipe.stages, total_steps=total_steps, epoch_steps=epoch_steps,
+            epoch_samples=epoch_samples,
+        )  # fmt: skip
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
         self._amp_dtype = torch.float16 if amp == "fp16" else torch.bfloat16
         if recipe.precision.compile:

@@ -25,7 +25,7 @@ from pipeline.cli import Parser, command
 from pipeline.storage.atomic_file import output_file
 
 from .charts import Series, chart, short
-from .history import Columns, History, best_top1
+from .history import Columns, History, best_epoch, best_top1
 from .run_folder import existing_run
 from .verdict import stage_rows, told_time, verdict
 
@@ -79,7 +79,7 @@ def _tiles(run: History, rows: list[dict[str, Any]]) -> str:
     told = []
     validated = [epoch for epoch in epochs if epoch["top1"] is not None]
     if validated:
-        best = max(validated, key=best_top1)
+        best = best_epoch(validated) or validated[-1]
         told += [(f"{100 * best_top1(validated[-1]):.2f} %", "top-1 at the end"),
                  (f"{100 * best_top1(best):.2f} %", f"best top-1, epoch {best['epoch']}")]  # fmt: skip
     if epochs:

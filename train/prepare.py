@@ -91,6 +91,7 @@ def prepare(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lea
         learner = Learner(
             recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device, ranks=ranks,
             epoch_steps=[segment.batches for segment in plan.segments if segment.split == "train"],
+            epoch_samples=[segment.samples for segment in plan.segments if segment.split == "train"],
         )  # fmt: skip
         return plan, learner
 

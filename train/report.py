@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .board import Board
-from .history import SWITCH_STEPS, History, best_top1, switch_costs
+from .history import SWITCH_STEPS, History, best_epoch, best_top1, switch_costs
 from .page import write_page
 
 __all__ = ["EPOCH_HEADER", "Reports", "epoch_line", "summary"]
@@ -61,7 +61,7 @@ def epoch_line(record: dict[str, Any]) -> str:
 def summary(run: History, folder: Path) -> str:
     epochs, steps = run.epochs, run.steps
     train_s, wait_s = sum(e["train_s"] for e in epochs), sum(e["wait_s"] for e in epochs)
-    last, best = epochs[-1], max((e for e in epochs if e["top1"] is not None), key=best_top1)
+    last, best = epochs[-1], best_epoch(epochs) or epochs[-1]
     lines = [
         f"\ntop-1 {100 * best_top1(last):.2f} % at the end, best {100 * best_top1(best):.2f} % (epoch {best['epoch']})",
         f"{last['elapsed_s']:.1f} s: training {train_s:.1f} s, validation {sum(e['eval_s'] for e in epochs):.1f} s; "

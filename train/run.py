@@ -9,9 +9,7 @@ save. Signals that the shell has set to be ignored (nohup, background jobs) stay
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
-import json
 import os
 import platform
 import signal
@@ -108,9 +106,7 @@ class _Session:
     def __init__(self, options: Options, recipe: Recipe, shards: ShardSet, plan: Plan, learner: Learner) -> None:
         self.options, self.recipe, self.plan, self.learner = options, recipe, plan, learner
         self.ranks = learner.ranks
-        values = dataclasses.asdict(recipe)
-        del values["name"]
-        self.identity = {"recipe": json.loads(json.dumps(values)), "shards": shards.hash}
+        self.identity = {"recipe": recipe.values(), "data": plan.identity["shards"], "shards": shards.hash}
         state = None
         try:
             state = checkpoint.resume(options.newest, expect=self.identity)
@@ -123,7 +119,9 @@ class _Session:
             ) from None
         self.meter = Meter(self.log, device=learner.device, ranks=self.ranks)
         self.reports = Reports(options.folder, on=self.ranks.first, tensorboard=options.tensorboard)
-        self.position, self.progress = 0, Progress(recipe.stop)
+        self.position, self.progress = 0, Progress(
+            recipe.stop, [stage.eval_res or stage.res for stage in recipe.stages for _ in range(stage.epochs)]
+        )
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once a run
         # what whoever uses the weights needs to know beside the recipe
         self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin,
@@ -372,7 +370,7 @@ class _Session:
             "kind": "start", "recipe": self.recipe.name, "recipe_hash": self.recipe.hash, "shards_hash": shards.hash,
             "classes": len(shards.classes), "train_samples": len(shards.splits["train"]),
             "val_samples": len(shards.splits["val"]), "stages": self.identity["recipe"]["stages"],
-            "recipe_values": self.identity["recipe"], "recipe_text": self.options.recipe.read_text(encoding="utf-8"),
+            "recipe_values": self.identity["recipe"], "recipe_text": self.options.recipe.read_text(encoding="utf-8-sig"),
             "machine": describe(self.learner.device, threads=self.options.threads),
             "order": self.plan.order, "total_steps": self.plan.total_steps, "ranks": self.ranks.world,
             "device": device_name(self.learner.device),

@@ -19,7 +19,6 @@ from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan
 from pipeline.recipe import Recipe, Stage
 from pipeline.shards import ShardSet, read_manifest
-from pipeline.values import build
 
 from .checkpoint import load
 from .model import build_model
@@ -95,7 +94,7 @@ def open_saved(run: Path) -> Saved:
     progress = state["progress"]
     weights: dict[Weights, Any] = {"raw": state["model"], "ema": state["ema"]}
     try:
-        recipe: Recipe = build(Recipe, {**_without_none(state["recipe"]), "name": state["name"]}, "")
+        recipe = Recipe.from_values(state["recipe"], name=state["name"])
     except ResoluteError as error:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
     return Saved(
@@ -203,9 +202,3 @@ def logits(network: nn.Module, images: torch.Tensor, *, recipe: Recipe, flip: bo
     with torch.autocast(images.device.type, dtype=dtype, enabled=amp != "off"):
         out: torch.Tensor = network(images).float()
         return (out + network(images.flip(3)).float()) / 2 if flip else out
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
-    return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value

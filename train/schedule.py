@@ -1,4 +1,4 @@
-"""How fast does the run learn at each step? Learning rate and momentum of every kind of schedule.
+"""Learning rate and momentum of every step, for every kind of schedule.
 
 Nothing here has state: a step's values depend on the step alone, so they are exact after any resume.
 """
@@ -14,28 +14,38 @@ import torch
 
 from pipeline.recipe import Optim, Schedule, Stage
 
-__all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_steps"]
+__all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_samples", "epoch_steps"]
+
+
+def epoch_samples(stages: Sequence[Stage], samples: int) -> list[int]:
+    """How many of `samples` training samples each epoch takes, as `Plan` has them."""
+    return [max(1, round(samples * stage.fraction)) for stage in stages for _ in range(stage.epochs)]
 
 
 def epoch_steps(stages: Sequence[Stage], samples: int) -> list[int]:
     """Optimizer steps of each epoch over `samples` training samples, as `Plan` has them."""
-    return [-(-max(1, round(samples * s.fraction)) // s.batch_size) for s in stages for _ in range(s.epochs)]
+    sizes = [stage.batch_size for stage in stages for _ in range(stage.epochs)]
+    return [-(-taken // size) for taken, size in zip(epoch_samples(stages, samples), sizes, strict=True)]
 
 
 class Rates:
     """Learning rate and momentum of each step of the run, and what they become in an optimizer.
 
-    `epoch_steps`: optimizer steps of each epoch; only kinds that look at epochs or stages need it.
+    `epoch_steps`: optimizer steps of each epoch; only kinds that look at epochs or stages need it, and curves over
+    samples or epochs. `epoch_samples`: training samples of each epoch, for curves over samples.
     """
 
     def __init__(
         self, schedule: Schedule, optim: Optim, stages: Sequence[Stage], *, total_steps: int,
-        epoch_steps: Sequence[int] = (),
+        epoch_steps: Sequence[int] = (), epoch_samples: Sequence[int] = (),
     ) -> None:  # fmt: skip
         epochs = [stage.epochs for stage in stages]
         steps = list(epoch_steps) or [total_steps]
         if sum(steps) != total_steps or (len(steps) != sum(epochs) and schedule.kind not in _GLOBAL):
             raise ValueError(f"got epochs of {steps} steps, expected {sum(epochs)} of them, {total_steps} steps in all")
+        self._progress = None if schedule.progress == "steps" else _Progress(
+            steps, epoch_samples if schedule.progress == "samples" else [1] * len(steps)
+        )
         self._pieces = _pieces(schedule, optim, epochs=epochs, steps=steps)
         self._firsts = [first for first, _ in self._pieces]
         base = schedule.base_batch or stages[0].batch_size
@@ -44,6 +54,8 @@ class Rates:
 
     def at(self, step: int) -> tuple[float, float]:
         """(learning rate before the stage's factor, momentum) of optimizer step `step`, 0-based."""
+        if self._progress is not None:
+            return self._pieces[0][1](self._progress.at(step))
         first, curve = self._pieces[bisect.bisect_right(self._firsts, step) - 1]
         return curve(step - first)
 
@@ -64,7 +76,27 @@ class Rates:
         return lr
 
 
-Curve = Callable[[int], tuple[float, float]]
+class _Progress:
+    """Where each step stands on a curve over samples, or epochs: as the step that it would be if all were alike."""
+
+    def __init__(self, steps: Sequence[int], weights: Sequence[int]) -> None:
+        """`steps`: of each epoch. `weights`: each epoch's part of the curve, in any unit."""
+        if len(weights) != len(steps):
+            raise ValueError(f"got {len(weights)} weights of {len(steps)} epochs, expected one each")
+        self._first_steps, self._before = [0, *accumulate(steps)], [0, *accumulate(weights)]
+        self._steps, self._weights = steps, weights
+        last = self._done(sum(steps) - 1)
+        self._scale = (sum(steps) - 1) / last if last else 0.0  # the last step is the curve's last
+
+    def _done(self, step: int) -> float:
+        epoch = bisect.bisect_right(self._first_steps, step) - 1
+        return self._before[epoch] + self._weights[epoch] * (step - self._first_steps[epoch]) / self._steps[epoch]
+
+    def at(self, step: int) -> float:
+        return self._scale * self._done(step)
+
+
+Curve = Callable[[float], tuple[float, float]]
 _GLOBAL = ("onecycle", "warmup_cosine")
 
 
@@ -110,7 +142,7 @@ class OneCycle:
         self._rise = max(1.0, schedule.warmup_frac * total_steps - 1)
         self._fall = max(1.0, total_steps - 1 - self._rise)
 
-    def at(self, step: int) -> tuple[float, float]:
+    def at(self, step: float) -> tuple[float, float]:
         """(learning rate, momentum) of step `step`, 0-based."""
         if step <= self._rise:
             done = step / self._rise
@@ -133,7 +165,7 @@ class WarmCosine:
         self._first = optim.lr / schedule.start_div if warm else optim.lr
         self._last = self._first / schedule.final_div
 
-    def at(self, step: int) -> tuple[float, float]:
+    def at(self, step: float) -> tuple[float, float]:
         """(learning rate, momentum) of step `step`, 0-based."""
         if step < self._rise:
             return self._first + (self._peak - self._first) * step / self._rise, self._momentum

@@ -1,8 +1,9 @@
-"""When does a run end before its plan does? When it gets no better, or when its numbers are none."""
+"""Ends a run before its plan does: early stopping, and losses or weights that are not finite."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,21 @@ from pipeline.recipe import Stop
 from pipeline.shards import key_name
 from pipeline.storage.atomic_file import output_file
 
+from .history import best_top1, is_better
+
 __all__ = ["NotFinite", "Progress", "finite"]
 
 
 class Progress:
-    """The best validation so far, and whether to go on waiting for a better one. Its state goes into checkpoints."""
+    """The best validation so far, and whether to wait for a better one. Its state goes into checkpoints.
 
-    def __init__(self, stop: Stop) -> None:
-        self._stop = stop
+    Only validations at one resolution are compared: see `history.is_better`. After a change of the resolution the
+    patience counts anew.
+    """
+
+    def __init__(self, stop: Stop, resolutions: Sequence[int]) -> None:
+        """`resolutions`: px at which each epoch of the run is validated."""
+        self._stop, self._resolutions = stop, resolutions
         self.best_top1, self.best_epoch, self.best_weights = -1.0, -1, "raw"
         self.ended = ""  # why the run ended early
         self._level, self._level_epoch = -1.0, -1  # the last validation that was better by `min_delta`
@@ -31,18 +39,22 @@ class Progress:
         """Take an epoch's record, of the `last` one or not; True if it is the best, by raw or averaged weights."""
         if record["top1"] is None:
             return False
-        top1, epoch = max(record["top1"], record["ema_top1"] or 0.0), record["epoch"]
-        if is_best := top1 > self.best_top1:
+        top1, epoch = best_top1(record), record["epoch"]
+        res = self._resolutions[epoch]
+        if is_best := self.best_epoch < 0 or is_better(
+            top1, res, self.best_top1, self._resolutions[self.best_epoch], last_res=self._resolutions[-1]
+        ):
             self.best_top1, self.best_epoch = top1, epoch
             self.best_weights = "raw" if top1 == record["top1"] else "ema"
-        if top1 > self._level + self._stop.min_delta:
+        changed = self._level_epoch >= 0 and res != self._resolutions[self._level_epoch]
+        if changed or top1 > self._level + self._stop.min_delta:
             self._level, self._level_epoch = top1, epoch
         elif self._stop.patience and not last and epoch - self._level_epoch >= self._stop.patience:
             self.ended = f"top-1 no better than {100 * self._level:.2f} % for {epoch - self._level_epoch} epochs"
         return is_best
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_stop"}
+        return {name: value for name, value in vars(self).items() if name not in ("_stop", "_resolutions")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .history import SWITCH_STEPS, History, best_top1, switch_costs
+from .history import SWITCH_STEPS, History, best_epoch, best_top1, switch_costs
 
 __all__ = ["Finding", "stage_rows", "told_time", "verdict"]
 
@@ -171,7 +171,7 @@ def _whole(run: History, rows: list[dict[str, Any]]) -> Iterator[Finding]:
         ))  # fmt: skip
     validated = [epoch for epoch in epochs if epoch["top1"] is not None]
     if run.kind("end") and len(validated) >= 5:
-        best = max(validated, key=best_top1)
+        best = best_epoch(validated) or validated[-1]
         worse = best_top1(best) - best_top1(validated[-1])
         if worse > _WORSE and best["epoch"] < 0.8 * epochs[-1]["epoch"]:
             yield Finding(True, (

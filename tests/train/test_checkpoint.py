@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import zipfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from pipeline.errors import ResoluteError, StorageError
+from pipeline.recipe import Recipe
 from train import checkpoint
 
 IDENTITY = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 32}]}, "shards": "abc"}
@@ -59,8 +61,29 @@ def test_another_recipe_is_refused_with_what_differs(saved: Path) -> None:
     other = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 64}]}, "shards": "abc"}
     with pytest.raises(ResoluteError, match=r"another recipe: recipe\.stages\[0\]\.res got 32, expected 64"):
         checkpoint.load(saved, expect=other)
-    with pytest.raises(ResoluteError, match=r"made with another shards: shards got 'abc', expected 'xyz'"):
-        checkpoint.load(saved, expect={**IDENTITY, "shards": "xyz"})
+    with pytest.raises(ResoluteError, match=r"made with other data: got the shard set xyz, expected abc"):
+        checkpoint.load(saved, expect={**IDENTITY, "shards": "xyz", "data": {}})
+
+
+def test_other_data_is_refused_in_words_and_a_set_that_only_grew_is_not(saved: Path) -> None:
+    data = {"classes": "1", "train images at 32 px": "2", "train samples and labels": "3"}
+    checkpoint.save(saved, {**IDENTITY, "data": data})
+    assert checkpoint.load(saved, expect={**IDENTITY, "shards": "another manifest", "data": data})
+    with pytest.raises(ResoluteError) as error:
+        checkpoint.load(saved, expect={**IDENTITY, "data": {**data, "train images at 32 px": "x", "fold": "1"}})
+    assert "got a set that differs in train images at 32 px, fold (equal: classes, train samples and labels)" in str(
+        error.value
+    )
+
+
+def test_a_checkpoint_from_before_a_key_existed_has_that_keys_default(saved: Path) -> None:
+    values = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}, name="x").values()
+    old = json.loads(json.dumps(values))
+    del old["optim"]["lookahead"], old["stages"][0]["lr_scale"]
+    checkpoint.save(saved, {"recipe": old, "shards": "abc"})
+    assert checkpoint.load(saved, expect={"recipe": values})
+    with pytest.raises(ResoluteError, match=r"recipe\.optim\.lookahead got 0, expected 5"):
+        checkpoint.load(saved, expect={"recipe": {**values, "optim": {**values["optim"], "lookahead": 5}}})
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty", "foreign", "one bit"])

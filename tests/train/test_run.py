@@ -274,6 +274,28 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(
     assert_equal_runs(tmp_path / "tiny", finished)
 
 
+def test_a_resolution_that_is_added_to_the_set_changes_nothing_and_new_photos_are_told_in_words(
+    finished: Path, recipe_file: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(shard_root, tmp_path / "set")
+    words = ["--shards", str(tmp_path / "set"), "--recipe", str(recipe_file), "--runs", str(tmp_path), "--device",
+             "cpu", "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
+    assert python("-c", DRIVER, f"{STEP}:9:15", *words).returncode == 143
+    photos = str(shard_root.parent / "photos")
+    again = ["--val-frac", "0.17", "--shard-samples", "32", "--workers", "1", "--out", str(tmp_path / "set")]
+    assert prep(["--src", photos, "--res", "32,40,48,64", *again]) == 0
+    done = python("-m", "train", *words)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = (without_clocks(folder / "run.jsonl") for folder in (tmp_path / "tiny", finished))
+    assert [r for r in ours if r["kind"] != "start"] == [r for r in theirs if r["kind"] != "start"]
+    assert prep(["--src", photos, "--res", "32,48,64", "--quality", "50", "--rebuild", *again]) == 0
+    capsys.readouterr()
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert "made with other data: got a set that differs in train images at 32 px, " in err
+    assert "(equal: classes, " in err
+
+
 def test_the_log_has_the_digest_of_each_checkpoint(finished: Path) -> None:
     digests = {r["file"]: r["sha256"] for r in read_log(finished / "run.jsonl") if r["kind"] == "checkpoint"}
     assert set(digests) == {f"step-{step:08d}.pt" for step in (3, 6, 9, 12, 15, 16, 18, 21, 24, 26)}

@@ -15,14 +15,17 @@ from pipeline.recipe import Recipe, Stop
 from pipeline.shards import ShardSet, key_name
 from train import loop
 from train.__main__ import main
+from train.history import best_epoch
 from train.stop import NotFinite, Progress, finite
 
 from .conftest import SMALL, without_clocks
 
 
-def stopped_at(top1: list[float], *, ema: list[float] | None = None, every: int = 1, **stop: Any) -> tuple[int, int]:
-    """(epoch of the stop, or -1, best epoch) of validations `every` so many epochs."""
-    progress = Progress(Stop(**stop))
+def stopped_at(
+    top1: list[float], *, ema: list[float] | None = None, every: int = 1, res: list[int] | None = None, **stop: Any
+) -> tuple[int, int]:
+    """(epoch of the stop, or -1, best epoch) of validations `every` so many epochs, each at its `res`."""
+    progress = Progress(Stop(**stop), res or [224] * every * len(top1))
     for i, value in enumerate(top1):
         record = {"epoch": (i + 1) * every - 1, "top1": value, "ema_top1": ema[i] if ema else None}
         progress.see(record, last=i + 1 == len(top1))
@@ -45,12 +48,38 @@ def test_what_is_better_by_less_than_min_delta_does_not_count_but_is_still_the_b
     assert stopped_at(creeping, patience=2, min_delta=0.001) == (-1, 4)
 
 
+def test_the_best_is_compared_at_the_last_resolution_alone() -> None:
+    small_then_large = [128, 128, 224, 224, 224]
+    assert stopped_at([0.5, 0.9, 0.6, 0.7, 0.65], res=small_then_large) == (-1, 3)
+    assert stopped_at([0.5, 0.9, 0.6, 0.5, 0.4], res=small_then_large) == (-1, 2)
+    up_and_down = [128, 224, 160, 160, 224]  # what was made at the last resolution stays ahead of smaller ones
+    assert stopped_at([0.5, 0.8, 0.9, 0.95, 0.7], res=up_and_down) == (-1, 1)
+    assert stopped_at([0.5, 0.8, 0.9, 0.95, 0.85], res=up_and_down) == (-1, 4)
+    assert stopped_at([0.9, 0.3], res=[128, 160]) == (-1, 1)
+
+
+def test_a_change_of_resolution_is_neither_progress_nor_the_lack_of_it() -> None:
+    res = [128, 128, 128, 224, 224, 224]
+    assert stopped_at([0.5, 0.9, 0.9, 0.6, 0.7, 0.8], res=res, patience=2) == (-1, 5)  # lower at 224, and rising
+    assert stopped_at([0.5, 0.6, 0.6, 0.9, 0.9, 0.9, 0.9], res=[*res, 224], patience=2) == (5, 3)
+
+
+def test_reports_name_the_best_epoch_that_best_pt_holds() -> None:
+    for top1, res in (([0.5, 0.9, 0.6, 0.7], [128, 128, 224, 224]), ([0.5, 0.8, 0.9, 0.7], [128, 224, 160, 224])):
+        epochs = [{"epoch": i, "top1": value, "ema_top1": None, "eval_res": at}
+                  for i, (value, at) in enumerate(zip(top1, res, strict=True))]  # fmt: skip
+        best = best_epoch(epochs)
+        assert best is not None
+        assert best["epoch"] == stopped_at(top1, res=res)[1]
+    assert best_epoch([{"epoch": 0, "top1": None, "ema_top1": None, "eval_res": None}]) is None
+
+
 def test_averaged_weights_count_where_they_are_better() -> None:
     assert stopped_at([0.5, 0.4, 0.4, 0.4], ema=[0.1, 0.2, 0.6, 0.5], patience=2) == (-1, 2)
-    progress = Progress(Stop())
+    progress = Progress(Stop(), [224])
     progress.see({"epoch": 0, "top1": 0.2, "ema_top1": 0.3}, last=False)
     assert (progress.best_top1, progress.best_weights) == (0.3, "ema")
-    again = Progress(Stop())
+    again = Progress(Stop(), [224])
     again.load_state_dict(json.loads(json.dumps(progress.state_dict())))
     assert again.state_dict() == progress.state_dict()
 
@@ -73,7 +102,8 @@ def run(folder: Path, shard_root: Path, text: str, *more: str) -> int:
 def test_a_stopped_run_is_whole_says_so_and_stays_stopped(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = SMALL.replace("lr = 0.001", "lr = 1e-9") + "[stop]\npatience = 1\nmin_delta = 0.9\n"
+    text = SMALL.replace("lr = 0.001", "lr = 1e-9").replace("res = 32", "res = 32\neval_res = 48")
+    text += "[stop]\npatience = 1\nmin_delta = 0.9\n"
     assert run(tmp_path, shard_root, text) == 0
     out = capsys.readouterr().out
     assert "stopped early: top-1 no better than" in out
