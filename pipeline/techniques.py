@@ -15,6 +15,9 @@ class Model:
     name: str = "resnet50"  # any timm model
     options: dict[str, Any] = field(default_factory=dict)  # passed to timm.create_model
     weights: str = ""  # to start from: "pretrained" (timm's, from the hub), or a .safetensors or .pth file
+    # of a checkpoint that holds raw and averaged weights: best is the kind with the better validation in checkpoints of
+    # ours, the averaged ones in others
+    weights_kind: Literal["best", "raw", "ema"] = "best"
     drop_path_rate: float = 0.0  # stochastic depth: part of the samples that skip the last block; less before it
     antialias: bool = False  # blur before strided pooling and convolutions, where timm's model can
     norm: Literal["batch", "sync", "ghost", "group"] = "batch"  # what batch norms become; sync: over all ranks
@@ -31,7 +34,9 @@ class Model:
         check(momentum is None or 0 < momentum <= 1, "model.bn_momentum", momentum, "above 0, at most 1")
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
+        no_file = self.weights in ("", "pretrained") and f"model.weights is {self.weights or 'empty'}, no file"
         return {
+            "weights_kind": no_file,
             "ghost_batch": self.norm != "ghost" and f"model.norm is {self.norm}",
             "norm_groups": self.norm != "group" and f"model.norm is {self.norm}",
             "bn_momentum": self.norm == "group" and "group norms have no running statistics",

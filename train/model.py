@@ -12,14 +12,16 @@ from typing import Any, Literal
 
 import timm
 import torch
+from safetensors import safe_open
 from timm.layers import BlurPool2d
 from timm.models import load_state_dict
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, StorageError
 from pipeline.recipe import Ema, Model
 
+from . import checkpoint
 from .norms import set_norms
 
 __all__ = ["build_ema", "build_model", "compile_network", "ema_decay", "head_parameters", "set_tf32",
@@ -43,10 +45,11 @@ def build_model(
     if trains or model.norm != "sync":  # why: that one differs in training alone
         network = set_norms(network, model, ranks=ranks, device=device)
     cfg: Any = getattr(network, "pretrained_cfg", {})
+    average = ""
     if pretrained:
         found = cfg["num_classes"]
     elif trains and model.weights:
-        found = _load(network, model)
+        found, average = _load(network, model)
     if trains and model.weights:
         if found != classes and same_head:
             raise ResoluteError(
@@ -55,7 +58,8 @@ def build_model(
             )
         head = f"of {found or 'no'} classes, so the head is new, for {classes}" if found != classes else "head included"
         made = f"; made with data.mean = {list(cfg['mean'])}, data.std = {list(cfg['std'])}" if pretrained else ""
-        print(f"{model.name}: starts from {model.weights} weights, {head}{made}", flush=True)
+        of = f"{average} weights of {model.weights}" if average else f"{model.weights} weights"
+        print(f"{model.name}: starts from {of}, {head}{made}", flush=True)
     if model.checkpoint_blocks:
         try:
             network.set_grad_checkpointing(True)  # type: ignore[operator]
@@ -147,15 +151,26 @@ def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
     return network
 
 
-def _load(network: nn.Module, model: Model) -> int | None:
-    """Weights from a file, all but a head of another size; returns its classes, None if the file has no head."""
+def _load(network: nn.Module, model: Model) -> tuple[int | None, str]:
+    """Weights from a file, all but a head of another size.
+
+    Returns its classes, None if the file has no head, and which of its weights were taken, "raw" or "EMA"; "" if the
+    file holds but one kind.
+    """
     path = Path(model.weights)
     try:
-        state = load_state_dict(str(path), use_ema=True)
+        state, average = _read_weights(path, model.weights_kind)
     except FileNotFoundError:
         raise ResoluteError(f'model.weights: {path} not found, expected a file or "pretrained"; name another') from None
+    except OSError as error:
+        raise StorageError(
+            f"model.weights: {path} cannot be read, got '{error.strerror or error}', expected a readable file; "
+            "name another, or run again when the disk answers"
+        ) from None
+    except ResoluteError:
+        raise
     except Exception as error:  # why all: what a damaged file raises depends on where it is damaged
-        reason = str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0].split(". ")[0][:100] if str(error) else type(error).__name__
         raise ResoluteError(
             f"model.weights: {path} is damaged or holds no weights ({reason}), expected a .safetensors or .pth file; "
             "name another"
@@ -178,7 +193,38 @@ def _load(network: nn.Module, model: Model) -> int | None:
             "name another"
         )
     network.load_state_dict({name: v for name, v in state.items() if name not in wrong}, strict=False)
-    return found
+    return found, average
+
+
+def _read_weights(path: Path, kind: Literal["best", "raw", "ema"]) -> tuple[dict[str, Any], str]:
+    """The state dict at `path`, and which it is, "raw" or "EMA", if the file could hold both.
+
+    Raises what the reader of the format raises, and `ResoluteError` for an average that is not there.
+    """
+    path.open("rb").close()  # why: timm and torch report the disk's errors as they report damage
+    if path.suffix == ".safetensors":
+        if kind == "ema":
+            with safe_open(path, "pt") as file:
+                exported = (file.metadata() or {}).get("weights")
+            if exported != "ema":
+                raise _no_average(path)
+        return load_state_dict(str(path)), ""
+    if checkpoint.peek(path, "format") == checkpoint.FORMAT:
+        ours = checkpoint.load(path, expect={})
+        is_average = ours["progress"]["best_weights"] == "ema" if kind == "best" else kind == "ema"
+        if is_average and ours["ema"] is None:
+            raise _no_average(path)
+        return ours["ema" if is_average else "model"], "EMA" if is_average else "raw"
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    has_average = any(content.get(key) is not None for key in ("state_dict_ema", "model_ema"))  # as timm writes them
+    if kind == "ema" and not has_average:
+        raise _no_average(path)
+    is_average = has_average and kind != "raw"
+    return load_state_dict(str(path), use_ema=is_average), ("EMA" if is_average else "raw") if has_average else ""
+
+
+def _no_average(path: Path) -> ResoluteError:
+    return ResoluteError(f"model.weights_kind: got ema, but {path} holds no averaged weights; remove the key")
 
 
 def head_parameters(network: nn.Module) -> list[str]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import huggingface_hub.constants
 import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, StorageError
+from pipeline.recipe import Recipe
+from train import checkpoint
 
 from .nets import names_of, net, saved, some_images
 
@@ -28,6 +32,59 @@ def test_weights_of_a_file_are_taken_whole(kind: str, tmp_path: Path, capsys: py
     network = net(weights=str(path))
     assert all(value.equal(source.state_dict()[name]) for name, value in network.state_dict().items())
     assert "head included" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("best", "kind", "taken"), [
+    ("raw", "best", "raw"), ("ema", "best", "EMA"), ("raw", "ema", "EMA"), ("ema", "raw", "raw"),
+])  # fmt: skip
+@pytest.mark.parametrize("ours", [True, False])
+def test_raw_or_averaged_weights_of_a_checkpoint_are_taken_by_choice_and_this_is_said(
+    ours: bool, best: str, kind: Any, taken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw, average, path = net(), net(), tmp_path / "best.pt"
+    nn.init.normal_(average.fc.weight)
+    if ours:
+        state = {"model": raw.state_dict(), "ema": average.state_dict(), "progress": {"best_weights": best}}
+        checkpoint.save(path, state)
+    else:  # as timm writes them; which was better is not in it, so the average is taken
+        torch.save({"state_dict": raw.state_dict(), "state_dict_ema": average.state_dict()}, path)
+        taken = "raw" if kind == "raw" else "EMA"
+    network = net(weights=str(path), weights_kind=kind)
+    expected = (raw if taken == "raw" else average).state_dict()
+    assert all(value.equal(expected[name]) for name, value in network.state_dict().items())
+    assert f"starts from {taken} weights of {path}, head included" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pth", "best.pt"])
+def test_an_average_that_a_file_does_not_hold_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "best.pt":
+        checkpoint.save(path, {"model": net().state_dict(), "ema": None, "progress": {"best_weights": "raw"}})
+    elif name == "weights.pth":
+        torch.save(net().state_dict(), path)
+    else:
+        saved(net(), path)
+    with pytest.raises(ResoluteError, match=r"model\.weights_kind: got ema, but .* holds no averaged weights"):
+        net(weights=str(path), weights_kind="ema")
+
+
+def test_a_choice_of_weights_without_a_file_is_refused() -> None:
+    table = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "model": {"weights_kind": "ema"}}
+    with pytest.raises(ResoluteError, match=r"model\.weights_kind: without effect, model\.weights is empty"):
+        Recipe.parse(table, name="x")
+
+
+def test_a_file_of_weights_that_may_not_be_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(net(), tmp_path / "weights.safetensors")
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StorageError, match=r"weights\.safetensors cannot be read, got 'Permission denied'"):
+        net(weights=str(path))
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_byobnet"])
@@ -59,7 +116,7 @@ def test_files_that_hold_no_such_weights_are_refused_by_name(tmp_path: Path) -> 
     for path, reason in (
         (other, r"other\.pth is of another model than test_resnet: got \d+ weights missing, \d+ unknown"),
         (torn, r"torn\.safetensors is damaged or holds no weights"),
-        (foreign, r"foreign\.pth is damaged or holds no weights \(weights_only=True blocked"),
+        (foreign, r"foreign\.pth is damaged or holds no weights \(Weights only load failed\)"),
         (tmp_path / "none.pth", r"none\.pth not found, expected a file"),
     ):
         with pytest.raises(ResoluteError, match=reason):
