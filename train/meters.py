@@ -25,6 +25,8 @@ from .stop import NotFinite
 
 __all__ = ["Meter", "NoLog", "RunLog", "read_log"]
 
+_FLUSH_STEPS = 50  # between two looks at the losses: at each the log grows, and a GPU is waited for
+
 
 class RunLog:
     """run.jsonl, one record a line. Its length at a checkpoint is part of the state: a resume cuts it there."""
@@ -38,12 +40,16 @@ class RunLog:
     def write(self, record: dict[str, Any]) -> None:
         self._pending += json.dumps(record).encode() + b"\n"
 
-    def sync(self) -> int:
-        """Bring all records to disk; returns the log's length in bytes. Raises `ResoluteError` if it can't be."""
+    def sync(self, *, durable: bool = True) -> int:
+        """Write all records, `durable` ones to survive the machine; returns the log's length in bytes.
+
+        Raises `ResoluteError` if they can't be written.
+        """
         try:
             while self._pending:
                 del self._pending[: self._file.write(self._pending)]
-            os.fsync(self._file.fileno())
+            if durable:
+                os.fsync(self._file.fileno())
         except OSError as error:
             raise ResoluteError(
                 f"{self.path}: not written ({error.strerror}), the last checkpoint is kept; make room and run again"
@@ -63,7 +69,7 @@ class NoLog(RunLog):
     def write(self, record: dict[str, Any]) -> None:
         pass
 
-    def sync(self) -> int:
+    def sync(self, *, durable: bool = True) -> int:
         return 0
 
     def close(self) -> None:
@@ -84,6 +90,7 @@ class Meter:
         self._counts = torch.zeros(6, dtype=torch.float64, device=device)
         self.sums: dict[str, float] = {}
         self.elapsed_s = 0.0  # of the run: training and validation
+        self._last_loss: float | None = None  # the newest that was read
         self._gpu = GpuUse(device)
         self.start_epoch()
 
@@ -108,7 +115,8 @@ class Meter:
         """`loss`: this rank's part of the mean. `wait_s`: host time blocked for the batch. `compute_s`: host time of
         the step (on a GPU: of its launch). `marks`: before and after it. Clocks are the rank's own: the log has the
         first one's."""
-        step_s = wait_s + compute_s + self._drain_s(spec)
+        due = len(self._steps) + 1 >= _FLUSH_STEPS  # the same on all ranks
+        step_s = wait_s + compute_s + self._drain_s(spec, due=due)
         if marks[0] is None:
             compute_s = step_s - wait_s
         sums = self.sums
@@ -127,8 +135,18 @@ class Meter:
             sums["gpu_asked"] += 1
         self._steps.append((record, loss, marks))
         # why: on a GPU a look each step would be a sync, on several ranks a meeting
-        if loss.device.type == "cpu" and self._ranks.world == 1 and not math.isfinite(loss):
-            self.flush()
+        if loss.device.type == "cpu" and self._ranks.world == 1:
+            self._last_loss = float(loss)
+            due = due or not math.isfinite(self._last_loss)
+        if due:
+            self.flush(durable=False)
+
+    @property
+    def status(self) -> str:
+        """What a progress bar shows: the newest loss that is known, and images/s of the epoch so far."""
+        sums = self.sums
+        loss = "" if self._last_loss is None else f"loss {self._last_loss:.3f}, "
+        return f"{loss}{sums['samples'] / sums['train_s']:.0f} images/s" if sums["train_s"] else ""
 
     def eval_step(self, spec: BatchSpec, counts: torch.Tensor, *, elapsed_s: float) -> None:
         elapsed_s += self._drain_s(spec)
@@ -137,16 +155,17 @@ class Meter:
         self.sums["eval_s"] += elapsed_s
         self.elapsed_s += elapsed_s
 
-    def _drain_s(self, spec: BatchSpec) -> float:
-        """Time until a GPU has done the last batch of an epoch or validation: what follows has a clock of its own."""
-        if not spec.last or self._device.type != "cuda":
+    def _drain_s(self, spec: BatchSpec, *, due: bool = False) -> float:
+        """Time until a GPU has done the last batch of an epoch or validation, or before the losses are read (`due`):
+        what follows has a clock of its own, or none."""
+        if not (spec.last or due) or self._device.type != "cuda":
             return 0.0
         began = time.perf_counter()
         cuda.synchronize(self._device)  # sync: the epoch's time ends with its last kernel
         return time.perf_counter() - began
 
-    def flush(self) -> int:
-        """Write the steps so far to the log; returns its length. Raises `NotFinite` if a loss is."""
+    def flush(self, *, durable: bool = True) -> int:
+        """Write the steps so far to the log (`RunLog.sync`); returns its length. Raises `NotFinite` if a loss is."""
         if self._steps:
             parts = torch.stack([loss for _, loss, _ in self._steps])
             losses = self._ranks.sum(parts).tolist()  # sync: reads the losses; all marks have been reached then
@@ -158,7 +177,8 @@ class Meter:
                 if not math.isfinite(loss):
                     raise NotFinite(f"loss is {loss}", record)
             self._steps.clear()
-        return self._log.sync()
+            self._last_loss = losses[-1]
+        return self._log.sync(durable=durable)
 
     def _read_marks(self, record: dict[str, Any], began: Any, ended: Any) -> None:
         """On a GPU: put the device's time of the step in place of the host's.

@@ -76,8 +76,13 @@ def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
     makes attention masks for each size and leaves the weights' shapes alone; else, for one resolution, `img_size`.
     Raises `ResoluteError` if no option helps.
     """
-    cfg: Any = timm.get_pretrained_cfg(model.name) if timm.is_model(model.name) else None
-    if not resolutions or not getattr(cfg, "fixed_input_size", False):
+    if not resolutions or not timm.is_model(model.name):
+        return {}
+    try:
+        cfg: Any = timm.get_pretrained_cfg(model.name)
+    except RuntimeError:  # an unknown tag; it is reported where the model is made
+        return {}
+    if not getattr(cfg, "fixed_input_size", False):
         return {}
     choices: list[dict[str, Any]] = [{}, {"dynamic_img_size": True}]
     choices += [{"img_size": res} for res in resolutions] if len(set(resolutions)) == 1 else []

@@ -68,7 +68,10 @@ class Ranks:
         trainable = [parameter.requires_grad for parameter in self._parameters]
         if self._wrapped is None or trainable != self._trainable:
             self._wrapped = None  # why first: its buckets are as large as the gradients
-            self._wrapped, self._trainable = DistributedDataParallel(network), trainable
+            # buffers (statistics) are the first rank's from here, and again before each validation (`share_buffers`):
+            # in training nothing reads them, so that sending them in each forward pass would be time lost
+            self._wrapped = DistributedDataParallel(network, forward_sync_buffers=False)
+            self._trainable = trainable
         return self._wrapped
 
     def averaging(self, wrapped: nn.Module, *, now: bool) -> AbstractContextManager[None]:

@@ -45,7 +45,7 @@ from .prepare import Options, prepare
 from .ranks import Ranks
 from .report import EPOCH_HEADER, Reports, epoch_line
 from .stop import NotFinite, Progress, finite
-from .warmup import memory_to_spare, rehearsal, shapes, warm_up
+from .warmup import check_micro_batches, memory_to_spare, rehearsal, shapes, warm_up
 
 __all__ = ["Options", "run", "session"]
 
@@ -185,6 +185,7 @@ class _Session:
     @contextlib.contextmanager
     def ready(self) -> Iterator[Loader]:
         """The loader at the run's next batch, when every shape is warmed up."""
+        check_micro_batches(self.plan, self.learner)
         self.decode = self._decode()
         with self._loader(self.decode, start=self.position) as loader:
             with memory_to_spare(self.learner.device):
@@ -363,6 +364,8 @@ class _Session:
             title = f"epoch {spec.epoch} {spec.split} {spec.res} px"
             hidden = None if self.ranks.first else True  # None: where there is no terminal
             self.bar = tqdm(total=batches, desc=title, unit="batch", leave=False, disable=hidden)
+        if spec.split == "train":
+            self.bar.set_postfix_str(self.meter.status, refresh=False)
         self.bar.update()
 
     def _write_start(self, shards: ShardSet) -> None:

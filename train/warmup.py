@@ -13,12 +13,15 @@ from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.loader import Batch
 from pipeline.memory import fault_in
-from pipeline.plan import Plan
+from pipeline.plan import BatchSpec, Plan, Segment
+from pipeline.recipe import Recipe
 
 from .fit import DoesNotFit
+from .loop import Learner
 from .machine import peak_memory_bytes
+from .norms import batch_norms
 
-__all__ = ["memory_to_spare", "rehearsal", "shapes", "warm_up"]
+__all__ = ["check_micro_batches", "memory_to_spare", "rehearsal", "shapes", "untouched", "warm_up"]
 
 _SPARE_FRAC = 0.25
 
@@ -39,6 +42,58 @@ def shapes(
     return [(split, res, found[split, res, size]) for split, res, size in order]
 
 
+def check_micro_batches(plan: Plan, learner: Learner) -> None:
+    """Raise `ResoluteError`, naming the key, if some step gives batch norms a single value a channel to normalise.
+
+    That is one image whose feature map has shrunk to one pixel; torch refuses it, and only where it meets it.
+    """
+    recipe, ranks = learner.recipe, learner.ranks
+    if recipe.model.norm == "sync" or not batch_norms(learner.network):
+        return
+    checked = set()
+    for segment in plan.segments:
+        if segment.split != "train" or segment.stage in checked:
+            continue
+        checked.add(segment.stage)
+        learner.freezer.enter(segment.stage)
+        for k in sorted({0, max(0, segment.batches - 2), segment.batches - 1}):
+            spec = plan.batch(segment.first + k, rank=ranks.rank, world=ranks.world)
+            smallest = min(len(part) for part in torch.arange(len(spec)).chunk(recipe.optim.accumulate))
+            if smallest == 1 and not _normalises_one(learner, segment.res):
+                raise ResoluteError(
+                    f"{_too_small(recipe, segment, spec, world=ranks.world)}: {recipe.model.name}'s batch norms need 2 "
+                    f'at {segment.res} px, got 1 sample; change it, or set model.norm = "group"'
+                )
+
+
+def _normalises_one(learner: Learner, res: int) -> bool:
+    """Whether the network, as it is in training, takes a single image of `res` px."""
+    image = torch.zeros(1, 3, res, res, device=learner.device)
+    with untouched(learner.network), torch.no_grad(), learner.autocast():
+        learner.network.train()
+        try:
+            learner.network.forward(image)  # why not by a call: it would be compiled
+        except ValueError as error:
+            if "more than 1 value per channel" in str(error):
+                return False
+            raise
+    return True
+
+
+def _too_small(recipe: Recipe, segment: Segment, spec: BatchSpec, *, world: int) -> str:
+    """The key, its value, and how it makes a micro-batch of one sample."""
+    stage, of_ranks = recipe.stages[segment.stage], f" on {world} ranks" if world > 1 else ""
+    if len(spec) > 1:
+        return (f"optim.accumulate: {recipe.optim.accumulate} micro-batches of the {spec.global_size} samples of a step"
+                f"{of_ranks} (stage {segment.stage}) leave one of a single sample")  # fmt: skip
+    if stage.batch_size < 2 * world:
+        return f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} is a single sample a step"
+    if segment.samples == 1:
+        return f"stages[{segment.stage}].fraction: {stage.fraction} is a single sample an epoch"
+    return (f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} leaves a last batch of a single sample "
+            f"of an epoch's {segment.samples}")  # fmt: skip
+
+
 def warm_up(
     network: nn.Module,
     todo: list[tuple[str, int, int]],
@@ -56,7 +111,7 @@ def warm_up(
     `before_each` shape may raise, to stop. Weights, statistics, gradients and random state are what they were when it
     returns; the optimizer is not touched.
     """
-    with _untouched(network):
+    with untouched(network):
         for split, res, size in todo:
             before_each()
             network.train(split == "train")
@@ -102,12 +157,13 @@ def rehearsal(network: nn.Module, gradients: Callable[[Batch], object]) -> Itera
         gradients(batch)
         network.zero_grad(set_to_none=True)
 
-    with _untouched(network):
+    with untouched(network):
         yield step
 
 
 @contextlib.contextmanager
-def _untouched(network: nn.Module) -> Iterator[None]:
+def untouched(network: nn.Module) -> Iterator[None]:
+    """Whatever passes through `network` in the block changes no buffer, gradient, mode or random state."""
     training = network.training
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
     random, cuda_random = torch.get_rng_state(), cuda.rng_states()

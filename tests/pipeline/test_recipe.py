@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,23 @@ def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
         ({"stages": [{"res": 32, "epochs": 1, "batch_size": 8, "fraction": 1.5}]}, "stages.fraction: got 1.5"),
         ({"optim": {"name": "adam"}}, "optim.name: got 'adam', expected one of 'sgd', 'adamw'"),
         ({"optim": {"lr": True}}, "optim.lr: got True, expected a number"),
+        ({"optim": {"lr": math.inf}}, "optim.lr: got inf, expected a finite number"),
+        ({"optim": {"lr": math.nan}}, "optim.lr: got nan, expected a finite number"),
+        ({"augment": {"crop_area": [0.5, math.inf]}}, "augment.crop_area: got inf, expected a finite number"),
+        ({"optim": {"lr": 10**400}}, "optim.lr: got an integer of 401 digits, expected one of 64 bits"),
+        ({"seed": 10**30}, "seed: got an integer of 31 digits, expected one of 64 bits"),
+        ({"seed": -1}, "seed: got -1, expected an integer from 0 to 9223372036854775807"),
+        ({"data": {"std": [0.0, 0.0, 0.0]}}, "data.std: got [0.0, 0.0, 0.0], expected three numbers above 0"),
+        ({"stages": [{"res": 32, "epochs": 1, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected an "
+         "integer from 1 to 1048576"),
+        ({"stages": [{"res": 32, "epochs": 10**15, "batch_size": 8}]}, "stages.epochs: got 1000000000000000, expected "
+         "an integer from 1 to 100000"),
+        ({"stages": [{"res": 32, "epochs": 60_000, "batch_size": 8}] * 2}, "stages.epochs: got 120000, expected at "
+         "most 100000 in all stages together"),
+        ({"stages": [{"res": 10**6, "epochs": 1, "batch_size": 8}]}, "stages.res: got 1000000"),
+        ({"eval": {"batch_size": 10**9}}, "eval.batch_size: got 1000000000"),
+        ({"optim": {"accumulate": 100}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]},
+         "optim.accumulate: got 100, expected at most the smallest batch_size, 8"),
         ({"augment": {"crop_area": [0.9, 0.1]}}, "augment.crop_area"),
         ({"ema": {"decay": 1.0}}, "ema.decay: got 1.0"),
         ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw takes optim.betas"),
@@ -110,3 +128,17 @@ def test_a_value_that_may_be_absent_is_checked_where_it_is_given() -> None:
     ):
         with pytest.raises(ResoluteError, match=told):
             Recipe.parse(table, name="a")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_recipe(tmp_path: Path) -> None:
+    text = "seed = 7\n[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n"
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / f"{encoding}.toml").write_text(text, encoding=encoding)
+    first, second = (Recipe.load(tmp_path / f"{encoding}.toml") for encoding in ("utf-8", "utf-8-sig"))
+    assert first.hash == second.hash
+
+
+def test_a_recipe_comes_back_from_its_values() -> None:
+    for path in RECIPES.glob("*.toml"):
+        recipe = Recipe.load(path)
+        assert Recipe.from_values(recipe.values(), name=recipe.name) == recipe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,10 @@ from pipeline.recipe import Optim, Recipe, Schedule, Stage
 from pipeline.shards import ShardSet
 from train.draw_lr import Curve, main, stage_lines
 from train.optim import build_optimizer
-from train.schedule import Rates, epoch_steps
+from train.schedule import Rates, epoch_samples, epoch_steps
 
 STAGES = (Stage(res=32, epochs=3, batch_size=8), Stage(res=48, epochs=2, batch_size=16, lr_scale=0.5))
+RECIPES = Path(__file__).parents[2] / "train" / "recipes"
 STEPS = [7, 7, 7, 5, 5]
 OPTIM = Optim(lr=0.7, momentum=0.95)
 Oracle = Callable[[torch.optim.Optimizer], Any]
@@ -137,6 +139,53 @@ def test_the_rate_follows_the_batch_size_by_the_rule_and_lr_scale(
     assert rates.apply(optimizer, 3, stage=1) == pytest.approx(plain.at(3)[0] * factors[1])
 
 
+@pytest.mark.parametrize("kind", ["onecycle", "warmup_cosine"])
+@pytest.mark.parametrize("progress", ["samples", "epochs"])
+def test_progress_by_samples_or_epochs_reaches_the_peak_there_and_ends_as_by_steps(kind: Any, progress: Any) -> None:
+    stages = (Stage(res=32, epochs=30, batch_size=16, fraction=0.5), Stage(res=48, epochs=20, batch_size=4))
+    samples, steps = epoch_samples(stages, 160), epoch_steps(stages, 160)
+    assert (samples, steps) == ([80] * 30 + [160] * 20, [5] * 30 + [40] * 20)
+    rates, plain = (
+        Rates(Schedule(kind=kind, warmup_frac=0.25, progress=by), OPTIM, stages, total_steps=sum(steps),
+              epoch_steps=steps, epoch_samples=samples) for by in (progress, "steps")
+    )  # fmt: skip
+    lrs = [rates.at(step)[0] for step in range(sum(steps))]
+    rising = lrs.index(max(lrs))
+    assert lrs[: rising + 1] == sorted(lrs[: rising + 1])
+    assert lrs[rising:] == sorted(lrs[rising:], reverse=True)
+    done = {"samples": 80 * rising / 5 / (30 * 80 + 20 * 160), "epochs": rising / 5 / 50}[progress]
+    assert done == pytest.approx(0.25, abs=0.01)
+    assert max(lrs) == pytest.approx(OPTIM.lr, rel=0.01)
+    assert (lrs[0], lrs[-1]) == pytest.approx((plain.at(0)[0], plain.at(sum(steps) - 1)[0]))
+
+
+@pytest.mark.parametrize("progress", ["samples", "epochs"])
+def test_where_all_steps_are_alike_every_progress_is_that_of_steps(progress: Any) -> None:
+    plain, other = (
+        Rates(Schedule(progress=by), OPTIM, STAGES, total_steps=35, epoch_steps=[7] * 5, epoch_samples=[56] * 5)
+        for by in ("steps", progress)
+    )
+    assert [other.at(step)[0] for step in range(35)] == pytest.approx([plain.at(step)[0] for step in range(35)])
+
+
+@pytest.mark.parametrize(("name", "passes"), [
+    ("imagenet_rn50", 38.75), ("imagenet_rn50_fixed224", 50), ("imagenet_rn50_18", 18), ("imagenet_rn50_35", 35),
+    ("imagenet_rn18", 32), ("imagenette_cpu", 36), ("imagenette_cpu_fixed128", 36),
+])  # fmt: skip
+def test_a_recipe_makes_as_many_passes_over_the_data_as_its_heading_says(name: str, passes: float) -> None:
+    path = RECIPES / f"{name}.toml"
+    recipe, text = Recipe.load(path), path.read_text()
+    assert sum(epoch_samples(recipe.stages, 100_000)) / 100_000 == passes
+    if name.startswith("imagenet_"):
+        assert re.search(rf"\b{passes:g}\b", text.split("[model]")[0])
+
+
+def test_the_warm_up_of_the_imagenet_recipe_is_as_long_as_it_says() -> None:
+    curve = Curve(Recipe.load(RECIPES / "imagenet_rn50.toml"), 1_281_167)
+    rates = [curve.at(0, step)[0] for step in range(curve.firsts[1])]
+    assert rates.index(max(rates)) / (curve.firsts[1] / 15) == pytest.approx(11.6, abs=0.05)
+
+
 def test_plain_sgd_without_momentum_stays_so() -> None:
     optim = dataclasses.replace(OPTIM, momentum=0.0)
     optimizer = build_optimizer(optim, nn.Linear(2, 2))
@@ -150,7 +199,7 @@ def _recipe(**schedule: Any) -> Recipe:
 
 
 @pytest.mark.parametrize(("kind", "key"), [
-    *itertools.product(["cosine_stage", "cosine_restarts", "step"], ["warmup_frac", "start_div"]),
+    *itertools.product(["cosine_stage", "cosine_restarts", "step"], ["warmup_frac", "start_div", "progress"]),
     *itertools.product(["warmup_cosine", "cosine_stage", "step"], ["momentum_low"]), ("step", "final_div"),
     *itertools.product(["onecycle", "cosine_stage"], ["period_epochs", "period_mult", "milestone_epochs", "gamma"]),
 ])  # fmt: skip

@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.errors import ResoluteError
 from pipeline.plan import Plan
-from pipeline.recipe import Stage
+from pipeline.recipe import Recipe, Stage
 from pipeline.shards import ShardSet
-from train.warmup import shapes, warm_up
+from train.loop import Learner
+from train.ranks import Ranks
+from train.warmup import check_micro_batches, shapes, warm_up
 
 STAGES = (Stage(res=32, epochs=2, batch_size=16), Stage(res=48, epochs=1, batch_size=20, fraction=0.5))
 
@@ -71,3 +74,41 @@ def test_weights_statistics_gradients_and_random_state_are_untouched(shard_set: 
     assert all(parameter.grad is None for parameter in network.parameters())
     assert torch.equal(torch.get_rng_state(), random)
     assert not network.training
+
+
+def check(shard_set: ShardSet, model: str = "test_resnet", ranks: int = 1, accumulate: int = 1, **stage: Any) -> None:
+    table = {"model": {"name": model}, "optim": {"accumulate": accumulate},
+             "stages": [{"res": 64, "epochs": 1, "batch_size": 16}, {"res": 32, "epochs": 1, **stage}]}  # fmt: skip
+    recipe = Recipe.parse(table, name="x")
+    plan = Plan(shard_set, recipe.stages, eval_batch_size=8)
+    learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=torch.device("cpu"))
+    learner.ranks = Ranks(rank=0, world=ranks)
+    before = {name: value.clone() for name, value in learner.network.state_dict().items()}
+    try:
+        check_micro_batches(plan, learner)
+    finally:
+        assert all(value.equal(before[name]) for name, value in learner.network.state_dict().items())
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"batch_size": 1}, "stages[1].batch_size: 1 is a single sample a step"),
+    ({"batch_size": 8, "accumulate": 8}, "optim.accumulate: 8 micro-batches of the 8 samples of a step (stage 1)"),
+    ({"batch_size": 8, "fraction": 0.01}, "stages[1].fraction: 0.01 is a single sample an epoch"),
+    ({"batch_size": 2}, "stages[1].batch_size: 2 leaves a last batch of a single sample of an epoch's 75"),
+])  # fmt: skip
+def test_a_single_sample_for_a_batch_norm_names_the_key(
+    shard_set: ShardSet, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ResoluteError) as error:
+        check(shard_set, **keys)
+    assert message in str(error.value)
+    assert "test_resnet's batch norms need 2 at 32 px, got 1 sample" in str(error.value)
+
+
+@pytest.mark.parametrize("keys", [
+    {"batch_size": 1, "model": "test_convnext"}, {"batch_size": 1, "res": 64}, {"batch_size": 8, "accumulate": 2},
+])  # fmt: skip
+def test_single_samples_are_fine_without_batch_norms_or_with_feature_maps_of_several_pixels(
+    shard_set: ShardSet, keys: dict[str, Any]
+) -> None:
+    check(shard_set, **{"res": 32, **keys})

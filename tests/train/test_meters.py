@@ -1,0 +1,67 @@
+"""The run's log grows while an epoch is under way, and a reader of it sees whole records only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.plan import Plan
+from pipeline.recipe import Stage
+from pipeline.shards import ShardSet
+from train.meters import Meter, RunLog, read_log
+from train.stop import NotFinite
+
+
+@pytest.fixture
+def plan(shard_set: ShardSet) -> Plan:
+    return Plan(shard_set, [Stage(res=32, epochs=3, batch_size=1)], eval_batch_size=15)
+
+
+@contextlib.contextmanager
+def open_meter(path: Path, *, keep_bytes: int = 0) -> Iterator[Meter]:
+    with contextlib.closing(RunLog(path, keep_bytes=keep_bytes)) as log:
+        yield Meter(log, device=torch.device("cpu"))
+
+
+def take(meter: Meter, plan: Plan, step: int, loss: float = 0.25) -> None:
+    meter.step(plan.batch(step), torch.tensor(loss), 0.1, momentum=0.9, wait_s=0.25, compute_s=0.75)
+
+
+def test_steps_reach_the_log_and_the_bar_within_an_epoch(plan: Plan, tmp_path: Path) -> None:
+    with open_meter(tmp_path / "run.jsonl") as meter:
+        assert meter.status == ""
+        for step in range(70):
+            take(meter, plan, step, loss=step)
+            assert meter.status == f"loss {step:.3f}, 1 images/s"
+            logged = [record["step"] for record in read_log(tmp_path / "run.jsonl")]
+            assert logged == list(range((step + 1) // 50 * 50))
+        assert meter.sums["loss"] == sum(range(50))
+        meter.flush()
+    assert [record["loss"] for record in read_log(tmp_path / "run.jsonl")] == list(range(70))
+
+
+def test_a_resume_drops_what_was_logged_after_its_checkpoint(plan: Plan, tmp_path: Path) -> None:
+    with open_meter(tmp_path / "run.jsonl") as meter:
+        for step in range(10):
+            take(meter, plan, step)
+        state = meter.state_dict()
+        for step in range(10, 70):
+            take(meter, plan, step)
+    assert len(read_log(tmp_path / "run.jsonl")) > 10
+    with open_meter(tmp_path / "run.jsonl", keep_bytes=state["log_bytes"]) as meter:
+        meter.load_state_dict(state)
+        take(meter, plan, 10)
+        meter.flush()
+        assert meter.sums["samples"] == 11
+    assert [record["step"] for record in read_log(tmp_path / "run.jsonl")] == list(range(11))
+
+
+def test_a_loss_that_is_no_number_is_told_at_once(plan: Plan, tmp_path: Path) -> None:
+    with open_meter(tmp_path / "run.jsonl") as meter:
+        take(meter, plan, 0)
+        with pytest.raises(NotFinite, match="loss is nan at step 1 "):
+            take(meter, plan, 1, loss=float("nan"))
