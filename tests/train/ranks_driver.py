@@ -78,7 +78,15 @@ def measure(ranks: Ranks, file: Path) -> None:
     statistics = torch.nn.BatchNorm1d(1)
     statistics.running_mean += rank
     ranks.share_buffers(statistics)
+    norm = torch.nn.BatchNorm1d(1, momentum=0.5)
+    training = ranks.wrap(norm)
+    for _ in range(2):
+        training(torch.full((2, 1), float(rank))).sum().backward()
+    own_mean = norm.running_mean.item()
+    norm.bias.requires_grad_(False)  # another trainable set
+    ranks.wrap(norm)
     file.write_text(json.dumps({
+        "own_mean": own_mean, "rewrapped_mean": norm.running_mean.item(),
         "votes": votes, "kept": wrapped[0] is wrapped[1], "remade": wrapped[1] is not wrapped[2],
         "gradients": gradients, "drawn": drawn, "mean": statistics.running_mean.item(),
         "agreed": ranks.agree(rank + 7), "collected": ranks.collect({rank: "x"}),

@@ -215,6 +215,9 @@ def test_what_ranks_put_together(made: Made, driven: str) -> None:
         assert got["agreed"] == 7
         assert got["collected"] == {"0": "x", "1": "x", "2": "x"}
         assert got["mean"] == 0.0
+        # statistics are each rank's own in training, and the first rank's once another set of weights trains
+        assert got["own_mean"] == 0.75 * rank
+        assert got["rewrapped_mean"] == 0.0
         assert got["kept"]
         assert got["remade"]
         # twice the mean of inputs (1, 2, 3), through weights of one; nothing for what is frozen
