@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["DamagedSample", "ResoluteError", "StorageError", "check", "differences", "is_unavailable",
+__all__ = ["DamagedSample", "ResoluteError", "StorageError", "check", "differences", "from_os_error", "is_unavailable",
            "strip_credentials"]  # fmt: skip
 
 _DAMAGED_ERRNO = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
@@ -47,6 +47,15 @@ class DamagedSample(ResoluteError):
 def is_unavailable(error: OSError) -> bool:
     """True if `error` means that storage did not answer; False if the path itself can never name a readable file."""
     return error.errno not in _DAMAGED_ERRNO
+
+
+def from_os_error(error: OSError) -> StorageError:
+    """What the system refused, as one line: for command lines, where nothing more specific has caught it."""
+    where = error.filename if isinstance(error.filename, str) else "storage"
+    return StorageError(
+        f"{where}: got '{error.strerror or error}', expected a file system that answers; check the disk, its mount and "
+        "the permissions, then run the same command again"
+    )
 
 
 def strip_credentials(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from pipeline.cli import Parser
-from pipeline.errors import ResoluteError, strip_credentials
+from pipeline.errors import ResoluteError, from_os_error, strip_credentials
 
 from .pool import start_fork_server
 from .settings import MARGIN, RESOLUTIONS, Settings, parse_resolutions
@@ -89,8 +89,9 @@ def main(argv: Sequence[str] | None = None, *, ahead: Callable[[], None] = lambd
         text = _dry_run(settings) if dry else _run(settings)
         # why: file names may hold bytes that are no text; what is said about them has to come through
         print(strip_credentials(text).encode(errors="backslashreplace").decode())
-    except ResoluteError as error:
-        print(f"prep: {error}".encode(errors="backslashreplace").decode(), file=sys.stderr)
+    except (ResoluteError, OSError) as error:
+        told = from_os_error(error) if isinstance(error, OSError) else error
+        print(strip_credentials(f"prep: {told}").encode(errors="backslashreplace").decode(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("prep: interrupted; run the same command again to go on", file=sys.stderr)

@@ -1,9 +1,10 @@
-"""What does a finished set at OUT already hold, and how much of it is still good?"""
+"""The finished set at OUT: its manifest, what it holds of each shard, and which of its files are damaged."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from pipeline.errors import ResoluteError
 from pipeline.shards import FORMAT, SAMPLE, SOURCE, STORED, VERSION, manifest_bytes, shard_name
 from pipeline.storage.scratch import ScratchFolder
 
+from .retry import retry
 from .shard import Written
 from .store import LOCK, WORK, Store
+from .thread_map import thread_map
 from .writer import FileInfo
 
-__all__ = ["COPY", "DAMAGED", "MANIFEST", "Base", "find_base", "is_ours"]
+__all__ = ["COPY", "DAMAGED", "MANIFEST", "Base", "find_base", "is_ours", "lost_files"]
 
 MANIFEST, COPY = "manifest.json", "index/manifest.json"
 DAMAGED = "damaged.json"  # what `verify` found wrong: a list of names
@@ -33,7 +36,18 @@ class Base:
         self._scratch: ScratchFolder | None = None
         self._arrays: dict[str, NDArray[Any] | None] = {}
         self._rejects: dict[str, list[tuple[int, str]]] | None = None
-        self.damaged = self._find_damaged()
+
+    @cached_property
+    def damaged(self) -> set[str]:
+        """Files of another size than promised, and those that `verify` has found. Asks once: one listing a folder."""
+        try:
+            told = set(json.loads(self._store.read(DAMAGED)))
+        except (FileNotFoundError, ValueError):
+            told = set()
+        files = {name: info["bytes"] for name, info in self.manifest["files"].items()}
+        expected = manifest_bytes(self.manifest)
+        damaged = {name for name in (MANIFEST, COPY) if _read(self._store, name) != expected}
+        return damaged | (told & files.keys()) | lost_files(self._store, files)
 
     def close(self) -> None:
         self._arrays.clear()
@@ -45,6 +59,11 @@ class Base:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def codecs(self) -> dict[str, Any]:
+        """{"codecs": versions} that it was made with; empty for sets of older versions, which do not say."""
+        return {"codecs": self.manifest["codecs"]} if "codecs" in self.manifest else {}
 
     @property
     def resolutions(self) -> tuple[int, ...]:
@@ -106,16 +125,23 @@ class Base:
             self._arrays[name] = array
         return self._arrays[name]
 
-    def _find_damaged(self) -> set[str]:
-        """Files of another size than promised, and those that `verify` has found."""
-        try:
-            told = set(json.loads(self._store.read(DAMAGED)))
-        except (FileNotFoundError, ValueError):
-            told = set()
-        files = self.manifest["files"]
-        damaged = {name for name in files if name in told or self._store.size(name) != files[name]["bytes"]}
-        expected = manifest_bytes(self.manifest)
-        return damaged | {name for name in (MANIFEST, COPY) if _read(self._store, name) != expected}
+
+def lost_files(store: Store, promised: Mapping[str, int]) -> set[str]:
+    """Those of the files, {name: bytes}, that are not there or have another size; one listing a folder.
+
+    Raises `StorageError` for a folder that is there and cannot be listed.
+    """
+    folders = sorted({name.rpartition("/")[0] for name in promised})
+
+    def sizes(folder: str) -> dict[str, int]:
+        return retry(f"{store.where}/{folder}", lambda: store.sizes(folder))
+
+    seen = {
+        f"{folder}/{name}".lstrip("/"): nbytes
+        for folder, files in zip(folders, thread_map(sizes, folders, 4), strict=True)
+        for name, nbytes in files.items()
+    }
+    return {name for name, nbytes in promised.items() if seen.get(name) != nbytes}
 
 
 def find_base(store: Store, *, rebuild: bool) -> Base | None:

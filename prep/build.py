@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ResoluteError
-from pipeline.shards import FORMAT, VERSION, label_digits
+from pipeline.errors import ResoluteError, StorageError
+from pipeline.shards import FORMAT, VERSION, label_digits, shard_name
 from pipeline.storage.scratch import ScratchFolder
 
-from .base import MANIFEST, Base, find_base
+from .base import MANIFEST, Base, find_base, lost_files
 from .chunk import Job
+from .codecs import check_codecs, codec_versions
 from .finish import Finished, SplitView, count, finish, write_rejects
 from .found import MISSING
 from .input_checks import input_warnings
@@ -41,6 +42,8 @@ from .tally import Tally
 from .writer import writing
 
 __all__ = ["Built", "Work", "build", "told_by_kind"]
+
+_MORE_ROUNDS = 2  # for shards whose files were there, and are not when the manifest is about to promise them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,22 +92,28 @@ def build(
         base = _open_base(stack, store, settings)
         if base is not None:
             _refuse_another(store, base, plan, settings)
+        plan |= {"codecs": codec_versions()} if base is None else base.codecs
+        if base is not None:
             if not base.damaged and set(settings.resolutions) <= set(base.resolutions):
                 _forget(store)
                 if read_record(store) is None:
                     write_record(store, settings)
                 return _built(began, settings, dict(base.manifest), inputs, None, 0)
+            if any(Work(settings, inputs, base).missing()):
+                check_codecs(plan.get("codecs"), f"{store.where}: a set that")
         if settings.rebuild:
             check_replaced_source(store, settings, plan["source"])
         remove_parts(store)
         if settings.rebuild:
             forget(store)
-        journal = Journal(store, plan)
+        journal = Journal(store, plan, scratch / "journal")
+        stack.callback(journal.close)
         write_record(store, settings)
         if base is None and store.size(MANIFEST) is not None:
             store.remove(MANIFEST)  # why: it would promise what is about to be replaced
             store.sync("")
         work = Work(settings, inputs, base, journal)
+        work.drop_lost(store, of_base=False)
         specs = list(work.missing())
         kept = work.shards - len(specs)
         views = {name: work.view(name) for name in inputs.splits}
@@ -118,7 +127,21 @@ def build(
             if len(kept_rejects) + tally.rejects > settings.max_bad * inputs.images:
                 check(kept_rejects | {(name, key): reason for name, key, reason in tally.rejected}, so_far=True)
 
-        tally = _convert(settings, inputs, (work.spec(*spec[:3]) for spec in specs), store, journal, count_rejects)
+        tally = Tally()
+        for follow in (count_rejects, *[_ignore_progress] * _MORE_ROUNDS):
+            tally.merge(_convert(settings, inputs, (work.spec(*s[:3]) for s in specs), store, journal, follow, plan))
+            # why: files may have been deleted since the run that wrote them; the manifest must not promise them
+            work.drop_lost(store, of_base=True)
+            specs = list(work.missing())
+            if not specs:
+                break
+        else:
+            name, number, *_ = specs[0]
+            raise StorageError(
+                f"{store.where}: files vanish as soon as they are written, got shards without files such as "
+                f"{shard_name(name, number)}, expected them to stay; look for whatever deletes them, then run the same "
+                "command again"
+            )
         counts = {name: count(name, view) for name, view in views.items()}
         check({(name, key): reason for name, part in counts.items() for key, reason in part.rejects})
         sides = {res: settings.short_side(res) for res in work.resolutions}
@@ -161,6 +184,7 @@ class Work:
         has = () if base is None else base.resolutions
         self.resolutions = tuple(sorted({*settings.resolutions, *has}))
         self._per_shard = settings.shard_samples
+        self._lost: set[str] = set()
 
     @property
     def shards(self) -> int:
@@ -234,10 +258,28 @@ class Work:
         return [split.catalog.name(i) for i in split.positions[ranks].tolist()]
 
     def _there(self, name: str, number: int) -> Written | None:
-        """What the journal and the finished set hold of a shard; the journal counts where both do."""
+        """What the journal and the finished set hold of a shard; the journal counts where both do.
+
+        Resolutions with a lost file are left out.
+        """
         base = None if self._base is None else self._base.get(name, number)
         done = None if self._journal is None else self._journal.get(name, number)
-        return base if done is None else done.with_earlier(base)
+        there = base if done is None else done.with_earlier(base)
+        return there.without(self._lost) if there is not None and self._lost else there
+
+    def drop_lost(self, store: Store, *, of_base: bool) -> None:
+        """Count shards as missing, from now on, whose files are not there or have another size.
+
+        `of_base`: look also at the files of the finished set, and not just at those that the journal knows.
+        """
+        self._lost = set()
+        records = self._written_all() if of_base else iter(self._journal or ())
+        self._lost = lost_files(store, {name: file.nbytes for one in records for name, file in one.files.items()})
+
+    def _written_all(self) -> Iterator[Written]:
+        for name in self._inputs.splits:
+            for number in range(self._shards_of(name)):
+                yield self._written(name, number)
 
     def _written(self, name: str, number: int) -> Written:
         written = self._there(name, number)
@@ -314,8 +356,11 @@ def _convert(
     store: Store,
     journal: Journal,
     progress: Callable[[Tally], None],
+    plan: Mapping[str, Any],
 ) -> Tally:
-    job = Job(quality=settings.quality, label_digits=label_digits(len(inputs.classes)))
+    job = Job(
+        quality=settings.quality, label_digits=label_digits(len(inputs.classes)), codecs=plan.get("codecs")
+    )
     first = next(specs, None)
     if first is None:
         return Tally()
@@ -333,6 +378,10 @@ def _convert(
 
     with open_pool(settings.worker_count) as pool:
         return convert_shards(pool, job, every(), store, done=journal.add, progress=progress)
+
+
+def _ignore_progress(tally: Tally) -> None:
+    pass
 
 
 def _built(

@@ -1,4 +1,4 @@
-"""What goes to a worker process, and what comes back?"""
+"""Messages between a run and its worker processes: what goes to them, and what comes back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ __all__ = ["Chunk", "Job", "Task", "Times"]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is the same for every image: JPEG quality, digits of a label."""
+    """What is the same for every image: JPEG quality, digits of a label, `codec_versions` that workers must have."""
 
     quality: int
     label_digits: int
+    codecs: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How do finished shards become a set that can be trusted? Index, timm's info files, and the manifest last."""
+"""Turns finished shards into a set that can be trusted: index, lists, timm's info files, and the manifest last."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ def finish(
         "version": VERSION,
         "settings": {**plan["settings"], "resolutions": sorted(short_sides)},
         "classes": plan["classes"],
+        **({"codecs": plan["codecs"]} if "codecs" in plan else {}),  # why: sets of older versions do not know theirs
         "resolutions": {str(res): {"short_side": side} for res, side in sorted(short_sides.items())},
         "splits": {
             name: {"samples": part.samples, "shards": list(part.shards)} for name, part in counts.items()

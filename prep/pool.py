@@ -97,6 +97,7 @@ class _Worker:
 
 
 def _begin(serve: Serve, conn: Connection, current: Any, environ: Mapping[str, str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # why: the parent ends this process, also while it still imports
     # why: the fork server keeps the environment of its own start; credentials may have come since
     os.environ.update(environ)
     serve(conn, current)

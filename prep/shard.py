@@ -1,10 +1,11 @@
-"""How do chunks become one shard, at every resolution, and what is known of it then?"""
+"""Shards: what is to be written, the writer of their files, and the record of a finished one."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,9 +83,21 @@ class Written:
             )
         return replace(self, stored={**earlier.stored, **self.stored}, files={**earlier.files, **self.files})
 
-    def to_bytes(self) -> bytes:
-        """For the journal; `read_written` reads it."""
+    def without(self, lost: Set[str]) -> Written | None:
+        """Only the resolutions none of whose files are `lost`; None if that is none of them."""
+        whole = {res for res in self.stored if not {f"{res}/{self.name}.tar", f"{res}/{self.name}.idx"} & lost}
+        if not whole:
+            return None
+        return replace(
+            self,
+            stored={res: rows for res, rows in self.stored.items() if res in whole},
+            files={name: info for name, info in self.files.items() if int(name.partition("/")[0]) in whole},
+        )
+
+    def to_bytes(self, plan: str = "") -> bytes:
+        """For the journal, with the hash of the plan it belongs to; `read_written` reads it."""
         told = {
+            "plan": plan,
             "split": self.split,
             "number": self.number,
             "files": {name: [info.nbytes, info.sha256] for name, info in self.files.items()},
@@ -97,10 +110,19 @@ class Written:
         return buffer.getvalue()
 
 
-def read_written(data: bytes) -> Written:
-    """Raises ValueError and its like if `data` is not what `to_bytes` gave."""
+def read_written(data: bytes, plan: str | None = None) -> Written:
+    """Raises `ValueError` if `data` is not what `to_bytes` gave, or belongs to another plan than `plan`."""
+    try:
+        return _read_written(data, plan)
+    except (KeyError, EOFError, TypeError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"not a shard's record, got {error!r}, expected what prep wrote") from None
+
+
+def _read_written(data: bytes, plan: str | None) -> Written:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         told = json.loads(arrays["told"].tobytes())
+        if plan is not None and told.get("plan") != plan:
+            raise ValueError("the record of another plan")
         return Written(
             split=told["split"],
             number=told["number"],

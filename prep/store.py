@@ -8,6 +8,7 @@ that was cut short, which no reader sees, are aborted by the next run where the 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ class Store(Protocol):
     def open(self, name: str) -> BinaryIO: ...  # seekable, for reading; raises FileNotFoundError
     def local(self, name: str, scratch: Path) -> Path: ...  # the file, or a copy of it in `scratch`
     def names(self, folder: str = "") -> list[str]: ...  # of files in one folder, sorted; [] if there is none
+    def sizes(self, folder: str = "") -> dict[str, int]: ...  # bytes of the files in one folder, by name
     def folders(self) -> list[str]: ...  # names of folders at the top, sorted
     def create(self, name: str) -> Part: ...  # a context manager: the file appears when it ends well
     def remove(self, name: str) -> None: ...
@@ -92,6 +94,13 @@ class Folder(Store):
     def names(self, folder: str = "") -> list[str]:
         place = self.root / folder
         return sorted(path.name for path in place.iterdir() if path.is_file()) if place.is_dir() else []
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        try:
+            with os.scandir(self.root / folder) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
 
     def folders(self) -> list[str]:
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
@@ -195,19 +204,23 @@ class Objects(Store):
             self._fs.get_file(self._path(name), str(path))
         return path
 
-    def _list(self, folder: str, kind: str) -> list[str]:
+    def _list(self, folder: str, kind: str) -> dict[str, int]:
         with self._asking(folder):
             try:
-                found = self._fs.ls(self._path(folder), detail=True)
+                rows = self._fs.ls(self._path(folder), detail=True)
             except FileNotFoundError:
-                return []
-        return sorted(row["name"].rstrip("/").rpartition("/")[2] for row in found if row["type"] == kind)
+                return {}
+        rows = [(row["name"].rstrip("/").rpartition("/")[2], row) for row in rows if row["type"] == kind]
+        return {name: int(row.get("size") or 0) for name, row in rows if name}
 
     def names(self, folder: str = "") -> list[str]:
-        return [name for name in self._list(folder, "file") if name]
+        return sorted(self._list(folder, "file"))
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        return self._list(folder, "file")
 
     def folders(self) -> list[str]:
-        return self._list("", "directory")
+        return sorted(self._list("", "directory"))
 
     def create(self, name: str) -> Part:
         return Part(self._upload(name), partial(writing, tempfile.gettempdir()))

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from pipeline.cli import Parser
 from pipeline.cpu_count import available_cpus
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, from_os_error, strip_credentials
 from pipeline.source_record import SOURCE_RECORD
 from pipeline.storage.scratch import ScratchFolder
 
@@ -202,8 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _remember(store, verdict)
         # why: file names may hold bytes that are no text
         print(_told(store, verdict).encode(errors="backslashreplace").decode())
-    except ResoluteError as error:
-        print(f"verify: {error}", file=sys.stderr)
+    except (ResoluteError, OSError) as error:
+        told = from_os_error(error) if isinstance(error, OSError) else error
+        print(strip_credentials(f"verify: {told}").encode(errors="backslashreplace").decode(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("verify: interrupted", file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from pipeline.shards import SAMPLE, SOURCE, STORED, key_name
 
 from .chunk import Chunk, Job, Task, Times
+from .codecs import check_codecs
 from .decode import Reject, decode
 from .fetch import fetch, fetch_many
 from .found import Location, is_url
@@ -99,6 +101,7 @@ def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None, fi
 
     Tells `at` each image it begins, -1 while it reads. Only `Reject` is caught: a `StorageError` ends the run.
     """
+    check_codecs(job.codecs, f"machine {socket.gethostname()}: this run")
     tars: list[list[bytes]] = [[] for _ in task.short_sides]
     sizes = [0] * len(task.short_sides)
     samples: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""Which images lie in a zip or tar of class folders?"""
+"""The source that reads a zip or tar of class folders, or several of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.errors import ResoluteError
 
-from ..found import PLAIN, ZIPPED, Found
+from ..found import MAX_BYTES, PLAIN, ZIPPED, Found
 from ..zip import zip_members
 from .files import file_name, opened
 from .names import is_image, kind_of_other, refuse_split_names, safe, why_ignored
@@ -109,9 +109,9 @@ def _fill_from_tar(path: str, out: SpoolWriter, copies: bool) -> None:
         for member in members:
             if (name := _wanted(member.name, member.kind, out)) is None:
                 continue
-            if copies:
+            if copies and member.nbytes <= MAX_BYTES:
                 out.add(name, "", member.read())
-            else:
+            else:  # why: what is too large for an image is never read, and a reject that says so
                 out.note(name, "", member.offset, member.nbytes, PLAIN)
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TypeVar
 
 from ..found import Found, is_url
+from ..thread_map import thread_map
 from .files import Entry, entries
 from .names import is_image, kind_of_other, why_ignored
 
 __all__ = ["Folders", "walk"]
 
-T = TypeVar("T")
-R = TypeVar("R")
 _AHEAD = 16  # folders of a store that are listed at a time
 
 
@@ -73,7 +70,7 @@ def _walk(
     inside = [entry for entry, why in zip(listed, reasons, strict=True) if not why]
     below = [f"{folder}/{entry.name}" for entry in inside if entry.kind == "folder"]
     # why 1: on a disk a folder counts as visited only when all folders before it have been walked
-    listings = _ahead(partial(_listing, visited), below, _AHEAD if is_url(folder) else 1)
+    listings = thread_map(partial(_listing, visited), below, _AHEAD if is_url(folder) else 1)
     for entry in inside:
         if entry.kind == "other":
             ignored["pipes and devices"] += 1
@@ -110,18 +107,3 @@ def _identity(folder: str) -> object:
         return folder  # `entries` will say what is wrong
     # why: some network disks number nothing
     return (info.st_dev, info.st_ino) if info.st_ino else os.path.realpath(folder)
-
-
-def _ahead(work: Callable[[T], R], items: Iterable[T], depth: int) -> Iterator[R]:
-    """`work` of each item, in order, up to `depth` at a time."""
-    if depth == 1:
-        yield from map(work, items)
-        return
-    waiting: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(depth) as pool:
-        for item in items:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) >= depth:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()

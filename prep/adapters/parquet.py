@@ -1,4 +1,4 @@
-"""Which images lie in Parquet files, as data sets on the Hugging Face hub do?
+"""The source that reads images and labels from Parquet files, as data sets on the Hugging Face hub are.
 
 Parquet has no random access to a cell, so images are copied once, batch by batch, into `spool`.
 Source: the `datasets` library's features in the schema metadata, key "huggingface": Image, ClassLabel.
@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 
-from ..found import Found
+from ..found import MAX_BYTES, Found
 from .files import file_name, opened
 from .names import is_image
 from .rows import LABEL_COLUMNS, two_columns
@@ -25,6 +25,7 @@ from .webdataset import refuse_same_names
 __all__ = ["Parquet"]
 
 _BATCH_ROWS = 64
+_BATCH_BYTES = 1 << 26  # of cells on average, which keeps batches of large images small
 
 
 class Parquet:
@@ -86,7 +87,7 @@ def _fill(path: str, columns: str | None, out: SpoolWriter) -> None:
                 )
         _check_types(path, schema, image, label)
         out.label_names = features.get(label, {}).get("names")
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=[image, label]):
+        for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=[image, label]):
             cells, labels = batch.column(image), batch.column(label).to_pylist()
             for cell, its_label in zip(cells, labels, strict=True):
                 value = cell.as_py()
@@ -97,10 +98,19 @@ def _fill(path: str, columns: str | None, out: SpoolWriter) -> None:
                     out.ignored["rows without an image's bytes"] += 1
                 elif its_label is None or its_label in ("", -1):  # -1: Source: datasets' ClassLabel, no label
                     out.ignored["unlabelled"] += 1
+                elif len(data) > MAX_BYTES:  # a reject that says so
+                    out.note(f"{name}/{row_number:09d}", its_label, 0, len(data))
                 else:
                     suffix = posixpath.splitext(its_path)[1] if is_image(its_path) else ""
                     out.add(f"{name}/{row_number:09d}{suffix}", its_label, data)
                 row_number += 1
+
+
+def _batch_rows(metadata: Any) -> int:
+    """Rows to be read at once, so that they take about `_BATCH_BYTES` where cells are large."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:

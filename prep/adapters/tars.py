@@ -1,4 +1,7 @@
-"""What lies in a tar, looked through once with flat memory?"""
+"""Reads the members of a tar once, in order; memory is bounded whatever the tar holds.
+
+A member's name, extended headers and sparse map together may take `_MAX_HEADER_BYTES`; its content `MAX_BYTES`.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ import lzma
 import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from pipeline.errors import ResoluteError
 
+from ..found import MAX_BYTES
 from .files import file_name, opened, reading
 
 __all__ = ["COMPRESSED", "TarMember", "TarReader", "is_compressed", "open_tar"]
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
 _BLOCK_BYTES = 512
+_MAX_HEADER_BYTES = 1 << 20
 
 
 class TarMember:
@@ -32,7 +37,9 @@ class TarMember:
         self.name, self.nbytes, self.offset = info.name, info.size, info.offset_data
 
     def read(self) -> bytes:
-        """The content; only before the next member is asked for."""
+        """The content, of at most `MAX_BYTES`; only before the next member is asked for."""
+        if self.nbytes > MAX_BYTES:
+            raise ValueError(f"{self.name} of {self.nbytes} bytes, more than {MAX_BYTES}")
         file = self._tar.extractfile(self._info)
         data = file.read() if file is not None else b""
         if len(data) < self.nbytes:
@@ -64,6 +71,39 @@ class TarReader:
             )
 
 
+class _HeaderLimit:
+    """A tar's file, of which `left` more bytes may be read; None: any number. Skipping is free."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.left: int | None = None
+
+    def read(self, nbytes: int) -> bytes:
+        if self.left is not None:
+            if not 0 <= nbytes <= self.left:
+                raise ValueError(f"the header of a member takes more than {_MAX_HEADER_BYTES} bytes")
+            self.left -= nbytes
+        data: bytes = self._file.read(nbytes)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _BoundedTar(tarfile.TarFile):
+    # why: tarfile reads a GNU long name, a pax header or a sparse map whole, however large the tar says it is
+    def __init__(self, name: Any = None, mode: Any = "r", fileobj: Any = None, **options: Any) -> None:
+        self._limit = _HeaderLimit(fileobj)
+        super().__init__(name, mode, cast(BinaryIO, self._limit), **options)
+
+    def next(self) -> tarfile.TarInfo | None:
+        outer, self._limit.left = self._limit.left, _MAX_HEADER_BYTES if self._limit.left is None else self._limit.left
+        try:
+            return super().next()
+        finally:
+            self._limit.left = outer
+
+
 def is_compressed(path: str) -> bool:
     return file_name(path).lower().endswith(COMPRESSED)
 
@@ -80,7 +120,7 @@ def open_tar(path: str) -> Iterator[TarReader]:
         mode = "r|" if compressed else "r:"
         tar = stack.enter_context(
             # why: names that are no text have to come through, whatever the locale
-            tarfile.open(fileobj=file, mode=mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[call-overload]
+            _BoundedTar.open(fileobj=file, mode=mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[call-overload]
         )
         yield TarReader(path, tar, file, compressed=compressed)
 

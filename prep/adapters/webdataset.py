@@ -1,4 +1,4 @@
-"""Which images, with which labels, lie in tars of samples as WebDataset reads them?
+"""The source that reads images and labels from tars of samples, as WebDataset does.
 
 Source: the WebDataset format: files of one sample follow each other and share their path up to the first dot of
 the file's name, https://github.com/webdataset/webdataset.
@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 
-from ..found import Found
+from ..found import MAX_BYTES, Found
 from .files import file_name
 from .names import SUFFIXES, refuse_split_names, safe
 from .spool import SpoolWriter, spooled
@@ -96,19 +96,20 @@ def _images(extensions: set[str]) -> list[str]:
 def _fill(path: str, out: SpoolWriter) -> None:
     tar_name = file_name(path)
     key = ""
-    images: list[tuple[str, int, int, bytes]] = []
+    images: list[tuple[str, int, int, bytes | None]] = []
     copies = is_compressed(path)
     labels: dict[str, str | int] = {}
+    damaged_label = False  # one of the sample's labels cannot be read
 
     def end_sample() -> None:
         label = labels.get("cls", labels.get("json", labels.get("txt")))
         if len(images) > 1:
             out.ignored["samples with several images"] += 1
         elif images and label is None:
-            out.ignored["unlabelled"] += 1
+            out.ignored["damaged labels" if damaged_label else "unlabelled"] += 1
         elif images and label is not None:
             name, offset, nbytes, data = images[0]
-            if copies:
+            if data is not None:
                 out.add(f"{tar_name}/{name}", label, data)
             else:
                 out.note(f"{tar_name}/{name}", label, offset, nbytes)
@@ -126,24 +127,32 @@ def _fill(path: str, out: SpoolWriter) -> None:
             its_key, extension = _split(name)
             if its_key != key:
                 end_sample()
-                key, images, labels = its_key, [], {}
+                key, images, labels, damaged_label = its_key, [], {}, False
             if f".{extension}" in SUFFIXES:
-                images.append((name, member.offset, member.nbytes, member.read() if copies else b""))
-            elif extension in ("cls", "json", "txt") and member.nbytes <= _MAX_LABEL_BYTES:
-                label = _label(extension, member.read())
+                # why: neither a second image of a sample nor one that is too large is ever used
+                whole = copies and not images and member.nbytes <= MAX_BYTES
+                images.append((name, member.offset, member.nbytes, member.read() if whole else None))
+            elif extension in ("cls", "json", "txt"):
+                try:
+                    if member.nbytes > _MAX_LABEL_BYTES:
+                        raise ValueError("too many bytes")
+                    label = _label(extension, member.read())
+                except (ValueError, RecursionError):
+                    damaged_label = True
+                    continue
                 if label is not None:
                     labels[extension] = label
         end_sample()
 
 
 def _label(extension: str, content: bytes) -> str | int | None:
-    """A sample's label, a number only from .cls and .json; None if there is none in it."""
+    """A sample's label, a number only from .cls and .json; None if there is none in it.
+
+    Raises `ValueError` or `RecursionError` for text that is no JSON or nested without end, and for endless numbers.
+    """
     text = content.decode("utf-8", "surrogateescape").strip()
     if extension == "json":
-        try:
-            value: Any = json.loads(text)
-        except ValueError:
-            return None
+        value: Any = json.loads(text)
         if isinstance(value, dict):
             value = next((value[key] for key in LABEL_KEYS if value.get(key) is not None), None)
         if isinstance(value, int) and not isinstance(value, bool):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import re
@@ -206,3 +207,37 @@ def test_a_link_that_leads_in_a_circle_is_a_reject(photos: Path, tmp_path: Path,
     ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 0.1)
     assert ran.status == 0, ran.err
     assert "1 (1 unreadable)" in ran.out
+
+
+@pytest.mark.parametrize(
+    "call", ["os.scandir", "os.stat", "os.open", "os.fsync", "os.replace", "io.open", "os.listdir", "os.lstat"]
+)
+@pytest.mark.parametrize("after", [0, 5, 40])
+def test_a_stale_file_handle_anywhere_is_one_line(
+    photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, waits: list[float], call: str, after: int
+) -> None:
+    """Of the calls for files of OUT or the photos, all from the one after so many on fail with ESTALE."""
+    module, name = call.split(".")
+    works, left = getattr(importlib.import_module(module), name), after
+
+    def stale(path: Any, *args: Any, **options: Any) -> Any:
+        nonlocal left
+        if isinstance(path, int) or os.fspath(path).startswith((str(photos), str(tmp_path / "s"))):
+            left -= 1
+            if left < 0:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), None if isinstance(path, int) else str(path))
+        return works(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module}.{name}", stale)
+        ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--workers", 1)
+    if left >= 0:
+        assert ran.status == 0  # nobody makes so many of these calls
+        return
+    assert ran.status == 2
+    assert ran.err.count("\n") == 1, ran.err
+    assert ran.err.startswith("prep: ")
+    assert "Stale file handle" in ran.err
+    assert not (tmp_path / "s" / "manifest.json").exists()
+    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--workers", 1)
+    assert ran.status == 0, ran.err
