@@ -9,10 +9,14 @@ in the steady part of that segment: the time lost, in ms and in steady steps. Th
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import itertools
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -149,4 +153,6 @@ def _run(got: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

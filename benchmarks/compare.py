@@ -10,6 +10,11 @@ With --plan every run is forecast first, by `python -m train --plan`.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import dataclasses
 import itertools
@@ -272,4 +277,6 @@ def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

@@ -9,10 +9,14 @@ growth from the second fifth's median to the last fifth's: a leak grows, an allo
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import itertools
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -114,4 +118,6 @@ def _run(got: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

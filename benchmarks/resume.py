@@ -10,6 +10,11 @@ and batch statistics, which depend on who shares a rank's batch. Each rank write
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import contextlib
 import json
@@ -243,4 +248,6 @@ def _run(got: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

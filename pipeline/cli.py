@@ -63,8 +63,12 @@ def guard_process() -> None:
     """Prepare the process for whatever the shell does to it; call it before any slow import.
 
     From here on until `run_main`, Ctrl-C ends the process quietly with status 130. Standard streams that are closed
-    lead to /dev/null, so that no file ever gets descriptor 0, 1 or 2.
+    lead to /dev/null, so that no file ever gets descriptor 0, 1 or 2. In a locale that is not UTF-8 the program is
+    started again in Python's UTF-8 mode: names of files are UTF-8 in tables, lists and manifests.
     """
+    if sys.getfilesystemencoding().lower() != "utf-8" and not sys.flags.utf8_mode:
+        os.environ["PYTHONUTF8"] = "1"  # for the processes that this one starts
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     # why the condition: nohup and shells' background jobs ignore Ctrl-C, and so shall we
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))

@@ -8,10 +8,14 @@ benchmarks/peers/with_ffcv.py.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -163,4 +167,6 @@ def _resolutions(got: argparse.Namespace, stored: tuple[int, ...]) -> tuple[int,
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from pipeline.cli import run_main
+
+    run_main(main)

@@ -1,0 +1,130 @@
+"""Every command line ends quietly: on Ctrl-C during its imports, without a reader, with a full or closed output."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_photos
+from tests.prep.trees import tree
+
+ROOT = Path(__file__).parents[1]
+# programs for others to copy, and processes that only our own ones start
+NO_COMMANDS = {"pipeline/examples", "benchmarks/peers/child.py", "benchmarks/double.py", "benchmarks/soak/objects.py"}
+ENTRY_POINTS = sorted(
+    path.relative_to(ROOT)
+    for package in ("pipeline", "prep", "train", "benchmarks")
+    for path in (ROOT / package).rglob("*.py")
+    if '__name__ == "__main__"' in path.read_text() and not any(str(path.relative_to(ROOT)).startswith(name)
+                                                                for name in NO_COMMANDS)
+)  # fmt: skip
+COMMANDS: dict[str, Sequence[str]] = {
+    "prep": ("--src", "photos", "--out", "shards"),
+    "prep.verify": ("shards",),
+    "prep.demo": ("--out", "photos"),
+    "pipeline": ("show", "shards", "--recipe", "recipe.toml"),
+    "train": ("--shards", "shards", "--recipe", str(ROOT / "train" / "recipes" / "demo.toml")),
+    "train.evaluate": ("run",),
+    "train.predict": ("run", "--src", "photos"),
+    "train.export": ("run",),
+    "train.page": ("run",),
+    "train.draw_lr": ("--recipe", "recipe.toml"),
+    "benchmarks": ("--shards", "shards"),
+}
+
+
+@pytest.mark.parametrize("path", ENTRY_POINTS, ids=str)
+def test_entry_points_are_guarded_before_their_imports(path: Path) -> None:
+    body = ast.parse((ROOT / path).read_text()).body
+    statements = [node for node in body if not isinstance(node, ast.Expr)]
+    assert ast.unparse(statements[0]) == "from __future__ import annotations"
+    assert "guard_process()" in ast.unparse(statements[1])
+    assert "run_main(" in ast.unparse(statements[-1])
+
+
+def start(module: str, arguments: Sequence[object], **options: object) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}  # type: ignore[dict-item]
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(command, text=True, env=environment, **streams)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_ctrl_c_during_imports_is_quiet(tmp_path: Path, module: str) -> None:
+    # a NumPy that never finishes its import; torch needs none, so it has to wait as well
+    for name in ("numpy", "torch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(
+            "import sys, time; print('importing', file=sys.__stdout__, flush=True); time.sleep(60)"
+        )
+    process = start(module, COMMANDS[module], cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert errors.count("\n") <= 1
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_photos(tmp_path_factory.mktemp("photos") / "p", each=6)
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=ROOT, env={**os.environ, **environment}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("output", "status"), [("| head -n 0", 0), ("> /dev/full", 2), (">&-", 0), ("2>&-", 0), (">&- 2>&- <&-", 0)]
+)
+def test_prep_finishes_its_work_whoever_reads(photos: Path, tmp_path: Path, output: str, status: int) -> None:
+    done = shell(f"{sys.executable} -m prep --src {photos} --out {tmp_path / 's'} --res 32 --workers 1 {output}")
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == (output == "> /dev/full")
+    assert (tmp_path / "s" / "report.html").exists()
+
+
+@pytest.mark.parametrize("output", ["| head -n 1", "> /dev/full", ">&-"])
+def test_keys_and_help_end_quietly(output: str) -> None:
+    for command in ("pipeline keys", "prep --help", "train --help", "benchmarks --help"):
+        done = shell(f"{sys.executable} -m {command} {output}")
+        assert done.returncode == (2 if "full" in output else 0)
+        assert "Traceback" not in done.stderr
+
+
+def test_an_error_without_a_stderr_is_still_a_status() -> None:
+    assert shell(f"{sys.executable} -m prep --src gone --out gone 2>&-").returncode == 2
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_names_are_utf8_in_every_locale(photos: Path, tmp_path: Path, locale: dict[str, str]) -> None:
+    folder = tmp_path / "größe"
+    folder.mkdir()
+    (photos / "class1" / "müd.jpg").write_bytes((photos / "class1" / "001.jpg").read_bytes())
+    (folder / "välid.txt").write_text("class1/müd.jpg\nclass0/002.jpg\n")
+    sets = []
+    for name, environment in (("a", {"PYTHONUTF8": "1"}), ("b", locale)):
+        out = folder / name
+        done = shell(
+            f"{sys.executable} -m prep --src {photos} --val-list {folder}/välid.txt --out {out} --res 32 --workers 1",
+            **environment,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"{out}: 19 images" in done.stdout
+        sets.append(tree(out))
+    assert sets[0] == sets[1]
