@@ -60,8 +60,8 @@ class Delayed(Files):
     def where(self, name: str) -> str:
         return self._files.where(name)
 
-    def size(self, name: str) -> int | None:
-        return self._files.size(name)
+    def identity(self, name: str) -> tuple[int, str] | None:
+        return self._files.identity(name)
 
     def local(self, name: str) -> Path:
         return self._files.local(name)
@@ -75,6 +75,9 @@ class Delayed(Files):
 
     def release(self) -> None:
         self._files.release()
+
+    def interrupt(self) -> None:
+        self._files.interrupt()
 
     def close(self) -> None:
         self._files.close()

@@ -1,4 +1,4 @@
-"""What of a remote set will be read soon, so that it can be fetched before a batch waits for it?
+"""Prefetch hints: what of a remote set will be read soon is fetched before a batch waits for it.
 
 The plan is known: batches far ahead are asked for their samples, and the files for the chunks these lie in. A batch
 that is read meets its chunks in the cache; a block that opens, or an epoch that begins with sixteen new ones, was
@@ -8,9 +8,11 @@ fetched while earlier batches trained.
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 
 import numpy as np
 
+from .errors import ResoluteError
 from .plan import Plan
 
 __all__ = ["SAMPLES_AHEAD", "Ahead"]
@@ -41,7 +43,8 @@ class Ahead:
             segment = self._plan.segment(min(self._next, self._plan.total_batches - 1))
             if self._next >= self._plan.total_batches or (self._next - index) * segment.batch_size > self._samples:
                 return
-            self._left = self._chunks(self._next)
+            with suppress(ResoluteError):  # why: a damaged index ends the run when its batch is due, not now
+                self._left = self._chunks(self._next)
             self._next += 1
 
     def _hint(self) -> bool:

@@ -1,13 +1,14 @@
-"""How do many processes of a machine share one local copy of what they read from a store?
+"""A cache of remote files on a local disk, shared by all processes of a machine.
 
     CACHE/v1/used               bytes reserved; its lock makes reserving one step (see room.py)
     CACHE/v1/chunks/KK/KEY      a header (what it is, its SHA-256), then a range of a tar
     CACHE/v1/files/KK/KEY-NAME  a whole file (an index), which its users hold a lock on; .sha256 beside it
     ....part                    one that is being written, by the process that holds its lock
 
-Whoever needs what is not there locks its part, fetches, writes and renames it, and is waited for by all others; a
+A process that needs what is not there locks its part, fetches, writes and renames it, and all others wait for it; a
 lock ends with its process, so that the next one takes over from one that was killed. Nothing is trusted for being
 there: a process checks the SHA-256 of each file when it first opens it. Recency is a file's access time, set by us.
+A damaged file is dropped and fetched again; a cache that cannot be used is a `StorageError`, never a bad sample.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .cache_settings import HEADER, CacheSettings
-from .errors import ResoluteError
+from .errors import StorageError
 from .files import OpenFile
 from .part import owned_part, refused, same_file
 from .room import DIGEST, Room
@@ -41,7 +42,7 @@ class Cache:
     """The files in a cache folder. Thread-safe; any number of processes use one folder at a time."""
 
     def __init__(self, folder: Path, limit_bytes: int, *, patience_s: float = 120.0) -> None:
-        """`patience_s`: who fetches the same for longer is not waited for. Raises `ResoluteError` if unusable."""
+        """`patience_s`: who fetches the same for longer is not waited for. Raises `StorageError` if unusable."""
         self._base, self._patience_s = folder / _VERSION, patience_s
         try:
             self._base.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ class Cache:
                     fill = functools.partial(_fill, part, path, write)
                     self._write(part, path, nbytes, fill)
                 elif time.monotonic() > until:
-                    raise ResoluteError(
+                    raise StorageError(
                         f"{path}: another process has been fetching it for {10 * self._patience_s:.0f} s, expected it "
                         "to end; look for a stopped one, or set RESOLUTE_CACHE to another folder"
                     )
@@ -133,7 +134,7 @@ class Cache:
             stat, sound = os.fstat(file.fd), False
             with suppress(FileNotFoundError), open(file.fd, "rb", closefd=False) as whole:
                 if stat.st_size == nbytes:
-                    sound = hashlib.file_digest(whole, "sha256").hexdigest() == _digest_file(path).read_text()
+                    sound = hashlib.file_digest(whole, "sha256").hexdigest().encode() == _digest_file(path).read_bytes()
             if sound:
                 with suppress(PermissionError):
                     os.utime(file.fd, ns=(time.time_ns(), stat.st_mtime_ns))
@@ -242,6 +243,8 @@ def _fill(part: int, path: Path, write: Callable[[int], str]) -> None:
 
 def _is_sound(handle: int, key: str, nbytes: int) -> bool:
     """Whether header and bytes are all there, and as they were written."""
+    if os.fstat(handle).st_size != HEADER.size + nbytes:  # why first: a file of another size is never read
+        return False
     with open(handle, "rb", closefd=False) as file:
         whole = file.read()
     head = HEADER.pack(_MAGIC, bytes.fromhex(key), nbytes, hashlib.sha256(memoryview(whole)[HEADER.size :]).digest())

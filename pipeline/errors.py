@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["DamagedSample", "ResoluteError", "StorageError", "check", "differences", "from_os_error", "is_unavailable",
-           "strip_credentials"]  # fmt: skip
+__all__ = ["DamagedSample", "FileEndsEarly", "Interrupted", "Missing", "ResoluteError", "StorageError", "check",
+           "differences", "from_os_error", "is_unavailable", "strip_credentials"]  # fmt: skip
 
 _DAMAGED_ERRNO = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]*@")
@@ -40,8 +40,24 @@ class StorageError(ResoluteError):
     """Storage did not deliver bytes that should be there, after all retries. Never a reason to skip a sample."""
 
 
+class Missing(StorageError):
+    """A file that should be there is not: deleted, replaced, or on a volume that is no longer mounted."""
+
+
+class Interrupted(StorageError):
+    """A read was ended from outside (`Files.interrupt`, `Files.close`); it says nothing about the storage."""
+
+
 class DamagedSample(ResoluteError):
     """The bytes of one sample are there and wrong. The only error that `on_bad_sample = "skip"` may skip."""
+
+
+class FileEndsEarly(DamagedSample):
+    """A file is there but shorter than the bytes asked of it: `got_bytes` of them were there."""
+
+    def __init__(self, message: str, got_bytes: int) -> None:
+        super().__init__(message)
+        self.got_bytes = got_bytes
 
 
 def is_unavailable(error: OSError) -> bool:

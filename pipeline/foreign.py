@@ -86,6 +86,7 @@ def open_webdataset(
     return ShardSet(
         files=files, classes=class_names, resolutions=(), margin=_MARGIN, splits=splits, one_size=True, repair=REPAIR,
         hash=hashlib.sha256(json.dumps([found.hash, val, class_names]).encode()).hexdigest()[:12],
+        states=dict(zip(names, found.states, strict=True)),
         digests={"classes": classes_hash, "val": str(val), "tars, labels and images": found.hash},
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What is in tars that others made, and how is it found out only once?
+"""The index of tars that others made: all samples that can be used, found once and kept.
 
     FOLDER/NAMES-STATE/samples.npy   SAMPLE records, one a sample, in the order of the tars; samples.crc.npy
     FOLDER/NAMES-STATE/stored.npy    STORED records, `shard` the number of the tar; stored.crc.npy
@@ -19,9 +19,10 @@ import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache import CacheSettings
-from .errors import ResoluteError
-from .files import Files
+from .errors import Missing, ResoluteError, StorageError
+from .files import DaemonPool, Files, retry_local
 from .foreign_look import Look, Wanted, look
 from .index import Records, checksums, checksums_name, read_checksums
 from .part import owned_part, refused
@@ -62,6 +63,7 @@ class ForeignIndex:
     hash: str  # of names, bytes and labels of all samples, 12 hex digits; not of the tars' times
     samples: Records
     stored: Records
+    states: tuple[tuple[int, str], ...]  # of each tar, its `Files.identity`
     counts: tuple[int, ...]  # samples of each tar
     classes: int  # the largest label + 1
     labels: int  # different ones
@@ -105,8 +107,8 @@ def find_index(
 
 
 def _states(files: Files, names: Sequence[str]) -> list[tuple[int, str]]:
-    with ThreadPoolExecutor(32 if files.remote else 4) as pool:
-        found = list(pool.map(files.identity, names))
+    with DaemonPool(32 if files.remote else 4, name="resolute-stat", files=files) as pool:
+        found = [future.result() for future in [pool.submit(partial(files.identity, name)) for name in names]]
     states = [state for state in found if state is not None]
     if len(states) < len(names):
         raise ResoluteError(f"{files.where(names[found.index(None)])}: not found, expected a tar; correct the source")
@@ -135,9 +137,14 @@ def _others(place: Path, which: str, name: str) -> list[Path]:
 
 
 def _opened(folder: Path, tell: Callable[[str], None]) -> ForeignIndex | None:
-    """The index in a folder; None if there is none, or, which is told, none that is sound."""
+    """The index in a folder; None if there is none for us to read, or, which `tell` gets, none that is sound.
+
+    Raises `StorageError` if the disk does not deliver it: a new one takes hours for a large set.
+    """
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return None
     try:
-        text = (folder / "meta.json").read_bytes()
+        text = retry_local((folder / "meta.json").read_bytes, folder)
         meta = json.loads(text)
         if manifest_bytes(meta) != text:
             raise ValueError("other bytes than its own hash says")
@@ -148,12 +155,14 @@ def _opened(folder: Path, tell: Callable[[str], None]) -> ForeignIndex | None:
             records[name] = _Records(path, crcs, dtype)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, ResoluteError) as error:
+    except StorageError:
+        raise
+    except (ValueError, KeyError, TypeError, ResoluteError) as error:
         tell(f"{folder}: a damaged index ({error}); making it again")
         return None
     return ForeignIndex(
         folder=folder, hash=meta["hash"], counts=tuple(meta["counts"]), classes=meta["classes"], labels=meta["labels"],
-        rejected=meta["rejected"], **records,
+        rejected=meta["rejected"], states=tuple((nbytes, state) for nbytes, state in meta["states"]), **records,
     )  # fmt: skip
 
 
@@ -164,7 +173,7 @@ def _made(
     tell(f"{files.root}: indexing {len(names)} tars, once: every image is decoded")
     looks: list[Look] = []
     began = told = time.monotonic()
-    with ThreadPoolExecutor(threads) as pool:
+    with DaemonPool(threads, name="resolute-index", files=files) as pool:
         for done in _looked(files, names, wanted, pool, 4 * threads):
             looks.append(done)
             if time.monotonic() - told > _TELL_S:
@@ -198,13 +207,13 @@ def _made(
     }  # fmt: skip
 
 
-def _looked(files: Files, names: Sequence[str], wanted: Wanted, pool: ThreadPoolExecutor, most: int) -> Iterator[Look]:
+def _looked(files: Files, names: Sequence[str], wanted: Wanted, pool: DaemonPool, most: int) -> Iterator[Look]:
     """What became of all samples, in their order, a few at a time; `most` tasks run ahead."""
     tasks: deque[Future[Look]] = deque()
     number = 0  # of a sample in the source
     for tar, name in enumerate(names):
         for some in _some(_walk(files, name)):
-            tasks.append(pool.submit(look, files, name, tar, some, number, wanted))
+            tasks.append(pool.submit(partial(look, files, name, tar, some, number, wanted)))
             number += len(some)
             if len(tasks) > most:
                 yield tasks.popleft().result()
@@ -233,7 +242,9 @@ def _walk(files: Files, name: str) -> Iterator[Sample]:
             wished = offset + _AHEAD_BYTES
         return files.read(name, offset, nbytes)
 
-    return samples(read, files.size(name) or 0, files.where(name))
+    if (nbytes := files.size(name)) is None:
+        raise Missing(f"{files.where(name)}: not found, expected the tar that was there a moment ago; put it back")
+    return samples(read, nbytes, files.where(name))
 
 
 def _write_array(path: Path, array: NDArray[Any]) -> str:

@@ -88,8 +88,7 @@ class Graph:
         for _ in range(self._depth):
             self._feed(spec, jpegs)
         self._pipe.schedule_run()
-        while self._under_way:
-            self.drop()
+        self.drain()
 
     def start(self, spec: BatchSpec, jpegs: Pieces) -> None:
         """Start to work on a batch; at most `depth` at a time."""
@@ -114,11 +113,12 @@ class Graph:
             raise RuntimeError(f"batch {spec.index}: DALI returned another one, expected {len(spec)} at {spec.res} px")
         return images
 
-    def drop(self) -> None:
-        """Wait for the batch that was started first, and forget it."""
-        self._pipe.share_outputs()
-        self._pipe.release_outputs()
-        self._under_way.popleft()
+    def drain(self) -> None:
+        """Wait for all batches that were started, and forget them."""
+        while self._under_way:
+            self._pipe.share_outputs()
+            self._pipe.release_outputs()
+            self._under_way.popleft()
 
     def close(self) -> None:
         """End DALI's threads. why not by leaving it to Python: what runs still reads and writes memory of ours."""

@@ -1,4 +1,4 @@
-"""How is a record of the index found at once, and never trusted before its bytes were checked?
+"""Index arrays: records by number at once, checked before they are trusted.
 
 An index array is a .npy file that may be gigabytes; beside it lies a small one (`NAME.crc.npy`) with the CRC-32 of
 each of its blocks of 4 KiB. Opening maps the first into memory and reads the second, whose hash is in the manifest;
@@ -8,9 +8,11 @@ the price of checking is paid by the records that are used: a page that is read 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import mmap
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from .compiled import compiled
 from .errors import ResoluteError
+from .files import OpenFile, retry_local
 
 __all__ = ["BLOCK_BYTES", "REPAIR", "Records", "checksums", "checksums_name", "read_checksums"]
 
@@ -56,7 +59,8 @@ class Records:
         records[7]         one of them; records[10:20] and records[:] copies of a run of them
         records["label"]   a whole column, checked and copied: O(N), not for the hot path
 
-    Every access raises `ResoluteError` if it needs a block that is not what prep wrote, IndexError out of range.
+    Every access raises `ResoluteError` if it needs a block that is not what prep wrote, `StorageError` if the disk does
+    not deliver it, IndexError out of range.
     """
 
     repair = REPAIR  # what to do about damage, for messages
@@ -65,11 +69,15 @@ class Records:
                  places: NDArray[np.uint32] | None = None) -> None:  # fmt: skip
         """Map `path`, whose blocks have the checksums `crcs`. `places`: record i of this is the file's places[i].
 
-        `where` names the file in messages. Raises `ResoluteError` if its header is damaged or of another dtype.
+        `where` names the file in messages. Raises `ResoluteError` if its header is damaged or of another dtype,
+        `StorageError` if it cannot be read.
         """
         self._path, self._crcs, self.dtype, self._where, self._places = path, crcs, dtype, where or str(path), places
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = retry_local(lambda: OpenFile(path), self._where)
+        try:
+            self._map = retry_local(lambda: mmap.mmap(self._file.fd, 0, access=mmap.ACCESS_READ), self._where)
+        except ValueError:  # what mmap says of an empty file
+            raise self._damaged("got 0 bytes, expected a .npy file") from None
         self._checked = np.zeros(len(crcs), np.bool_)
         if -(-len(self._map) // BLOCK_BYTES) != len(crcs):
             raise self._damaged(f"got {len(self._map)} bytes, expected {len(crcs)} blocks of {BLOCK_BYTES}")
@@ -142,14 +150,15 @@ class Records:
 
     def _check(self, blocks: list[int], *, ahead: bool = True) -> None:
         """Compare blocks with their checksums. Two threads may both do it; the mark is set after it went well."""
-        view = memoryview(self._map)
         if ahead and len(blocks) > 1:  # why: a cold disk gets all its reads at once, not one after another
             for block in blocks:
-                length = min(BLOCK_BYTES, len(view) - block * BLOCK_BYTES)
+                length = min(BLOCK_BYTES, len(self._map) - block * BLOCK_BYTES)
                 self._map.madvise(mmap.MADV_WILLNEED, block * BLOCK_BYTES, length)
         for block in blocks:
             at = block * BLOCK_BYTES
-            got, expected = zlib.crc32(view[at : at + BLOCK_BYTES]), int(self._crcs[block])
+            # why not from the map: there an I/O error is a signal that ends the process
+            data = retry_local(functools.partial(os.pread, self._file.fd, BLOCK_BYTES, at), self._where)
+            got, expected = zlib.crc32(data), int(self._crcs[block])
             if got != expected:
                 raise self._damaged(f"got CRC-32 {got:08x} at byte {at}, expected {expected:08x}")
             self._checked[block] = True
@@ -182,8 +191,11 @@ def _unchecked(rows: Any, length: Any, first: Any, size: Any, checked: Any) -> A
 
 
 def read_checksums(path: Path, sha256: str, where: str) -> NDArray[np.uint32]:
-    """The checksums in a file whose own SHA-256 is known. Raises `ResoluteError` if it is another."""
-    data = path.read_bytes()
+    """The checksums in a file whose own SHA-256 is known.
+
+    Raises `FileNotFoundError`, `StorageError` if it cannot be read, `ResoluteError` if its SHA-256 is another.
+    """
+    data = retry_local(path.read_bytes, where)
     got = hashlib.sha256(data).hexdigest()
     if got != sha256:
         raise ResoluteError(

@@ -1,4 +1,4 @@
-"""How does a training loop get the run's batches?
+"""The run's batches, for a training loop.
 
     shards = ShardSet.open("shards")
     plan = Plan(shards, recipe.stages)
@@ -6,12 +6,12 @@
         for batch in loader:                      # training and validation batches, as planned
             ...                                   # batch.images, batch.labels, batch.spec.split
 
-One object for the run: its threads and its DALI graph start once. Its state is one integer.
+One object for the run: its threads and its DALI graph start once. Its state is the index of the next batch. What fails
+for a batch is raised by the `next()` that would return it, never earlier; the batches before it are delivered.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from . import cuda
 from .ahead import Ahead
 from .draws import features
-from .errors import ResoluteError, differences
+from .errors import DamagedSample, ResoluteError, StorageError, differences
 from .graph import Graph
-from .memory import keep_freed_memory
 from .plan import BatchSpec, Plan, Segment
-from .reader import Encoded, PendingBatch, Pieces, Reader
+from .reader import PendingBatch, Pieces, Reader
 
 __all__ = ["Batch", "Loader"]
 
@@ -52,6 +51,17 @@ class Batch:
     spec: BatchSpec
 
 
+@dataclass(kw_only=True)
+class _Ahead:
+    """A batch that is being read: its plan and the read of just that plan's samples, or why there is none."""
+
+    index: int
+    spec: BatchSpec | None = None
+    labels: NDArray[np.int64] | None = None
+    pending: PendingBatch | None = None
+    error: Exception | None = None
+
+
 class Loader(Iterator[Batch]):
     """Iterates over the batches of a plan, from any of them on. Use as a context manager."""
 
@@ -69,7 +79,6 @@ class Loader(Iterator[Batch]):
         depth: int = 3,
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
-        keep_memory: bool = True,
         rank: int = 0,
         world: int = 1,
         start: int = 0,
@@ -82,19 +91,27 @@ class Loader(Iterator[Batch]):
         threads  DALI's CPU threads (on a CPU, one more); readers: threads that read ahead, more where storage is slow.
         depth    batches DALI works on ahead of the consumer; as many again are being read.
         start    index of the first batch wanted (see `state_dict`).
-        on_bad_sample  "error": a sample that cannot be read ends in a `ResoluteError` that names it, and the loader can
-                 be moved on with `load_state_dict`. "skip": the next sample of its split that can be read takes its
-                 place, the same one in every run and on every rank; see `skipped`.
-        keep_memory    on a CPU, let this process keep memory that batches free, instead of faulting it in again for
-                 each (glibc only; up to a fifth faster); it then stays as large as it has been.
+        on_bad_sample  "error": a damaged sample ends in a `DamagedSample` that names it, and the loader can be moved on
+                 with `load_state_dict`. "skip": the next sound sample of its split takes its place, the same one in
+                 every run and on every rank; see `skipped`. Storage that does not deliver is a `StorageError` in
+                 either case: `next()` tries again, and so does a new loader at the same batch.
 
-        Raises `ResoluteError` when the device is not there or a resolution is not in the open shards.
+        Raises `ResoluteError` when the device is not there, an option is out of range or a resolution is not in the
+        open shards.
         """
+        _check_range("threads", threads, 1)
+        _check_range("readers", readers, 1)
+        _check_range("depth", depth, 1)
+        _check_range("world", world, 1)
+        _check_range("rank", rank, 0, world - 1)
+        _check_range("start", start, 0, plan.total_batches)
+        if on_bad_sample not in ("error", "skip"):
+            raise ResoluteError(f"on_bad_sample: got {on_bad_sample!r}, expected error or skip; choose one")
         self.plan, self.rank, self.world = plan, rank, world
-        self.device = torch.device(device)
+        self.device = _device(device)
         on_gpu = self.device.type == "cuda"
-        if on_gpu and not cuda.available():
-            raise ResoluteError(f"device {device}: no CUDA device found, expected one; use device cpu")
+        if decode not in (None, "cpu", "gpu"):
+            raise ResoluteError(f"decode: got {decode!r}, expected cpu or gpu; choose one")
         if decode == "gpu" and not on_gpu:
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
         if dtype != torch.float32 and not (dtype == torch.float16 and on_gpu):
@@ -109,25 +126,23 @@ class Loader(Iterator[Batch]):
         self._features = features([stage.augment for stage in plan.stages])
         self._skip = on_bad_sample == "skip"
         self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): why it could not be read
-        self._instead: dict[tuple[str, int], dict[int, int]] = {}
+        self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: the one in its place
         self._depth, self._next = depth, start
-        self._reading: deque[tuple[BatchSpec, PendingBatch]] = deque()
-        self._running: deque[BatchSpec] = deque()
+        self._reading: deque[_Ahead] = deque()
+        self._running: deque[tuple[BatchSpec, NDArray[np.int64]]] = deque()  # with labels
         self._read_next = start
         decode = decode or ("gpu" if on_gpu else "cpu")
         # why: that a GPU's decoders do not look behind an image's end has not been tried
         self._reader = Reader(plan.shards, threads=readers, check_crc=check_crc, padded=decode == "cpu")
         self._ahead = Ahead(plan, rank=rank, world=world)
-        if keep_memory and not on_gpu:
-            keep_freed_memory()
-        largest = max((segment.batch_size for segment in plan.segments), default=1)
+        sizes = [segment.largest(rank=rank, world=world) for segment in plan.segments]
         try:
             self._graph = Graph(
-                batch_size=largest, threads=threads, device_id=(self.device.index or 0) if on_gpu else None,
+                batch_size=max(sizes, default=1), threads=threads, device_id=self.device.index if on_gpu else None,
                 decode=decode, depth=depth, mean=mean, std=std,
                 half=dtype == torch.float16, features=self._features,
                 largest_res=max((segment.res for segment in plan.segments), default=1),
-                largest_bytes=max((_image_bytes(segment, world) for segment in plan.segments), default=0),
+                largest_bytes=max((12 * s.res**2 * n for s, n in zip(plan.segments, sizes, strict=True)), default=0),
             )  # fmt: skip
             self._prime()
             self._read_ahead()
@@ -158,12 +173,14 @@ class Loader(Iterator[Batch]):
                 f"Loader: next_batch is out of range, got {position}, expected 0 to {self.plan.total_batches}; "
                 "load a state of this plan"
             )
-        while self._running:
-            self._graph.drop()
-            self._running.popleft()
+        self._move(position)
+        self._read_ahead()
+
+    def _move(self, position: int) -> None:
+        self._graph.drain()
+        self._running.clear()
         self._reading.clear()
         self._next = self._read_next = position
-        self._read_ahead()
 
     def __iter__(self) -> Loader:
         return self
@@ -173,86 +190,157 @@ class Loader(Iterator[Batch]):
             raise ResoluteError("Loader: next() after close(), expected an open loader; open another")
         if self._next >= self.plan.total_batches:
             raise StopIteration
+        if self._first_ahead() != self._next:  # the last call was interrupted, and its batch never returned
+            self._move(self._next)
         self._run_ahead(wait=True)
         stream = cuda.current_stream(self.device) if self.device.type == "cuda" else None
-        spec = self._running.popleft()
+        spec, labels = self._running.popleft()
         images = self._graph.take(spec, stream)  # the wait for data is here
-        self._next += 1
         self._run_ahead(wait=False)
-        labels = self.plan.shards.splits[spec.split].samples[spec.ids]["label"].astype(np.int64)
-        return Batch(
+        batch = Batch(
             images=images.permute(0, 3, 1, 2),
             labels=self._to_device(labels),
             partner_labels=self._to_device(labels[spec.partners]),
             lam=self._to_device(spec.lam),
             spec=spec,
         )
+        self._next += 1  # why last: the state never counts a batch that was not returned
+        return batch
+
+    def _first_ahead(self) -> int:
+        """The index of the first batch that is worked on, read, or to be read."""
+        if self._running:
+            return self._running[0][0].index
+        return self._reading[0].index if self._reading else self._read_next
 
     def _to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def _read_ahead(self) -> None:
         while len(self._reading) < self._depth + 1 and self._read_next < self.plan.total_batches:
-            spec = self._planned(self._read_next)
-            self._reading.append((spec, self._reader.submit(spec.split, spec.stored_res, spec.ids)))
+            batch = _Ahead(index=self._read_next)
+            self._submit(batch)
+            self._reading.append(batch)
             self._ahead.follow(self._read_next)
             self._read_next += 1
 
+    def _submit(self, batch: _Ahead) -> None:
+        """Plan a batch with the replacements known now, and start to read just its samples."""
+        try:
+            segment = self.plan.segment(batch.index)
+            replacements = self._replacements.get((segment.split, segment.stored_res))
+            spec = self.plan.batch(batch.index, rank=self.rank, world=self.world, instead=replacements)
+            labels = self.plan.shards.splits[spec.split].samples[spec.ids]["label"].astype(np.int64)
+            batch.spec, batch.labels = spec, labels
+            batch.pending = self._reader.submit(spec.split, spec.stored_res, spec.ids)
+        except Exception as error:  # a damaged index, for one; raised when the batch is due
+            batch.error = error
+
     def _run_ahead(self, *, wait: bool) -> None:
-        """Keep `depth` batches in DALI. `wait` for a read only when there is no other batch to hand out."""
+        """Keep `depth` batches in DALI.
+
+        `wait` for a read, or raise what is wrong with it, only when there is no other batch to hand out.
+        """
+        self._read_ahead()
         while len(self._running) < self._depth and self._reading:
-            spec, pending = self._reading[0]
-            if not pending.done() and (self._running or not wait):
+            batch, due = self._reading[0], wait and not self._running
+            if batch.pending is not None and not batch.pending.done() and not due:
                 return
-            spec, jpegs = self._usable(spec, pending.result())
+            jpegs = self._usable(batch)
+            if batch.error is not None:
+                if not due:
+                    return
+                self._reading.clear()  # so that the next call reads it again, and what comes after it
+                self._read_next = self._next
+                raise batch.error
+            assert batch.spec is not None
+            assert batch.labels is not None
+            assert jpegs is not None
             self._reading.popleft()
             self._read_ahead()
-            self._graph.start(spec, jpegs)
-            self._running.append(spec)
+            self._graph.start(batch.spec, jpegs)
+            self._running.append((batch.spec, batch.labels))
 
-    def _planned(self, index: int) -> BatchSpec:
-        segment = self.plan.segment(index)
-        instead = self._instead.get((segment.split, segment.stored_res))
-        return self.plan.batch(index, rank=self.rank, world=self.world, instead=instead)
+    def _usable(self, batch: _Ahead) -> Pieces | None:
+        """The encoded images of `batch.spec`; None if `batch.error` says why there are none.
 
-    def _usable(self, spec: BatchSpec, read: Encoded) -> tuple[BatchSpec, Pieces]:
-        """The batch with others in the places of what cannot be read; raises if that is not wanted."""
-        if not read.errors:
-            return spec, read.pieces
-        pieces = list(read.pieces)
-        for i, error in read.errors.items():
-            number = int(spec.ids[i])
-            if not self._skip:
-                raise error
-            other, pieces[i] = self._next_good(spec, number, error)
-            self._instead.setdefault((spec.split, spec.stored_res), {})[number] = other
-            if (key := (spec.split, spec.stored_res, number)) not in self.skipped:
-                self.skipped[key] = str(error)
-                _LOG.warning("skipped, sample %d in its place: %s", other, error)
-        return self._planned(spec.index), pieces
+        Where samples are damaged and may be skipped, the batch is planned and read again with others in their places:
+        its plan and its bytes always come from the same set of replacements.
+        """
+        while batch.error is None:
+            assert batch.spec is not None
+            assert batch.pending is not None
+            try:
+                read = batch.pending.result()
+                if not read.errors:
+                    return read.pieces
+                if not self._skip:
+                    raise next(iter(read.errors.values()))
+                for place, error in read.errors.items():
+                    self._replace(batch.spec, int(batch.spec.ids[place]), error)
+            except Exception as error:
+                batch.error = error
+            else:
+                self._submit(batch)
+        return None
 
-    def _next_good(self, spec: BatchSpec, number: int, error: ResoluteError) -> tuple[int, NDArray[np.uint8]]:
+    def _replace(self, spec: BatchSpec, sample: int, error: DamagedSample) -> None:
+        """Put the next sound sample in the place of a damaged one, also where that one stood in for another."""
+        replacements = self._replacements.setdefault((spec.split, spec.stored_res), {})
+        if sample not in replacements:
+            sound = self._next_sound(spec, sample, error)
+            for damaged, replacement in replacements.items():
+                if replacement == sample:
+                    replacements[damaged] = sound
+            replacements[sample] = sound
+        if (key := (spec.split, spec.stored_res, sample)) not in self.skipped:
+            self.skipped[key] = str(error)
+            _LOG.warning("skipped, sample %d in its place: %s", replacements[sample], error)
+
+    def _next_sound(self, spec: BatchSpec, sample: int, error: DamagedSample) -> int:
+        """The first sample after `sample` that can be read. Raises `StorageError` if the storage does not deliver."""
         total = len(self.plan.shards.splits[spec.split])
-        for away in range(1, min(total, _MOST_BAD)):
-            other = (number + away) % total
-            read = self._reader.submit(spec.split, spec.stored_res, np.array([other])).result()
-            if not read.errors:
-                return other, read.pieces[0]
+        for distance in range(1, min(total, _MOST_BAD)):
+            neighbour = (sample + distance) % total
+            if not self._reader.submit(spec.split, spec.stored_res, np.array([neighbour])).result().errors:
+                return neighbour
         raise ResoluteError(f"{error} (nor can the {min(total, _MOST_BAD) - 1} samples after it be read)")
 
     def _prime(self) -> None:
-        """Run the plan's largest batch through the graph, unseen, so that nothing has to grow later."""
-        largest = max(self.plan.segments, key=lambda s: s.res**2 * min(s.batch_size, s.samples))
-        spec = self.plan.batch(largest.first, rank=self.rank, world=self.world)
+        """Run the plan's largest batch that can be read through the graph, unseen: nothing has to grow later.
+
+        Raises what is wrong with the largest if none can be read, and `StorageError` at once.
+        """
+        refused: ResoluteError | None = None
+        for segment in sorted(
+            self.plan.segments, key=lambda s: -(s.res**2) * s.largest(rank=self.rank, world=self.world)
+        ):
+            try:
+                self._graph.prime(*self._readable(segment))
+                return
+            except StorageError:
+                raise
+            except ResoluteError as error:  # why: damage is raised when its batch is due
+                refused = refused or error
+        if refused is not None:
+            raise refused
+
+    def _readable(self, segment: Segment) -> tuple[BatchSpec, Pieces]:
+        """The first batch of a segment, with a sample that can be read in the place of each that cannot."""
+        spec = self.plan.batch(segment.first, rank=self.rank, world=self.world)
         read = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
-        jpegs = read.pieces
-        if read.errors:  # why: any good one does, with the window that fits it: nobody sees these
-            places = [i for i in range(len(spec)) if i not in read.errors]
-            if not places:
-                raise read.errors[0]
-            filled = [places[0] if i in read.errors else i for i in range(len(spec))]
-            jpegs, spec = [jpegs[i] for i in filled], dataclasses.replace(spec, windows=spec.windows[filled])
-        self._graph.prime(spec, jpegs)
+        if not read.errors:
+            return spec, read.pieces
+        ids, pieces = spec.ids.tolist(), list(read.pieces)
+        sound = [place for place in range(len(spec)) if place not in read.errors]
+        if sound:
+            sample, piece = ids[sound[0]], pieces[sound[0]]
+        else:
+            sample = self._next_sound(spec, ids[0], read.errors[0])
+            piece = self._reader.submit(spec.split, spec.stored_res, np.array([sample])).result().pieces[0]
+        replacements = {ids[place]: sample for place in read.errors}
+        spec = self.plan.batch(segment.first, rank=self.rank, world=self.world, instead=replacements)
+        return spec, [piece if place in read.errors else pieces[place] for place in range(len(spec))]
 
     def close(self) -> None:
         """End threads and files. Batches already handed out stay valid."""
@@ -271,6 +359,20 @@ class Loader(Iterator[Batch]):
         self.close()
 
 
-def _image_bytes(segment: Segment, world: int) -> int:
-    """Of a rank's largest batch, as float32. why 1 more: pairs of images stay together on a rank."""
-    return 12 * segment.res**2 * (-(-min(segment.batch_size, segment.samples) // world) + (world > 1))
+def _device(device: str | torch.device) -> torch.device:
+    """The device with its index. Raises `ResoluteError` if it is not there."""
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
+        raise ResoluteError(f"device: got {device}, expected cpu or cuda; choose one")
+    if kind == "cuda" and not cuda.available():
+        raise ResoluteError(f"device {device}: no CUDA device found, expected one; use device cpu")
+    indexed = cuda.indexed(device)
+    if kind == "cuda" and (indexed.index or 0) >= cuda.device_count():
+        raise ResoluteError(f"device {device}: got {cuda.device_count()} CUDA devices, expected more; choose another")
+    return indexed
+
+
+def _check_range(name: str, value: int, least: int, most: int | None = None) -> None:
+    if value < least or (most is not None and value > most):
+        expected = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ResoluteError(f"{name}: out of range, got {value}, expected {expected}; choose another")

@@ -1,7 +1,7 @@
-"""Of many threads and processes that want a file, which one writes it, and how do the others wait?
+"""One writer per file among many threads and processes: the others wait until the file is there.
 
-A part is `NAME.part` beside the file, and its own lock: who holds the lock writes the part and renames it. Locks
-end with their process, so that one that was killed is followed by the next in line.
+A part is `NAME.part` beside the file, and its own lock: its holder writes the part and renames it. Locks end with
+their process, so that the next in line takes over from one that was killed. A disk without locks is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import ResoluteError
+from .errors import Interrupted, StorageError
 
 __all__ = ["PART", "lock_now", "owned_part", "refused", "same_file"]
 
@@ -23,21 +23,24 @@ PART = ".part"
 _POLLS_S = (0.001, 0.01)  # between looks at a part that another holds: first and longest
 
 
-def refused(path: Path | str, error: OSError) -> ResoluteError:
-    """The disk's refusal, told. Why: whoever trains on shards from a URL may not know that there is a cache."""
+def refused(path: Path | str, error: OSError) -> StorageError:
+    """The disk's refusal in words. why: a user who trains on shards from a URL may not know that there is a cache."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResoluteError(
+        return StorageError(
             f"{path}: the disk of the cache is full, got '{error.strerror}' with nothing left to remove, expected "
             "room; free some space or set RESOLUTE_CACHE to a folder on another disk"
         )
-    return ResoluteError(
+    return StorageError(
         f"{path}: the cache cannot be used, got '{error.strerror or error}', expected a folder that can be written, "
         "on a disk that knows file locks; set RESOLUTE_CACHE to one"
     )
 
 
 def lock_now(handle: int) -> bool:
-    """Take a lock that ends with the process, however that ends; False if somebody holds it."""
+    """Take a lock that ends with the process, however that ends; False if another holds it.
+
+    Raises `OSError` if the file cannot be locked (ENOLCK), which must never pass for "another holds it".
+    """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -57,8 +60,8 @@ def same_file(path: Path | str, handle: int) -> bool:
 def owned_part(path: Path, patience_s: float, closed: threading.Event | None) -> Iterator[int | None]:
     """The part of `path`: open, empty and locked. None if `path` came to be there, or after `patience_s` s of waiting.
 
-    What the block does not rename is removed at its end. Raises `ResoluteError` if the disk refuses, or if `closed`
-    is set meanwhile.
+    What the block does not rename is removed at its end. Raises `StorageError` if the disk refuses, `Interrupted` if
+    `closed` is set meanwhile.
     """
     part = f"{path}{PART}"
     try:
@@ -97,7 +100,7 @@ def _wait(path: Path, part: str, patience_s: float, closed: threading.Event | No
         if closed is None:
             time.sleep(poll_s)
         elif closed.wait(poll_s):
-            raise ResoluteError(f"{path}: waited for when its files were closed, expected open files; open them again")
+            raise Interrupted(f"{path}: the wait for it was interrupted, expected open files; open them again")
         poll_s = min(2 * poll_s, _POLLS_S[1])
 
 

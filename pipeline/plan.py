@@ -56,6 +56,15 @@ class Segment:
     def bounds(self, k: int) -> tuple[int, int]:
         return part_bounds(self.samples, self.batch_size, k)
 
+    def largest(self, *, rank: int, world: int) -> int:
+        """Samples of the largest batch of rank `rank`."""
+        sizes = []
+        for k in {0, max(0, self.batches - 2), self.batches - 1}:  # all others are as the first
+            start, end = self.bounds(k)
+            low, high = rank_bounds(start, end, rank=rank, world=world, pairs=self.split == "train")
+            sizes.append(high - low)
+        return max(sizes)
+
     def smallest(self) -> int:
         """Samples of its smallest batch."""
         last = (part_bounds(self.samples, self.batch_size, k) for k in {0, max(0, self.batches - 2), self.batches - 1})

@@ -1,9 +1,10 @@
-"""How do the bytes of a batch get from the shards to memory ahead of time?
+"""Reads the encoded images of batches ahead of time, in threads that live as long as the run.
 
-Threads that live as long as the run. Each task reads and checks a few samples in one call that holds no lock
-(`pipeline/fetch.py`), from the set's own files or from what a cache holds of a remote set. Where the storage turns out
-to be slow and the consumer had to wait for it, there will be four times as many threads, up to a bound: each keeps
-one request in flight.
+Each task reads and checks a few samples in one call that holds no lock (`pipeline/fetch.py`), from the set's own files
+or from what a cache holds of a remote set. What is not read whole by that call is read again through `Files.read`,
+which retries. Bytes that are there and still wrong are a `DamagedSample`, one sample's own error; storage that does
+not deliver is a `StorageError`, the whole batch's. Where the storage turns out to be slow and the consumer had to wait
+for it, there will be four times as many threads, up to a bound: each keeps one request in flight.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 import zlib
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -22,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ResoluteError
-from .fetch import CHANGED, FAILED, SHORT, fetch
-from .files import OpenFile
+from .errors import DamagedSample, FileEndsEarly, Interrupted, Missing
+from .fetch import fetch
+from .files import OpenFile, end_threads
 from .shards import ShardSet, key_name
 
 __all__ = ["Encoded", "PendingBatch", "Reader"]
@@ -35,9 +37,10 @@ _TASK_SAMPLES, _LEAST_SAMPLES = 32, 4  # few where storage is slow, or not known
 _SLOW_S = 0.5e-3  # a read that was blocked for longer waited for more than memory
 _TASKS_SEEN = 4
 
+_INTERRUPTIONS = 100  # more than one closing reader makes
 _MOST_PADDING = 4  # times the bytes of a batch that its padded rows may take
 
-Errors = dict[int, ResoluteError]  # by place in the batch
+Errors = dict[int, DamagedSample]  # by place in the batch
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoded images of a batch, and why some could not be read, by their place in it.
+    """The encoded images of a batch, and which of them are damaged, by their place in it.
 
     `pieces` is one (N, width) uint8 array, each image at the start of its row and nothing of meaning after it (a
     decoder stops where the image ends), or a list of N arrays (nbytes,).
@@ -76,6 +79,7 @@ class PendingBatch:
         return all(task.future.done() for task in self._tasks)
 
     def result(self) -> Encoded:
+        """Wait for all of them. Raises `StorageError` if the storage does not deliver."""
         errors: Errors = {}
         for task in self._tasks:
             if not task.future.done():
@@ -85,7 +89,7 @@ class PendingBatch:
 
 
 class Reader:
-    """Reads samples by number. Use as a context manager; `close()` ends its threads and files.
+    """Reads samples by number. Use as a context manager; `close()` ends its threads and the reads under way.
 
     In memory are the batches that were submitted and not yet taken, each at most four times its bytes.
     """
@@ -97,6 +101,7 @@ class Reader:
         """`padded` batches come in one array where that is not too wasteful: handing it on costs the same for any N."""
         self._shards, self._check_crc, self._most, self._padded = shards, check_crc, most_threads, padded
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
         self._read_s: deque[float] = deque(maxlen=_TASKS_SEEN)  # of one sample, in the tasks that ended last
         none = np.zeros(0, np.int64)  # why: the first call loads it, which takes as long as slow storage
@@ -110,7 +115,7 @@ class Reader:
     def submit(self, split: str, res: int, ids: NDArray[np.int64]) -> PendingBatch:
         """Start reading the samples `ids` (N,) of a split, as stored for `res` px.
 
-        Raises `ResoluteError` if the index is damaged; damaged samples are told in the result.
+        Raises `ResoluteError` if the index is damaged; damaged samples are in the result.
         """
         records = self._shards.splits[split].stored[res][ids]
         sizes = records["nbytes"].astype(np.int64)
@@ -153,78 +158,85 @@ class Reader:
             while (task := self._tasks.get()) is not None:
                 began = blocked.so_far_s()
                 try:
-                    errors = self._read(task)
+                    errors = self._read_again(task)
                     task.future.set_result({task.first + i: error for i, error in errors.items()})
                 except BaseException as error:  # why: it belongs to the consumer, in whose thread it is raised
                     task.future.set_exception(error)
                 self._read_s.append((blocked.so_far_s() - began) / len(task.ids))
 
+    def _read_again(self, task: _Task) -> Errors:
+        """`_read`, again where another reader of the same files was closed meanwhile, which interrupts all."""
+        for _ in range(_INTERRUPTIONS):
+            try:
+                return self._read(task)
+            except Interrupted:
+                if self._closed.is_set():
+                    raise
+        return self._read(task)  # why not for ever: the files may have been closed
+
     def _read(self, task: _Task) -> Errors:
-        """Read the samples of a task; what is wrong with some of them, by place in the task."""
+        """Read the samples of a task; those that are damaged, by place in the task."""
         part, records, files = self._shards.splits[task.split], task.records, self._shards.files
         names = {n: self._shards.tar(task.res, part.shards[n]) for n in set(records["shard"].tolist())}
         sizes, offsets = records["nbytes"].astype(np.int64), records["offset"].astype(np.int64)
-        handles = np.full(len(records), -1, np.int32)  # why: -1 fails in the read; it is asked for its reason below
+        handles = np.full(len(records), -1, np.int32)  # why: -1 fails in the call, and is read again below
         opened, errors = list[OpenFile](), Errors()  # why: what is in here stays open until the reads are done
         shards = records["shard"].tolist()
         for i, (offset, nbytes) in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True)):
-            try:
+            if self._closed.is_set():
+                raise Interrupted(f"{files.root}: the reader was closed, expected it open; open another")
+            with suppress(Missing, DamagedSample):  # why: `_read_one` meets it again
                 place = files.place(names[shards[i]], offset, nbytes)
-            except ResoluteError as error:
-                errors[i] = error
-                continue
-            if place is not None:
-                opened.append(place[0])
-                handles[i], offsets[i] = place[0].fd, place[1]
+                if place is not None:
+                    opened.append(place[0])
+                    handles[i], offsets[i] = place[0].fd, place[1]
         crcs = records["crc32"].astype(np.int64)
-        became, got = fetch(handles, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
+        became, _ = fetch(handles, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
         for i in np.flatnonzero(became).tolist():
-            if i in errors:
-                continue
-            name = names[shards[i]]
-            if files.remote:
-                wrong = self._asked(task, i, name)
-            else:
-                wrong = self._damaged(task, i, _told(int(became[i]), int(got[i]), records[i], files.where(name)))
-            if wrong is not None:
-                errors[i] = wrong
+            try:
+                self._read_one(task, i, names[shards[i]])
+            except DamagedSample as error:
+                errors[i] = error
         return errors
 
-    def _asked(self, task: _Task, i: int, name: str) -> ResoluteError | None:
-        """Read one sample through the set's own way to its files; what is wrong with it."""
-        record, start, error = task.records[i], int(task.starts[i]), None
-        nbytes = int(record["nbytes"])
+    def _read_one(self, task: _Task, i: int, name: str) -> None:
+        """Read a sample that was not read whole, first as before and then past caches and open files.
+
+        Raises `DamagedSample` if the set is the one that was opened and the sample is damaged in it, else
+        `StorageError`.
+        """
+        record, start = task.records[i], int(task.starts[i])
+        nbytes, expected, reason = int(record["nbytes"]), int(record["crc32"]), ""
         for fresh in (False, True):  # why: what a cache holds may be damaged where the store is not
             try:
                 data = self._shards.files.read(name, int(record["offset"]), nbytes, fresh=fresh)
-            except ResoluteError as failed:
-                return failed
-            crc = zlib.crc32(data) if self._check_crc else int(record["crc32"])
-            if crc == record["crc32"]:
+            except Missing:
+                self._shards.check_unchanged(name)
+                raise
+            except FileEndsEarly as error:
+                reason = f"got {error.got_bytes} bytes, expected {nbytes}"
+                continue
+            if not self._check_crc or (crc := zlib.crc32(data)) == expected:
                 task.buffer[start : start + nbytes] = np.frombuffer(data, np.uint8)
-                return None
-            error = self._damaged(task, i, _told(CHANGED, crc, record, name))
-        return error
-
-    def _damaged(self, task: _Task, i: int, what: str) -> ResoluteError:
-        part, record = self._shards.splits[task.split], task.records[i]
-        key = key_name(int(part.samples[int(task.ids[i])]["key"]))
-        where = self._shards.files.where(self._shards.tar(task.res, part.shards[record["shard"]]))
-        return ResoluteError(
-            f"{where}: sample {key} at offset "
-            f"{record['offset']} is damaged, {what}; {self._shards.repair}"
+                return
+            reason = f"got CRC-32 {crc:08x}, expected {expected:08x}"
+        self._shards.check_unchanged(name)
+        key = key_name(int(self._shards.splits[task.split].samples[int(task.ids[i])]["key"]))
+        raise DamagedSample(
+            f"{self._shards.files.where(name)}: sample {key} at offset {record['offset']} is damaged, {reason}; "
+            f"{self._shards.repair}"
         )
 
     def close(self) -> None:
-        while not self._tasks.empty():
-            try:
+        """End the threads in at most 2 s: reads under way are interrupted, what has not begun is dropped."""
+        self._closed.set()
+        with suppress(queue.Empty):
+            while True:
                 self._tasks.get_nowait()
-            except queue.Empty:  # a thread was faster
-                break
         for _ in self._threads:
             self._tasks.put(None)
-        for thread in self._threads:
-            thread.join()
+        end_threads(self._threads, self._shards.files.interrupt)
+        self._shards.files.interrupt()  # why also without threads: hints of this run's next batches end with it
         self._threads.clear()
         self._shards.files.release()
 
@@ -235,23 +247,6 @@ class Reader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _told(became: int, got: int, record: Any, name: str) -> str:
-    if became == CHANGED:
-        return f"got CRC-32 {got:08x}, expected {record['crc32']:08x}"
-    if became == SHORT:
-        return f"got {got} bytes, expected {record['nbytes']}"
-    assert became == FAILED
-    try:
-        fd = os.open(name, os.O_RDONLY)
-        try:
-            os.pread(fd, int(record["nbytes"]), int(record["offset"]))
-        finally:
-            os.close(fd)
-    except OSError as error:
-        return f"got '{error.strerror or error}', expected {record['nbytes']} bytes"
-    return f"got a failed read, expected {record['nbytes']} bytes"
 
 
 class _Blocked:

@@ -1,4 +1,4 @@
-"""How do bytes come from a store behind a URL, whatever happens on the way?
+"""The files of a shard set behind a URL, read through the machine's cache.
 
 What a request brings (`store.py`) goes through the machine's cache (`cache.py`). A file's place there is named by
 its URL and by what it is: its SHA-256 in the set's manifest, else what the store tells of it (size and ETag, or
@@ -15,16 +15,16 @@ import json
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from .cache import HEADER, TOUCH_S, Cache, CacheSettings
-from .errors import ResoluteError
-from .files import Files, OpenFile
+from .errors import FileEndsEarly, Missing, ResoluteError
+from .files import DaemonPool, Files, OpenFile
 from .store import Store
 
 __all__ = ["Remote"]
@@ -60,7 +60,7 @@ class Remote(Files):
         self._listed: dict[str, Any] = {}  # the manifest's files
         self._wanted: set[str] = set()
         self._opened: dict[tuple[str, int], tuple[OpenFile, float]] = {}  # chunks, and when that was
-        self._pool = ThreadPoolExecutor(self._settings.requests, thread_name_prefix="resolute-fetch")
+        self._pool = DaemonPool(self._settings.requests, name="resolute-fetch", files=self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Remote, (self._url, self._settings)
@@ -87,10 +87,6 @@ class Remote(Files):
     def where(self, name: str) -> str:
         return f"{self._store.root}/{name}"
 
-    def size(self, name: str) -> int | None:
-        known = self.identity(name)
-        return None if known is None else known[0]
-
     def identity(self, name: str) -> tuple[int, str] | None:
         try:
             return self._store.info(name)
@@ -116,10 +112,10 @@ class Remote(Files):
         if fresh:
             self._opened.clear()
         if stop > known.nbytes:
-            raise ResoluteError(
+            raise FileEndsEarly(
                 f"{self.where(name)}: ends too early, got {known.nbytes} bytes, expected {stop} or more; "
-                "upload the set again"
-            )
+                "upload the set again", max(0, known.nbytes - offset),
+            )  # fmt: skip
         parts = [
             self._chunk(name, known, index, max(offset - index * step, 0), min(stop - index * step, step), fresh)
             for index in range(offset // step, -(-stop // step))
@@ -175,21 +171,20 @@ class Remote(Files):
                 self._wanted.add(key)
                 self._wanted_bytes += size_bytes
             try:
-                self._pool.submit(self._fulfil, name, known, index, key, size_bytes)
+                future = self._pool.submit(partial(self._fulfil, name, known, index))
             except RuntimeError:  # closed meanwhile
                 self._fulfilled(key, size_bytes)
+            else:
+                future.add_done_callback(lambda _, key=key, size=size_bytes: self._fulfilled(key, size))  # type: ignore[misc]
         return True
 
     def under_way(self) -> int:
         """Bytes that were wanted and are not there yet."""
         return self._wanted_bytes
 
-    def _fulfil(self, name: str, known: _Object, index: int, key: str, size_bytes: int) -> None:
-        try:
-            with suppress(FileNotFoundError, ResoluteError):  # why: `read` meets it again, and tells it
-                self._chunk(name, known, index, 0, 0, False)
-        finally:
-            self._fulfilled(key, size_bytes)
+    def _fulfil(self, name: str, known: _Object, index: int) -> None:
+        with suppress(FileNotFoundError, ResoluteError):  # why: `read` meets it again, and raises
+            self._chunk(name, known, index, 0, 0, False)
 
     def _fulfilled(self, key: str, size_bytes: int) -> None:
         with self._lock:
@@ -225,7 +220,9 @@ class Remote(Files):
                     done = os.pwrite(handle, data, at)
                     data, at = data[done:], at + done
 
-            list(self._pool.map(one, range(0, known.nbytes, step)))
+            with DaemonPool(self._settings.requests, name="resolute-fetch-file", files=self) as pool:
+                for part in [pool.submit(partial(one, at)) for at in range(0, known.nbytes, step)]:
+                    part.result()
             with open(handle, "rb", closefd=False) as file:
                 file.seek(0)
                 got = hashlib.file_digest(file, "sha256").hexdigest()
@@ -255,15 +252,19 @@ class Remote(Files):
         seed = hashlib.sha256(json.dumps([self._url, name, identity, nbytes, self._settings.chunk_bytes]).encode())
         return _Object(nbytes, identity, seed)
 
-    def _missing(self, name: str) -> ResoluteError:
-        return ResoluteError(f"{self.where(name)}: not found, expected a file of the set; upload the set again")
+    def _missing(self, name: str) -> Missing:
+        return Missing(f"{self.where(name)}: not found, expected a file of the set; upload the set again")
 
     def release(self) -> None:
         self._opened.clear()
 
+    def interrupt(self) -> None:
+        self._pool.cancel()
+        self._store.interrupt()
+
     def close(self) -> None:
         self._store.stop()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.close()
         self.release()
         self._cache.close()
         self._store.close()

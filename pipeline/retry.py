@@ -1,4 +1,4 @@
-"""When is a store asked again, and when is its answer final?"""
+"""Retries of failed reads, of files and of stores: which failures may pass, how long to wait, and when to give up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from .errors import ResoluteError
+from .errors import Interrupted, ResoluteError, StorageError, strip_credentials
 
 __all__ = ["ask_again", "is_final", "told", "wait_s"]
 
@@ -58,44 +58,46 @@ def _status(error: BaseException) -> int | None:
 
 
 def told(error: BaseException) -> str:
-    """The reason in a line, without the URL that HTTP errors carry: it may hold credentials."""
+    """The reason in one line, without credentials: a driver's text may quote the URL that it asked for."""
     status = _status(error)
     if status is not None:
         return f"HTTP status {status}"
     if isinstance(error, TimeoutError) and not error.args:
         return "no answer in time"
-    text = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
-    return text or type(error).__name__
+    text = " ".join(str(getattr(error, "strerror", None) or error).split())
+    return strip_credentials(text)[:200] or type(error).__name__
 
 
 def ask_again(
     ask: Callable[[], Answer], *, where: str, tries: int, first_wait_s: float, stop: threading.Event,
-    count: Callable[[], None],
+    count: Callable[[], None] = lambda: None, source: str = "network and the store",
+    retried: type[Exception] = Exception,
 ) -> Answer:  # fmt: skip
     """What `ask()` returns, asked up to `tries` times with growing waits; `count()` is called before each new try.
 
-    Raises `FileNotFoundError` at once if that is the answer; `ResoluteError` if another answer is final, if all
-    tries failed, or when `stop` is set.
+    `source` is what to check, for messages. Raises `FileNotFoundError`, `ResoluteError` and what is not of the kind
+    `retried` at once if `ask` does; `StorageError` if another answer is final or if all tries failed; `Interrupted`
+    when `stop` is set.
     """
     for tried in range(1, tries + 1):
         try:
             return ask()
         except (FileNotFoundError, ResoluteError):
             raise
-        except Exception as error:  # why: drivers raise anything; `is_final` sorts it
+        except retried as error:  # why Exception of a store: drivers raise anything; `is_final` sorts it
             if stop.is_set():
                 break
             if is_final(error):
-                raise ResoluteError(
-                    f"{where}: the store refuses, got '{told(error)}', expected its bytes; "
-                    "check the address, the credentials and the permissions"
+                raise StorageError(
+                    f"{where}: access is refused, got '{told(error)}', expected its bytes; check the address, the "
+                    "credentials and the permissions, then run the same command again"
                 ) from None
             if tried == tries:
-                raise ResoluteError(
-                    f"{where}: cannot be fetched, got '{told(error)}' at the last of {tries} tries, expected its "
-                    "bytes; check the network and the store, then resume the run"
+                raise StorageError(
+                    f"{where}: cannot be read, got '{told(error)}' at the last of {tries} tries, expected its bytes; "
+                    f"check the {source}, then run the same command again: it continues"
                 ) from None
         if stop.wait(wait_s(tried, first_wait_s)):
             break
         count()
-    raise ResoluteError(f"{where}: was being fetched when its files were closed, expected open files; open them again")
+    raise Interrupted(f"{where}: the read was interrupted, expected files that stay open; open them again")

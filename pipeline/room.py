@@ -1,9 +1,9 @@
-"""How does a cache that many processes fill stay under its bound?
+"""Byte quota of a folder that many processes fill, with eviction of what was used longest ago.
 
-One counter of bytes, in a file whose lock makes reserving one step for all processes. Nobody writes before it has
-reserved, and a file has its full size from then on: the sum of sizes never passes the bound, and a process that
-is killed can only leave the counter too high. When it says full, whoever asks counts what is really there, and
-removes what was used longest ago until a twentieth of the bound is free.
+Invariant: the sum of the files' sizes is at most `limit_bytes`. One counter of reserved bytes, in a file whose lock
+makes reserving one step for all processes; a file is reserved before it is written and has its full size from then on,
+so a killed process can only leave the counter too high. When the counter says full, the files are counted, and the
+least recently used ones removed until a twentieth of the quota is free. A disk without file locks is an error.
 """
 
 from __future__ import annotations
@@ -137,11 +137,12 @@ class Room:
         for kind in ("chunks", "files"):
             for folder in _entries(self.folder / kind):
                 for entry in _entries(folder):
+                    if entry.name.endswith(DIGEST):
+                        _remove_orphan(entry.path)
+                        continue
                     try:
                         stat = entry.stat()
                     except OSError:  # removed since
-                        continue
-                    if entry.name.endswith(DIGEST):
                         continue
                     if not entry.name.endswith(PART):
                         found.append((stat.st_atime_ns, stat.st_size, entry.path))
@@ -159,15 +160,30 @@ def _entries(folder: os.DirEntry[str] | Path) -> list[os.DirEntry[str]]:
     return []
 
 
+def _remove_orphan(digest: str) -> None:
+    """Remove a checksum whose file's writer was killed. The room's lock keeps the part from being renamed meanwhile."""
+    file = digest.removesuffix(DIGEST)
+    if not os.path.exists(file) and not os.path.exists(file + PART):  # noqa: PTH110
+        with suppress(OSError):
+            os.unlink(digest)  # noqa: PTH108
+
+
 def _remove(path: str) -> bool:
-    """Remove a file unless somebody holds its lock: a part that is being written, a whole file in use."""
+    """Remove a file unless another process holds its lock: a part that is being written, a whole file in use.
+
+    Raises `StorageError` if the disk cannot lock.
+    """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+    except OSError:  # removed since, or another user's
         return False
     try:
+        try:
+            locked = lock_now(handle)
+        except OSError as error:
+            raise refused(path, error) from None
         # why: a part is renamed by its holder alone, so that the name is still this file's while we hold it
-        if not lock_now(handle) or not same_file(path, handle):
+        if not locked or not same_file(path, handle):
             return False
         os.unlink(path)  # noqa: PTH108
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What is on disk? The manifest and the index of a shard set, opened and checked.
+"""Shard sets on disk or behind a URL: the manifest and the index, opened and checked.
 
     SHARDS/manifest.json             written last: whoever can read it can trust all the rest
     SHARDS/RES/SPLIT-NNNNNN.tar      members KEY.jpg, KEY.cls; same keys, same order at every resolution
@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ResoluteError
-from .files import Files, open_files
+from .errors import ResoluteError, StorageError, differences
+from .files import Files, open_files, retry_local
 from .index import REPAIR, Records, checksums_name, read_checksums
 from .source_record import SOURCE_RECORD, parse_record, repair_hint, shards_command
 
@@ -89,8 +89,11 @@ class ShardSet:
     hash: str  # of the manifest, 12 hex digits: names the data in checkpoints and results
     splits: Mapping[str, Split]
     digests: Mapping[str, str] = field(default_factory=dict)  # see `contents`; the keys of pixels end in "at RES px"
+    # of each tar that others made, its `Files.identity` when it was indexed
+    states: Mapping[str, tuple[int, str]] = field(default_factory=dict, repr=False)
     one_size: bool = False  # tars that others made (`open_webdataset`): named as their files are, for every `res`
     repair: str = REPAIR  # what to do about damage, for messages
+    _known_state: dict[str, tuple[int, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def short_side(self, res: int) -> int:
         """Nominal stored short side in px: round(res * margin). Smaller images are stored as they came."""
@@ -113,6 +116,46 @@ class ShardSet:
     def identity(self, resolutions: Iterable[int] | None = None) -> str:
         """12 hex digits over `contents`: what names the data of a run on `resolutions` in checkpoints."""
         return hashlib.sha256(json.dumps(self.contents(resolutions), sort_keys=True).encode()).hexdigest()[:12]
+
+    def check_unchanged(self, tar: str) -> None:
+        """Raise `StorageError` if the set, or `tar` of tars that others made, is gone or no longer the one opened.
+
+        A resolution that was added meanwhile is no change. Ask before a sample is called damaged: what lies at a set's
+        place may be another set by now, and then there is nothing to skip or repair.
+        """
+        name = tar if self.one_size else "manifest.json"
+        what = f"{self.files.where(tar)}: the tar" if self.one_size else f"{self.root}: the shard set"
+        state = self.files.identity(name)
+        if state is None:
+            raise StorageError(
+                f"{what} is gone, expected it as it was opened; put it back or mount its volume, then run the same "
+                "command again: it continues"
+            )
+        if self.one_size:
+            names = ("bytes", "time of change or ETag")
+            expected = self.states.get(tar, state)
+            changes = differences(dict(zip(names, state, strict=True)), dict(zip(names, expected, strict=True)))
+        elif state == self._known_state.get("unchanged"):
+            return
+        else:
+            try:
+                is_open = sorted({res for split in self.splits.values() for res in split.stored})
+                fold = self.digests.get("fold")
+                digests = _digests(read_manifest(self.files)[0], is_open, None if fold is None else int(fold))
+            except StorageError:
+                raise
+            except (ResoluteError, KeyError, TypeError) as error:
+                raise StorageError(
+                    f"{what} was replaced while it was read, got a manifest that cannot be used ({error}), expected "
+                    "the one that was opened; put the old set back, or start a new run"
+                ) from None
+            changes = differences(digests, self.digests)
+        if changes:
+            raise StorageError(
+                f"{what} was replaced while it was read: {'; '.join(changes[:3])}; put the old one back and run the "
+                "same command again, or start a new run"
+            )
+        self._known_state["unchanged"] = state
 
     @property
     def root(self) -> str:
@@ -147,9 +190,11 @@ class ShardSet:
         with folds, whose column is read.
         Raises `ResoluteError` when there is no manifest, it is of another version or damaged, a resolution is
         missing, a shard or an index is not at its size, checksums are not what the manifest hashed, or `fold` does
-        not fit. Of a remote set, or of one with very many shards, the reader notices shards of other sizes.
+        not fit; `StorageError` if the storage does not deliver. Of a remote set, or of one with very many shards, the
+        reader notices shards of other sizes.
         """
         files = files or open_files(root)
+        root = files.root  # without credentials
         manifest, digest = read_manifest(files)
         stored = tuple(sorted(int(res) for res in manifest["resolutions"]))
         wanted = stored if resolutions is None else resolutions
@@ -183,17 +228,20 @@ class ShardSet:
 
 
 def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
-    """The manifest's tables and its 12-digit hash. Raises `ResoluteError` if there is none we can use."""
+    """The manifest's tables and its 12-digit hash.
+
+    Raises `ResoluteError` if there is none that can be used, `StorageError` if it cannot be read.
+    """
     where = files.where("manifest.json")
     try:
-        text = files.local("manifest.json").read_bytes()
+        text = retry_local(files.local("manifest.json").read_bytes, where)
         manifest = json.loads(text)
         got = (manifest["format"], manifest["version"])
     except FileNotFoundError:
         raise ResoluteError(
             f"{where}: not found, expected a finished shard set; run {shards_command(files.root, (), _record(files))}"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ResoluteError(
             f"{where}: unreadable ({error!r}), expected a {FORMAT} manifest; {repair_hint(files.root)}"
         ) from None
@@ -318,7 +366,7 @@ def _records(files: Files, known: Mapping[str, Any], name: str, dtype: np.dtype[
 def _local(files: Files, known: Mapping[str, Any], name: str) -> Path:
     try:
         path = files.local(name)
-        got = path.stat().st_size
+        got = retry_local(path.stat, files.where(name)).st_size
     except FileNotFoundError:
         _check_size(files, name, None, known[name]["bytes"])
         raise

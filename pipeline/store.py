@@ -1,20 +1,19 @@
-"""How is a store behind a URL asked for bytes, so that every request ends?
+"""A store behind a URL, through fsspec: every request ends, and no message holds credentials.
 
-Through fsspec. Each request has a deadline, is ended by `stop`, and is asked again if it failed in a way that may
-pass (`retry.py`); the drivers' own tries are switched off where they have any, so that waits do not multiply.
+Each request has a deadline, is ended by `interrupt` and `stop`, and is asked again if it failed in a way that may pass
+(`retry.py`); the drivers' own tries are switched off where they have any, so that waits do not multiply.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from .errors import ResoluteError
+from .errors import ResoluteError, strip_credentials
 from .retry import ask_again
 
 __all__ = ["Store"]
@@ -22,7 +21,9 @@ __all__ = ["Store"]
 Answer = TypeVar("Answer")
 
 _SLOWEST_BYTES_PER_S = 128 << 10  # a request that brings less than this is stalled, too
-_WHOLE_BYTES = 16 << 20  # for the deadline of a small file whose size is not known
+_WHOLE_BYTES = 16 << 20  # for the deadline of the first request, which connects and finds credentials
+_MAX_WHOLE_BYTES = 256 << 20  # of a file that is read in one piece, such as a manifest
+_GRACE_S = 5.0  # for a driver to end a request whose deadline has passed
 _CONNECTIONS = 128
 # What stores tell of a file's content or version, by the names that fsspec's drivers give it.
 _IDENTITY = (
@@ -38,9 +39,10 @@ class Store:
 
     def __init__(self, url: str, *, tries: int, first_wait_s: float, stall_s: float) -> None:
         """Raises `ResoluteError` for a URL that no driver here understands. Nothing is asked yet."""
-        self.root = re.sub(r"://[^/@]*@", "://", url)  # without a password, for messages
+        self.root = strip_credentials(url)  # for messages
         self.requests = self.retries = self.fetched_bytes = 0
-        self.stopped = threading.Event()
+        self.stopped = threading.Event()  # ends the requests that began while it was this one
+        self._closed = False
         self._tries, self._first_wait_s, self._stall_s = tries, first_wait_s, stall_s
         self._fs, self._base = _connect(url, self.root, stall_s)
         self._lock = threading.Lock()
@@ -52,87 +54,108 @@ class Store:
     def info(self, name: str) -> tuple[int, str]:
         """Bytes of a file, and what the store tells of its content. Raises `FileNotFoundError`."""
 
-        def ask() -> tuple[int, str]:
-            try:
-                info = self._call(self._fs._info if self._fs.async_impl else self._fs.info, name, 0)
-            except FileNotFoundError as error:
-                # why: fsspec says so of every failure of a web server
-                cause = error.__cause__
-                if cause is not None and getattr(cause, "status", 404) not in (404, 410):
-                    raise cause from None
-                if cause is not None and not hasattr(cause, "status") and not hasattr(cause, "response"):
-                    raise cause from None
-                raise
-            if info.get("size") is None:
+        return self._again(name, lambda stop: self._info(name, stop))
+
+    def whole(self, name: str) -> bytes:
+        """All of a small file. Raises as `part`, and `ResoluteError` before one of more than 256 MiB is read."""
+
+        def ask(stop: threading.Event) -> bytes:
+            nbytes, _ = self._info(name, stop, slack_bytes=_WHOLE_BYTES)
+            if nbytes > _MAX_WHOLE_BYTES:
                 raise ResoluteError(
-                    f"{self.where(name)}: its server does not tell its size, expected a Content-Length; use another"
+                    f"{self.where(name)}: too large, got {nbytes} bytes, expected at most {_MAX_WHOLE_BYTES}; "
+                    "upload the set again"
                 )
-            return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
+            return self._bytes(name, None, nbytes, stop) if nbytes else b""
 
         return self._again(name, ask)
 
-    def whole(self, name: str) -> bytes:
-        """All of a small file. Raises `FileNotFoundError`, `ResoluteError`."""
-        return self._again(name, lambda: self._bytes(name, None, None))
-
     def part(self, name: str, start: int, nbytes: int) -> bytes:
-        """`nbytes` bytes from `start` on. Raises `FileNotFoundError`, `ResoluteError`."""
-        return self._again(name, lambda: self._bytes(name, start, nbytes)) if nbytes else b""
+        """`nbytes` bytes from `start` on. Raises `FileNotFoundError`, `StorageError`, `ResoluteError`."""
+        return self._again(name, lambda stop: self._bytes(name, start, nbytes, stop)) if nbytes else b""
 
-    def _bytes(self, name: str, start: int | None, nbytes: int | None) -> bytes:
+    def _info(self, name: str, stop: threading.Event, *, slack_bytes: int = 0) -> tuple[int, str]:
+        """One request for `info`. Raises what the driver raises."""
+        try:
+            info = self._call(self._fs._info if self._fs.async_impl else self._fs.info, name, slack_bytes, stop)
+        except FileNotFoundError as error:
+            # why: fsspec says so of every failure of a web server
+            cause = error.__cause__
+            if cause is not None and getattr(cause, "status", 404) not in (404, 410):
+                raise cause from None
+            if cause is not None and not hasattr(cause, "status") and not hasattr(cause, "response"):
+                raise cause from None
+            raise
+        if info.get("size") is None:
+            raise ResoluteError(
+                f"{self.where(name)}: its server does not tell its size, expected a Content-Length; use another"
+            )
+        return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
+
+    def _bytes(self, name: str, start: int | None, nbytes: int, stop: threading.Event) -> bytes:
         """One request for `nbytes` bytes from `start` on, or for the whole file. Raises what the driver raises."""
         cat = self._fs._cat_file if self._fs.async_impl else self._fs.cat_file
-        end = None if start is None or nbytes is None else start + nbytes
-        data: bytes = self._call(cat, name, nbytes or _WHOLE_BYTES, start=start, end=end)
-        if nbytes is not None and len(data) > nbytes:
+        span = {} if start is None else {"start": start, "end": start + nbytes}
+        data: bytes = self._call(cat, name, nbytes, stop, **span)
+        if len(data) > nbytes:
             raise ResoluteError(
                 f"{self.where(name)}: its server sends whole files only, got {len(data)} bytes, expected {nbytes}; "
                 "use a server that serves byte ranges, or download the set"
             )
-        if nbytes is not None and len(data) < nbytes:
+        if len(data) < nbytes:
             raise OSError(None, f"{len(data)} of {nbytes} bytes")
         with self._lock:
             self.fetched_bytes += len(data)
         return data
 
-    def _call(self, method: Callable[..., Any], name: str, nbytes: int, **words: Any) -> Any:
+    def _call(self, method: Callable[..., Any], name: str, nbytes: int, stop: threading.Event, **words: Any) -> Any:
         """Call the driver, and give up after the deadline. why: drivers' own limits are of many kinds."""
+        path, deadline_s = f"{self._base}/{name}", self._stall_s + nbytes / _SLOWEST_BYTES_PER_S
+        future: Future[Any]
+        if self._fs.async_impl:
+            future = asyncio.run_coroutine_threadsafe(_within(method(path, **words), deadline_s), self._fs.loop)
+        else:
+            future = _in_thread(lambda: method(path, **words))
         with self._lock:
             self.requests += 1
-        path = f"{self._base}/{name}"
-        if not self._fs.async_impl:
-            return method(path, **words)
-        deadline_s = self._stall_s + nbytes / _SLOWEST_BYTES_PER_S
-        future = asyncio.run_coroutine_threadsafe(_within(method(path, **words), deadline_s), self._fs.loop)
-        with self._lock:
             self._asked.add(future)
         try:
-            if self.stopped.is_set():
+            if stop.is_set():
                 future.cancel()
-            return future.result()
+            return future.result(deadline_s + _GRACE_S)
         except CancelledError:
-            raise ConnectionAbortedError("closed") from None
+            raise ConnectionAbortedError("interrupted") from None
         finally:
+            future.cancel()  # where the wait for it was ended
             with self._lock:
                 self._asked.discard(future)
 
-    def _again(self, name: str, ask: Callable[[], Answer]) -> Answer:
+    def _again(self, name: str, ask: Callable[[threading.Event], Answer]) -> Answer:
+        stop = self.stopped
         return ask_again(
-            ask, where=self.where(name), tries=self._tries, first_wait_s=self._first_wait_s,
-            stop=self.stopped, count=self._count_retry,
+            lambda: ask(stop), where=self.where(name), tries=self._tries, first_wait_s=self._first_wait_s,
+            stop=stop, count=self._count_retry,
         )  # fmt: skip
 
     def _count_retry(self) -> None:
         with self._lock:
             self.retries += 1
 
-    def stop(self) -> None:
-        """End what is being asked, and the waits for new tries."""
-        self.stopped.set()
+    def interrupt(self) -> None:
+        """End what is being asked, and the waits for new tries, with `Interrupted`; later requests work."""
         with self._lock:
-            asked = list(self._asked)
+            asked, stopped = list(self._asked), self.stopped
+            if not self._closed:
+                self.stopped = threading.Event()
+        stopped.set()
         for future in asked:
             future.cancel()
+
+    def stop(self) -> None:
+        """`interrupt`, also for all that is asked later."""
+        with self._lock:
+            self._closed = True
+        self.interrupt()
 
     def close(self) -> None:
         """Close the connections, after `stop`."""
@@ -141,7 +164,23 @@ class Store:
             return
         end = session.__aexit__(None, None, None)  # both of aiohttp's session and of botocore's client
         with suppress(Exception):  # why: it is only said goodbye
-            asyncio.run_coroutine_threadsafe(end, self._fs.loop).result(5)
+            asyncio.run_coroutine_threadsafe(end, self._fs.loop).result(1)
+
+
+def _in_thread(work: Callable[[], Any]) -> Future[Any]:
+    """The result of `work()`, done in a thread that is left alone when nobody waits for it any longer."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result, failed = work(), None
+        except BaseException as error:  # why: it is raised where the result is awaited
+            result, failed = None, error
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            future.set_result(result) if failed is None else future.set_exception(failed)
+
+    threading.Thread(target=run, name="resolute-request", daemon=True).start()
+    return future
 
 
 async def _within(work: Coroutine[Any, Any, Answer], deadline_s: float) -> Answer:
@@ -168,10 +207,12 @@ def _connect(url: str, root: str, stall_s: float) -> tuple[Any, str]:
     except ImportError as error:
         package = _PACKAGES.get(protocol)
         todo = f"run `pip install {package}`" if package else "install the package that it names"
-        raise ResoluteError(f"{root}: no driver for {protocol}://, got '{error}', expected one; {todo}") from None
+        text = strip_credentials(str(error))
+        raise ResoluteError(f"{root}: no driver for {protocol}://, got '{text}', expected one; {todo}") from None
     except ValueError as error:
         raise ResoluteError(
-            f"{root}: not understood, got '{error}', expected a folder or a URL such as s3://bucket/shards; correct it"
+            f"{root}: not understood, got '{strip_credentials(str(error))}', expected a folder or a URL such as "
+            "s3://bucket/shards; correct it"
         ) from None
     if hasattr(fs, "retries"):
         fs.retries = 1  # s3fs, gcsfs

@@ -18,6 +18,7 @@ from PIL import Image, ImageOps
 from pipeline import Augment, Loader, Plan, ResoluteError, Stage
 from pipeline.__main__ import main
 from pipeline.either import open_either
+from pipeline.errors import StorageError
 from pipeline.reader import Reader
 from pipeline.shards import ShardSet
 from tests import reference
@@ -68,13 +69,30 @@ def test_pixels_of_every_kind_equal_pil_at_any_resolution(tars: Path) -> None:
 def test_a_damaged_image_is_named_with_its_tar_when_it_is_read(tars: Path) -> None:
     shards, _ = opened(tars)
     row = shards.splits["train"].stored[32][3]
-    with (tars / "train-000.tar").open("r+b") as file:
+    tar = tars / "train-000.tar"
+    before = tar.stat()
+    with tar.open("r+b") as file:
         file.seek(int(row["offset"]) + 30)
         file.write(b"????")
+    os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk that loses bits says nothing of it
     with Reader(shards) as reader:
         errors = reader.submit("train", 32, np.array([2, 3])).result().errors
     assert list(errors) == [1]
     assert re.search(r"train-000\.tar: sample 000000003 .* is damaged.*fetch the tar again", str(errors[1]))
+
+
+def test_a_tar_that_is_written_anew_or_gone_is_not_called_damaged(tars: Path) -> None:
+    shards, _ = opened(tars)
+    tar = tars / "train-000.tar"
+    data = tar.read_bytes()
+    with Reader(shards) as reader:
+        tar.write_bytes(bytes(len(data)))
+        with pytest.raises(StorageError, match=r"train-000\.tar: the tar was replaced while it was read"):
+            reader.submit("train", 32, np.array([2, 3])).result()
+        tar.unlink()
+        reader._shards.files.release()
+        with pytest.raises(StorageError, match=r"train-000\.tar: the tar is gone, expected it as it was opened"):
+            reader.submit("train", 32, np.array([2, 3])).result()
 
 
 def test_a_part_by_keys_is_the_same_however_the_samples_are_spread_over_tars(tmp_path: Path) -> None:

@@ -8,14 +8,16 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import ResoluteError
-from pipeline.loader import Batch, Loader
+from pipeline.errors import DamagedSample, ResoluteError, StorageError
+from pipeline.index import Records
+from pipeline.loader import Batch, Loader, _device
 from pipeline.plan import CUTMIX, MIXUP, Plan
 from pipeline.recipe import Augment, Stage
 from pipeline.shards import ShardSet
@@ -240,28 +242,175 @@ def test_no_threads_or_files_are_left_after_close_or_an_error_in_the_consumer(pl
     assert left() == (set(), others)
 
 
-def test_a_damaged_sample_is_named_and_never_becomes_noise(shard_root: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
-    shards = ShardSet.open(root)
-    record = shards.splits["train"].stored[32][40]
-    tar = root / "32" / f"{shards.splits['train'].shards[record['shard']]}.tar"
+def spoil(shards: ShardSet, sample: int, *, res: int = 32) -> tuple[str, int]:
+    """Flip a bit in the middle of a stored training image; the name of its tar, and its offset there."""
+    record = shards.splits["train"].stored[res][sample]
+    tar = shards.path(res, shards.splits["train"].shards[record["shard"]])
     data = bytearray(tar.read_bytes())
     data[int(record["offset"]) + int(record["nbytes"]) // 2] ^= 4
     tar.write_bytes(data)
-    plan = Plan(shards, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=None)
-    where = rf"{tar.name}: sample \d+ at offset {record['offset']} is damaged, got CRC-32 [0-9a-f]+, expected"
-    seen = 0
-    with Loader(plan) as loader:
-        with pytest.raises(ResoluteError, match=where):  # noqa: PT012  # the batches before the bad one count too
-            for batch in loader:
-                assert 40 not in batch.spec.ids
-                seen += 1
-        bad = next(i for i in range(plan.total_batches) if 40 in plan.batch(i).ids)
-        assert seen <= bad
-        loader.load_state_dict({"next_batch": (bad + 1) % plan.total_batches})
-        assert next(loader).spec.index == (bad + 1) % plan.total_batches
+    return tar.name, int(record["offset"])
+
+
+@pytest.mark.parametrize("options", [{}, {"depth": 1}, {"depth": 6, "readers": 4}])
+def test_a_damaged_sample_is_named_in_the_place_of_its_own_batch(
+    shard_root: Path, tmp_path: Path, options: dict[str, int]
+) -> None:
+    """All batches before it are delivered, and the state is never ahead of what was."""
+    shards = ShardSet.open(shutil.copytree(shard_root, tmp_path / "copy"))
+    plan = Plan(shards, [Stage(res=32, epochs=2, batch_size=5)], eval_batch_size=None)
+    bad = 10
+    name, offset = spoil(shards, int(plan.batch(bad).ids[2]))
+    sound = Plan(ShardSet.open(shard_root), plan.stages, eval_batch_size=None)
+    with Loader(sound) as loader:
+        expected = [batch.images for batch in loader]
+    with Loader(plan, **options) as loader:
+        for index in range(bad):
+            assert loader.state_dict()["next_batch"] == index
+            assert torch.equal(next(loader).images, expected[index])
+        where = rf"{name}: sample \d+ at offset {offset} is damaged, got CRC-32 [0-9a-f]+, expected"
+        for _ in range(2):  # it stays until the loader is moved on
+            with pytest.raises(DamagedSample, match=where):
+                next(loader)
+            assert loader.state_dict()["next_batch"] == bad
+        loader.load_state_dict({"next_batch": bad + 1})
+        assert torch.equal(next(loader).images, expected[bad + 1])
     with Loader(plan, check_crc=False, start=bad) as loader:
-        assert 40 in next(loader).spec.ids
+        assert len(next(loader).spec) == 5
+
+
+class DamagedAt:
+    """Index records of which one is damaged."""
+
+    def __init__(self, records: Records, bad: int) -> None:
+        self._records, self._bad = records, bad
+
+    def __getitem__(self, key: Any) -> Any:
+        if self._bad in np.asarray(key):
+            raise ResoluteError("train-64.npy: changed since prep")
+        return self._records[key]
+
+
+@pytest.mark.parametrize("batch_size", [5, 75])
+def test_a_damaged_index_ends_the_run_at_the_batch_that_needs_it(shard_set: ShardSet, batch_size: int) -> None:
+    split = shard_set.splits["train"]
+    stored: dict[int, Any] = {32: split.stored[32], 64: DamagedAt(split.stored[64], 7)}
+    shards = dataclasses.replace(shard_set, splits={"train": dataclasses.replace(split, stored=stored)})
+    stages = [Stage(res=res, epochs=1, batch_size=batch_size) for res in (32, 64)]
+    plan = Plan(shards, stages, eval_batch_size=None)
+    due = next(i for i in range(plan.segments[1].first, plan.total_batches) if 7 in plan.ids(i))
+    with Loader(plan) as loader:
+        for i in range(due):
+            assert next(loader).spec.index == i
+        with pytest.raises(ResoluteError, match=r"train-64\.npy: changed since prep"):
+            next(loader)
+        assert loader.state_dict()["next_batch"] == due
+
+
+@pytest.mark.parametrize("on_bad_sample", ["error", "skip"])
+def test_storage_that_was_away_is_no_damage_and_the_run_continues_with_the_same_batches(
+    shard_root: Path, tmp_path: Path, on_bad_sample: Literal["error", "skip"]
+) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=3, batch_size=5)], eval_batch_size=None)
+    with Loader(plan) as loader:
+        expected = [batch.images for batch in loader]
+    plan = Plan(ShardSet.open(root), plan.stages, eval_batch_size=None)
+    with Loader(plan, on_bad_sample=on_bad_sample) as loader:
+        for i in range(3):
+            assert torch.equal(next(loader).images, expected[i])
+        (root / "32").rename(root / "away")
+        plan.shards.files.release()  # as if many other files had been opened
+        with pytest.raises(StorageError, match=r"\.tar: not found, expected a file of the set"):  # noqa: PT012
+            for batch in loader:  # those that were read before are delivered
+                assert torch.equal(batch.images, expected[batch.spec.index])
+        state = loader.state_dict()
+        assert 3 <= state["next_batch"] < plan.total_batches
+        assert not loader.skipped
+        (root / "away").rename(root / "32")
+        assert torch.equal(next(loader).images, expected[state["next_batch"]])
+    with Loader(plan, on_bad_sample=on_bad_sample) as loader:
+        loader.load_state_dict(state)
+        for batch in loader:
+            assert torch.equal(batch.images, expected[batch.spec.index])
+        assert not loader.skipped
+
+
+def test_a_call_that_is_interrupted_loses_no_batch(
+    plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C anywhere in `next()`: before the batch is there, and when it is but was not returned."""
+    for name in ("_run_ahead", "_to_device"):
+        with Loader(plan) as loader:
+            assert next(loader).spec.index == 0
+            method, calls = getattr(loader, name), []
+
+            def interrupted(*args: Any, calls: list[int] = calls, method: Any = method, **words: Any) -> Any:
+                calls.append(1)
+                if len(calls) == 2:
+                    raise KeyboardInterrupt
+                return method(*args, **words)
+
+            monkeypatch.setattr(loader, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(loader)
+            assert loader.state_dict()["next_batch"] == 1
+            for expected in batches[1:6]:
+                got = next(loader)
+                assert got.spec.index == expected.spec.index
+                assert torch.equal(got.images, expected.images)
+
+
+@pytest.mark.parametrize("world", [1, 3, 8])
+def test_the_graph_is_made_for_the_largest_batch_of_the_rank(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, world: int
+) -> None:
+    made: dict[str, Any] = {}
+
+    class Made(Exception):
+        pass
+
+    def graph(**words: Any) -> None:
+        made.update(words)
+        raise Made
+
+    monkeypatch.setattr("pipeline.loader.Graph", graph)
+    stages = [Stage(res=32, epochs=1, batch_size=37), Stage(res=64, epochs=2, batch_size=19)]
+    plan = Plan(shard_set, stages, eval_batch_size=15)
+    for rank in range(world):
+        with pytest.raises(Made):
+            Loader(plan, rank=rank, world=world)
+        specs = [plan.batch(i, rank=rank, world=world) for i in range(plan.total_batches)]
+        assert made["batch_size"] == max(map(len, specs))
+        assert made["largest_bytes"] == max(12 * spec.res**2 * len(spec) for spec in specs)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"readers": 0}, "readers: out of range, got 0, expected at least 1"),
+    ({"threads": 0}, "threads: out of range, got 0"),
+    ({"depth": 0}, "depth: out of range, got 0"),
+    ({"rank": 2, "world": 2}, "rank: out of range, got 2, expected 0 to 1"),
+    ({"rank": -1}, "rank: out of range, got -1, expected 0 to 0"),
+    ({"world": 0}, "world: out of range, got 0"),
+    ({"start": -1}, "start: out of range, got -1"),
+    ({"on_bad_sample": "ignore"}, "on_bad_sample: got 'ignore', expected error or skip"),
+    ({"decode": "disk"}, "decode: got 'disk', expected cpu or gpu"),
+    ({"device": "meta"}, "device: got meta, expected cpu or cuda"),
+])  # fmt: skip
+def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ResoluteError, match=words) as error:
+        Loader(plan, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_cuda_without_an_index_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1)
+    monkeypatch.setattr("pipeline.cuda.driver", driver)
+    assert _device("cuda") == torch.device("cuda", 1)
+    assert _device("cuda:0") == torch.device("cuda", 0)
+    assert _device("cpu") == torch.device("cpu")
+    with pytest.raises(ResoluteError, match="device cuda:2: got 2 CUDA devices, expected more"):
+        _device("cuda:2")
 
 
 def test_what_the_machine_or_the_set_lacks_is_told(shard_root: Path, plan: Plan) -> None:

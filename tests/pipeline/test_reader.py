@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import shutil
 import threading
 import time
@@ -12,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.errors import DamagedSample, StorageError
 from pipeline.fetch import crc32, fetch
 from pipeline.reader import Encoded, Reader
-from pipeline.shards import ShardSet
+from pipeline.shards import ShardSet, manifest_bytes
 from tests.reference import stored_jpeg
 
 
@@ -44,21 +48,25 @@ def test_samples_are_the_members_of_the_tars(shard_set: ShardSet, threads: int, 
 
 
 def damaged(root: Path, to: Path) -> tuple[ShardSet, dict[int, str]]:
-    """A copy of a set with one changed, and one cut sample, and one shard gone; what is said of each."""
+    """A copy of a set with one changed and one cut sample; what is said of each."""
     shards = ShardSet.open(shutil.copytree(root, to))
     part = shards.splits["train"]
-    record, last = part.stored[32][10], len(part) - 1
-    tar = shards.path(32, part.shards[record["shard"]])
-    data = bytearray(tar.read_bytes())
-    data[int(record["offset"]) + 5] ^= 1
-    tar.write_bytes(data)
+    last = len(part) - 1
+    spoil(shards, 10)
     end = part.stored[32][last]
     assert end["shard"] == 2
     tar = shards.path(32, part.shards[2])
     tar.write_bytes(tar.read_bytes()[: int(end["offset"]) + 7])
-    gone = next(i for i in range(len(part)) if part.stored[32][i]["shard"] == 1)
-    shards.path(32, part.shards[1]).unlink()
-    return shards, {10: "got CRC-32", last: "got 7 bytes, expected", gone: "No such file"}
+    return shards, {10: "got CRC-32", last: "got 7 bytes, expected"}
+
+
+def spoil(shards: ShardSet, sample: int) -> None:
+    part = shards.splits["train"]
+    record = part.stored[32][sample]
+    tar = shards.path(32, part.shards[record["shard"]])
+    data = bytearray(tar.read_bytes())
+    data[int(record["offset"]) + 5] ^= 1
+    tar.write_bytes(data)
 
 
 def test_a_damaged_sample_is_named_and_the_others_of_its_batch_are_there(shard_root: Path, tmp_path: Path) -> None:
@@ -68,13 +76,108 @@ def test_a_damaged_sample_is_named_and_the_others_of_its_batch_are_there(shard_r
     with Reader(shards) as reader:
         read = reader.submit("train", 32, ids).result()
     assert_members(shards, 32, ids, read)
-    assert sorted(read.errors) == [1, 2, 3]
+    assert sorted(read.errors) == [1, 2]
     for place, (i, what) in enumerate(told.items(), start=1):
         record = part.stored[32][i]
+        assert isinstance(read.errors[place], DamagedSample)
         for word in (what, f"{int(part.samples[i]['key']):09d}", f"offset {record['offset']}", ".tar", "make verify"):
             assert word in str(read.errors[place])
     with Reader(shards, check_crc=False) as reader:
         assert not reader.submit("train", 32, np.array([10])).result().errors
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ("a tar is gone", r"train-000001\.tar: not found, expected a file of the set; put it back"),
+    ("the set is gone", "the shard set is gone, expected it as it was opened; put it back or mount its volume"),
+    ("another set", r"the shard set was replaced while it was read: classes got .*put the old one back"),
+    ("being rebuilt", "the shard set is gone"),
+    ("a damaged manifest", "the shard set was replaced while it was read, got a manifest that cannot be used"),
+])  # fmt: skip
+def test_a_set_that_is_gone_or_replaced_is_not_called_damaged(
+    shard_root: Path, tmp_path: Path, change: str, words: str
+) -> None:
+    root = tmp_path / "copy"
+    shards = ShardSet.open(shutil.copytree(shard_root, root))
+    gone = next(i for i in range(75) if shards.splits["train"].stored[32][i]["shard"] == 1)
+    with Reader(shards) as reader:
+        reader.submit("train", 32, np.arange(gone)).result()
+        manifest = json.loads((root / "manifest.json").read_text())
+        if change == "a tar is gone":
+            shards.path(32, "train-000001").unlink()
+        elif change == "the set is gone":
+            shutil.rmtree(root)
+        elif change == "another set":
+            (root / "manifest.json").write_bytes(manifest_bytes({**manifest, "classes": ["x", "y", "z"]}))
+            spoil(shards, gone)
+        elif change == "being rebuilt":
+            (root / "manifest.json").unlink()
+            shards.path(32, "train-000001").write_bytes(b"")
+        else:
+            (root / "manifest.json").write_text("{")
+            spoil(shards, gone)
+        with pytest.raises(StorageError, match=words) as error:
+            reader.submit("train", 32, np.array([gone])).result()
+        assert "damaged" not in str(error.value)
+
+
+def test_a_resolution_that_was_added_replaces_nothing(shard_root: Path, tmp_path: Path) -> None:
+    root = tmp_path / "copy"
+    shards = ShardSet.open(shutil.copytree(shard_root, root), resolutions=(32,))
+    manifest = json.loads((root / "manifest.json").read_text())
+    (root / "manifest.json").write_bytes(manifest_bytes({**manifest, "resolutions": {
+        **manifest["resolutions"], "96": {"short_side": 110}}}))  # fmt: skip
+    spoil(shards, 10)
+    with Reader(shards) as reader:
+        assert isinstance(reader.submit("train", 32, np.array([10])).result().errors[0], DamagedSample)
+
+
+class Failing:
+    """Makes reads of tars fail: all of the compiled ones, and the first `times` of the others, with `number`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
+        self.left, self.lock, self._number, self._pread = times, threading.Lock(), number, os.pread
+        monkeypatch.setattr("pipeline.reader.fetch", self.fetch)
+        monkeypatch.setattr("pipeline.files.os.pread", self.pread)
+        monkeypatch.setattr("pipeline.files._FIRST_WAIT_S", 0.001)
+        monkeypatch.setattr("pipeline.files._TRIES", 5)
+
+    def fetch(self, files: Any, *rest: Any) -> Any:
+        return fetch(np.full_like(files, -1), *rest)
+
+    def pread(self, file: int, nbytes: int, offset: int) -> bytes:
+        if Path(f"/proc/self/fd/{file}").resolve().suffix == ".tar":
+            with self.lock:
+                self.left -= 1
+                if self.left >= 0:
+                    raise OSError(self._number, os.strerror(self._number))
+        return self._pread(file, nbytes, offset)
+
+
+@pytest.mark.parametrize("number", [errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM])
+def test_a_disk_that_fails_for_a_moment_damages_nothing(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    ids = np.arange(6)
+    Failing(monkeypatch, number, 3)
+    with Reader(shard_set) as reader:
+        read = reader.submit("train", 32, ids).result()
+        assert not read.errors
+        assert_members(shard_set, 32, ids, read)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_disk_that_keeps_failing_is_unavailable_and_nothing_is_damaged(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    failing = Failing(monkeypatch, number, 10**9)
+    with Reader(shard_set) as reader:
+        reason = os.strerror(number)
+        with pytest.raises(StorageError, match=rf"\.tar: .* got '{reason}'.*then run the same command again") as error:
+            reader.submit("train", 32, np.arange(3)).result()
+        assert not isinstance(error.value, DamagedSample)
+        assert "\n" not in str(error.value)
+        failing.left = 0
+        assert not reader.submit("train", 32, np.arange(3)).result().errors
 
 
 def test_one_huge_image_does_not_widen_a_whole_batch(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:

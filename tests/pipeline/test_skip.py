@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import DamagedSample, ResoluteError
 from pipeline.loader import Loader
 from pipeline.plan import Plan
+from pipeline.reader import Encoded, Reader
 from pipeline.recipe import Augment, Stage
 from pipeline.shards import ShardSet
+from tests import reference
 
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MIXED = Augment(crop_area=(0.3, 1.0), policy="randaugment", mixup_alpha=0.8, cutmix_alpha=1.0, mix_prob=0.8)
 
 
@@ -70,6 +74,60 @@ def test_a_skipped_sample_is_replaced_by_the_next_good_one_everywhere(
             for expected_batch in batches[start : start + 8]:
                 assert torch.equal(next(again).images, expected_batch.images)
     assert sum("sample 12 in its place" in message for message in caplog.messages) >= 2
+
+
+def test_pixels_and_labels_of_a_batch_follow_from_the_same_replacements(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches are read at once; one finds a sample damaged that the other had read whole."""
+    plan = Plan(shard_set, [Stage(res=32, epochs=3, batch_size=75, augment=Augment(crop_area=(0.3, 1.0)))],
+                eval_batch_size=None)  # fmt: skip
+    first, second = 20, 40
+    submit, reads = Reader.submit, 0
+
+    def injected(reader: Reader, split: str, res: int, ids: np.ndarray) -> Any:
+        nonlocal reads
+        pending = submit(reader, split, res, ids)
+        if len(ids) == 75:
+            reads += 1
+            bad = {2: first, 3: second}.get(reads)  # the first read is that of the largest batch, unseen
+            result = pending.result
+
+            def with_damage() -> Encoded:
+                read = result()
+                places = np.flatnonzero(ids == bad).tolist() if bad is not None else []
+                return Encoded(read.pieces, {place: DamagedSample(f"sample {bad}") for place in places})
+
+            monkeypatch.setattr(pending, "result", with_damage)
+        return pending
+
+    monkeypatch.setattr(Reader, "submit", injected)
+    replaced = []
+    with Loader(plan, on_bad_sample="skip") as loader:
+        for batch in loader:
+            replaced.append({i for i in (first, second) if i not in batch.spec.ids})
+            expected = np.stack([reference.view(shard_set, batch.spec, i) for i in range(len(batch.spec))])
+            pixels = (batch.images.permute(0, 2, 3, 1).numpy().astype(np.float64) * STD + MEAN) * 255
+            error = np.abs(pixels - expected).mean(axis=(1, 2, 3))
+            assert error.max() < 2, np.flatnonzero(error >= 2)
+            labels = shard_set.splits["train"].samples[batch.spec.ids]["label"]
+            np.testing.assert_array_equal(batch.labels, labels)
+    assert {first} <= replaced[0]
+    assert {second} <= replaced[1]
+
+
+def test_a_replacement_that_is_damaged_later_is_replaced_too(shard_root: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    _spoil(root, "train", 32, [10])
+    plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=12, batch_size=25)], eval_batch_size=None)
+    with Loader(plan, on_bad_sample="skip") as loader:
+        for _ in range(5):
+            next(loader)
+        _spoil(root, "train", 32, [11, 12])
+        rest = list(loader)
+    for batch in rest[-9:]:  # the last three epochs
+        assert not {10, 11, 12} & set(batch.spec.ids.tolist())
+    assert sum(batch.spec.ids.tolist().count(13) for batch in rest[-9:]) == 3 * 4
 
 
 def test_a_set_with_nothing_left_to_read_says_so(shard_root: Path, tmp_path: Path) -> None:
