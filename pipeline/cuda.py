@@ -13,9 +13,9 @@ import torch
 
 __all__ = [
     "allocated_bytes", "available", "available_bytes", "current_stream", "device_count", "device_name", "elapsed_s",
-    "empty_cache", "indexed", "limit_memory", "memory_limit_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
-    "record_event", "reserved_bytes", "reset_peak_memory", "rng_state", "rng_states", "select", "set_rng_state",
-    "set_rng_states", "synchronize", "total_bytes", "utilization",
+    "empty_cache", "indexed", "limit_memory", "memory_limit_bytes", "on", "peak_allocated_bytes",
+    "peak_reserved_bytes", "reached", "record_event", "reserved_bytes", "reset_peak_memory", "rng_state", "rng_states",
+    "select", "set_rng_state", "set_rng_states", "synchronize", "total_bytes", "utilization",
 ]  # fmt: skip
 
 driver: Any = torch.cuda
@@ -42,6 +42,11 @@ def select(device: str | torch.device) -> torch.device:
     device = indexed(device)
     driver.set_device(device)
     return device
+
+
+def on(device: torch.device) -> Any:
+    """A block in which it is the current device."""
+    return driver.device(indexed(device))
 
 
 def device_name(device: torch.device) -> str:
@@ -119,6 +124,11 @@ def record_event(device: torch.device) -> Any:
 def elapsed_s(first: Any, last: Any) -> float:
     """Seconds of the device between two marks. Both must have been reached: synchronise, or read what came after."""
     return float(first.elapsed_time(last)) / 1e3
+
+
+def reached(event: Any) -> bool:
+    """Whether the device has come to a mark; the host does not wait."""
+    return bool(event.query())
 
 
 def rng_state(device: torch.device) -> torch.Tensor:

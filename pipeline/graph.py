@@ -66,8 +66,18 @@ class Graph:
         """
         self._on_cpu, self._features, self._mean, self._std = device_id is None, features, mean, std
         self._depth, self._plain = depth, device_id is None and features == Features()
-        # of each run under way what it reads in place, and, on a CPU, where it writes
-        self._under_way: deque[tuple[Pieces, NDArray[np.float32] | None]] = deque()
+        # of each run under way what it reads in place; on a CPU, where it writes; on a GPU, numbers for the kernels
+        self._under_way: deque[tuple[Pieces, NDArray[np.float32] | None, Any]] = deque()
+        self._kernels = None
+        if device_id is not None and ops.finishes_in_kernels(features):
+            from .kernels.launch import GpuAugment  # why here: nothing else needs Triton
+
+            self._kernels = GpuAugment(
+                features, mean=mean, std=std, noise=ops.noise(mean, std), device=torch.device("cuda", device_id),
+                dtype=torch.float16 if half else torch.float32,
+            )  # fmt: skip
+            self._kernels.warm_up()
+            self._features = Features()  # of the graph itself
         # why 2 more than run at once: the consumer's, and the one that it had before
         self._buffers = Buffers(nbytes=largest_bytes, keep=depth + 2) if self._on_cpu else None
         # why one thread more on a CPU: all wait for the last between two operators, and a core is idle meanwhile
@@ -101,7 +111,7 @@ class Graph:
         On a GPU they are ordered after `stream`, not awaited. They own their memory or keep it lent.
         """
         (found,) = self._pipe.share_outputs(cuda_stream=stream)
-        _, out = self._under_way.popleft()
+        _, out, numbers = self._under_way.popleft()
         if out is None:
             images = torch.from_dlpack(found.as_tensor())
             whole = tuple(images.shape) == (len(spec), spec.res, spec.res, 3)
@@ -111,7 +121,7 @@ class Graph:
         self._pipe.release_outputs()
         if not whole:  # DALI issue 5222: never train on another batch's size
             raise RuntimeError(f"batch {spec.index}: DALI returned another one, expected {len(spec)} at {spec.res} px")
-        return images
+        return images if self._kernels is None else self._kernels(images, *numbers)
 
     def drain(self) -> None:
         """Wait for all batches that were started, and forget them."""
@@ -148,7 +158,8 @@ class Graph:
             values |= {"size": np.full((n, 2), spec.res, np.float32), "roi": roi}
         for name, value in values.items():
             self._pipe.feed_input(name, value)
-        self._under_way.append((jpegs, out))
+        numbers = None if self._kernels is None else self._kernels.pack(spec)
+        self._under_way.append((jpegs, out, numbers))
 
 
 @pipeline_def(enable_conditionals=True)
@@ -156,6 +167,8 @@ def _graph(
     decode_device: str, on_cpu: bool, features: Features, mean: tuple[float, ...], std: tuple[float, ...], half: bool,
     largest_res: int,
 ) -> Any:  # fmt: skip
+    in_kernels = not on_cpu and ops.finishes_in_kernels(features)
+    features = Features() if in_kernels else features
     plain = features == Features()  # why: on a CPU, with nothing in between, resize and normalise are one pass
     wanted = {**_INPUTS, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS), **ops.inputs(features)}
     if on_cpu and not plain:
@@ -179,6 +192,8 @@ def _graph(
             images.gpu(), size=given["size"], roi_start=given["roi"][:2], roi_end=given["roi"][2:], roi_relative=True,
             interp_type=types.INTERP_LINEAR, antialias=True,
         )  # fmt: skip
+        if in_kernels:
+            return images
     images = ops.augmented(images, given, features, mean=mean, std=std, res=largest_res)
     if features.mixing:
         images = ops.mixed(images, given)

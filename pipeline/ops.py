@@ -1,11 +1,9 @@
-"""How do given numbers become pixels inside the DALI graph?
+"""Augmentation inside the DALI graph: which inputs it needs, and the nodes that apply them.
 
-Every node takes its numbers from the batch (`draws`), none draws its own. A sample's operations run slot after slot:
-on a GPU as DALI nodes, each on the samples that want it; on a CPU as one compiled function (`pixels`), since DALI's
-own cost more than four times as much there and each conditional about 0.2 ms a batch. Both are tested against the
-same oracles. DALI's nodes are further from Pillow in three places: an affine image blends with the black beside it over
-its last pixel, sharpness works on the border pixels too, and equalize is OpenCV's (up to 12 levels from Pillow's).
-Images are (res, res, 3) uint8 before and after.
+Every node takes its numbers from the batch (`draws`), none draws its own. On a CPU all operations of a sample run as
+one compiled function (`pixels`), since DALI's own cost more than four times as much there and each conditional about
+0.2 ms a batch. On a GPU operations and erasing are not part of the graph: `kernels` does all that follows the resize
+(`finishes_in_kernels`). Images are (res, res, 3) uint8 before and after.
 """
 
 # ruff: noqa: SIM102  # why: an outer test is Python's, while the graph is built; the inner is DALI's, for each sample
@@ -17,18 +15,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from nvidia.dali import fn, math, types
+from nvidia.dali import fn, types
 
 from . import cpu
 from . import policies as p
 from .draws import CUTMIX, MIXUP, NOISE_PX, UNMIXED, Features, program
 from .rng import stream_key, uniforms
 
-__all__ = ["augmented", "inputs", "mixed", "numbers"]
+__all__ = ["augmented", "finishes_in_kernels", "inputs", "mixed", "noise", "numbers"]
 
 _WHOLE, _MEAN, _NOISE = 0, 1, 2
-_CUT = 0.498  # taken off before DALI rounds: then it cuts to an integer, as Pillow does
-_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Source: Pillow ImageFilter.SMOOTH
+
+
+def finishes_in_kernels(features: Features) -> bool:
+    """Whether a GPU's graph ends with the resize, and `kernels` does the rest."""
+    return bool(features.slots or features.fills)
 
 
 def inputs(features: Features) -> dict[str, tuple[Any, int]]:
@@ -81,23 +82,17 @@ def _regions(boxes: NDArray[Any], res: int) -> tuple[NDArray[np.int32], NDArray[
 
 def augmented(
     images: Any, given: Mapping[str, Any], features: Features, *,
-    mean: tuple[float, ...], std: tuple[float, ...], res: int, compiled: bool | None = None,
+    mean: tuple[float, ...], std: tuple[float, ...], res: int,
 ) -> Any:  # fmt: skip
-    """Node: policy, jitter, greyscale, blur and erasing, as far as the run has them; nothing otherwise.
+    """Node: policy, jitter, greyscale, blur and erasing, as far as the graph has them; on a CPU alone.
 
     `mean` and `std` (in 0..1) are the colour and noise that erasing fills with, `res` the largest of the run.
-    `compiled` None: the compiled function on a CPU, DALI's nodes on a GPU.
     """
-    by_function = images.device == "cpu" if compiled is None else compiled
     if features != Features():  # why: compiled nodes have none, DALI's have one, and branches must agree
         images = fn.reshape(images, layout="HWC")
     if features.slots:
         if given["changed"] > 0:
-            if by_function:
-                images = fn.reshape(cpu.changed(images, given["kinds"], given["values"]), layout="HWC")
-            else:
-                for k, (_, kinds) in enumerate(features.slots):
-                    images = _slot(images, given["kinds"][k], given["values"][k], kinds)
+            images = fn.reshape(cpu.changed(images, given["kinds"], given["values"]), layout="HWC")
     if "mean" in features.fills:
         if given["erased"] == _MEAN:
             images = fn.erase(
@@ -106,10 +101,11 @@ def augmented(
                 fill_value=[float(np.rint(255 * m)) for m in mean],
             )  # fmt: skip
     if "noise" in features.fills:
-        noise = types.Constant(_noise(mean, std, res), device=images.device, layout="HWC")
+        repeats = 1 + -(-res // NOISE_PX)  # enough for a region of `res` px from any place in the first square
+        field = types.Constant(np.tile(noise(mean, std), (repeats, repeats, 1)), device=images.device, layout="HWC")
         if given["erased"] == _NOISE:
             images = fn.multi_paste(
-                images, noise, in_anchors=given["erase_in"], out_anchors=given["erase_out"],
+                images, field, in_anchors=given["erase_in"], out_anchors=given["erase_out"],
                 shapes=given["erase_extents"], output_size=given["erase_extents"][0],
             )  # fmt: skip
     return images
@@ -134,85 +130,11 @@ def mixed(images: Any, given: Mapping[str, Any], *, compiled: bool | None = None
     return images
 
 
-def _noise(mean: tuple[float, ...], std: tuple[float, ...], res: int) -> NDArray[np.uint8]:
-    """Normal noise of the data's mean and deviation in levels: the same `NOISE_PX` square again and again.
+def noise(mean: tuple[float, ...], std: tuple[float, ...]) -> NDArray[np.uint8]:
+    """(NOISE_PX, NOISE_PX, 3): normal noise of the data's mean and deviation in levels, which erasing repeats.
 
-    Big enough for a region of `res` px from any place in the first square. Source: Box and Muller, 1958.
+    Source: Box and Muller, 1958.
     """
     u = uniforms(stream_key(0xE4A5E), np.arange(NOISE_PX**2), 6).reshape(NOISE_PX, NOISE_PX, 2, 3)
     normal = np.sqrt(-2 * np.log(1 - u[:, :, 0])) * np.cos(2 * np.pi * u[:, :, 1])
-    square = np.rint(255 * (np.array(mean) + np.array(std) * normal)).clip(0, 255).astype(np.uint8)
-    repeats = 1 + -(-res // NOISE_PX)
-    return np.tile(square, (repeats, repeats, 1))
-
-
-def _slot(images: Any, kind: Any, values: Any, kinds: frozenset[int]) -> Any:
-    """Node: one operation of each sample, out of `kinds`."""
-    factor = values[0]
-    if p.AFFINE in kinds:
-        if kind == p.AFFINE:
-            images = fn.warp_affine(images, matrix=fn.reshape(values, shape=[2, p.VALUES // 2]), fill_value=0)
-    if p.BRIGHTNESS in kinds:
-        if kind == p.BRIGHTNESS:
-            images = _cut(images * factor)
-    if p.SATURATION in kinds:
-        if kind == p.SATURATION:
-            grey = fn.cast(_grey(images), dtype=types.FLOAT)
-            images = _cut(grey + factor * (images - grey))
-    if p.CONTRAST in kinds:
-        if kind == p.CONTRAST:
-            mean = math.floor(fn.reductions.mean(_grey(images), axes=[0, 1], keep_dims=True) + 0.5)
-            images = _cut(mean + factor * (images - mean))
-    if p.SHARPNESS in kinds:
-        if kind == p.SHARPNESS:
-            smooth = fn.cast(fn.filter(images, types.Constant(_SMOOTH, device=images.device)), dtype=types.FLOAT)
-            images = _cut(smooth + factor * (images - smooth))
-    if p.POINT in kinds:
-        if kind == p.POINT:
-            turned = fn.cast(images >= factor, dtype=types.UINT8) * types.Constant(255, dtype=types.UINT8)
-            images = (images ^ turned) & fn.cast(values[1], dtype=types.UINT8)
-    if p.AUTOCONTRAST in kinds:
-        if kind == p.AUTOCONTRAST:
-            images = _stretched(images)
-    if p.EQUALIZE in kinds:
-        if kind == p.EQUALIZE:
-            images = fn.equalize(images)
-    if p.BLUR in kinds:
-        if kind == p.BLUR:
-            images = fn.gaussian_blur(images, sigma=factor)
-    if p.HUE in kinds:
-        if kind == p.HUE:
-            images = _turned(images, factor)
-    return images
-
-
-def _cut(values: Any) -> Any:
-    return fn.cast(values - _CUT, dtype=types.UINT8)
-
-
-def _grey(images: Any) -> Any:
-    return fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
-
-
-def _stretched(images: Any) -> Any:
-    """Each channel spread over 0..255; one that is even stays. Source: Pillow ImageOps.autocontrast."""
-    low = fn.reductions.min(images, axes=[0, 1], keep_dims=True)
-    span = fn.cast(fn.reductions.max(images, axes=[0, 1], keep_dims=True) - low, dtype=types.FLOAT)
-    even = fn.cast(span == 0.0, dtype=types.FLOAT)
-    scale = even + (1.0 - even) * 255.0 / math.max(span, 1.0)
-    return _cut((images - low * (1.0 - even)) * scale)
-
-
-def _turned(images: Any, sixths: Any) -> Any:
-    """The hue turned by `sixths` of a circle; the formula is that of `pixels`."""
-    r, g, b = (fn.cast(images[:, :, c : c + 1], dtype=types.FLOAT) for c in range(3))
-    top = math.max(math.max(r, g), b)
-    chroma = top - math.min(math.min(r, g), b)
-    by = 1.0 / math.max(chroma, 1.0)
-    red = fn.cast(top == r, dtype=types.FLOAT)
-    green = (1.0 - red) * (top == g)
-    blue = 1.0 - red - green
-    hue = (red * (g - b) + green * (b - r) + blue * (r - g)) * by + 2.0 * green + 4.0 * blue
-    k = hue + sixths + types.Constant(np.array([[[5, 3, 1]]], np.float32), device=images.device)
-    k = k - 6.0 * math.floor(k / 6.0)
-    return fn.cast(top - chroma * math.clamp(math.min(k, 4.0 - k), 0.0, 1.0), dtype=types.UINT8)
+    return np.rint(255 * (np.array(mean) + np.array(std) * normal)).clip(0, 255).astype(np.uint8)

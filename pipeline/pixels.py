@@ -1,8 +1,7 @@
-"""What does each operation of a sample do to its pixels, on the CPU?
+"""What each operation of a sample does to its pixels, on a CPU: one compiled function runs all of a sample's.
 
-One compiled function runs all of a sample's operations on its 8-bit image, to Pillow's own arithmetic wherever
-Pillow is the reference. `ops` has the same operations as DALI nodes, for the GPU; on a CPU those cost more than
-four times as much, and every branch among them about 0.2 ms a batch.
+The arithmetic on 8-bit levels is Pillow's own wherever Pillow is the reference. `kernels` follows it step by step on a
+GPU, so a change here is a change there.
 
 Images are (height, width, 3) uint8, C order. Kinds and values are those of `policies`.
 """

@@ -40,6 +40,8 @@ def test_imports_follow_the_design(path: Path) -> None:
     assert package == "benchmarks" or "benchmarks" not in tops
     if "nvidia" in tops:
         assert package == "benchmarks" or (package == "pipeline" and name in {"cpu", "graph", "loader", "ops"})
+    if "triton" in tops:
+        assert path.parent == ROOT / "pipeline" / "kernels"
     if package == "prep":
         ours = {module for module in found if module.startswith("pipeline")}
         ours -= {module for module in ours if module.startswith("pipeline.storage")}

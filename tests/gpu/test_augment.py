@@ -1,4 +1,4 @@
-"""Augmentation on the GPU is what it is on the CPU: DALI's nodes against the compiled function, through the loader."""
+"""Augmentation on the GPU is what it is on the CPU: Triton's kernels against the compiled function, in the loader."""
 
 from __future__ import annotations
 
