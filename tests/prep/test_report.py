@@ -230,7 +230,13 @@ def test_full_disk_is_told_like_any_other(photos: Path, tmp_path: Path, monkeypa
         def write(self, data: Any) -> int:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer.Part, "_open", lambda part: Full())
+    opened = writer.Part.__init__
+
+    def open_full(part: writer.Part, *args: Any) -> None:
+        opened(part, *args)
+        part._file = Full()  # type: ignore[assignment]
+
+    monkeypatch.setattr(writer.Part, "__init__", open_full)
     with pytest.raises(ResoluteError, match="disk full"):
         write_report(Folder(tmp_path / "s"), built)
     assert isinstance(built.tally, Tally)
