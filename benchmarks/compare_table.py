@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import check_output, output_file
 from train.history import best_top1
 
 from .table import repeated, spread, text_table
@@ -160,10 +159,7 @@ def _ratio(value: dict[str, Any] | None) -> str:
 
 def check_picture(path: Path) -> None:
     """Raises `ResoluteError` for a place where no picture can be written: it is drawn after hours."""
-    if path.suffix not in _PICTURES or path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ResoluteError(
-            f"--picture {path}: cannot be written, expected {', '.join(_PICTURES)} in a folder of yours; choose another"
-        )
+    check_output(path, setting="--picture", suffixes=_PICTURES)
 
 
 def drawn(runs: Sequence[Run]) -> Figure:
@@ -199,7 +195,6 @@ def drawn(runs: Sequence[Run]) -> Figure:
 
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Raises `ResoluteError` if it cannot be written."""
-    try:
-        drawn(runs).savefig(path, dpi=110)
-    except OSError as error:
-        raise ResoluteError(f"--picture {path}: {error.strerror}, expected a place to write; choose another") from None
+    figure = drawn(runs)
+    with output_file(path) as file:
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=110)

@@ -239,7 +239,7 @@ def test_mistakes_are_told_before_anything_is_trained(
 ) -> None:
     def told(recipes: Sequence[Path], *more: str) -> str:
         words = ["--shards", str(shard_root), "--recipes", ",".join(map(str, recipes)), "--device", "cpu", *more]
-        assert main([*words, "--out", str(tmp_path / "o")], run=FakeTrainer()) == 2
+        assert main([*words, "--out", str(tmp_path / "o.json")], run=FakeTrainer()) == 2
         return capsys.readouterr().err
 
     good, other = tiny(tmp_path, "good", [(64, 1)]), tiny(tmp_path, "other", [(96, 1)])
@@ -248,8 +248,8 @@ def test_mistakes_are_told_before_anything_is_trained(
     assert "got 1,1, expected different whole numbers" in told([good], "--seeds", "1,1")
     assert "at least 1" in told([good], "--threads", "0")
     assert "no readable recipe" in told([tmp_path / "none.toml"])
-    assert "expected .png" in told([good], "--picture", str(tmp_path / "picture.bmp"))
-    with pytest.raises(ResoluteError, match="folder of yours"):
+    assert "ends in .png or .svg or .pdf" in told([good], "--picture", str(tmp_path / "picture.bmp"))
+    with pytest.raises(ResoluteError, match="No such folder"):
         check_picture(tmp_path / "none" / "picture.png")
 
 
@@ -257,7 +257,7 @@ def test_a_failed_run_ends_the_benchmark_with_its_last_line(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny(tmp_path, "some", [(32, 1)])
-    words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "4", "--device", "cpu", "--out", tmp_path / "o"]
+    words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "4", "--device", "cpu", "--out", tmp_path / "o.json"]
     monkeypatch.chdir(tmp_path)  # the trainer is found from any folder
     # of several lines on stderr, the usage first
     assert main([str(word) for word in words], run=lambda given: train([*given, "--keep", "many"])) == 2

@@ -57,7 +57,7 @@ def test_full_is_ideal_as_stored_is_not_and_blocks_save_reads() -> None:
 def test_a_table_and_a_file_tell_every_order(
     shard_set: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "new" / "order.json"
+    out = tmp_path / "order.json"
     words = ["order", "--shards", shard_set.root, "--batch-size", "16", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
     assert order.main() == 0

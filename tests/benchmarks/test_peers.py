@@ -211,7 +211,7 @@ def test_the_command_line_writes_every_value_and_no_path(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run.Runner, "run", in_this_process)
-    out = tmp_path / "new" / "peers.json"
+    out = tmp_path / "peers.json"
     assert command.main(line(shard_root, "--only", "pillow", "--res", "32", "--out", str(out))) == 0
     result, printed = json.loads(out.read_text()), capsys.readouterr().out
     assert result["format"] == command.FORMAT
