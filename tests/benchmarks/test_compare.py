@@ -257,7 +257,8 @@ def test_a_failed_run_ends_the_benchmark_with_its_last_line(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny(tmp_path, "some", [(32, 1)])
-    words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "4", "--device", "cpu", "--out", tmp_path / "o.json"]
+    words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "4", "--device", "cpu", "--out",
+             tmp_path / "o.json"]  # fmt: skip
     monkeypatch.chdir(tmp_path)  # the trainer is found from any folder
     # of several lines on stderr, the usage first
     assert main([str(word) for word in words], run=lambda given: train([*given, "--keep", "many"])) == 2

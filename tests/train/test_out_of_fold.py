@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,15 @@ def test_eval_tells_when_the_photos_may_be_those_of_training(
     assert ("note:" in capsys.readouterr().out) == (note is not None)
     told = json.loads(out.read_text())["note"]
     assert told is None if note is None else note in told
+
+
+def test_a_resolution_added_later_leaves_it_the_same_set(folded: Path, tmp_path: Path) -> None:
+    shutil.copytree(folded / "s", tmp_path / "s")
+    words = ["--src", folded / "photos", "--out", tmp_path / "s", "--workers", "1", "--res", "32,48", "--folds", "3"]
+    assert prep([str(word) for word in words]) == 0
+    assert evaluate.main([str(folded / "runs/cv/fold-2"), "--shards", str(tmp_path / "s"), "--device", "cpu", "--json",
+                          str(tmp_path / "e.json")]) == 0  # fmt: skip
+    assert json.loads((tmp_path / "e.json").read_text())["note"] is None
 
 
 @pytest.mark.parametrize(
