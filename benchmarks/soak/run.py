@@ -115,23 +115,19 @@ class Soak:
         return sum(e["delivered"] and e["kind"] == kind and name in (None, e["scenario"]) for e in self.events)
 
     def _next(self) -> str | None:
-        """The scenario that lacks the largest part of its events; None if there are enough in all."""
+        """The scenario that has the smallest part of its events; None if there are enough in all."""
         if self.index is not None:
             return next((name for name in self.names if not self.cycles[name]), None)
         kinds = (("kill", "kills", self.wanted[0]), ("fault", "faults", self.wanted[1]))
-        lacking = [(kind, field, wanted) for kind, field, wanted in kinds if self._delivered(kind) < wanted]
+        lacking = [each for each in kinds if self._delivered(each[0]) < each[2]]
         if not lacking:
             return None
 
-        def missing(name: str) -> float:
-            parts = []
-            for kind, field, wanted in lacking:
-                total = sum(getattr(SCENARIOS[other], field) for other in self.names)
-                share = wanted * getattr(SCENARIOS[name], field) / total
-                parts.append((share - self._delivered(kind, name)) / max(1.0, share))
-            return max(parts)
+        def done(name: str) -> float:
+            total = sum(wanted * getattr(SCENARIOS[name], field) for _, field, wanted in lacking)
+            return sum(self._delivered(kind, name) for kind, _, _ in lacking) / max(1e-9, total)
 
-        return max(self.names, key=missing)
+        return min(self.names, key=done)
 
     def result(self) -> dict[str, Any]:
         counts: dict[str, Counter[str]] = {"kill": Counter(), "fault": Counter()}
@@ -241,7 +237,7 @@ class Soak:
         self._failed, complete, attempt = False, True, 0
         last = "no event"
         for number, phase in enumerate(phases):
-            done = False
+            done, left = False, 1.0
             for which, event in events:
                 if done or which != number:
                     continue
@@ -249,7 +245,8 @@ class Soak:
                         ("SIGKILL", "SIGTERM", "SIGINT") and rng.random() < _REAL_FRAC)  # fmt: skip
                 complete = complete and not real
                 last = event.describe()
-                done = self._disturbed(scenario, phase, attempt, event, rng, real=real)
+                done, took = self._disturbed(scenario, phase, attempt, event, rng, left=left, real=real)
+                left *= max(0.3, 1 - 0.8 * took)  # what was done is not done again
                 attempt += 1
             if not done:
                 self._finish(scenario, phase, attempt, last)
@@ -277,12 +274,15 @@ class Soak:
             self._find(scenario, last, problem, process)
 
     def _disturbed(
-        self, scenario: Scenario, phase: Phase, attempt: int, event: Event, rng: random.Random, *, real: bool
-    ) -> bool:
-        """Start the phase and let the event hit it. True if the phase is done."""
+        self, scenario: Scenario, phase: Phase, attempt: int, event: Event, rng: random.Random, *, left: float,
+        real: bool,
+    ) -> tuple[bool, float]:  # fmt: skip
+        """Start the phase, of which a part is `left`, and let the event hit it. Whether the phase is done, and the part
+        of the expected time that this took."""
         until = time.monotonic() + _LEASE_S
         while True:
-            run = _Attempt(self, scenario, phase, attempt, event, random.Random(rng.random()), real=real)
+            run = _Attempt(self, scenario, phase, attempt, event, random.Random(rng.random()), left=left,
+                           real=real)  # fmt: skip
             process = run.go()
             if not (self._refused_by_lease(scenario, process.status, process.stderr) and time.monotonic() < until):
                 break
@@ -300,7 +300,7 @@ class Soak:
         })  # fmt: skip
         for problem in problems:
             self._find(scenario, event.describe(), problem, process)
-        return process.status == phase.final
+        return process.status == phase.final, min(1.0, process.elapsed_s / max(1e-3, run.takes_s))
 
     @staticmethod
     def _refused_by_lease(scenario: Scenario, status: int | None, stderr: str) -> bool:
@@ -347,10 +347,11 @@ class _Attempt:
 
     def __init__(
         self, soak: Soak, scenario: Scenario, phase: Phase, attempt: int, event: Event, rng: random.Random, *,
-        real: bool,
+        left: float, real: bool,
     ) -> None:  # fmt: skip
         self.soak, self.scenario, self.phase, self.attempt = soak, scenario, phase, attempt
-        self.event, self.rng, self.real = event, rng, real
+        self.event, self.rng, self.real, self.left = event, rng, real, left
+        self.takes_s = soak.expected_s(scenario, phase, scenario.ranks(attempt), real=real) * left
         self.processes: list[Process] = []
         self.delivered, self.moment_s = False, 0.0
         self._expected = set(event.expected)
@@ -361,21 +362,21 @@ class _Attempt:
     def go(self) -> Process:
         """Run it to its end; the main process."""
         event, soak, scenario = self.event, self.soak, self.scenario
-        ranks = scenario.ranks(self.attempt)
-        takes_s = soak.expected_s(scenario, self.phase, ranks, real=self.real)
-        self.moment_s = event.at * takes_s
+        at = event.at * self.left
+        self.moment_s = event.at * self.takes_s
         if event.remote:
             assert soak.world.store is not None
             soak.world.store.fail(event.how.removeprefix("s3 "), limit=event.limit, wait_s=event.for_s,
-                                  after=int(event.at * soak.requests_of(scenario, self.phase)))  # fmt: skip
+                                  after=int(at * soak.requests_of(scenario, self.phase)))  # fmt: skip
         elif event.ops:
-            self._set_control(int(event.at * soak.calls_of(scenario, self.phase, event)))
+            self._set_control(int(at * soak.calls_of(scenario, self.phase, event)))
         main = soak._start(scenario, self.phase, self.attempt, real=self.real)
         self.processes.append(main)
         began = time.monotonic()
         if self.phase.name == scenario.phases()[0].name:
             for beside in scenario.beside():
-                self._todo.append((began + self.rng.random() * takes_s, functools.partial(self._start_beside, beside)))
+                moment = began + self.rng.random() * self.takes_s
+                self._todo.append((moment, functools.partial(self._start_beside, beside)))
         if not event.remote and not event.ops and not event.victim:
             self._todo.append((began + self.moment_s, self._act))
         while (self._todo and main.poll() is None) or any(process.poll() is None for process in self.processes):
