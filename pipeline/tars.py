@@ -6,6 +6,7 @@ one sample follow each other and share their path up to the first dot of the fil
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ def _files(read: Read, nbytes: int, where: str) -> Iterator[tuple[str, int, int]
     if nbytes >= 2 and (packed := _COMPRESSED.get(get(0, 2))):
         raise ResoluteError(
             f"{where}: got a {packed} file, expected a plain tar, whose images can be read one by one; unpack it, or "
-            "make shards of it: `make shards SRC=…`"
+            f"make shards of it: run `make shards SRC={shlex.quote(where)} OUT=shards`"
         )
     while at < nbytes:
         head = get(at, _BLOCK)
