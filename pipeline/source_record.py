@@ -6,6 +6,7 @@ holds no credentials. A set without it (made by an earlier version) works as any
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -25,17 +26,19 @@ def record_bytes(variables: Mapping[str, object]) -> bytes:
     """The file's content. `variables` of `make shards` by name, but OUT and RES; None is left out."""
     texts = {name: strip_credentials(str(value)) for name, value in variables.items() if value is not None}
     absolute = {name: _absolute(text) if name in PATHS else text for name, text in texts.items()}
-    return (json.dumps({"format": _FORMAT, "make": absolute}, indent=1) + "\n").encode()
+    record = {"format": _FORMAT, "make": absolute, "sha256": _digest(absolute)}
+    return (json.dumps(record, indent=1) + "\n").encode()
 
 
 def parse_record(data: bytes | None) -> dict[str, str] | None:
-    """The variables in the content of a `source.json`; None if there is none that can be understood."""
+    """The variables in the content of a `source.json`; None if there is none, or it is damaged."""
     try:
         record = json.loads(data or b"")
-        variables = record["make"] if record["format"] == _FORMAT else {}
-        return {name: str(value) for name, value in variables.items()} if variables["SRC"] else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        variables: dict[str, str] = record["make"]
+        is_sound = record["format"] == _FORMAT and record["sha256"] == _digest(variables) and variables["SRC"]
+    except (ValueError, KeyError, TypeError):
         return None
+    return variables if is_sound else None
 
 
 def shards_command(
@@ -56,6 +59,10 @@ def shards_command(
 def repair_hint(root: str) -> str:
     """What to do about damage in the set at `root`."""
     return f"run `make verify SHARDS={shlex.quote(root)}`: it finds all damage and prints the command that repairs it"
+
+
+def _digest(variables: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _absolute(path: str) -> str:

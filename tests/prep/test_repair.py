@@ -21,7 +21,7 @@ def tree(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "report.html"
+        if path.is_file() and path.name not in ("report.html", "source.json")
     }
 
 

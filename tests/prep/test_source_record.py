@@ -213,3 +213,13 @@ def test_the_record_is_no_part_of_the_set(photos: Path, tmp_path: Path, prep: Pr
         assert prep("--src", tmp_path / f"photos-{name}", "--out", tmp_path / name, "--res", "32").status == 0
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
     assert "source.json" not in json.loads((tmp_path / "a" / "manifest.json").read_text())["files"]
+
+
+def test_no_flipped_byte_of_a_record_changes_what_it_says() -> None:
+    variables = {"SRC": "/photos", "QUALITY": "85"}
+    data = record_bytes(variables)
+    for at in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << bit
+            assert parse_record(bytes(flipped)) in (None, variables)

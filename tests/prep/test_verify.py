@@ -28,7 +28,7 @@ from prep.writer import FileInfo
 from tests.s3 import s3_server  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = {"report.html", "damaged.json"}
+OUTSIDE = {"report.html", "damaged.json", "source.json"}
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_missing_and_cut_files_and_strangers_are_told_apart(whole: Path, capfd: 
     out, err = capfd.readouterr()
     assert "  32/train-000001.tar: missing\n" in out
     assert "  48/train-000002.tar: cut short, got 1000 bytes, expected " in out
-    assert "  to rebuild at 32 px: train-000001\n  to rebuild at 48 px: train-000002\nrun `make shards`" in out
+    assert "  to rebuild at 32 px: train-000001\n  to rebuild at 48 px: train-000002\nrun `make shards SRC=" in out
     assert "64/train-000009.tar, mine/" in err
     assert json.loads((whole / "damaged.json").read_text()) == ["32/train-000001.tar", "48/train-000002.tar"]
 
