@@ -51,9 +51,8 @@ class RunLog:
             if durable:
                 os.fsync(self._file.fileno())
         except OSError as error:
-            raise ResoluteError(
-                f"{self.path}: not written ({error.strerror}), the last checkpoint is kept; make room and run again"
-            ) from None
+            kept = ", the last checkpoint is kept" if any(self.path.parent.glob("*.pt")) else ""
+            raise ResoluteError(f"{self.path}: not written ({error.strerror}){kept}; make room and run again") from None
         return self._file.tell()
 
     def close(self) -> None:

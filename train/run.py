@@ -348,8 +348,8 @@ class _Session:
             # why so abruptly: whatever is slow to end, such as storage that does not answer, must not hold up the
             # second Ctrl-C, nor print a traceback; files are replaced whole, and the lock ends with the process
             with contextlib.suppress(OSError):
-                os.write(2, f"{self.options.folder}: stopped at once; the same command continues from its last "
-                            "checkpoint\n".encode())  # fmt: skip
+                os.write(2, f"{self.options.folder}: stopped at once, without a save; the same command "
+                            "continues\n".encode())  # fmt: skip
             os._exit(128 + number)
         self.stopped_by = number
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from pipeline.errors import ResoluteError
 from pipeline.plan import Plan
 from pipeline.recipe import Stage
 from pipeline.shards import ShardSet
@@ -58,6 +61,21 @@ def test_a_resume_drops_what_was_logged_after_its_checkpoint(plan: Plan, tmp_pat
         meter.flush()
         assert meter.sums["samples"] == 11
     assert [record["step"] for record in read_log(tmp_path / "run.jsonl")] == list(range(11))
+
+
+def test_a_full_disk_promises_a_checkpoint_only_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with contextlib.closing(RunLog(tmp_path / "run.jsonl")) as log:
+        with pytest.raises(ResoluteError, match=r"not written \(No space left on device\); make room"):
+            log.sync()
+        (tmp_path / "last.pt").touch()
+        with pytest.raises(ResoluteError, match=r"the last checkpoint is kept; make room"):
+            log.sync()
 
 
 def test_a_loss_that_is_no_number_is_told_at_once(plan: Plan, tmp_path: Path) -> None:

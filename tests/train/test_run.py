@@ -158,7 +158,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once_without_a_traceback(words: Words, 
     cut = python("-c", TWICE, str(first), "2", *words(tmp_path))
     assert cut.returncode == 130
     assert "Traceback" not in cut.stderr
-    assert cut.stderr.endswith("stopped at once; the same command continues from its last checkpoint\n")
+    assert cut.stderr.endswith("stopped at once, without a save; the same command continues\n")
 
 
 def test_a_reader_of_stdout_that_leaves_does_not_end_the_run(finished: Path, words: Words, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_full_disk_under_the_log_is_told_and_the_run_goes_on_later(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         assert main(words(tmp_path)) == 2
-    assert "run.jsonl: not written (No space left on device), the last checkpoint is kept" in capsys.readouterr().err
+    assert "run.jsonl: not written (No space left on device); make room and run again" in capsys.readouterr().err
     assert main(words(tmp_path)) == 0
     assert without_clocks(tmp_path / "tiny" / "run.jsonl")[-1] == without_clocks(finished / "run.jsonl")[-1]
 
