@@ -46,7 +46,7 @@ amp = "{amp}"
 [optim]
 name = "sgd"
 lr = {lr}
-accumulate = 2
+accumulate = {accumulate}
 [ema]
 decay = 0.9
 [augment]
@@ -57,22 +57,22 @@ batch_size = 16
 [[stages]]
 res = 32
 epochs = 2
-batch_size = 8
+batch_size = {batch}
 fraction = 0.5
 [[stages]]
 res = 48
 epochs = 1
-batch_size = 8
+batch_size = {batch}
 [[stages]]
 res = 64
 epochs = 1
-batch_size = 12
+batch_size = {large}
 """
 _RECIPES: Mapping[str, Mapping[str, object]] = {
-    "one": {"model": "test_resnet", "amp": "bf16", "lr": 0.05},
-    # why: batch statistics depend on who shares a rank's batch, bf16 rounds each rank's gradient, and large steps make
+    "one": {"model": "test_resnet", "amp": "bf16", "lr": 0.05, "accumulate": 2, "batch": 8, "large": 12},
+    # why 16: with mixing, each of four ranks takes a pair of the smallest batch; why the rest: batch statistics depend on who shares a rank's batch, bf16 rounds each rank's gradient, and large steps make
     # more of the last bits that differ
-    "many": {"model": "test_convnext", "amp": "off", "lr": 0.005},
+    "many": {"model": "test_convnext", "amp": "off", "lr": 0.005, "accumulate": 1, "batch": 16, "large": 18},
 }
 
 
