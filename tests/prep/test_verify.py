@@ -24,7 +24,7 @@ from pipeline.shards import manifest_bytes
 from prep.check import Damage, ShardFiles, check_shard, picture_fault, reading
 from prep.store import Folder, open_store
 from prep.verify import main, to_rebuild, verify
-from prep.writer import FileInfo
+from prep.writer import FileInfo, writing
 from tests.s3 import s3_server  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[2]
@@ -214,11 +214,12 @@ def test_set_of_a_newer_version_is_refused(whole: Path, capfd: pytest.CaptureFix
 def test_read_only_set_is_verified_all_the_same(
     whole: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
+    def refuse(store: Folder, name: str) -> None:
+        with writing(store.root / name):
+            raise PermissionError(13, "Permission denied")
 
     flip(whole / "_info.json", 3)
-    monkeypatch.setattr("prep.writer.Part._open", refuse)  # why: root may write anywhere
+    monkeypatch.setattr(Folder, "create", refuse)  # why: root may write anywhere
     assert main([str(whole)]) == 1
     out, err = capfd.readouterr()
     assert "_info.json: changed since prep" in out
