@@ -70,8 +70,8 @@ batch_size = {large}
 """
 _RECIPES: Mapping[str, Mapping[str, object]] = {
     "one": {"model": "test_resnet", "amp": "bf16", "lr": 0.05, "accumulate": 2, "batch": 8, "large": 12},
-    # why 16: with mixing, each of four ranks takes a pair of the smallest batch; why the rest: batch statistics depend on who shares a rank's batch, bf16 rounds each rank's gradient, and large steps make
-    # more of the last bits that differ
+    # why: batch statistics depend on who shares a rank's batch, bf16 rounds each rank's gradient, large steps make more
+    # of last bits that differ, and with mixing each of four ranks takes a pair of the smallest batch
     "many": {"model": "test_convnext", "amp": "off", "lr": 0.005, "accumulate": 1, "batch": 16, "large": 18},
 }
 
