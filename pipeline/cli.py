@@ -111,6 +111,9 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         reason = os.strerror(outputs[0].failed)
         print_error(f"stdout: got '{reason}', expected a place for the output; the work itself is done")
         status = status or 2
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # why: from here on Ctrl-C would print a traceback of whatever libraries do at exit
+        signal.signal(signal.SIGINT, lambda *_: os._exit(status))
     sys.exit(status)
 
 

@@ -203,3 +203,16 @@ def test_a_graph_leaves_no_generated_code_behind(
     with Loader(plan) as loader:
         assert next(iter(loader)).images.shape[-1] == 32
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the soak runs on Linux")
+def test_a_short_slice_finds_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "soak.json"
+    words = ["--only", "prep-folder,train-1", "--seed", 3, "--index", 2, "--out", out]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.soak", *map(str, words)], capture_output=True, text=True,
+                          timeout=280)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert result["findings"] == []
+    assert result["cycles"] == {"prep-folder": 1, "train-1": 1}
+    assert result["kills"] + result["faults"] >= 3

@@ -72,6 +72,16 @@ def test_ctrl_c_is_quiet_and_gives_130(where: str) -> None:
     assert "Traceback" not in errors
 
 
+def test_ctrl_c_at_exit_is_quiet_and_keeps_the_status() -> None:
+    leave = "import atexit, time; atexit.register(lambda: [print('leaving', flush=True), time.sleep(30)])"
+    process = start("return 7", imports=leave)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "leaving\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (7, "")
+
+
 @pytest.mark.parametrize("error", ["errno.EIO, 'Input/output error'", "errno.ENOENT, 'No such file', '/p/gone.jpg'"])
 def test_storage_that_fails_at_any_line_is_one_line_and_status_2(error: str) -> None:
     process = start(f"raise OSError({error})", imports="import errno")
