@@ -1,0 +1,381 @@
+"""Every command line of the README against every kind of bad input: status 2, one line, nothing half-written.
+
+A row of `BAD` is a command line with one thing wrong. Words in braces name what the fixture `place` made: good ones
+(`{shards}`, `{run}`, `{recipe}`, ...) and bad ones (`{shards-truncated}`, ...).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from prep.__main__ import main as prep
+from train.__main__ import main as train
+
+from .commands import Command, assert_one_line, run, snapshot
+from .conftest import make_photos
+
+RECIPE = """
+seed = 3
+[model]
+name = "test_resnet"
+[optim]
+lr = 0.001
+[eval]
+batch_size = 8
+[[stages]]
+res = 32
+epochs = 1
+batch_size = 16
+[[stages]]
+res = 48
+epochs = 1
+batch_size = 16
+"""
+
+# Command lines as the README and the Makefile give them; {out} does not exist yet.
+PREP = ("prep", "--src", "{photos}", "--out", "{out}", "--res", "32,48", "--workers", "1")
+VERIFY = ("prep.verify", "{shards}", "--workers", "1")
+CPU = ("--device", "cpu", "--threads", "1")
+TRAIN = ("train", "--shards", "{shards}", "--recipe", "{recipe}", "--runs", "{out}", *CPU)
+PLAN = (*TRAIN, "--plan")
+EVAL = ("train.evaluate", "{run}", "--shards", "{shards}", *CPU, "--json", "{out}.json")
+PREDICT = ("train.predict", "{run}", "--src", "{photos}", "--out", "{out}.csv", *CPU)
+EXPORT = ("train.export", "{run}", "--out", "{out}.safetensors")
+REPORT = ("train.page", "{run}")
+LR = ("train.draw_lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.png")
+SHOW = ("pipeline", "show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.png")
+INDEX = ("pipeline", "index", "{foreign}", "--index", "{out}")
+BENCH = ("benchmarks", "--shards", "{shards}", "--only", "loader", "--seconds", "0.2", "--repeats", "1", *CPU,
+         "--out", "{out}.json")  # fmt: skip
+COMMANDS = {"prep": PREP, "verify": VERIFY, "train": TRAIN, "plan": PLAN, "eval": EVAL, "predict": PREDICT,
+            "export": EXPORT, "report": REPORT, "lr": LR, "show": SHOW, "index": INDEX, "bench": BENCH}  # fmt: skip
+
+TAKE_SHARDS = ("verify", "train", "plan", "eval", "lr", "show", "bench")
+TAKE_RECIPE = ("train", "plan", "lr", "show")
+TAKE_RUN = ("eval", "predict", "export", "report")
+BAD_SHARDS = ("missing", "empty-folder", "text-file", "photos", "manifest-truncated", "manifest-list",
+              "manifest-version", "index-truncated", "index-gone", "forbidden")  # fmt: skip
+BAD_RECIPES = ("missing", "empty-folder", "empty-file", "binary-file", "unknown-key", "unknown-table", "wrong-type",
+               "out-of-range", "no-such-res", "no-such-model", "forbidden-file")  # fmt: skip
+BAD_RUNS = ("missing", "empty-folder", "text-file", "run-truncated", "run-foreign", "run-version", "run-forbidden")
+
+
+def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(name, command line) of every bad command line."""
+    for name in TAKE_SHARDS:
+        for bad in BAD_SHARDS:
+            yield f"{name}: shards {bad}", swapped(COMMANDS[name], "{shards}", f"{{{bad}}}")
+    for name in TAKE_RECIPE:
+        for bad in BAD_RECIPES:
+            yield f"{name}: recipe {bad}", swapped(COMMANDS[name], "{recipe}", f"{{{bad}}}")
+    for name in TAKE_RUN:
+        for bad in BAD_RUNS:
+            yield f"{name}: run {bad}", swapped(COMMANDS[name], "{run}", f"{{{bad}}}")
+    for name in ("eval", "predict", "export", "lr", "show", "bench"):
+        for bad in ("empty-folder", "read-only/x", "text-file/x"):
+            command = COMMANDS[name]
+            out = next(word for word in command if word.startswith("{out}."))
+            suffix = "" if bad == "empty-folder" else out.removeprefix("{out}")
+            parent, _, rest = bad.partition("/")
+            yield f"{name}: output {bad}", swapped(command, out, f"{{{parent}}}{'/' + rest if rest else ''}{suffix}")
+    for bad in ("read-only/x", "text-file/x", "text-file"):
+        parent, _, rest = bad.partition("/")
+        out = f"{{{parent}}}{'/' + rest if rest else ''}"
+        for name in ("prep", "train", "plan", "index"):
+            yield f"{name}: output {bad}", swapped(COMMANDS[name], "{out}", out)
+    for bad in ("missing", "empty-folder", "text-file", "empty-file", "binary-file", "zip-truncated", "tar-truncated",
+                "zip-empty", "tar-empty", "foreign-empty", "forbidden"):  # fmt: skip
+        yield f"prep: source {bad}", swapped(PREP, "{photos}", f"{{{bad}}}")
+    for bad in ("missing", "empty-folder", "text-file", "binary-file", "forbidden"):
+        yield f"predict: source {bad}", swapped(PREDICT, "{photos}", f"{{{bad}}}")
+        yield f"index: source {bad}", swapped(INDEX, "{foreign}", f"{{{bad}}}")
+    for option in ("--labels", "--classes", "--val", "--val-list"):
+        for bad in ("missing", "empty-file", "binary-file", "empty-folder"):
+            yield f"prep: {option} {bad}", (*PREP, option, f"{{{bad}}}")
+    for option, value in (
+        ("--res", "0"), ("--res", "x"), ("--res", ""), ("--res", "99999999999999999999"), ("--quality", "0"),
+        ("--margin", "inf"), ("--val-frac", "nan"), ("--folds", "1"), ("--workers", "-1"), ("--workers", "1e9"),
+        ("--max-bad", "2"), ("--shard-samples", "0"), ("--seed", "-1"), ("--kind", "jpeg"), ("--engine", "none"),
+        ("--src", ""), ("--out", ""), ("--nonsense", "1"),
+    ):  # fmt: skip
+        yield f"prep: {option} {value or 'empty'}", (*PREP, option, value)
+    for name, option, value in (
+        ("train", "--device", "gpu9"), ("train", "--threads", "0"), ("train", "--threads", "many"),
+        ("train", "--keep", "0"),
+        ("train", "--save-every-s", "-1"), ("train", "--save-every-steps", "-1"), ("train", "--decode", "tpu"),
+        ("train", "--run", ".."), ("train", "--run", "a\nb"), ("train", "--from", "nothing.pt"),
+        ("train", "--folds", "9"),
+        ("train", "--budget", "1m"), ("train", "--nonsense", "1"), ("train", "--gpu-memory-gib", "nan"),
+        ("plan", "--budget", "soon"), ("plan", "--json", "{read-only}/x.json"),
+        ("eval", "--res", "0"), ("eval", "--res", "32,x"), ("eval", "--split", "test"), ("eval", "--fold", "1"),
+        ("eval", "--threads", "0"), ("eval", "--device", "gpu9"), ("eval", "--res", "100000000"),
+        ("predict", "--topk", "0"), ("predict", "--topk", "x"), ("predict", "--res", "-1"), ("predict", "--src", ""),
+        ("predict", "--weights", "best"), ("predict", "--fold", "7"), ("predict", "--out", "{photo}"),
+        ("lr", "--samples", "0"), ("lr", "--samples", "10"), ("show", "--count", "0"),
+        ("show", "--count", "1000000000"),
+        ("index", "--threads", "0"), ("index", "--val", "7"), ("index", "--classes", "{missing}"),
+        ("index", "--label", ""),
+        ("verify", "--workers", "-1"), ("bench", "--only", "nothing"), ("bench", "--seconds", "0"),
+        ("bench", "--repeats", "0"), ("bench", "--batch-size", "0"), ("bench", "--model", "no_such_net"),
+    ):  # fmt: skip
+        yield f"{name}: {option} {value or 'empty'!r}", (*COMMANDS[name], option, value)
+    yield "train: another recipe in the run folder", (
+        *swapped(TRAIN, "{out}", "{runs}"), "--run", "good", "--recipe", "{recipe-other}",
+    )  # fmt: skip
+    yield "train: other shards in the run folder", (
+        *swapped(TRAIN, "{out}", "{runs}"), "--run", "good", "--shards", "{shards-other}",
+    )  # fmt: skip
+    yield "eval: shards with other classes", swapped(EVAL, "{shards}", "{shards-other}")
+    yield "train: foreign tars without validation", swapped(TRAIN, "{shards}", "{foreign}")
+    yield "train: our own shards with --val", (*TRAIN, "--val", "0.1")
+    yield "prep: another source into a finished set", swapped(
+        swapped(PREP, "{photos}", "{photos-other}"), "{out}", "{shards}"
+    )
+    yield "prep: another quality for a finished set", (*swapped(PREP, "{out}", "{shards}"), "--quality", "50")
+
+
+def swapped(command: tuple[str, ...], good: str, bad: str) -> tuple[str, ...]:
+    return tuple(bad + word.removeprefix(good) if word.startswith(good) else word for word in command)
+
+
+BAD = dict(rows())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything good and bad that a command line may name, below one folder that others may read."""
+    root = tmp_path_factory.mktemp("place")
+    for folder in (root, *root.parents[:2]):
+        folder.chmod(0o755)
+    make_photos(root / "photos", each=12)
+    make_photos(root / "photos-other", classes=4, each=8)
+    for photos, out in (("photos", "shards"), ("photos-other", "shards-other")):
+        words = ["--src", root / photos, "--out", root / out, "--res", "32,48", "--workers", "2"]
+        assert prep([str(word) for word in words]) == 0
+    (root / "photo").write_bytes((root / "photos/class0/000.jpg").read_bytes())
+    (root / "recipe").write_text(RECIPE)
+    words = ["--shards", root / "shards", "--recipe", root / "recipe", "--runs", root / "runs", "--run", "good",
+             "--device", "cpu", "--threads", "1"]  # fmt: skip
+    assert train([str(word) for word in words]) == 0
+    (root / "run").symlink_to(root / "runs" / "good")
+    _make_bad_files(root)
+    _make_bad_shards(root)
+    _make_bad_recipes(root)
+    _make_bad_runs(root)
+    _make_archives(root)
+    for path in root.rglob("*"):  # why: some commands run as another user here
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    for name in ("forbidden", "forbidden-file", *(f"run-forbidden/{file}" for file in ("best.pt", "last.pt", "run.jsonl"))):
+        (root / name).chmod(0)
+    (root / "read-only").chmod(0o555)
+    return root
+
+
+def _make_bad_files(root: Path) -> None:
+    for name in ("empty-folder", "read-only", "forbidden"):
+        (root / name).mkdir()
+    (root / "text-file").write_text("no data\n")
+    (root / "empty-file").touch()
+    (root / "binary-file").write_bytes(bytes(range(256)) * 16)
+    (root / "forbidden-file").write_text(RECIPE)
+
+
+def _make_bad_shards(root: Path) -> None:
+    good = root / "shards"
+    manifest = (good / "manifest.json").read_text()
+    for name, text in {
+        "manifest-truncated": manifest[: len(manifest) // 2],
+        "manifest-list": "[]",
+        "manifest-version": json.dumps({**json.loads(manifest), "version": 99}),
+    }.items():
+        shutil.copytree(good, root / name)
+        (root / name / "manifest.json").write_text(text)
+    for name in ("index-truncated", "index-gone"):
+        shutil.copytree(good, root / name)
+        for path in (root / name / "index").glob("*.npy"):
+            if name == "index-gone":
+                path.unlink()
+            else:
+                os.truncate(path, 100)
+
+
+def _make_bad_recipes(root: Path) -> None:
+    for name, text in {
+        "unknown-key": RECIPE.replace("lr =", "learning_rate ="),
+        "unknown-table": RECIPE + "[nonsense]\nx = 1\n",
+        "wrong-type": RECIPE.replace("lr = 0.001", 'lr = "fast"'),
+        "out-of-range": RECIPE.replace("lr = 0.001", "lr = -1.0"),
+        "no-such-res": RECIPE.replace("res = 48", "res = 56"),
+        "no-such-model": RECIPE.replace("test_resnet", "test_nothing"),
+        "recipe-other": RECIPE.replace("lr = 0.001", "lr = 0.002"),
+    }.items():
+        (root / name).write_text(text)
+
+
+def _make_bad_runs(root: Path) -> None:
+    good = root / "runs" / "good"
+    for name in ("run-truncated", "run-foreign", "run-version", "run-forbidden"):
+        shutil.copytree(good, root / name)
+        for path in (root / name).glob("*.pt"):
+            if name == "run-truncated":
+                os.truncate(path, path.stat().st_size // 2)
+            elif name == "run-foreign":
+                torch.save({"weights": torch.zeros(3)}, path)
+            elif name == "run-version":
+                torch.save({**torch.load(path, weights_only=True), "format": "resolute-checkpoint-99"}, path)
+        if name != "run-forbidden":  # what the report is drawn from
+            os.truncate(root / name / "run.jsonl", 40)
+
+
+def _make_archives(root: Path) -> None:
+    photos = root / "photos"
+    with zipfile.ZipFile(root / "whole.zip", "w") as file:
+        for path in sorted(photos.rglob("*.jpg")):
+            file.write(path, path.relative_to(photos))
+    with tarfile.open(root / "whole.tar", "w") as archive:
+        archive.add(photos, "photos")
+    for kind in ("zip", "tar"):
+        whole = (root / f"whole.{kind}").read_bytes()
+        (root / f"{kind}-truncated").mkdir()
+        (root / f"{kind}-truncated" / f"x.{kind}").write_bytes(whole[: len(whole) // 2])
+    for name in ("zip-empty", "tar-empty", "foreign-empty", "foreign"):
+        (root / name).mkdir()
+    zipfile.ZipFile(root / "zip-empty" / "x.zip", "w").close()
+    tarfile.open(root / "tar-empty" / "x.tar", "w").close()
+    tarfile.open(root / "foreign-empty" / "train-000000.tar", "w").close()
+    with tarfile.open(root / "foreign" / "train-000000.tar", "w") as archive:
+        for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
+            archive.add(path, f"{number:06d}.jpg")
+            label = root / "label"
+            label.write_text(path.parent.name.removeprefix("class"))
+            archive.add(label, f"{number:06d}.cls")
+
+
+def words_of(command: tuple[str, ...], place: Path, out: Path) -> list[str]:
+    words = []
+    for word in command:
+        name, brace, rest = word.removeprefix("{").partition("}")
+        if not brace:
+            words.append(word)
+            continue
+        path = out if name == "out" else place / name
+        special = {"zip-truncated": "x.zip", "zip-empty": "x.zip", "tar-truncated": "x.tar", "tar-empty": "x.tar"}
+        words.append(str(path / special[name] if name in special else path) + rest)
+    return words
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(name: str, place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(0o777)
+    for parent in (tmp_path, tmp_path.parent):
+        parent.chmod(0o755)
+    before = snapshot(place)
+    module, *words = words_of(BAD[name], place, folder / "out")
+    ended = run(module, words, folder=folder, scratch=tmp_path, unprivileged=True)
+    assert_one_line(ended)
+    assert snapshot(place) == before
+    assert not snapshot(folder)
+
+
+ODD = ["with space", "[a]{b}*?", "new\nline", "ünï-Ⅷ", "o'brien \"x\"", "$(touch x)", "-dash"]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_paths_work_in_every_command(odd: str, place: Path, tmp_path: Path) -> None:
+    root = tmp_path / odd
+    root.mkdir()
+    for name in ("photos", "foreign"):
+        shutil.copytree(place / name, root / name)
+    (root / "recipe").write_text(RECIPE)
+
+    def good(command: tuple[str, ...], out: str, *more: object) -> None:
+        module, *words = words_of(command, root, root / out)
+        ended = run(module, [*words, *more], folder=root, scratch=tmp_path)
+        assert ended.status == 0, ended.err
+        assert "Traceback" not in ended.err
+
+    good(PREP, "shards")
+    good(VERIFY, "")
+    good(TRAIN, "runs", "--run", "odd")
+    (root / "run").symlink_to(root / "runs" / "odd")
+    for name in ("plan", "eval", "predict", "export", "report", "lr", "show", "index", "bench"):
+        good(COMMANDS[name], f"out-{name}")
+    assert not any(path.name == "x" for path in tmp_path.rglob("*"))
+
+
+# What a command prints (or has written) when it is in the middle of its work.
+@pytest.mark.parametrize("name", ["train", "plan"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("times", [1, 2])
+def test_signals_in_the_warm_up_end_quietly(name: str, number: int, times: int, place: Path, tmp_path: Path) -> None:
+    module, *words = words_of(COMMANDS[name], place, tmp_path / "out")
+    command = Command(module, [*words, "--run", "x"], folder=tmp_path, scratch=tmp_path)
+    if name == "train":
+        command.wait_for("starting")
+    for _ in range(times):
+        command.send(number)
+    ended = command.end()
+    assert ended.status == 128 + number, ended.err
+    assert "Traceback" not in ended.err + ended.out
+    assert len(ended.err.splitlines()) <= 1
+    if name == "plan":
+        assert not any(path.name.startswith(".plan") for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("prep", "verify", "train", "plan")])
+def test_ctrl_c_anywhere_ends_with_130_and_nothing_half_written(name: str, place: Path, tmp_path: Path) -> None:
+    for number, delay_s in enumerate((0.0, 0.05, 0.2)):
+        out = tmp_path / f"{number}"
+        out.mkdir()
+        module, *words = words_of(COMMANDS[name], place, out / "out")
+        command = Command(module, words, folder=out, scratch=tmp_path)
+        command.process.join(delay_s)
+        if command.process.is_alive():
+            command.send(signal.SIGINT)
+        ended = command.end()
+        assert ended.status in (0, 130), ended.err
+        assert "Traceback" not in ended.err
+        if ended.status == 130:
+            assert not [path for path in out.rglob("*") if "part" in path.name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("output", ["full", "closed"])
+def test_outputs_that_cannot_be_written_cost_nothing(name: str, output: str, place: Path, tmp_path: Path) -> None:
+    module, *words = words_of(COMMANDS[name], place, tmp_path / "out")
+    if output == "full":
+        ended = run(module, words, folder=tmp_path, scratch=tmp_path, stdout="/dev/full")
+        assert ended.status == 2
+        assert len([line for line in ended.err.splitlines() if line.startswith("error: stdout")]) == 1
+    else:
+        ended = run(module, words, folder=tmp_path, scratch=tmp_path, closed=(1, 2))
+        assert ended.status == 0
+    assert "Traceback" not in ended.err
+
+
+def test_the_table_names_every_command_of_the_readme() -> None:
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    for module in {command[0] for command in COMMANDS.values()}:
+        assert f"-m {module} " in makefile or f"LAUNCH) {module} " in makefile or module == "pipeline"
+
+
+def test_snapshots_see_modes_and_content(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("a")
+    before = snapshot(tmp_path)
+    (tmp_path / "f").write_text("b")
+    assert snapshot(tmp_path) != before
+    assert stat.S_ISREG(before["f"][0])
