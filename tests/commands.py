@@ -1,4 +1,4 @@
-"""Run the command lines as real processes, forked from a server that has loaded torch, timm, DALI and prep already.
+"""Run the command lines as processes, forked from a server that has loaded torch, timm, DALI and prep already.
 
 A fresh interpreter takes seconds to load them; a fork takes milliseconds. Each command still is a process of its own,
 with its own working folder, standard streams and signals, and runs its module as `python -m MODULE` does.
@@ -6,14 +6,18 @@ with its own working folder, standard streams and signals, and runs its module a
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import io
-import multiprocessing
+import json
 import os
 import re
 import runpy
 import signal
+import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -24,7 +28,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = ["tests.preloaded"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
@@ -33,6 +37,36 @@ class Ended:
     status: int
     out: str
     err: str
+
+
+class Server:
+    """The process that forks the commands: one a test session, single-threaded."""
+
+    _running: Server | None = None
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.commands"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        atexit.register(self.stop)
+
+    @classmethod
+    def get(cls) -> Server:
+        if cls._running is None:
+            cls._running = cls()
+        return cls._running
+
+    def ask(self, **request: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.communicate()
 
 
 class Command:
@@ -47,38 +81,41 @@ class Command:
         self.out, self.err = scratch / f"{number}.out", scratch / f"{number}.err"
         self.out.touch()
         self.err.touch()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        # why not a daemon: prep starts processes of its own
-        self.process = context.Process(
-            target=_run, daemon=False,
-            args=(module, [str(word) for word in arguments], str(folder), stdout or str(self.out), str(self.err),
-                  tuple(closed), unprivileged),
+        self._status: int | None = None
+        self.pid: int = Server.get().ask(
+            start=module, arguments=[str(word) for word in arguments], folder=str(folder),
+            out=stdout or str(self.out), err=str(self.err), closed=list(closed), unprivileged=unprivileged,
         )  # fmt: skip
-        self.process.start()
+
+    @property
+    def running(self) -> bool:
+        if self._status is None:
+            self._status = Server.get().ask(wait=self.pid)
+        return self._status is None
 
     def wait_for(self, text: str, *, seconds: float = 60.0) -> None:
         """Wait until one of the outputs contains `text`."""
         until = time.monotonic() + seconds
         while text not in self.out.read_text(errors="replace") + self.err.read_text(errors="replace"):
-            assert self.process.is_alive(), f"ended before {text!r}: {self.err.read_text()}"
+            assert self.running, f"ended before {text!r}: {self.err.read_text()}"
             assert time.monotonic() < until, f"no {text!r} after {seconds} s"
             time.sleep(0.01)
 
     def send(self, number: int) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        """A signal; nothing if the command has ended."""
+        if self.running:
+            os.kill(self.pid, number)
 
     def end(self, *, seconds: float = 120.0) -> Ended:
-        self.process.join(seconds)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        until = time.monotonic() + seconds
+        while self.running and time.monotonic() < until:
+            time.sleep(0.005)
+        if self.running:
+            os.killpg(self.pid, signal.SIGKILL)
             pytest.fail(f"still running after {seconds} s; stderr: {self.err.read_text(errors='replace')}")
-        code = self.process.exitcode
-        assert code is not None
+        assert self._status is not None
         return Ended(
-            status=code if code >= 0 else 128 - code,
+            status=self._status if self._status >= 0 else 128 - self._status,
             out=self.out.read_text(errors="replace"), err=self.err.read_text(errors="replace"),
         )  # fmt: skip
 
@@ -88,18 +125,41 @@ def run(module: str, arguments: Sequence[object], *, folder: Path, scratch: Path
     return Command(module, arguments, folder=folder, scratch=scratch, **words).end()
 
 
+def _serve() -> None:
+    """Fork a command for each {"start": module, ...} on stdin; answer {"wait": pid} with its status, or null."""
+    from benchmarks.soak.warm import load_compiled, trace_graph
+
+    from . import preloaded  # noqa: F401
+
+    load_compiled()
+    trace_graph()
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208
+    assert len(threads) == 1, "a fork would lose the other threads"
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            pid, status = os.waitpid(request["wait"], os.WNOHANG)
+            answer: Any = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _run(request.pop("start"), **request)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
 def _run(
-    module: str, arguments: list[str], folder: str, out: str, err: str, closed: tuple[int, ...], unprivileged: bool,
-) -> None:  # fmt: skip
+    module: str, *, arguments: list[str], folder: str, out: str, err: str, closed: list[int], unprivileged: bool
+) -> None:
     os.setpgid(0, 0)
     os.chdir(folder)
-    for descriptor, path in ((1, out), (2, err)):
-        opened = os.open(path, os.O_WRONLY | os.O_APPEND)
+    for descriptor, path in ((0, os.devnull), (1, out), (2, err)):
+        opened = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
     if unprivileged and os.geteuid() == 0:
         _obey_permissions()
-    sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: PTH123, SIM115
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(d, "w", closefd=False), line_buffering=True) for d in (1, 2))
     for descriptor in closed:
         os.close(descriptor)
@@ -114,8 +174,12 @@ def _run(
     except BaseException:  # why: what Python itself would print of an error that nobody caught
         traceback.print_exc()
         status = 1
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        with contextlib.suppress(BaseException):
             stream.flush()
     os._exit(status if isinstance(status, int) else 0 if status is None else 1)
 
@@ -143,7 +207,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def assert_one_line(ended: Ended, *, prefix: str = "") -> None:
+def assert_one_line(ended: Ended) -> None:
     """The form of every error: exactly one line *where: got X, expected Y; do Z*, status 2, no traceback."""
     assert ended.status == 2, (ended.status, ended.err)
     lines = ended.err.splitlines()
@@ -151,3 +215,7 @@ def assert_one_line(ended: Ended, *, prefix: str = "") -> None:
     assert re.match(r"\w+: .+: .+", lines[0]), lines[0]
     assert ";" in lines[0], lines[0]
     assert "Traceback" not in ended.out
+
+
+if __name__ == "__main__":
+    _serve()

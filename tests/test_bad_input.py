@@ -12,6 +12,7 @@ import shutil
 import signal
 import stat
 import tarfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,7 +178,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in root.rglob("*"):  # why: some commands run as another user here
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() else 0o644)
-    for name in ("forbidden", "forbidden-file", *(f"run-forbidden/{file}" for file in ("best.pt", "last.pt", "run.jsonl"))):
+    for name in ("forbidden", "forbidden-file", *(f"run-forbidden/{n}" for n in ("best.pt", "last.pt", "run.jsonl"))):
         (root / name).chmod(0)
     (root / "read-only").chmod(0o555)
     return root
@@ -343,9 +344,8 @@ def test_ctrl_c_anywhere_ends_with_130_and_nothing_half_written(name: str, place
         out.mkdir()
         module, *words = words_of(COMMANDS[name], place, out / "out")
         command = Command(module, words, folder=out, scratch=tmp_path)
-        command.process.join(delay_s)
-        if command.process.is_alive():
-            command.send(signal.SIGINT)
+        time.sleep(delay_s)
+        command.send(signal.SIGINT)
         ended = command.end()
         assert ended.status in (0, 130), ended.err
         assert "Traceback" not in ended.err
