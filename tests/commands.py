@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class Server:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.commands"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True, start_new_session=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # why: it starts its threads as it is loaded
         )  # fmt: skip
         atexit.register(self.stop)
 
@@ -166,6 +168,7 @@ def _run(
         setattr(sys, ("stdin", "stdout", "stderr")[descriptor], None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [module, *arguments]
+    warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)  # why: it was loaded beforehand
     status: object = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
