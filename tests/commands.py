@@ -161,7 +161,7 @@ def _run(
         os.close(opened)
     if unprivileged and os.geteuid() == 0:
         _obey_permissions()
-    sys.stdin = open(0, closefd=False)  # noqa: PTH123, SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(d, "w", closefd=False), line_buffering=True) for d in (1, 2))
     for descriptor in closed:
         os.close(descriptor)

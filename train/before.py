@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.loader import Batch, Loader
 from pipeline.plan import Plan
-from pipeline.storage.atomic_file import output_file
+from pipeline.storage.atomic_file import output_file, used_folder
 
 from .calibrate import Pace, Stopwatch, measure, restored, synthetic
 from .forecast import Forecast, advice, figures, larger, seconds, table
@@ -40,14 +41,7 @@ def plan(
 
     budget_s = seconds(budget) if budget else None
     began = time.perf_counter() - process_age_s()  # why: a run starts Python and loads torch too
-    parent = options.folder.parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        # why there: a checkpoint takes its time on the disk that will hold the run's
-        folder = ranks.agree(tempfile.mkdtemp(prefix=".plan-", dir=parent) if ranks.first else "")
-    except OSError as error:
-        raise ResoluteError(f"{parent}: {error.strerror}, expected a folder to write; choose another RUN") from None
-    try:
+    with _scratch(options.folder.parent, ranks) as folder:
         options = dataclasses.replace(options, folder=Path(folder), fold=folds[0] if folds else options.fold)
         with session(options, ranks) as one, one.ready() as loader:
             result = one.forecast(loader, began=began, folds=max(1, len(folds)))
@@ -57,13 +51,25 @@ def plan(
                 short = result.total_s() > budget_s
                 told = advice(result, budget_s, _with_larger(result, one.plan, one.learner) if short else None)
                 print("\n".join(told), flush=True)
-    finally:
-        if ranks.first:
-            shutil.rmtree(folder)
     if file is not None and ranks.first:
         with output_file(file) as opened:
             opened.write((json.dumps(figures(result, budget_s, told), indent=1) + "\n").encode())
     return 0
+
+
+@contextlib.contextmanager
+def _scratch(runs: Path, ranks: Ranks) -> Iterator[str]:
+    """A folder for the files that are measured, the same on all ranks: on the disk that will hold the run's."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if ranks.first:
+                stack.enter_context(used_folder(runs))
+            folder = ranks.agree(tempfile.mkdtemp(prefix=".plan-", dir=runs) if ranks.first else "")
+        except OSError as error:
+            raise ResoluteError(f"{runs}: {error.strerror}, expected a folder to write; choose another RUN") from None
+        if ranks.first:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
 
 
 def measured(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import Parser, command
+from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import output_file
 
 from .charts import Series, chart, short
@@ -256,7 +257,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(got: argparse.Namespace) -> None:
     folder = existing_run(got.run)
     run = History(folder / "run.jsonl")
-    run.read()
+    if not run.read():
+        raise ResoluteError(f"{run.path}: no whole record in it, expected the log of a run; name another RUN")
     print(write_page(run, folder))
 
 

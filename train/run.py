@@ -29,7 +29,7 @@ from pipeline.loader import Loader
 from pipeline.plan import BatchSpec, Plan
 from pipeline.recipe import Recipe
 from pipeline.shards import ShardSet
-from pipeline.storage.atomic_file import delete_partial
+from pipeline.storage.atomic_file import delete_partial, used_folder
 from pipeline.storage.lock import exclusive_lock
 
 from . import checkpoint
@@ -81,19 +81,16 @@ def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """The run's folder, made if need be, for this process alone; without what killed writers left there."""
-    try:
-        is_new = not folder.is_dir()
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResoluteError(f"{folder}: {error.strerror}, expected a folder to write; choose another RUN") from None
-    try:
-        with exclusive_lock(folder / _LOCK, folder=folder, writer="training", remedy="choose another RUN"):
-            delete_partial(folder)
-            yield
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # of a run that was refused before it wrote anything
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(used_folder(folder))
+        except OSError as error:
+            raise ResoluteError(f"{folder}: {error.strerror}, expected a folder to write; choose another RUN") from None
+        stack.enter_context(
+            exclusive_lock(folder / _LOCK, folder=folder, writer="training", remedy="choose another RUN")
+        )
+        delete_partial(folder)
+        yield
 
 
 class _Stopped(Exception):

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from pipeline.errors import ResoluteError
 
 __all__ = ["PARTIAL", "atomic_file", "atomic_link", "atomic_write", "check_output", "delete_partial",
-           "explain_write_error", "output_file", "sync_folder"]  # fmt: skip
+           "explain_write_error", "output_file", "sync_folder", "used_folder"]  # fmt: skip
 
 PARTIAL = re.compile(r"\..+\.[0-9a-f]{12}\.partial")
 
@@ -115,6 +115,22 @@ def explain_write_error(path: Path) -> Iterator[None]:
             errno.EISDIR: "name a file", errno.ENOTDIR: "name a file in a folder that is there",
         }.get(error.errno or 0, "run again when the disk can be written")  # fmt: skip
         raise ResoluteError(f"{path}: not written ({error.strerror or error}){kept}; {advice}") from None
+
+
+@contextlib.contextmanager
+def used_folder(folder: Path) -> Iterator[None]:
+    """`folder` and its parents are there in the block; those made for it that are empty at its end are removed.
+
+    So a command that is refused before it writes anything leaves nothing. Raises `OSError`.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            for path in made:  # the deepest first
+                path.rmdir()
 
 
 def delete_partial(folder: Path) -> None:
