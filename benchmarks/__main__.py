@@ -76,10 +76,14 @@ def _run(got: argparse.Namespace) -> None:
     parts = chosen(got.only, PARTS)
     check_numbers(got, repeats=1, threads=1, **({} if got.batch_size is None else {"batch_size": 2}))
     # why: --help and mistakes on the command line need not wait for these
+    import timm
+
     from pipeline.either import open_either
 
     from . import loader, stalls, switch
 
+    if not timm.is_model(got.model):
+        raise ResoluteError(f"--model: got {got.model!r}, expected a timm model; see timm.list_models()")
     device = find_device(got.device)
     shards = open_either(got.shards, val=got.val, classes=got.classes)
     shards = dataclasses.replace(shards, resolutions=_resolutions(got.res, shards))

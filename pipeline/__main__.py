@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .cli import Parser
+from .cli import Parser, number
 from .either import open_either
 from .errors import ResoluteError
 from .recipe import Recipe
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     show.add_argument("--classes", metavar="FILE", help="of tars: names of the classes, one a line")
     show.add_argument("--recipe", type=Path, required=True, metavar="FILE")
     show.add_argument("--out", type=Path, default=Path("seen.png"), metavar="FILE", help="default: %(default)s")
-    show.add_argument("--count", type=int, default=10, metavar="N", help="images a row (default: %(default)s)")
+    show.add_argument("--count", type=number(1, 1000), default=10, metavar="N",
+        help="images a row (default: %(default)s)")  # fmt: skip
     commands.add_parser("keys", help="all keys of a recipe, a Markdown table")
     index = commands.add_parser("index", help="look at all samples of a WebDataset once, for pipeline.open_webdataset")
     index.add_argument("source", nargs="+", metavar="SOURCE", help="a folder, tars, a pattern, a URL with {000..146}")
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     index.add_argument("--label", metavar="EXT,...", help="extensions of the labels; json:KEY (default: cls,json)")
     index.add_argument("--classes", metavar="FILE", help="names of the classes, one a line")
     index.add_argument("--index", metavar="FOLDER", help="default: .resolute-index beside the tars, or the cache")
-    index.add_argument("--threads", type=int, metavar="N", help="that decode (default: one a core)")
+    index.add_argument("--threads", type=number(1, 1024), metavar="N", help="that decode (default: one a core)")
     try:
         args = parser.parse_args(argv)
         if args.command == "index":
@@ -58,8 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(table())
             return 0
-        if args.count < 1:
-            raise ResoluteError(f"--count: out of range, got {args.count}, expected at least 1; choose another")
         check_output(args.out, setting="--out", suffixes=(".png", ".jpg", ".jpeg", ".svg", ".pdf"))
         from .show import draw, seen  # why: --help need not wait for DALI
 

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TextIO
 
 from .errors import ResoluteError, strip_credentials
 
-__all__ = ["Parser", "command", "guard_process", "print_error", "run_main"]
+__all__ = ["Parser", "command", "guard_process", "number", "print_error", "run_main"]
 
 _STORAGE = frozenset({
     errno.EACCES, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ENODEV, errno.ENOENT, errno.ENOSPC, errno.ENOTCONN,
@@ -36,6 +36,22 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ResoluteError(f"command line: {message}; see `{self.prog} --help`")
+
+
+def number(low: float, high: float, kind: type[int] | type[float] = int) -> Callable[[str], Any]:
+    """A `type=` for argparse: a number from `low` to `high`, both allowed; nan and inf never are."""
+
+    def parse(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind(low) - 1
+        if not low <= value <= high:
+            what = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected a {what} from {low:g} to {high:g}")
+        return value
+
+    return parse
 
 
 def print_error(error: BaseException | str, prefix: str = "error") -> None:

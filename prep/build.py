@@ -81,7 +81,14 @@ def build(
         _open_base(stack, store, settings)  # why: what is not ours is refused before anything is written there
         stack.enter_context(store.alone())
         scratch = _scratch(stack, store)
-        inputs = find_inputs(settings, scratch, _spool(store, scratch))
+        spool = _spool(store, scratch)
+        try:
+            inputs = find_inputs(settings, scratch, spool)
+        except StorageError:
+            raise  # why: the next run continues with what is unpacked already
+        except ResoluteError:
+            shutil.rmtree(spool, ignore_errors=True)
+            raise
         plan: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,

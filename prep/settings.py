@@ -14,6 +14,7 @@ from .found import is_url
 __all__ = ["MIN_RES_PX", "Settings", "parse_resolutions"]
 
 MIN_RES_PX = 8
+_MAX_SIDE_PX = 65_500  # libjpeg's limit
 RESOLUTIONS = "128,160,224"
 # The usual evaluation: resize to 256, crop 224. Source: Krizhevsky, Sutskever, Hinton, NIPS 2012, section 2.
 MARGIN = 256 / 224
@@ -65,13 +66,18 @@ class Settings:
             raise ResoluteError(
                 f"RES: too small, got {text}, expected at least {MIN_RES_PX} px each; change RES (--res)"
             )
+        _within("--margin", self.margin, 1.0, 8.0)
+        if max(res) * self.margin > _MAX_SIDE_PX:
+            raise ResoluteError(
+                f"RES: too large, got {text}, expected at most {_MAX_SIDE_PX / self.margin:.0f} px each, since a "
+                f"JPEG has no side above {_MAX_SIDE_PX} px; change RES (--res)"
+            )
         if list(res) != sorted(set(res)):
             raise ResoluteError(
                 f"RES: not strictly ascending, got {text}, expected {','.join(map(str, sorted(set(res))))}; "
                 "change RES (--res)"
             )
         _within("--quality", self.quality, 1, 100)
-        _within("--margin", self.margin, 1.0, 8.0)
         _within("--max-bad", self.max_bad, 0.0, 1.0)
         _within("--shard-samples", self.shard_samples, 1, 1 << 20)
         _within("--workers", self.workers, 0, 4096)

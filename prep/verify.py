@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.cli import Parser
+from pipeline.cli import Parser, number
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError, from_os_error, strip_credentials
 from pipeline.source_record import SOURCE_RECORD
@@ -178,7 +178,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("shards", metavar="SHARDS", help="folder of the set, or a URL such as s3://bucket/set")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per CPU core)")
+    parser.add_argument("--workers", type=number(0, 4096), default=0, metavar="N",
+        help="processes (default: one per CPU core)")  # fmt: skip
     return parser
 
 
@@ -187,8 +188,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         workers = args.workers or available_cpus()
-        if workers < 1:
-            raise ResoluteError(f"--workers: out of range, got {args.workers}, expected at least 1, or 0 for all cores")
         store = open_store(args.shards)
         with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
 

@@ -10,7 +10,7 @@ if __name__ == "__main__":  # before the slow imports
 import os
 from pathlib import Path
 
-from pipeline.cli import Parser, print_error
+from pipeline.cli import Parser, number, print_error
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import check_output
@@ -30,16 +30,21 @@ def main(arguments: list[str] | None = None) -> int:
     add("--runs", type=Path, default=Path("runs"), help="where run folders lie (default: %(default)s)")
     add("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, cuda:1 (default: %(default)s)")
     threads = max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    add("--threads", type=int, default=threads, help="CPU threads a process (default: all cores, %(default)s)")
+    add("--threads", type=number(1, 1024), default=threads,
+        help="CPU threads a process (default: all cores, %(default)s)")  # fmt: skip
     add("--decode", choices=("auto", "cpu", "gpu"), default="auto",
         help="where JPEGs are decoded with a GPU; auto times real steps with both (default: %(default)s)")  # fmt: skip
-    add("--save-every-s", type=float, default=300.0, help="seconds between checkpoints (default: %(default)s)")
-    add("--save-every-steps", type=int, default=0, help="steps between checkpoints (default: by time alone)")
-    add("--keep", type=int, default=2, help="newest checkpoints kept, beside the best one (default: %(default)s)")
+    add("--save-every-s", type=number(0, 1e9, float), default=300.0,
+        help="seconds between checkpoints (default: %(default)s)")  # fmt: skip
+    add("--save-every-steps", type=number(0, 10**12), default=0,
+        help="steps between checkpoints (default: by time alone)")  # fmt: skip
+    add("--keep", type=number(1, 10**6), default=2,
+        help="newest checkpoints kept, beside the best one (default: %(default)s)")  # fmt: skip
     add("--from", default="last.pt", dest="from_", help="the run's checkpoint to go on from (default: %(default)s)")
     add("--folds", help='of a set made with FOLDS: "all", or some as 0,2; each a run in RUN/fold-K')
     add("--tensorboard", action="store_true", help="event files in RUN/tb, beside run.jsonl and report.html")
-    add("--gpu-memory-gib", type=float, default=0.0, help="take no more of the GPU, as on a smaller one (default: all)")
+    add("--gpu-memory-gib", type=number(0, 1e6, float), default=0.0,
+        help="take no more of the GPU, as on a smaller one (default: all)")  # fmt: skip
     add("--plan", action="store_true", help="train nothing: measure a few steps and print what the run will take")
     add("--budget", help="with --plan: the time there is, as 90s, 11m or 1.5h; what would fit if the run does not")
     add("--json", type=Path, help="with --plan: a file for the figures")

@@ -140,6 +140,8 @@ def resume(path: Path, *, expect: dict[str, Any]) -> dict[str, Any] | None:
     """
     folder = path.parent
     if not any(name.endswith(".pt") for name in _names(folder)):
+        if path.name != "last.pt":
+            raise ResoluteError(f"--from: got {path}, which is not there, expected a checkpoint of it; leave it out")
         return None
     try:
         state = load(path, expect=expect)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pipeline.cli import Parser, command
+from pipeline.cli import Parser, command, number
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from pipeline.shards import ShardSet
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--fold", type=int, help="of a set with folds: the part to evaluate on (default: the run's own)")
     add("--flip", action="store_true", help="test-time flip, if the recipe has it or not")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
-    add("--threads", type=int, default=available_cpus(), help="CPU threads (default: %(default)s)")
+    add("--threads", type=number(1, 1024), default=available_cpus(), help="CPU threads (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="default: eval.json in the run's folder")
     return command(parser, _run, arguments)
 

@@ -29,7 +29,7 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
-from pipeline.cli import Parser, command
+from pipeline.cli import Parser, command, number
 from pipeline.cpu_count import available_cpus
 from pipeline.crops import centre_crops
 from pipeline.either import is_foreign
@@ -238,14 +238,14 @@ def main(arguments: list[str] | None = None) -> int:
     add("--val", help="of tars that others made: a pattern for those that validate, or a part of the samples (0.05)")
     add("--classes", help="of tars that others made: a file with the name of a class on each line")
     add("--out", type=Path, default=Path("pred.csv"), help="default: %(default)s")
-    add("--topk", type=int, default=5, help="classes a row, the likeliest first (default: %(default)s)")
-    add("--res", type=int, help="px (default: what the run validated at last)")
+    add("--topk", type=number(1, 10**9), default=5, help="classes a row, the likeliest first (default: %(default)s)")
+    add("--res", type=number(1, 65_535), help="px (default: what the run validated at last)")
     add("--weights", choices=("raw", "ema"), help="default: whichever had the best validation")
     add("--flip", action="store_true", help="test-time flip, if the recipe has it or not")
     add("--split", default="val", help="of a shard set (default: %(default)s)")
     add("--fold", type=int, help="of a set with folds: the part to predict (default: the run's own, or all folds' own)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
-    add("--threads", type=int, default=available_cpus(), help="CPU threads (default: %(default)s)")
+    add("--threads", type=number(1, 1024), default=available_cpus(), help="CPU threads (default: %(default)s)")
     return command(parser, _run, arguments)
 
 
@@ -257,8 +257,6 @@ def _run(got: argparse.Namespace) -> None:
     if device.type == "cpu":
         torch.set_num_threads(got.threads)
     classes, res = members[0].classes, got.res or members[0].res
-    if got.topk < 1 or res < 1:
-        raise ResoluteError(f"--topk, --res: got {got.topk} and {res}, expected at least 1; choose others")
     note, accuracy, total = "", True, 0
     batches: Iterable[Predicted]
     if _is_set(got.src):
@@ -269,6 +267,8 @@ def _run(got: argparse.Namespace) -> None:
             for ensemble, shards in passes
         )
     else:
+        if got.fold is not None:
+            raise ResoluteError(f"--fold: got {got.fold} for photos, expected a shard set with folds; leave it out")
         paths, root = images_in(Path(got.src))
         total = len(paths)
         batches = predict_folder(_ensemble(members, got, res, device), paths, root, res=res, threads=got.threads)
