@@ -1,13 +1,18 @@
-"""Is this a shard set of ours, or are these tars that others made? Command lines that take both ask here."""
+"""Opens what a command line's SHARDS names: a shard set that prep made, or tars that others made.
+
+A manifest (or an unfinished prep) at that very path decides first, so a path may hold any character.
+"""
 
 from __future__ import annotations
 
 import glob
+import os
 from contextlib import suppress
 from pathlib import Path
 
+from .errors import ResoluteError, strip_credentials
 from .files import is_url
-from .shards import ShardSet
+from .shards import ShardSet, is_shard_set
 
 __all__ = ["is_foreign", "open_either"]
 
@@ -16,13 +21,22 @@ def open_either(
     source: str | Path, *, resolutions: tuple[int, ...] | None = None, fold: int | None = None,
     val: str | None = None, classes: str | None = None,
 ) -> ShardSet:  # fmt: skip
-    """A folder or URL with a manifest (`ShardSet.open`), or else a WebDataset (`open_webdataset`).
+    """`ShardSet.open` for a set that prep made, `open_webdataset` for tars that others made (see `is_foreign`).
 
-    The latter is what is named by a pattern, comes with `val` or `classes`, or is a folder with tars and no manifest.
-    Raises `ResoluteError` as these two do.
+    `val` and `classes` are for the latter, `resolutions` and `fold` for the former. Raises `ResoluteError` as these two
+    do, and where an argument is given that has no effect.
     """
-    if val is None and classes is None and not is_foreign(str(source)):
+    shown = strip_credentials(str(source))
+    if not is_foreign(str(source)):
+        for name, value in (("val", val), ("classes", classes)):
+            if value is not None:
+                raise ResoluteError(
+                    f"{shown}: got {name}={value} for a shard set that prep made, expected none: prep has decided its "
+                    f"{'validation part' if name == 'val' else 'classes'}; leave {name} out"
+                )
         return ShardSet.open(source, resolutions=resolutions, fold=fold)
+    if fold is not None:
+        raise ResoluteError(f"{shown}: got fold {fold} for tars that others made, which have no folds; leave fold out")
     from .foreign import open_webdataset
 
     part: str | float | None = val
@@ -32,8 +46,14 @@ def open_either(
 
 
 def is_foreign(source: str) -> bool:
-    """Whether `open_either` would open tars that others made, without a word of `val` or `classes`."""
-    if "{" in source or glob.has_magic(source) or source.endswith(".tar"):
-        return True
-    folder = Path(source)
-    return not is_url(source) and not (folder / "manifest.json").exists() and any(folder.rglob("*.tar"))
+    """Whether `source` names tars that others made: a pattern, a tar, or a folder with tars that prep did not make.
+
+    Raises `StorageError` if the disk does not tell.
+    """
+    if is_url(source) and not source.startswith(("file://", "local://")):
+        return source.endswith((".tar", ".tar.gz", ".tgz")) or ("{" in source and ".tar" in source)
+    if is_shard_set(source):
+        return False
+    if os.path.isdir(source):  # noqa: PTH112
+        return any(Path(source).rglob("*.tar"))
+    return "{" in source or glob.has_magic(source) or source.endswith(".tar")

@@ -1,4 +1,4 @@
-"""How does a WebDataset that others made become a `ShardSet`, without converting it?
+"""Opens WebDataset tars that others made as a `ShardSet`, without converting them.
 
     shards = open_webdataset("imagenet/", val="*validation*")
     shards = open_webdataset("s3://bucket/train-{000000..000146}.tar", val=0.01)
@@ -25,12 +25,12 @@ from braceexpand import braceexpand
 
 from .cache import CacheSettings
 from .cpu_count import available_cpus
-from .errors import ResoluteError
+from .errors import ResoluteError, strip_credentials
 from .files import is_url, open_files
 from .foreign_index import REPAIR, ForeignIndex, find_index
 from .foreign_look import Wanted
 from .index import Records
-from .shards import ShardSet, Split
+from .shards import ShardSet, Split, is_shard_set
 
 __all__ = ["open_webdataset"]
 
@@ -120,12 +120,14 @@ def _tars(source: str | Path | Sequence[str | Path]) -> tuple[str, list[str]]:
     """The folder or URL that all tars are below, and their names in it, sorted."""
     given = [str(source)] if isinstance(source, str | Path) else [str(one) for one in source]
     paths = sorted(path for one in given for path in _expanded(one))
-    told = ", ".join(given[:3])
+    told = strip_credentials(", ".join(given[:3]))
     if not paths:
         raise ResoluteError(f"{told or 'source'}: no tars found, expected files like train-000.tar; correct the source")
     if len(set(paths)) < len(paths):
         raise ResoluteError(f"{told}: got a tar twice, expected each once; correct the list")
     folders = {path.rpartition("/")[0] for path in paths}
+    if not any(map(is_url, paths)):
+        _refuse_copies(paths)
     if any(map(is_url, paths)):
         columns = zip(*(folder.split("/") for folder in folders), strict=False)
         root = "/".join(parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, columns))
@@ -137,30 +139,51 @@ def _tars(source: str | Path | Sequence[str | Path]) -> tuple[str, list[str]]:
 
 
 def _expanded(one: str) -> list[str]:
-    parts = _braces(one)
     if is_url(one):
+        parts = _braces(one)
         if any(not part.endswith((".tar", ".tar.gz", ".tgz")) or "*" in part for part in parts):
             raise ResoluteError(
-                f"{one}: got a URL of no .tar, expected names of tars, since stores are not listed; write them as "
-                "train-{000000..000146}.tar"
+                f"{strip_credentials(one)}: got a URL of no .tar, expected names of tars, since stores are not listed; "
+                "write them as train-{000000..000146}.tar"
             )
         return parts
-    paths = []
-    for part in parts:
+    paths: list[str] = []
+    for part in [one] if Path(one).exists() else _braces(one):  # why: a real name may hold any character
         if Path(part).is_dir():
+            if is_shard_set(part):
+                raise _made_by_prep(part)
             paths += [str(path) for kind in _TARS for path in Path(part).rglob(kind)]
-        elif glob.has_magic(part):
+        elif glob.has_magic(part) and not Path(part).exists():
             paths += glob.glob(part, recursive=True)  # noqa: PTH207  # why: Path.glob takes no absolute pattern
         else:
             paths.append(part)  # whether it is there is found out when it is asked for its size
     return paths
 
 
+def _refuse_copies(paths: Sequence[str]) -> None:
+    """Raise where the tars are those of a shard set at several resolutions: each photo would be several samples."""
+    resolutions: dict[Path, set[str]] = {}
+    for folder in {Path(path).parent for path in paths}:
+        if folder.name.isdigit():
+            resolutions.setdefault(folder.parent, set()).add(folder.name)
+    for root, names in resolutions.items():
+        if len(names) > 1 and is_shard_set(root):
+            raise _made_by_prep(str(root))
+
+
+def _made_by_prep(root: str) -> ResoluteError:
+    return ResoluteError(
+        f"{root}: got a shard set that prep made, which holds each photo once for each resolution, expected tars that "
+        "others made; open it with ShardSet.open, or give this folder alone as SHARDS"
+    )
+
+
 def _braces(pattern: str) -> list[str]:
     try:
         return list(braceexpand(pattern))
     except ValueError:
-        raise ResoluteError(f"{pattern}: braces do not match, expected a pattern like train-{{000..146}}.tar") from None
+        shown = strip_credentials(pattern)
+        raise ResoluteError(f"{shown}: braces do not match, expected a pattern like train-{{000..146}}.tar") from None
 
 
 def _class_names(given: str | Path | Sequence[str] | None, found: ForeignIndex, root: str) -> tuple[str, ...]:

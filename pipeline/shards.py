@@ -28,11 +28,13 @@ from .files import Files, open_files, retry_local
 from .index import REPAIR, Records, checksums_name, read_checksums
 from .source_record import SOURCE_RECORD, parse_record, repair_hint, shards_command
 
-__all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split", "command_with_folds", "key_name",
-           "label_digits", "manifest_bytes", "read_manifest", "shard_name", "tar_name"]  # fmt: skip
+__all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split", "command_with_folds",
+           "is_shard_set", "key_name", "label_digits", "manifest_bytes", "read_manifest", "shard_name",
+           "tar_name"]  # fmt: skip
 
 FORMAT, VERSION = "resolute-shards", 3
 KEY_DIGITS = 9
+_WORK = ".prep"  # in a set that prep has not finished
 _SIZES_S = 0.3  # the most that opening spends on sizes of tars; the reader notices the others
 
 # A sample's number in prep's global order names its members (KEY = 000000042); rejected inputs leave gaps.
@@ -225,6 +227,24 @@ class ShardSet:
             digests=_digests(manifest, wanted, fold),
             repair=repair_hint(files.root),
         )
+
+
+def is_shard_set(folder: str | Path) -> bool:
+    """Whether prep made what lies in a folder on a disk, also where it is unfinished or its manifest is damaged.
+
+    Raises `StorageError` if the disk does not tell.
+    """
+    files = open_files(folder)
+    if files.identity(_WORK) is not None:
+        return True
+    if files.identity("manifest.json") is None:
+        return False
+    text = retry_local(files.local("manifest.json").read_bytes, files.where("manifest.json"))
+    try:
+        manifest = json.loads(text)
+    except ValueError:
+        return True
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 
 
 def read_manifest(files: Files) -> tuple[dict[str, Any], str]:

@@ -7,6 +7,7 @@ import io
 import os
 import random
 import re
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,50 @@ def test_a_command_line_takes_sets_of_ours_and_of_others(tars: Path, shard_root:
     assert 0 < len(part.splits["val"]) < sum(map(len, part.splits.values()))
     with pytest.raises(ResoluteError, match="expected a finished shard set"):
         open_either(tmp_path / "mistyped")
+
+
+@pytest.mark.parametrize("name", ["set[1]", "what?", "a*b", "{x,y}", "left{", "plain", "shards.tar"])
+def test_a_set_that_prep_made_is_opened_as_such_whatever_its_path_holds(
+    shard_root: Path, tmp_path: Path, name: str
+) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / name))
+    shards = open_either(root)
+    assert not shards.one_size
+    assert {split: len(part) for split, part in shards.splits.items()} == {"train": 75, "val": 15}
+    for words in ({"val": "val-*"}, {"classes": "names.txt"}):
+        with pytest.raises(ResoluteError, match=r"for a shard set that prep made, expected none.*; leave"):
+            open_either(root, **words)
+
+
+@pytest.mark.parametrize("state", ["finished", "unfinished", "a damaged manifest"])
+@pytest.mark.parametrize("pattern", ["", "/*/*.tar", "/{32,48}/train-*.tar", "/**/*.tar"])
+def test_the_resolutions_of_a_set_never_become_samples_of_their_own(
+    shard_root: Path, tmp_path: Path, state: str, pattern: str
+) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / "shards"))
+    if state == "unfinished":  # as a killed prep leaves it
+        (root / "manifest.json").unlink()
+        (root / ".prep").mkdir()
+    elif state == "a damaged manifest":
+        (root / "manifest.json").write_text("{")
+    with pytest.raises(ResoluteError, match="got a shard set that prep made, which holds each photo once for each"):
+        opened(f"{root}{pattern}")
+    if state == "finished" and not pattern:
+        open_either(root)
+    else:
+        with pytest.raises(ResoluteError, match=r"got a shard set that prep made|manifest\.json"):
+            open_either(f"{root}{pattern}")
+    assert len(opened(root / "32", val="val-*")[0].splits["train"]) == 75  # one resolution, asked for by name
+
+
+def test_tars_whose_folder_has_a_manifest_of_another_kind_are_those_of_others(tars: Path) -> None:
+    (tars / "manifest.json").write_text('{"name": "their own"}')
+    assert len(open_either(tars).splits["train"]) == 28
+    with pytest.raises(ResoluteError, match="got fold 1 for tars that others made, which have no folds"):
+        open_either(tars, fold=1)
+
+
+def test_tars_in_a_folder_of_an_odd_name_are_found(written_tars: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(written_tars, tmp_path / "a[1]{b"))
+    assert len(opened(root)[0].splits["train"]) == 28
+    assert len(opened(root / "train-000.tar")[0].splits["train"]) > 0
