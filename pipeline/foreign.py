@@ -16,7 +16,6 @@ import hashlib
 import itertools
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from braceexpand import braceexpand
 
 from .cache import CacheSettings
 from .cpu_count import available_cpus
-from .errors import ResoluteError, strip_credentials
+from .errors import ResoluteError, StorageError, strip_credentials
 from .files import is_url, open_files
 from .foreign_index import REPAIR, ForeignIndex, find_index
 from .foreign_look import Wanted
@@ -40,7 +39,7 @@ _TARS = ("*.tar", "*.tar.gz", "*.tgz")  # compressed ones are refused, not passe
 
 
 def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(line, flush=True)
 
 
 def open_webdataset(
@@ -74,6 +73,15 @@ def open_webdataset(
     root, names = _tars(source)
     files = open_files(root, cache=cache)
     wanted = Wanted(image=_extensions(image), label=_extensions(label))
+    # why here: indexing may take hours
+    for name, extensions in (("image", wanted.image), ("label", wanted.label)):
+        if not all(extensions):
+            example = getattr(Wanted, name)[0]
+            raise ResoluteError(f"{name}: got an empty extension, expected some such as {example}; name one")
+    if isinstance(val, (int, float)) and not 0 < val < 1:
+        raise ResoluteError(f"{files.root}: got val {val}, expected a part above 0, below 1, or a pattern; change it")
+    if isinstance(classes, str | Path):
+        classes = _lines(Path(classes))
     try:
         found = find_index(files, names, wanted, threads=threads or available_cpus(),
                            folder=None if index is None else Path(index), tell=tell)  # fmt: skip
@@ -186,10 +194,10 @@ def _braces(pattern: str) -> list[str]:
         raise ResoluteError(f"{shown}: braces do not match, expected a pattern like train-{{000..146}}.tar") from None
 
 
-def _class_names(given: str | Path | Sequence[str] | None, found: ForeignIndex, root: str) -> tuple[str, ...]:
+def _class_names(given: Sequence[str] | None, found: ForeignIndex, root: str) -> tuple[str, ...]:
     if given is None:
         return tuple(map(str, range(found.classes)))
-    names = tuple(given) if not isinstance(given, str | Path) else _lines(Path(given))
+    names = tuple(given)
     if len(names) < found.classes:
         raise ResoluteError(
             f"{root}: got names of {len(names)} classes, expected {found.classes}: the largest label is "
@@ -201,8 +209,12 @@ def _class_names(given: str | Path | Sequence[str] | None, found: ForeignIndex, 
 def _lines(path: Path) -> tuple[str, ...]:
     try:
         return tuple(path.read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResoluteError(f"{path}: cannot be read ({error}), expected the name of a class a line") from None
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be read, got '{error.strerror}', expected one class name per line; correct the path"
+        ) from None
+    except UnicodeDecodeError:
+        raise ResoluteError(f"{path}: not UTF-8, expected one class name per line; save it as UTF-8") from None
 
 
 def _splits(found: ForeignIndex, names: Sequence[str], val: str | float | None, root: str) -> dict[str, Split]:
@@ -213,8 +225,6 @@ def _splits(found: ForeignIndex, names: Sequence[str], val: str | float | None, 
         if val is not None and not any(held):
             raise ResoluteError(f"{root}: val '{val}' fits no tar, the first is {names[0]}; correct it")
     else:
-        if isinstance(val, bool) or not 0 < val < 1:
-            raise ResoluteError(f"{root}: got val {val}, expected a part above 0, below 1, or a pattern; change it")
         mask = found.samples["fold"] < np.uint32(round(val * 2**32) if val < 1 else 0)
     if val is not None and (not mask.any() or mask.all()):
         raise ResoluteError(

@@ -157,7 +157,8 @@ class Plan:
         needed = ("train",) if eval_batch_size is None else ("train", "val")
         for split in needed:
             if split not in shards.splits or not len(shards.splits[split]):
-                raise ResoluteError(f"{shards.root}: split {split} has no samples, expected some; rebuild it")
+                remedy = "hold out a part with val (--val 0.1, make: VAL=0.1)" if shards.one_size else "rebuild it"
+                raise ResoluteError(f"{shards.root}: split {split} has no samples, expected some; {remedy}")
         self.segments: list[Segment] = []
         total, first, step, epoch, offset = len(shards.splits["train"]), 0, 0, 0, 0
         epochs = sum(stage.epochs for stage in self.stages)

@@ -119,7 +119,7 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("train", "--device", "gpu9"), ("train", "--threads", "0"), ("train", "--threads", "many"),
         ("train", "--keep", "0"),
         ("train", "--save-every-s", "-1"), ("train", "--save-every-steps", "-1"), ("train", "--decode", "tpu"),
-        ("train", "--run", ".."), ("train", "--run", "a\nb"), ("train", "--from", "nothing.pt"),
+        ("train", "--run", ".."), ("train", "--from", "nothing.pt"),
         ("train", "--folds", "9"),
         ("train", "--budget", "1m"), ("train", "--nonsense", "1"), ("train", "--gpu-memory-gib", "nan"),
         ("plan", "--budget", "soon"), ("plan", "--json", "{read-only}/x.json"),

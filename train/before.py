@@ -7,10 +7,13 @@ import dataclasses
 import itertools
 import json
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import torch
 
@@ -69,7 +72,15 @@ def _scratch(runs: Path, ranks: Ranks) -> Iterator[str]:
             raise ResoluteError(f"{runs}: {error.strerror}, expected a folder to write; choose another RUN") from None
         if ranks.first:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # why: their default would leave the folder behind
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _exit)
+                stack.callback(signal.signal, number, signal.SIG_DFL)
         yield folder
+
+
+def _exit(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def measured(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
