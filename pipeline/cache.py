@@ -29,6 +29,7 @@ from .errors import StorageError
 from .files import OpenFile
 from .part import owned_part, refused, same_file
 from .room import DIGEST, Room
+from .storage.read_at import read_at
 
 __all__ = ["HEADER", "TOUCH_S", "Cache", "CacheSettings"]
 
@@ -174,7 +175,7 @@ class Cache:
         if (file := self._held(key, path, nbytes)) is None:
             return None
         try:
-            data = os.pread(file.fd, stop - start, HEADER.size + start)
+            data = read_at(file.fd, stop - start, HEADER.size + start)
         except OSError as error:
             if error.errno not in _DAMAGED:
                 raise refused(path, error) from None

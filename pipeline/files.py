@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from .errors import FileEndsEarly, Missing, ResoluteError
 from .retry import ask_again
 from .source_record import repair_hint
+from .storage.read_at import read_at
 
 if TYPE_CHECKING:
     from .cache import CacheSettings
@@ -169,9 +170,7 @@ class Folder(Files):
         def ask() -> bytes:
             try:
                 file = self._open(name)  # why: the name keeps it open until the read is done
-                data = os.pread(file.fd, nbytes, offset)
-                while len(data) < nbytes and (more := os.pread(file.fd, nbytes - len(data), offset + len(data))):
-                    data += more  # why: a network disk may answer in parts
+                data = read_at(file.fd, nbytes, offset)
             except OSError:
                 self.release()  # why: after ESTALE only a file that is opened again can be read
                 raise

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import io
 import mmap
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from .compiled import compiled
 from .errors import ResoluteError
 from .files import OpenFile, retry_local
+from .storage.read_at import read_at
 
 __all__ = ["BLOCK_BYTES", "REPAIR", "Records", "checksums", "checksums_name", "read_checksums"]
 
@@ -157,7 +157,7 @@ class Records:
         for block in blocks:
             at = block * BLOCK_BYTES
             # why not from the map: there an I/O error is a signal that ends the process
-            data = retry_local(functools.partial(os.pread, self._file.fd, BLOCK_BYTES, at), self._where)
+            data = retry_local(functools.partial(read_at, self._file.fd, BLOCK_BYTES, at), self._where)
             got, expected = zlib.crc32(data), int(self._crcs[block])
             if got != expected:
                 raise self._damaged(f"got CRC-32 {got:08x} at byte {at}, expected {expected:08x}")

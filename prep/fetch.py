@@ -19,6 +19,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 
 from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
+from pipeline.storage.read_at import read_at
 
 from .found import MAX_BYTES, MISSING, UNSEEN, ZIPPED, Location, is_url
 from .reject import NOT_THERE, Reject
@@ -151,15 +152,8 @@ def _whole(location: Location, ahead_bytes: int) -> bytes | None:
 
 def _pread(descriptor: int, offset: int, nbytes: int) -> bytes:
     """`nbytes` from `offset` on, or fewer where the file ends."""
-    parts = []
-    while nbytes > 0:
-        with _damage():
-            part = os.pread(descriptor, nbytes, offset)
-        if not part:
-            break
-        parts.append(part)
-        offset, nbytes = offset + len(part), nbytes - len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    with _damage():
+        return read_at(descriptor, nbytes, offset)
 
 
 class _Container:

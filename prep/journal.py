@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 from pipeline.shards import shard_name
+from pipeline.storage.read_at import read_at
 
 from .codecs import check_codecs
 from .retry import retry
@@ -98,7 +98,7 @@ class Journal:
         if name not in self._at:
             return None
         at, nbytes = self._at[name]
-        return read_written(os.pread(self._copy.fileno(), nbytes, at), self._hash)
+        return read_written(read_at(self._copy.fileno(), nbytes, at), self._hash)
 
     def __iter__(self) -> Iterator[Written]:
         for name in sorted(self._at):
