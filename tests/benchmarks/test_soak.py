@@ -155,6 +155,9 @@ def test_what_is_left_over_missing_or_changed_is_found(tmp_path: Path) -> None:
     assert kinds == ["1 files missing", "1 files left over", "1 files of other bytes"]
     assert leftover_files("TMPDIR", tmp_path, ["same", "changed"]) == ["TMPDIR: left over: .file.part"]
     assert leftover_files("TMPDIR", tmp_path / "none") == []
+    (tmp_path / "pymp-1").mkdir()
+    (tmp_path / "pymp-1" / "file").touch()
+    assert leftover_files("TMPDIR", tmp_path / "pymp-1") == ["TMPDIR: left over: file"]
 
 
 def test_samples_that_are_lost_doubled_or_foreign_are_found() -> None:
