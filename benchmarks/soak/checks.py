@@ -42,7 +42,7 @@ def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]
 def leftover_files(what: str, folder: Path, allowed: Sequence[str] = ()) -> list[str]:
     """Findings for everything in a folder that should be empty but for `allowed`.
 
-    Not for multiprocessing's own `pymp-*` with the fork server's socket, which a killed process leaves: it has no bytes.
+    But for multiprocessing's `pymp-*` with the fork server's socket, which a killed process leaves: it has no bytes.
     """
     paths = sorted(folder.rglob("*")) if folder.exists() else []
     names = [str(path.relative_to(folder)) for path in paths
