@@ -79,7 +79,7 @@ def _index(args: argparse.Namespace) -> int:
     val = args.val
     with suppress(TypeError, ValueError):  # not a part but a pattern, or none
         val = float(args.val)
-    given = {name: value.split(",") for name in ("image", "label") if (value := getattr(args, name))}
+    given = {name: value.split(",") for name in ("image", "label") if (value := getattr(args, name)) is not None}
     from .foreign import open_webdataset
 
     shards = open_webdataset(

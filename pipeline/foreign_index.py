@@ -96,10 +96,15 @@ def find_index(
                 return found
             if part is not None:
                 meta.unlink(missing_ok=True)  # damaged
-                made = _made(files, names, wanted, meta.parent, threads, tell)
                 try:
+                    made = _made(files, names, wanted, meta.parent, threads, tell)
                     _write_all(part, manifest_bytes({**made, "states": states}))
                     os.rename(f"{meta}.part", meta)  # noqa: PTH104
+                except ResoluteError:
+                    shutil.rmtree(meta.parent, ignore_errors=True)  # why: these tars will never have an index
+                    with suppress(OSError):
+                        place.rmdir()
+                    raise
                 except OSError as error:
                     raise refused(meta, error) from None
         for path in old:
