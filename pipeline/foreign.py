@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ _TARS = ("*.tar", "*.tar.gz", "*.tgz")  # compressed ones are refused, not passe
 
 
 def _tell(line: str) -> None:
-    print(line, flush=True)
+    print(line, file=sys.stderr, flush=True)
 
 
 def open_webdataset(

@@ -122,7 +122,7 @@ def test_a_default_result_is_named_after_the_device(
         (["--device", "tpu"], "--device: got tpu, expected auto, cpu or cuda"),
         (["--shards", "missing"], "manifest.json: not found"),
         (["--batch-size", "76"], "got 75 training samples, expected a full batch of 76"),
-        (["--only", "stalls", "--model", "resnet99"], "timm cannot build 'resnet99'"),
+        (["--only", "stalls", "--model", "resnet99"], "--model: got 'resnet99', expected a timm model"),
         (["--worker", "2"], "command line: unrecognized arguments: --worker 2"),
         (["--out", "/proc/self/none/x.json"], "/proc/self/none/x.json: not written (No such folder)"),
     ],

@@ -73,7 +73,7 @@ def test_the_sheet_is_drawn_and_mistakes_are_one_line(
     for wrong, told in (
         (["--out", str(tmp_path / "a.nosuch")], "a.nosuch, expected a name that ends in .png or"),
         (["--out", str(tmp_path / "new" / "a.png")], "a.png: not written (No such folder)"),
-        (["--count", "0"], "--count: out of range, got 0"),
+        (["--count", "0"], "argument --count: got '0'"),
         (["--colour"], "--colour"),
     ):
         capsys.readouterr()

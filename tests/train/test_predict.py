@@ -202,7 +202,7 @@ def test_a_photo_that_the_disk_does_not_deliver_ends_the_command(
         (["nowhere", "--src", "."], "nowhere: no run and no checkpoint found"),
         (["RUN", "--src", "nowhere"], "nowhere: no images, got nothing"),
         (["RUN", "--src", "RUN"], "no images, got"),
-        (["RUN", "--src", "PHOTOS", "--topk", "0"], "--topk, --res: got 0 and 48, expected at least 1"),
+        (["RUN", "--src", "PHOTOS", "--topk", "0"], "argument --topk: got '0', expected a whole number from 1"),
         (["RUN", "--src", "PHOTOS", "--out", "PHOTO/pred.csv"], "pred.csv: not written (No such folder)"),
     ],
 )
