@@ -1,4 +1,4 @@
-"""What runs inside the DALI graph on a CPU in place of DALI's own nodes? Compiled functions, called for one image each.
+"""Compiled functions that run inside the DALI graph on a CPU in place of DALI's own nodes, called for one image each.
 
 NVIDIA's numba plugin compiles a wrapper around a Python function for every pipeline, for seconds; what it hands to
 DALI in the end are two addresses of C functions. Ours are compiled once, kept on disk, and handed over instead.
@@ -22,12 +22,12 @@ from .compiled import c_function, compiled
 from .pixels import blend, run_slots
 from .resize import normalise_rows, resize
 
-__all__ = ["blended", "canvas", "changed", "finished", "normalised", "parameters", "resized", "ticket"]
+__all__ = ["blended", "canvas", "changed", "finished", "normalised", "outputs", "parameters", "resized"]
 
-# float32 an image: mirrored or not, upside down or not, three scales, three shifts, the address of its output (64 bits,
-# two places), the side of its output in px, the ticket of its batch
-_PARAMETERS = 12
-_TICKETS = 1 << 24  # a float32 holds no more integers than these
+# of each image, float32: mirrored or not, upside down or not, three scales, three shifts
+_PARAMETERS = 8
+# of each image, int64: the address of its output, the side of its output in px, the number of its batch
+_OUTPUT = 3
 
 
 def canvas(batch: int, res: int) -> NDArray[np.uint8]:
@@ -36,24 +36,25 @@ def canvas(batch: int, res: int) -> NDArray[np.uint8]:
 
 
 def parameters(
-    flips: NDArray[Any], vflips: NDArray[Any], mean: tuple[float, ...], std: tuple[float, ...],
-    out: NDArray[np.float32], number: int,
-) -> NDArray[np.float32]:  # fmt: skip
-    """(N, 12) for `flips` and `vflips` (N,) bool, the statistics of values in 0..1, and where the images shall go.
-
-    `out` (N, res, res, 3) must live until the run is over. Of the batch's `number` the nodes give back `ticket`.
-    """
+    flips: NDArray[Any], vflips: NDArray[Any], mean: tuple[float, ...], std: tuple[float, ...]
+) -> NDArray[np.float32]:
+    """(N, 8) for `flips` and `vflips` (N,) bool and the statistics of values in 0..1."""
     found = np.empty((len(flips), _PARAMETERS), np.float32)
     found[:, 0], found[:, 1] = flips, vflips
     found[:, 2:5] = [1 / (255 * s) for s in std]
     found[:, 5:8] = [-m / s for m, s in zip(mean, std, strict=True)]
-    found[:, 8:10].view(np.int64)[:, 0] = out.ctypes.data + out.strides[0] * np.arange(len(out))
-    found[:, 10], found[:, 11] = out.shape[1], ticket(number)
     return found
 
 
-def ticket(number: int) -> float:
-    return float(number % _TICKETS)
+def outputs(out: NDArray[np.float32], number: int) -> NDArray[np.int64]:
+    """(N, 3): where the images of batch `number` shall go, which the nodes that write them give back.
+
+    `out` (N, res, res, 3) must live until the batch was taken.
+    """
+    found = np.empty((len(out), _OUTPUT), np.int64)
+    found[:, 0] = out.ctypes.data + out.strides[0] * np.arange(len(out))
+    found[:, 1], found[:, 2] = out.shape[1], number
+    return found
 
 
 def resized(images: Any, canvas: Any, parameters: Any) -> Any:
@@ -61,9 +62,10 @@ def resized(images: Any, canvas: Any, parameters: Any) -> Any:
     return _node(_resize, dali.UINT8, (canvas, dali.UINT8, 3), (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1))
 
 
-def finished(images: Any, parameters: Any) -> Any:
+def finished(images: Any, parameters: Any, output: Any) -> Any:
     """Node: `normalised` of the image resized and mirrored or not, in one pass."""
-    return _node(_finish, dali.FLOAT, (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1), ends=True)
+    return _node(_finish, dali.INT64, (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1), (output, dali.INT64, 1),
+                 ends=True)  # fmt: skip
 
 
 def changed(images: Any, kinds: Any, values: Any) -> Any:
@@ -76,12 +78,13 @@ def blended(images: Any, partner: Any, lam: Any) -> Any:
     return _node(_blend, dali.UINT8, (images, dali.UINT8, 3), (partner, dali.UINT8, 3), (lam, dali.FLOAT, 1))
 
 
-def normalised(images: Any, parameters: Any) -> Any:
-    """Node: (h, w, 3) uint8 times the scales plus the shifts of `parameters`, written where these say.
+def normalised(images: Any, parameters: Any, output: Any) -> Any:
+    """Node: (h, w, 3) uint8 times the scales plus the shifts of `parameters`, written where `output` says.
 
-    What DALI gets is the ticket, (1,) float32: the images are not its own, so that their memory can be ours.
+    What DALI gets is the number of the batch, (1,) int64: the images are not its own, so that their memory can be ours.
     """
-    return _node(_normalise, dali.FLOAT, (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1), ends=True)
+    return _node(_normalise, dali.INT64, (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1), (output, dali.INT64, 1),
+                 ends=True)  # fmt: skip
 
 
 class _Compiled(NumbaFunction):
@@ -98,10 +101,10 @@ _SHAPES, _OPERANDS = types.CPointer(types.CPointer(types.int64)), types.CPointer
 
 @do_not_convert
 def _node(run: Callable[..., None], out: Any, *inputs: tuple[Any, Any, int], ends: bool = False) -> Any:
-    """One (h, w, 3) output, as high and wide as the first input; a ticket, (1,), if it `ends` the graph."""
+    """One (h, w, 3) output, as high and wide as the first input; a batch number, (1,), if it `ends` the graph."""
     given, kinds, ndims = zip(*inputs, strict=True)
     return _Compiled(
-        run_fn=run, setup_fn=_shape_of_ticket if ends else _shape_of_first, out_types=[out], in_types=list(kinds),
+        run_fn=run, setup_fn=_shape_of_number if ends else _shape_of_first, out_types=[out], in_types=list(kinds),
         outs_ndim=[1 if ends else 3], ins_ndim=list(ndims),
     )(*given)  # fmt: skip
 
@@ -117,9 +120,8 @@ def _pointer(context: Any, address: Any) -> Any:
 
 
 @compiled
-def _output(parameters: Any, height: int, width: int) -> Any:
+def _output(address: Any, height: int, width: int) -> Any:
     """Where an image shall go, (height, width, 3) float32."""
-    address = carray(parameters, _PARAMETERS // 2, np.int64)[4]
     return carray(_pointer(address), (height, width, 3), np.float32)  # type: ignore[call-arg]  # not for Python
 
 
@@ -146,23 +148,25 @@ def _resize(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any,
     resize(image, given[0] > 0, given[1] > 0, out, given[2:5], given[5:8])
 
 
-def _shape_of_ticket(outs: Any, _od: Any, _no: Any, _ins: Any, _id: Any, _ni: Any, samples: Any) -> None:
+def _shape_of_number(outs: Any, _od: Any, _no: Any, _ins: Any, _id: Any, _ni: Any, samples: Any) -> None:
     for i in range(samples):
         outs[i][0] = 1
 
 
 def _finish(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
     image, given = carray(ins[0], (of[0][0], of[0][1], 3), np.uint8), carray(ins[1], _PARAMETERS, np.float32)
-    out = _output(ins[1], int(given[10]), int(given[10]))
+    place = carray(ins[2], _OUTPUT, np.int64)
+    out = _output(place[0], place[1], place[1])
     resize(image, given[0] > 0, given[1] > 0, out, given[2:5], given[5:8])
-    carray(outs[0], 1, np.float32)[0] = given[11]
+    carray(outs[0], 1, np.int64)[0] = place[2]
 
 
 def _normalise(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
     shape, given = (of[0][0], 3 * of[0][1]), carray(ins[1], _PARAMETERS, np.float32)
-    out = _output(ins[1], of[0][0], of[0][1]).reshape(shape)
+    place = carray(ins[2], _OUTPUT, np.int64)
+    out = _output(place[0], of[0][0], of[0][1]).reshape(shape)
     normalise_rows(carray(ins[0], shape, np.uint8), out, given[2:5], given[5:8])
-    carray(outs[0], 1, np.float32)[0] = given[11]
+    carray(outs[0], 1, np.int64)[0] = place[2]
 
 
 def _run_slots(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from .errors import ResoluteError
+
 __all__ = [
     "allocated_bytes", "available", "available_bytes", "current_stream", "device_count", "device_name", "elapsed_s",
     "empty_cache", "indexed", "limit_memory", "memory_limit_bytes", "on", "peak_allocated_bytes",
     "peak_reserved_bytes", "reached", "record_event", "reserved_bytes", "reset_peak_memory", "rng_state", "rng_states",
-    "select", "set_rng_state", "set_rng_states", "synchronize", "total_bytes", "utilization",
+    "select", "set_rng_state", "set_rng_states", "synchronize", "total_bytes", "usable", "utilization",
 ]  # fmt: skip
 
 driver: Any = torch.cuda
@@ -35,6 +37,19 @@ def indexed(device: str | torch.device) -> torch.device:
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", driver.current_device())
+
+
+def usable(device: str | torch.device) -> torch.device:
+    """The device with its index. Raises `ResoluteError` if it is not there."""
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
+        raise ResoluteError(f"device: got {device}, expected cpu or cuda; choose one")
+    if kind == "cuda" and not available():
+        raise ResoluteError(f"device {device}: no CUDA device found, expected one; use device cpu")
+    found = indexed(device)
+    if kind == "cuda" and (found.index or 0) >= device_count():
+        raise ResoluteError(f"device {device}: got {device_count()} CUDA devices, expected more; choose another")
+    return found
 
 
 def select(device: str | torch.device) -> torch.device:

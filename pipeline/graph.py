@@ -31,7 +31,7 @@ _INPUTS = {
     "start": (types.INT32, 1),  # window in the stored image: y, x
     "shape": (types.INT32, 1),  # height, width
 }
-_CPU_INPUTS = {"parameters": (types.FLOAT, 1)}  # see `cpu`
+_CPU_INPUTS = {"parameters": (types.FLOAT, 1), "output": (types.INT64, 1)}  # see `cpu`
 _GPU_INPUTS = {
     "size": (types.FLOAT, 1),  # output height, width
     "roi": (types.FLOAT, 1),  # relative y0, x0, y1, x1 of the window; x0 > x1 mirrors, y0 > y1 turns upside down
@@ -117,7 +117,7 @@ class Graph:
             whole = tuple(images.shape) == (len(spec), spec.res, spec.res, 3)
         else:
             images = torch.from_numpy(out)
-            whole = bool((np.asarray(found.as_tensor()) == cpu.ticket(spec.index)).all())
+            whole = bool((np.asarray(found.as_tensor()) == spec.index).all())
         self._pipe.release_outputs()
         if not whole:  # DALI issue 5222: never train on another batch's size
             raise RuntimeError(f"batch {spec.index}: DALI returned another one, expected {len(spec)} at {spec.res} px")
@@ -147,7 +147,8 @@ class Graph:
         out = None
         if self._buffers is not None:
             out = self._buffers.take((n, spec.res, spec.res, 3))
-            values["parameters"] = cpu.parameters(spec.flips, vflips, self._mean, self._std, out, spec.index)
+            values["parameters"] = cpu.parameters(spec.flips, vflips, self._mean, self._std)
+            values["output"] = cpu.outputs(out, spec.index)
             if not self._plain:
                 values["canvas"] = cpu.canvas(n, spec.res)
         else:
@@ -185,7 +186,7 @@ def _graph(
     )  # fmt: skip
     if on_cpu:
         if plain:
-            return cpu.finished(images, given["parameters"])
+            return cpu.finished(images, given["parameters"], given["output"])
         images = cpu.resized(images, given["canvas"], given["parameters"])
     else:
         images = fn.resize(
@@ -198,7 +199,7 @@ def _graph(
     if features.mixing:
         images = ops.mixed(images, given)
     if on_cpu:
-        return cpu.normalised(images, given["parameters"])
+        return cpu.normalised(images, given["parameters"], given["output"])
     return fn.crop_mirror_normalize(
         images, mean=[255 * m for m in mean], std=[255 * s for s in std],
         dtype=types.FLOAT16 if half else types.FLOAT, output_layout="HWC",

@@ -108,7 +108,7 @@ class Loader(Iterator[Batch]):
         if on_bad_sample not in ("error", "skip"):
             raise ResoluteError(f"on_bad_sample: got {on_bad_sample!r}, expected error or skip; choose one")
         self.plan, self.rank, self.world = plan, rank, world
-        self.device = _device(device)
+        self.device = cuda.usable(device)
         on_gpu = self.device.type == "cuda"
         if decode not in (None, "cpu", "gpu"):
             raise ResoluteError(f"decode: got {decode!r}, expected cpu or gpu; choose one")
@@ -357,19 +357,6 @@ class Loader(Iterator[Batch]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _device(device: str | torch.device) -> torch.device:
-    """The device with its index. Raises `ResoluteError` if it is not there."""
-    kind = torch.device(device).type
-    if kind not in ("cpu", "cuda"):
-        raise ResoluteError(f"device: got {device}, expected cpu or cuda; choose one")
-    if kind == "cuda" and not cuda.available():
-        raise ResoluteError(f"device {device}: no CUDA device found, expected one; use device cpu")
-    indexed = cuda.indexed(device)
-    if kind == "cuda" and (indexed.index or 0) >= cuda.device_count():
-        raise ResoluteError(f"device {device}: got {cuda.device_count()} CUDA devices, expected more; choose another")
-    return indexed
 
 
 def _check_range(name: str, value: int, least: int, most: int | None = None) -> None:

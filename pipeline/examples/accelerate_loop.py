@@ -1,4 +1,4 @@
-"""How do several processes train under Hugging Face Accelerate, with its checkpoints?
+"""Several processes that train under Hugging Face Accelerate, with its checkpoints.
 
     accelerate launch --num_processes 8 -m pipeline.examples.accelerate_loop SHARDS --res 128,160 --checkpoint run
 
@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from pipeline import Augment, Loader, Plan, ShardSet, Stage
-from pipeline.examples.start import flags, soft_targets
+from pipeline import Augment, Loader, Plan, Stage
+from pipeline.examples.start import flags, open_shards, run, soft_targets
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
@@ -25,9 +25,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     args = flags(argv, __doc__)
     accelerator = Accelerator()
     torch.manual_seed(0)
-    shards = ShardSet.open(args.shards, resolutions=args.resolutions)
+    shards, resolutions = open_shards(args)
     classes, mixed = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
-    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=mixed) for res in args.resolutions]
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=mixed) for res in resolutions]
     plan = Plan(shards, stages)
     # group norm: with batch norm, results would depend on the number of processes
     model = resnet18(num_classes=classes, norm_layer=partial(nn.GroupNorm, 8)).to(memory_format=torch.channels_last)
@@ -68,4 +68,4 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

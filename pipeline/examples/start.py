@@ -1,24 +1,27 @@
-"""What do the examples have in common? Their flags, and targets that know of mixing."""
+"""What the examples share: their flags, how they open shards and end, and targets that know of mixing."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch.nn.functional import one_hot
 
-from pipeline import Batch
+from pipeline import Batch, ResoluteError, ShardSet
+from pipeline.cli import Parser, print_error, run_main
 
-__all__ = ["Flags", "flags", "soft_targets"]
+__all__ = ["Flags", "flags", "open_shards", "run", "soft_targets"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
     shards: str
-    resolutions: tuple[int, ...]  # px, one a stage
+    resolutions: tuple[int, ...]  # px, one a stage; none: the two smallest of the set
+    device: str
     epochs: int  # of each stage
     batch_size: int  # over all processes
     checkpoint: Path
@@ -26,16 +29,41 @@ class Flags:
 
 
 def flags(argv: Sequence[str] | None, description: str | None) -> Flags:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Raises `ResoluteError` for a command line that makes no sense."""
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", metavar="SHARDS")
-    parser.add_argument("--res", dest="resolutions", default="128,160", help="px, one a stage (default: %(default)s)")
+    parser.add_argument("--res", dest="resolutions", default="", metavar="PX,PX",
+                        help="one a stage (default: the two smallest of the set)")  # fmt: skip
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=2, help="of each stage (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="over all processes (default: %(default)s)")
     parser.add_argument("--checkpoint", type=Path, default=Path("run"), help="(default: %(default)s)")
     parser.add_argument("--stop", type=int, metavar="N", help="after N epochs in all, to go on another time")
     given = vars(parser.parse_args(argv))
-    resolutions = tuple(int(res) for res in given.pop("resolutions").split(","))
-    return Flags(resolutions=resolutions, **given)
+    words = given.pop("resolutions")
+    if not all(word.isdecimal() and int(word) for word in words.split(",") if words):
+        raise ResoluteError(f"--res: got {words}, expected px such as 128,160; correct it")
+    return Flags(resolutions=tuple(int(word) for word in words.split(",") if words), **given)
+
+
+def open_shards(args: Flags) -> tuple[ShardSet, tuple[int, ...]]:
+    """The shard set, and the resolution of each stage in px. Raises `ResoluteError` for one that it does not hold."""
+    shards = ShardSet.open(args.shards, resolutions=args.resolutions or None)
+    return shards, args.resolutions or shards.resolutions[:2]
+
+
+def run(main: Callable[[], Any]) -> NoReturn:
+    """Call `main` and exit; a `ResoluteError` is one line on stderr, and status 2."""
+
+    def status() -> int:
+        try:
+            main()
+        except ResoluteError as error:
+            print_error(error)
+            return 2
+        return 0
+
+    run_main(status)
 
 
 def soft_targets(batch: Batch, classes: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How does timm's way to train, `for epoch: for input, target in loader`, take the stream?
+"""timm's way to train, `for epoch: for input, target in loader`, on the stream.
 
     python -m pipeline.examples.timm_loop SHARDS --res 128,160
 
@@ -18,8 +18,8 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
-from pipeline import Augment, Loader, Plan, ShardSet, Stage
-from pipeline.examples.start import flags, soft_targets
+from pipeline import Augment, Loader, Plan, Stage, cuda
+from pipeline.examples.start import flags, open_shards, run, soft_targets
 from pipeline.plan import Segment
 
 
@@ -44,10 +44,10 @@ class Pass:
 def main(argv: Sequence[str] | None = None) -> AverageMeter:
     """Train; returns the last top-1 in percent."""
     args = flags(argv, __doc__)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shards = ShardSet.open(args.shards, resolutions=args.resolutions)
+    device = cuda.usable(args.device)
+    shards, resolutions = open_shards(args)
     classes, mixed = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
-    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=mixed) for res in args.resolutions]
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=mixed) for res in resolutions]
     plan = Plan(shards, stages)
     model = timm.create_model("resnet18", num_classes=classes).to(device).to(memory_format=torch.channels_last)
     ema = ModelEmaV3(model, decay=0.99, use_warmup=True)
@@ -74,4 +74,4 @@ def main(argv: Sequence[str] | None = None) -> AverageMeter:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

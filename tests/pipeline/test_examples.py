@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,31 @@ def test_the_loop_of_the_readme_runs(shard_root: Path, shard_set: ShardSet) -> N
     assert len(torch.cat(losses)) == 2 * len(shard_set.splits["train"])
     assert len(torch.cat(counts)) == 2 * len(shard_set.splits["val"])
     assert len(states) == 2
+
+
+@pytest.mark.parametrize("example", [plain, timm_loop])
+def test_an_example_runs_on_the_cpu_at_resolutions_of_the_set_unless_told_otherwise(
+    example: Any, shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, whose bits are others
+    example.main([str(shard_root), *WORDS[2:], "--checkpoint", str(tmp_path / "x.pt")])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["epoch 0 32 px", "epoch 1 48 px"]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--res", "96"], "no shards at 96 px, got 32,48,64"),
+    (["--res", "32,x"], "--res: got 32,x, expected px such as 128,160"),
+    (["--device", "cuda:99"], "device"),
+    (["--nonsense"], "unrecognized arguments: --nonsense"),
+])  # fmt: skip
+def test_an_impossible_request_to_an_example_is_one_line(
+    shard_root: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.examples.plain", str(shard_root), *words, "--checkpoint", str(tmp_path / "x")],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1

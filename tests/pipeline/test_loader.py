@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.cuda import usable
 from pipeline.errors import DamagedSample, ResoluteError, StorageError
 from pipeline.index import Records
-from pipeline.loader import Batch, Loader, _device
+from pipeline.loader import Batch, Loader
 from pipeline.plan import CUTMIX, MIXUP, Plan
+from pipeline.reader import Reader
 from pipeline.recipe import Augment, Stage
 from pipeline.shards import ShardSet
 from tests import reference
@@ -403,14 +405,14 @@ def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[
     assert "\n" not in str(error.value)
 
 
-def test_cuda_without_an_index_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_an_index_is_the_currentusable(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1)
     monkeypatch.setattr("pipeline.cuda.driver", driver)
-    assert _device("cuda") == torch.device("cuda", 1)
-    assert _device("cuda:0") == torch.device("cuda", 0)
-    assert _device("cpu") == torch.device("cpu")
+    assert usable("cuda") == torch.device("cuda", 1)
+    assert usable("cuda:0") == torch.device("cuda", 0)
+    assert usable("cpu") == torch.device("cpu")
     with pytest.raises(ResoluteError, match="device cuda:2: got 2 CUDA devices, expected more"):
-        _device("cuda:2")
+        usable("cuda:2")
 
 
 def test_what_the_machine_or_the_set_lacks_is_told(shard_root: Path, plan: Plan) -> None:
@@ -424,3 +426,18 @@ def test_what_the_machine_or_the_set_lacks_is_told(shard_root: Path, plan: Plan)
     if not torch.cuda.is_available():
         with pytest.raises(ResoluteError, match="no CUDA device found"):
             Loader(plan, device="cuda")
+
+
+def test_the_batch_in_the_place_of_another_is_noticed_at_any_distance(plan: Plan) -> None:
+    """Numbers and addresses travel through the graph as integers of 64 bits."""
+    spec = plan.batch(0)
+    with Loader(plan) as loader, Reader(plan.shards) as reader:
+        graph = loader._graph
+        graph.drain()
+        for number in (0, 2**24 + 1, 2**53 + 1):
+            jpegs = reader.submit(spec.split, spec.stored_res, spec.ids).result().pieces
+            graph.start(dataclasses.replace(spec, index=number), jpegs)
+            graph.take(dataclasses.replace(spec, index=number), None)
+            graph.start(dataclasses.replace(spec, index=number), jpegs)
+            with pytest.raises(RuntimeError, match="DALI returned another one"):
+                graph.take(dataclasses.replace(spec, index=number + 2**24), None)
