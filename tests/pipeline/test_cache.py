@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +20,7 @@ import pytest
 
 from pipeline import cache as caching
 from pipeline.cache import HEADER, Cache
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, StorageError
 
 CHUNK = 10_000
 FULL = CHUNK + HEADER.size
@@ -239,3 +243,53 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
         cache.read(key(1), 0, 5, CHUNK, fail)
     assert real_bytes(tmp_path) == cache.room.used() == 0
     assert read(cache, 1)
+
+
+def test_a_disk_without_file_locks_is_an_error_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never taken for "another process holds the lock", which would wait, or say that the cache is too small."""
+    cache = Cache(tmp_path, 3 * FULL)
+    for number in range(3):
+        read(cache, number)
+    real = fcntl.flock
+
+    def none_of(kind: int) -> Callable[[int, int], None]:
+        def flock(file: int, operation: int) -> None:
+            if operation == kind:
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+            real(file, operation)
+
+        return flock
+
+    for kind in (fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", none_of(kind))
+            with pytest.raises(StorageError, match=r"'No locks available', expected a folder .* that knows file locks"):
+                read(cache, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", none_of(fcntl.LOCK_EX | fcntl.LOCK_NB))
+        with pytest.raises(StorageError, match="'No locks available'"):
+            cache.room.shrink(FULL)
+    assert read(cache, 9)
+
+
+def test_a_checksum_whose_writer_was_killed_is_removed_when_files_are_counted(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 3 * FULL)
+    name = f"{key(1)}-a.npy"
+
+    def write(handle: int) -> str:
+        os.pwrite(handle, content(1), 0)
+        return hashlib.sha256(content(1)).hexdigest()
+
+    path = cache.file(name, CHUNK, write)
+    left = path.with_name(f"{key(2)}-b.npy.sha256")
+    left.write_text("0" * 64)
+    cache.room.shrink(0)
+    assert not left.exists()
+    assert path.with_name(f"{path.name}.sha256").exists()
+
+
+def test_a_chunk_of_another_size_is_not_read(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 10 * FULL)
+    read(cache, 1)
+    os.truncate(path_of(tmp_path, 1), 1 << 40)  # 1 TiB of nothing
+    assert read(Cache(tmp_path, 10 * FULL), 1)

@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
 from pipeline.cache import CacheSettings
-from pipeline.errors import FileEndsEarly, Missing, ResoluteError, StorageError
+from pipeline.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError
 from pipeline.files import Files, open_files
+from pipeline.reader import Reader
 from pipeline.remote import Remote
+from pipeline.shards import ShardSet
 from tests.s3 import BUCKET, Front, front, running_s3  # noqa: F401
 
 STEP = 1 << 14
@@ -244,3 +249,103 @@ def test_close_ends_what_hangs(tmp_path: Path, either: str, front: Front) -> Non
     assert time.monotonic() - began < 5
     assert "interrupted" in told[0]
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_an_interruption_ends_what_hangs_and_later_reads_work(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
+    with opened(either, tmp_path, stall_s=60.0, requests=3) as files:
+        files.local("manifest.json")
+        front.always = "hang"
+        files.want("32/a.tar", 0, 8 * STEP)  # three requests, and five that wait for them
+        told: list[Exception] = []
+
+        def read() -> None:
+            try:
+                files.read("32/a.tar", 9 * STEP, 1)
+            except StorageError as error:
+                told.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        while sum(front.asked.values()) < 4:
+            time.sleep(0.01)
+        began = time.monotonic()
+        files.interrupt()
+        reader.join()
+        while files.under_way():
+            time.sleep(0.01)
+        assert time.monotonic() - began < 5
+        assert isinstance(told[0], Interrupted)
+        front.always = None
+        assert files.read("32/a.tar", 9 * STEP, 9) == TAR[9 * STEP :][:9]
+
+
+def test_closing_a_reader_of_a_hung_store_takes_no_two_seconds(tmp_path: Path, shard_root: Path, s3_server: str,
+                                                               front: Front) -> None:  # noqa: F811  # fmt: skip
+    fs = fsspec.filesystem("s3")
+    for path in shard_root.rglob("*"):
+        if path.is_file() and path.suffix in (".tar", ".npy", ".json"):
+            fs.pipe(f"{s3_server}/whole/{path.relative_to(shard_root)}", path.read_bytes())
+    with opened(f"{s3_server}/whole", tmp_path, stall_s=60.0, requests=3) as files:
+        shards = ShardSet.open(f"{s3_server}/whole", resolutions=(32,), files=files)
+        reader = Reader(shards, threads=3)
+        front.always = "hang"
+        before = sum(front.asked.values())
+        for name in ("32/train-000000.tar", "32/train-000001.tar"):
+            files.want(name, 0, 20 * STEP)
+        for _ in range(5):
+            reader.submit("train", 32, np.arange(75))
+        while sum(front.asked.values()) < before + 3:
+            time.sleep(0.01)
+        began = time.monotonic()
+        reader.close()
+        assert time.monotonic() - began < 2
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("resolute-read")]
+        front.always = None
+        with Reader(shards) as again:
+            assert not again.submit("train", 32, np.arange(75)).result().errors
+
+
+def test_work_that_was_submitted_never_keeps_a_process_from_ending() -> None:
+    code = """
+import threading, time
+from pathlib import Path
+from pipeline.files import DaemonPool, open_files
+pool = DaemonPool(2, name="pool", files=open_files("."))
+begun = threading.Event()
+for _ in range(100):
+    pool.submit(lambda: (begun.set(), time.sleep(600)))
+begun.wait()
+print("end", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True,
+                          timeout=60, check=True)  # fmt: skip
+    assert done.stdout == "end\n"
+
+
+@pytest.mark.parametrize("url", [
+    "s3://me:secret@bucket/set", "http://host/set?sig=secret&x=1", "http://host/set?X-Amz-Signature=secret",
+])  # fmt: skip
+def test_no_message_holds_credentials(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(url, tmp_path, tries=1) as files:
+        assert "secret" not in files.root + files.where("a")
+
+        def fail(*args: Any, **words: Any) -> Any:
+            raise ValueError(f"cannot ask {url}/a for its bytes")
+
+        monkeypatch.setattr(files._store, "_call", fail)
+        with pytest.raises(StorageError, match="cannot ask") as error:
+            files.read("a", 0, 1)
+        assert "secret" not in str(error.value)
+    with pytest.raises(ResoluteError) as refused:
+        open_files(url.replace("s3", "nosuch").replace("http", "nosuch"), cache=settings(tmp_path))
+    assert "secret" not in str(refused.value)
+
+
+def test_a_file_that_is_too_large_to_be_a_manifest_is_refused_before_it_is_read(
+    tmp_path: Path, either: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.store._MAX_WHOLE_BYTES", 100)
+    with opened(either, tmp_path) as files:
+        with pytest.raises(ResoluteError, match=r"manifest\.json: too large, got 231 bytes, expected at most 100"):
+            files.local("manifest.json")
+        assert files.counts()["fetched_bytes"] == 0

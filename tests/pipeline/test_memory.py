@@ -33,8 +33,8 @@ print(json.dumps([took, counts]))
 
 
 def faults(way: str, *words: str) -> tuple[bool | None, list[int]]:
-    done = subprocess.run([sys.executable, "-c", _CODE, way, *words], cwd=Path(__file__).parents[2], capture_output=True,
-                          text=True, check=True)  # fmt: skip
+    argv = [sys.executable, "-c", _CODE, way, *words]
+    done = subprocess.run(argv, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
     took, counts = json.loads(done.stdout)
     return took, counts
 
@@ -56,6 +56,5 @@ def test_there_is_more_memory_than_was_freed_where_it_was_asked_for() -> None:
 
 def test_a_loader_leaves_the_memory_of_its_process_as_it_was(shard_root: Path) -> None:
     """What is freed goes back to the system: other libraries of the process may rely on it."""
-    _, untouched = faults("left")
-    _, after = faults("loader", str(shard_root))
-    assert min(after[1:]) > min(untouched[1:]) / 2 > 10
+    _, counts = faults("loader", str(shard_root))
+    assert min(counts) > 20  # each time anew; as above, 48 MiB are two dozen huge pages at least
