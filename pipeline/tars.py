@@ -19,6 +19,7 @@ _WINDOW = 4096  # read at once: the small files between two images, and their he
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 _FILES, _LONG_NAME, _PAX = (b"0", b"\0", b"7"), b"L", b"x"
 _MAX_HEADER_BYTES = 1 << 20
+_MAX_DIGITS = 20  # of a length or size
 
 Read = Callable[[int, int], bytes]  # (offset, nbytes) -> exactly so many bytes
 
@@ -130,12 +131,14 @@ def _pax(data: bytes, where: str) -> dict[bytes, bytes]:
     fields = {}
     while data.strip(b"\0"):
         length, _, _ = data.partition(b" ")
-        if not length.isdigit() or not len(length) < int(length) <= len(data):
+        # why lengths first: Python refuses to convert thousands of digits
+        if not length.isdigit() or len(length) > _MAX_DIGITS or not len(length) < int(length) <= len(data):
             raise _damaged(where, "got an extended header that makes no sense")
         key, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
         fields[key] = value
         data = data[int(length) :]
-    if not fields.get(b"size", b"0").isdigit():
+    size = fields.get(b"size", b"0")
+    if not size.isdigit() or len(size) > _MAX_DIGITS:
         raise _damaged(where, "got an extended header that makes no sense")
     return fields
 

@@ -236,3 +236,15 @@ def test_tars_in_a_folder_of_an_odd_name_are_found(written_tars: Path, tmp_path:
     root = Path(shutil.copytree(written_tars, tmp_path / "a[1]{b"))
     assert len(opened(root)[0].splits["train"]) == 28
     assert len(opened(root / "train-000.tar")[0].splits["train"]) > 0
+
+
+@pytest.mark.parametrize("field", ["size", "length"])
+def test_a_header_with_thousands_of_digits_is_a_damaged_tar(tmp_path: Path, field: str) -> None:
+    digits = "1" * 5000
+    extra = f"{digits} path=x\n" if field == "length" else f"{len(digits) + 11} size={digits}\n"
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, len(extra)
+    body = extra.encode().ljust(-(-len(extra) // 512) * 512, b"\0")
+    (tmp_path / "t.tar").write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + body + bytes(1024))
+    with pytest.raises(ResoluteError, match=r"t\.tar: cut short or damaged, got an extended header that"):
+        opened(tmp_path)
