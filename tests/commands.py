@@ -167,13 +167,19 @@ def _run(
         os.close(descriptor)
         setattr(sys, ("stdin", "stdout", "stderr")[descriptor], None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.argv = [module, *arguments]
     warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)  # why: it was loaded beforehand
     status: object = 0
+    guarded = _watch_guard()
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = end.code
+    except KeyboardInterrupt:
+        status = 130
+        if guarded:  # before that, Ctrl-C meets Python's own start
+            traceback.print_exc()
     except BaseException:  # why: what Python itself would print of an error that nobody caught
         traceback.print_exc()
         status = 1
@@ -185,6 +191,20 @@ def _run(
         with contextlib.suppress(BaseException):
             stream.flush()
     os._exit(status if isinstance(status, int) else 0 if status is None else 1)
+
+
+def _watch_guard() -> list[bool]:
+    """A list that is empty until the command has called `guard_process`."""
+    import pipeline.cli
+
+    real, guarded = pipeline.cli.guard_process, []
+
+    def guard() -> None:
+        real()
+        guarded.append(True)
+
+    pipeline.cli.guard_process = guard
+    return guarded
 
 
 def _obey_permissions() -> None:

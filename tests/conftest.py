@@ -15,6 +15,7 @@ from prep.__main__ import main as prep
 
 # why: a job in the background ignores Ctrl-C, and so would all that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # why: what nohup starts ignores it
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 RESOLUTIONS = (32, 48, 64)

@@ -213,7 +213,7 @@ def test_a_short_slice_finds_nothing(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     words = ["--only", "prep-folder,train-1", "--seed", 3, "--index", 2, "--out", out]
     done = subprocess.run([sys.executable, "-m", "benchmarks.soak", *map(str, words)], capture_output=True, text=True,
-                          timeout=280)  # fmt: skip
+                          timeout=900)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text())
     assert result["findings"] == []

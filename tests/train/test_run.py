@@ -78,7 +78,7 @@ def test_a_finished_run_has_its_files_and_saw_each_sample_of_each_epoch_once(
             assert record["samples"] == [38, 38, 75, 56, 56][record["epoch"]]
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(1200)
 def test_a_run_killed_ten_times_equals_the_uninterrupted_one_bit_for_bit(
     finished: Path, killed: Killed, words: Words, tmp_path: Path
 ) -> None:
