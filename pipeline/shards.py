@@ -34,7 +34,8 @@ __all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split
 
 FORMAT, VERSION = "resolute-shards", 3
 KEY_DIGITS = 9
-_WORK = ".prep"  # in a set that prep has not finished
+# Only prep writes these: the first while it works, the second at its end.
+_TRACES = (".prep", "index/train.npy")
 _SIZES_S = 0.3  # the most that opening spends on sizes of tars; the reader notices the others
 
 # A sample's number in prep's global order names its members (KEY = 000000042); rejected inputs leave gaps.
@@ -230,12 +231,12 @@ class ShardSet:
 
 
 def is_shard_set(folder: str | Path) -> bool:
-    """Whether prep made what lies in a folder on a disk, also where it is unfinished or its manifest is damaged.
+    """Whether prep made what lies in a folder on a disk, also if it is unfinished or its manifest damaged or gone.
 
-    Raises `StorageError` if the disk does not tell.
+    Raises `StorageError` if the disk does not answer.
     """
     files = open_files(folder)
-    if files.identity(_WORK) is not None:
+    if any(files.identity(name) is not None for name in _TRACES):
         return True
     if files.identity("manifest.json") is None:
         return False

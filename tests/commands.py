@@ -29,6 +29,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +144,12 @@ def _serve() -> None:
             pid, status = os.waitpid(request["wait"], os.WNOHANG)
             answer: Any = os.waitstatus_to_exitcode(status) if pid else None
         else:
+            # why: neither the hooks of fork nor `_run` are the command's; it lets signals in once it is guarded
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             answer = os.fork()
             if answer == 0:
                 _run(request.pop("start"), **request)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
@@ -171,15 +175,11 @@ def _run(
     sys.argv = [module, *arguments]
     warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)  # why: it was loaded beforehand
     status: object = 0
-    guarded = _watch_guard()
+    _unblock_after_guard()
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = end.code
-    except KeyboardInterrupt:
-        status = 130
-        if guarded:  # before that, Ctrl-C meets Python's own start
-            traceback.print_exc()
     except BaseException:  # why: what Python itself would print of an error that nobody caught
         traceback.print_exc()
         status = 1
@@ -193,18 +193,17 @@ def _run(
     os._exit(status if isinstance(status, int) else 0 if status is None else 1)
 
 
-def _watch_guard() -> list[bool]:
-    """A list that is empty until the command has called `guard_process`."""
+def _unblock_after_guard() -> None:
+    """Let signals reach the command once it has called `guard_process`: before that they meet Python's own start."""
     import pipeline.cli
 
-    real, guarded = pipeline.cli.guard_process, []
+    guard = pipeline.cli.guard_process
 
-    def guard() -> None:
-        real()
-        guarded.append(True)
+    def guard_and_unblock() -> None:
+        guard()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
-    pipeline.cli.guard_process = guard
-    return guarded
+    pipeline.cli.guard_process = guard_and_unblock
 
 
 def _obey_permissions() -> None:

@@ -32,10 +32,9 @@ class Make:
             (folder / ".venv" / stamp).touch()
 
     def __call__(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
-        return subprocess.run(
-            ["make", *words], cwd=self.folder, env={**kept, **variables}, capture_output=True, text=True, check=False
-        )
+        # why so little: `make test` exports its own SHARDS and RECIPE to the tests
+        environ = {"PATH": os.environ["PATH"], **variables}
+        return subprocess.run(["make", *words], cwd=self.folder, env=environ, capture_output=True, text=True, check=False)
 
     def calls(self, *words: str, **variables: str) -> list[list[str]]:
         """The arguments of each Python that `make` has started."""
