@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import signal
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import simplejpeg
@@ -22,33 +20,41 @@ from numpy.typing import NDArray
 from pipeline.errors import ResoluteError
 from pipeline.shards import key_name
 
+from .retry import retry
 from .store import Store
 from .tar import BLOCK_BYTES, dali_index, end, member, padded
 from .writer import FileInfo
 
 __all__ = ["Damage", "ShardFiles", "begin_worker", "changed", "check_shard", "other_size", "picture_fault", "reading"]
 
+T = TypeVar("T")
 _PIECE_BYTES = 1 << 20
 _BASELINE = 0xC0  # Source: ITU-T T.81, table B.1: SOF0
 _NO_FRAME = (0xC4, 0xC8, 0xCC)  # of SOF0..SOF15; same table: DHT, JPG, DAC
 _NO_DRIVER = ("builtins", "prep", "pipeline")
-_BAD_DISK = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
 
 
 class Damage(Exception):
     """A file is not what it should be; `str` of it says what is wrong, got and expected."""
 
 
-@contextmanager
-def reading(store: Store, name: str) -> Iterator[None]:
-    """Tell a file that is not there or lies on a bad disk as `Damage`, any other refusal as `ResoluteError`."""
+def reading(store: Store, name: str, work: Callable[[], T]) -> T:
+    """The result of `work`, which reads the file `name`; tried again while storage does not answer.
+
+    Raises `Damage` if the file is not there, `ResoluteError` if storage refuses it or still does not answer.
+    """
+
+    def attempt() -> T:
+        try:
+            return work()
+        except FileNotFoundError:
+            raise Damage("missing") from None
+
     try:
-        yield
-    except FileNotFoundError:
-        raise Damage("missing") from None
+        return retry(f"{store.where}/{name}", attempt)
+    except (Damage, ResoluteError):
+        raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _BAD_DISK:
-            raise Damage(f"unreadable, got '{error.strerror}' from the disk") from None
         # why: drivers of object stores raise their own; what is built in or ours is a bug
         if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] in _NO_DRIVER:
             raise
@@ -99,8 +105,10 @@ def check_shard(shard: ShardFiles) -> dict[str, str]:
     samples = stored = None
     if shard.samples is not None and shard.stored is not None:
         rows = slice(*shard.rows)
-        samples = np.array(np.load(shard.samples, mmap_mode="r")[rows])
-        stored = np.array(np.load(shard.stored, mmap_mode="r")[rows])
+        samples, stored = (
+            retry(str(path), lambda path=path: np.array(np.load(path, mmap_mode="r")[rows]))  # type: ignore[misc]
+            for path in (shard.samples, shard.stored)
+        )
     wrong = {}
     for name, check in ((f"{shard.name}.tar", _check_tar), (f"{shard.name}.idx", _check_idx)):
         try:
@@ -127,23 +135,24 @@ def changed(got: str, expected: FileInfo) -> None:
 
 
 def _check_tar(shard: ShardFiles, name: str, samples: NDArray[Any] | None, stored: NDArray[Any] | None) -> None:
-    with reading(shard.store, name):
+    def work() -> tuple[str, str, int]:
         other_size(shard.store, name, shard.tar)
         with shard.store.open(name) as file:
             digest = hashlib.sha256()
-            faults: list[str] = []
-            bad = 0
+            first, count = "", 0
             if samples is not None and stored is not None:
                 for fault in _walk(file, digest, samples, stored, shard.label_digits):
-                    bad += 1
-                    faults = faults or [fault]
+                    first, count = first or fault, count + 1
             while piece := file.read(_PIECE_BYTES):
                 digest.update(piece)
                 _leave_if_told()
-    if faults:
-        more = f", and {bad - 1} more places" if bad > 1 else ""
-        raise Damage(f"{faults[0]}{more}")
-    changed(digest.hexdigest(), shard.tar)
+        return digest.hexdigest(), first, count
+
+    digest, first, count = reading(shard.store, name, work)
+    if first:
+        more = f", and {count - 1} more places" if count > 1 else ""
+        raise Damage(f"{first}{more}")
+    changed(digest, shard.tar)
 
 
 def _walk(file: BinaryIO, digest: Any, samples: NDArray[Any], stored: NDArray[Any], label_digits: int) -> Iterator[str]:
@@ -173,9 +182,11 @@ def _walk(file: BinaryIO, digest: Any, samples: NDArray[Any], stored: NDArray[An
 
 
 def _check_idx(shard: ShardFiles, name: str, samples: NDArray[Any] | None, stored: NDArray[Any] | None) -> None:
-    with reading(shard.store, name):
+    def work() -> bytes:
         other_size(shard.store, name, shard.idx)
-        got = shard.store.read(name)
+        return shard.store.read(name)
+
+    got = reading(shard.store, name, work)
     if samples is not None and stored is not None:
         expected = dali_index(samples, stored, shard.label_digits)
         if got != expected:

@@ -42,8 +42,7 @@ def find_manifest(store: Store) -> tuple[dict[str, Any] | None, dict[str, str]]:
     found, wrong, seen = {}, {}, []
     for name in (MANIFEST, COPY):
         try:
-            with reading(store, name):
-                data = store.read(name)
+            data = reading(store, name, partial(store.read, name))
             seen.append(name)
             found[name] = _parsed(data)
         except Damage as damage:
@@ -157,16 +156,19 @@ class Known:
 
     def _check_array(self, name: str, check: Callable[[NDArray[Any]], None]) -> None:
         self._seen.add(name)
-        try:
-            with reading(self._store, name):
-                other_size(self._store, name, self._files[name])
-                path = self._store.local(name, self._scratch)
-                with path.open("rb") as file:
-                    changed(hashlib.file_digest(file, "sha256").hexdigest(), self._files[name])
+
+        def work() -> tuple[Path, NDArray[Any]]:
+            other_size(self._store, name, self._files[name])
+            path = self._store.local(name, self._scratch)
+            with path.open("rb") as file:
+                changed(hashlib.file_digest(file, "sha256").hexdigest(), self._files[name])
             try:
-                rows = np.load(path, mmap_mode="r")
+                return path, np.load(path, mmap_mode="r")
             except ValueError as error:
                 raise Damage(f"not an array, got '{error}', expected a .npy file") from None
+
+        try:
+            path, rows = reading(self._store, name, work)
             check(rows)
             self._arrays[name], self._paths[name] = rows, path
         except Damage as damage:
@@ -174,16 +176,19 @@ class Known:
 
     def _check_list(self, name: str, check: Callable[[Any], None]) -> None:
         self._seen.add(name)
+
+        def work() -> None:
+            other_size(self._store, name, self._files[name])
+            with self._store.open(name) as file:
+                digest = hashlib.sha256()
+                while piece := file.read(_PIECE_BYTES):
+                    digest.update(piece)
+            changed(digest.hexdigest(), self._files[name])
+            with self._store.open(name) as file:
+                check(file)
+
         try:
-            with reading(self._store, name):
-                other_size(self._store, name, self._files[name])
-                with self._store.open(name) as file:
-                    digest = hashlib.sha256()
-                    while piece := file.read(_PIECE_BYTES):
-                        digest.update(piece)
-                changed(digest.hexdigest(), self._files[name])
-                with self._store.open(name) as file:
-                    check(file)
+            reading(self._store, name, work)
         except Damage as damage:
             self.damaged[name] = str(damage)
 

@@ -33,8 +33,8 @@ class Make:
 
     def __call__(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         # why so little: `make test` exports its own SHARDS and RECIPE to the tests
-        environ = {"PATH": os.environ["PATH"], **variables}
-        return subprocess.run(["make", *words], cwd=self.folder, env=environ, capture_output=True, text=True, check=False)
+        env = {"PATH": os.environ["PATH"], **variables}
+        return subprocess.run(["make", *words], cwd=self.folder, env=env, capture_output=True, text=True, check=False)
 
     def calls(self, *words: str, **variables: str) -> list[list[str]]:
         """The arguments of each Python that `make` has started."""

@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -75,8 +76,11 @@ def _run(got: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _soak(got: argparse.Namespace) -> int:
     folder = Path(os.environ.pop(_INSIDE))
+    from .processes import leftovers
     from .run import Soak  # why: it imports everything
 
+    # why: commands in sessions of their own, the object store and the folder must not outlive the soak
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.ExitStack() as stack:
             soak = Soak(
@@ -87,6 +91,7 @@ def _soak(got: argparse.Namespace) -> int:
         result = {**header(FORMAT), **soak.result()}
         write(got.out, result, indent=None)
     finally:
+        leftovers(grace_s=0.0)
         if not (got.keep and (folder / "cycle").exists()):
             shutil.rmtree(folder, ignore_errors=True)
     print(soak.summary())

@@ -18,6 +18,7 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +129,7 @@ def write_recipes(world: World) -> None:
         world.recipe(name).write_text(_RECIPE.format(**values), encoding="utf-8")
 
 
-class Scenario:
+class Scenario(ABC):
     """One cycle of a kind: prepared in `world.cycle`, disturbed by the caller, then checked."""
 
     name = ""
@@ -160,8 +161,9 @@ class Scenario:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.path("tmp").mkdir(parents=True)
 
+    @abstractmethod
     def phases(self) -> list[Phase]:
-        raise NotImplementedError
+        """The commands of a cycle, in their order."""
 
     def beside(self) -> list[Callable[[], Command]]:
         """Commands that are started, once each, while the phase runs."""
@@ -178,13 +180,13 @@ class Scenario:
         """Called in each forked process of the command before its `main`."""
         shorten_limits()
 
+    @abstractmethod
     def keep(self, reference: Path) -> None:
         """Put what this undisturbed cycle has made into the folder `reference`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, reference: Path, *, complete: bool) -> list[str]:
         """Findings against the reference. complete: no attempt ran outside of this interpreter."""
-        raise NotImplementedError
 
     def temporary(self) -> list[str]:
         """Findings for temporary files. What a killed process held, the next one deletes: as one does here."""

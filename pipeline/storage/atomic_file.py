@@ -91,14 +91,19 @@ def check_output(path: Path, *, setting: str, suffixes: Sequence[str]) -> None:
             raise PermissionError(errno.EACCES, "read-only file", str(path))
         partial = _partial_name(path)  # why: permissions alone do not tell, on disks that others manage
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-        partial.unlink()
+        partial.unlink(missing_ok=True)  # it may have been deleted as a killed writer's
 
 
 @contextlib.contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
-    """`atomic_file` for the files that commands write: raises one line, a `ResoluteError`, in place of `OSError`."""
+    """`atomic_file` for the files that commands write: raises one line, a `ResoluteError`, in place of `OSError`.
+
+    Deletes what killed writers of the same file left beside it.
+    """
     with explain_write_error(path), atomic_file(path) as file:
         yield file
+    with contextlib.suppress(OSError):  # a folder that may be written but not listed
+        delete_partial(path.parent, of=path.name)
 
 
 @contextlib.contextmanager
@@ -133,10 +138,10 @@ def used_folder(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def delete_partial(folder: Path) -> None:
-    """Delete what killed writers left in `folder`; files that are being written stay."""
+def delete_partial(folder: Path, *, of: str = "") -> None:
+    """Delete what killed writers left in `folder`, of all files or of the one called `of`; what is being written stays."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if PARTIAL.fullmatch(path.name):
+        if PARTIAL.fullmatch(path.name) and (not of or path.name.startswith(f".{of}.")):
             with contextlib.suppress(OSError):
                 _delete_unlocked(path)
 

@@ -11,14 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import fsspec
 import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, StorageError
 from pipeline.index import checksums, checksums_name
 from pipeline.shards import manifest_bytes
 from prep.check import Damage, ShardFiles, check_shard, picture_fault, reading
@@ -272,19 +272,44 @@ def test_set_in_an_object_store_is_verified_there(shard_root: Path, s3_server: s
     assert found == ["48/train-000001.tar", "64/val-000000.idx"]
 
 
-def test_what_a_driver_or_a_bad_disk_says_is_told_apart(tmp_path: Path) -> None:
-    class OfADriver(Exception):
-        pass
+class OfADriver(Exception):
+    pass
 
-    store = Folder(tmp_path)
-    with pytest.raises(ResoluteError, match="cannot be read, got 'no answer'"), reading(store, "a.tar"):
-        raise OfADriver("no answer")
-    with pytest.raises(ResoluteError, match="Permission denied"), reading(store, "a.tar"):
-        raise PermissionError(13, "Permission denied")
-    with pytest.raises(Damage, match="unreadable, got 'Input/output error'"), reading(store, "a.tar"):
-        raise OSError(5, "Input/output error")
-    with pytest.raises(KeyError), reading(store, "a.tar"):
-        raise KeyError("a bug")
+
+@pytest.mark.parametrize(("error", "kind", "message"), [
+    (OfADriver("no answer"), ResoluteError, "cannot be read, got 'no answer'"),
+    (PermissionError(13, "Permission denied"), StorageError, "got 'Permission denied' 3 times"),
+    (OSError(5, "Input/output error"), StorageError, "got 'Input/output error' 3 times"),
+    (OSError(116, "Stale file handle"), StorageError, "got 'Stale file handle' 3 times"),
+    (FileNotFoundError(2, "No such file"), Damage, "missing"),
+    (KeyError("a bug"), KeyError, "a bug"),
+])  # fmt: skip
+def test_storage_that_refuses_a_file_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], message: str
+) -> None:
+    monkeypatch.setattr("prep.retry.WAITS_S", (0.0, 0.0))
+
+    def refuse() -> None:
+        raise error
+
+    with pytest.raises(kind, match=message):
+        reading(Folder(tmp_path), "a.tar", refuse)
+
+
+def test_a_disk_that_fails_for_a_moment_damages_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prep.retry.WAITS_S", (0.0, 0.0))
+    opened, failed = Folder.open, set[str]()
+
+    def open_at_the_second_try(self: Folder, name: str) -> BinaryIO:
+        if name not in failed:
+            failed.add(name)
+            raise OSError(5, "Input/output error")
+        return opened(self, name)
+
+    monkeypatch.setattr(Folder, "open", open_at_the_second_try)
+    monkeypatch.setattr("prep.verify._in_processes", lambda shards, workers: ((s, check_shard(s)) for s in shards))
+    assert verify(Folder(whole), workers=1).damaged == {}
+    assert any(name.endswith(".tar") for name in failed)
 
 
 def test_url_of_a_folder_is_that_folder(whole: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import atomic_file, atomic_write, check_output, delete_partial
+from pipeline.storage.atomic_file import atomic_file, atomic_write, check_output, delete_partial, output_file
 
 
 def write_and_wait(path: Path, ready: Event) -> None:
@@ -56,6 +56,15 @@ def test_cleaning_spares_writers_at_work_and_removes_the_dead(tmp_path: Path) ->
     process.join()
     delete_partial(tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_the_next_output_removes_what_a_killed_writer_of_the_same_file_left(tmp_path: Path) -> None:
+    ours, other = tmp_path / ".eval.json.0123456789ab.partial", tmp_path / ".best.pt.0123456789ab.partial"
+    for path in (ours, other):
+        path.touch()
+    with output_file(tmp_path / "eval.json") as file:
+        file.write(b"{}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "eval.json"]
 
 
 @pytest.mark.parametrize(
