@@ -27,7 +27,7 @@ from .machine import find_device, read_into_cache
 from .shell import check_numbers, chosen, command, header, ready_to_write, tell, write
 
 if TYPE_CHECKING:
-    from pipeline.shards import ShardSet
+    from pipeline.dataset.shard_set import ShardSet
 
 __all__ = ["PARTS", "main"]
 
@@ -78,7 +78,7 @@ def _run(got: argparse.Namespace) -> None:
     # why: --help and mistakes on the command line need not wait for these
     import timm
 
-    from pipeline.either import open_either
+    from pipeline.dataset.open_dataset import open_either
 
     from . import loader, stalls, switch
 

@@ -24,13 +24,12 @@ from typing import Any
 
 import torch
 
-from pipeline.augment import Augment
 from pipeline.cli import Parser
 from pipeline.cpu_count import available_cpus
-from pipeline.loader import Loader
-from pipeline.plan import Plan, Segment
-from pipeline.recipe import Stage
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan, Segment
+from pipeline.plan.stage import Augment, Stage
 
 from .machine import read_into_cache
 from .shell import command, header, ready_to_write, write

@@ -33,10 +33,10 @@ import numpy as np
 
 from pipeline.cli import Parser
 from pipeline.cpu_count import available_cpus
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Recipe
-from pipeline.shards import ShardSet
-from train.history import History, best_top1, switch_costs
+from train.logs.run_log import History, best_top1, switch_costs
+from train.recipe.schema import Recipe
 
 from .compare_table import ASKED, check_picture, draw, summary, tables
 from .machine import find_device, read_into_cache

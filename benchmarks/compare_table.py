@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.storage.atomic_file import check_output, output_file
-from train.history import best_top1
+from train.logs.run_log import best_top1
 
 from .table import repeated, spread, text_table
 

@@ -26,11 +26,11 @@ from typing import Any
 
 from pipeline.cli import Parser
 from pipeline.cpu_count import available_cpus
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.plan import BatchSpec
-from pipeline.shards import ShardSet
-from train import run as runs
-from train.history import History
+from pipeline.plan.plan import BatchSpec
+from train import trainer as runs
+from train.logs.run_log import History
 
 from .machine import find_device, read_into_cache
 from .shell import command, header, ready_to_write, tell, write

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
 
 from .ours import full_batches, our_batches, train_plan
 from .peer import peer_batches

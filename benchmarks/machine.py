@@ -18,7 +18,7 @@ from pipeline.errors import ResoluteError
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.shards import ShardSet
+    from pipeline.dataset.shard_set import ShardSet
 
 __all__ = ["commit", "cpu_flags", "find_device", "machine", "read_into_cache", "versions"]
 

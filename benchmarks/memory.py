@@ -23,12 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.augment import Augment
 from pipeline.cli import Parser
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Stage
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Augment, Stage
 
 from .shell import command, header, ready_to_write, tell, write
 

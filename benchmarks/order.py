@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cli import Parser
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.order import WINDOW_BLOCKS, block_samples, sample_ids
-from pipeline.shards import ShardSet
+from pipeline.plan.order import WINDOW_BLOCKS, block_samples, sample_ids
 
 from .shell import command, ready_to_write, write
 from .table import text_table

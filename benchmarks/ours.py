@@ -8,12 +8,12 @@ from typing import Literal
 
 import torch
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.loader import Loader
-from pipeline.order import Order
-from pipeline.plan import Plan
-from pipeline.recipe import Stage
-from pipeline.shards import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.order import Order
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
 
 __all__ = ["full_batches", "our_batches", "train_plan"]
 

@@ -7,11 +7,10 @@ from collections.abc import Generator
 import numpy as np
 import torch
 
-from pipeline.recipe import Augment
-from pipeline.shards import ShardSet
-
-from .peers.dataloader import deliver, pillow, pillow_transform
-from .peers.tars import Jpegs
+from benchmarks.peers.dataloader import deliver, pillow, pillow_transform
+from benchmarks.peers.tars import Jpegs
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.plan.stage import Augment
 
 __all__ = ["Stored", "peer_batches"]
 

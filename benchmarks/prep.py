@@ -37,8 +37,8 @@ import webdataset
 from PIL import Image
 
 from pipeline.cli import Parser
-from prep.resize import fit
-from prep.settings import MARGIN, parse_resolutions
+from prep.config import MARGIN, parse_resolutions
+from prep.convert.resize import fit
 
 from .prep_limits import limits, quality, split
 from .shell import command, header, ready_to_write, write

@@ -21,9 +21,9 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from prep.decode import Reject, decode
-from prep.resize import fit, resize
-from prep.tar import member
+from prep.convert.decode import Reject, decode
+from prep.convert.resize import fit, resize
+from prep.shards.tar_format import member
 
 __all__ = ["limits", "quality", "split"]
 

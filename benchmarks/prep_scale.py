@@ -31,13 +31,13 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import Parser
-from pipeline.shards import SAMPLE, SOURCE, STORED, ShardSet, shard_name
-from prep.finish import Finished, SplitView, finish
-from prep.inputs import find_inputs
-from prep.settings import Settings
-from prep.shard import Written
-from prep.store import Folder
-from prep.writer import FileInfo
+from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED, ShardSet, shard_name
+from prep.config import Settings
+from prep.plan.inputs import find_inputs
+from prep.shards.manifest import Finished, SplitView, finish
+from prep.shards.writer import Written
+from prep.storage.hashed_file import FileInfo
+from prep.storage.output import Folder
 
 from .machine import machine
 from .shell import command, ready_to_write, write

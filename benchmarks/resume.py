@@ -32,11 +32,11 @@ from typing import Any
 import torch
 
 from pipeline.cli import Parser
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.plan import Plan
-from pipeline.recipe import Recipe
-from pipeline.shards import ShardSet
-from train.meters import read_log
+from pipeline.plan.plan import Plan
+from train.logs.metrics import read_log
+from train.recipe.schema import Recipe
 
 from .shell import command, header, ready_to_write, write
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
-from train.history import History, switch_costs
+from train.logs.run_log import History, switch_costs
 
 from .machine import machine, versions
 from .shell import command, ready_to_write, write

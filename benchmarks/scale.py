@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.cli import Parser
-from pipeline.index import checksums, checksums_name
-from pipeline.order import Order
-from pipeline.plan import Plan
-from pipeline.recipe import Stage
-from pipeline.shards import FORMAT, SAMPLE, STORED, VERSION, ShardSet, manifest_bytes, shard_name, tar_name
+from pipeline.dataset.index_array import checksums, checksums_name
+from pipeline.dataset.shard_set import FORMAT, SAMPLE, STORED, VERSION, ShardSet, manifest_bytes, shard_name, tar_name
+from pipeline.plan.order import Order
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
 
 from .shell import command, header, ready_to_write, write
 from .table import text_table

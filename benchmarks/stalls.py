@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from pipeline.loader import Batch, Loader
-from pipeline.memory import keep_freed_memory
-from pipeline.recipe import Recipe, Stage
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Batch, Loader
+from pipeline.plan.stage import Stage
 from train.loop import Learner
+from train.memory import keep_freed_memory
+from train.recipe.schema import Recipe
 from train.warmup import warm_up
 
 from .loader import synchronise

@@ -32,8 +32,8 @@ from typing import Any
 
 from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
-from pipeline.files import Files, open_files
-from pipeline.order import Order
+from pipeline.plan.order import Order
+from pipeline.storage.files import Files, open_files
 
 from .shell import command, header, ready_to_write, tell, write
 from .table import text_table
@@ -124,9 +124,9 @@ def case(
     open_set: Callable[[], Any], got: argparse.Namespace, *, order: Order, epochs: int
 ) -> dict[str, Any]:
     """One run of `epochs` epochs of the same samples, at the pace asked for."""
-    from pipeline.loader import Loader
-    from pipeline.plan import Plan
-    from pipeline.recipe import Stage
+    from pipeline.loader.loader import Loader
+    from pipeline.plan.plan import Plan
+    from pipeline.plan.stage import Stage
 
     began = time.perf_counter()
     shards = open_set()
@@ -149,7 +149,7 @@ def case(
 
 
 def measure(got: argparse.Namespace) -> list[dict[str, Any]]:
-    from pipeline.shards import ShardSet
+    from pipeline.dataset.shard_set import ShardSet
 
     def opened(files: Files) -> Any:
         return ShardSet.open(files.root, resolutions=(got.res,), files=files)
@@ -187,7 +187,7 @@ def measure(got: argparse.Namespace) -> list[dict[str, Any]]:
 @contextmanager
 def remote(got: argparse.Namespace) -> Iterator[Callable[[], Files]]:
     """How to open the set behind the store, through a new and empty cache."""
-    from pipeline.cache import CacheSettings
+    from pipeline.storage.disk_cache import CacheSettings
 
     from .double import store
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.shards import ShardSet
 
 from .loader import synchronise
 from .ours import full_batches, our_batches, train_plan

@@ -18,13 +18,13 @@ from tqdm import tqdm
 
 from pipeline.cli import Parser
 from pipeline.errors import ResoluteError, from_os_error, strip_credentials
+from prep.execute.process_pool import start_fork_server
 
-from .pool import start_fork_server
-from .settings import MARGIN, RESOLUTIONS, Settings, parse_resolutions
+from .config import MARGIN, RESOLUTIONS, Settings, parse_resolutions
 
 if TYPE_CHECKING:
-    from .inputs import Inputs
-    from .tally import Tally
+    from prep.execute.stats import Tally
+    from prep.plan.inputs import Inputs
 
 __all__ = ["main"]
 
@@ -100,18 +100,19 @@ def main(argv: Sequence[str] | None = None, *, ahead: Callable[[], None] = lambd
 
 
 def _missing_source(out: str, resolutions: tuple[int, ...]) -> ResoluteError:
-    from .source_record import missing_source
-    from .store import open_store
+    from prep.shards.source_record import missing_source
+    from prep.storage.output import open_store
 
     return missing_source(open_store(out), resolutions)
 
 
 def _run(settings: Settings) -> str:
     # why: --help and mistakes on the command line need not wait for these
-    from .build import build
-    from .report import write_report
-    from .store import open_store
-    from .summary import summary
+    from prep.report.report import write_report
+    from prep.report.summary import summary
+    from prep.storage.output import open_store
+
+    from .prepare import build
 
     with ExitStack() as stack:
         bar: Any = None  # opened only when there is work to show
@@ -141,7 +142,7 @@ def _run(settings: Settings) -> str:
 
 
 def _dry_run(settings: Settings) -> str:
-    from .dry import dry_run
+    from .estimate import dry_run
 
     return dry_run(settings)
 

@@ -24,9 +24,9 @@ from tqdm import tqdm
 
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
+from prep.storage.hashed_file import writing
 
 from .demo_scene import CLASSES, draw
-from .writer import writing
 
 __all__ = ["main", "make_demo"]
 

@@ -22,16 +22,15 @@ from tqdm import tqdm
 
 from pipeline.cli import Parser, number
 from pipeline.cpu_count import available_cpus
+from pipeline.dataset.source_record import SOURCE_RECORD
 from pipeline.errors import ResoluteError, from_os_error, strip_credentials
-from pipeline.source_record import SOURCE_RECORD
 from pipeline.storage.scratch import ScratchFolder
-
-from .base import COPY, DAMAGED, MANIFEST
-from .check import ShardFiles, begin_worker, check_shard
-from .known import Known, find_manifest
-from .source_record import again_command
-from .store import WORK, Store, open_store
-from .writer import FileInfo
+from prep.shards.existing_set import COPY, DAMAGED, MANIFEST
+from prep.shards.shard_check import ShardFiles, begin_worker, check_shard
+from prep.shards.source_record import again_command
+from prep.shards.verified_index import Known, find_manifest
+from prep.storage.hashed_file import FileInfo
+from prep.storage.output import WORK, Store, open_store
 
 __all__ = ["Verdict", "main", "to_rebuild", "verify"]
 
@@ -114,7 +113,7 @@ def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[
 
 
 def to_rebuild(manifest: Mapping[str, Any], damaged: Set[str]) -> dict[str, list[str]]:
-    """What `prep` will do again to repair the set: resolution -> shards. See `prep.base.Base.get`."""
+    """What `prep` will do again to repair the set: resolution -> shards. See `prep.shards.existing_set.Base.get`."""
     again: dict[str, list[str]] = {}
     for res in manifest["resolutions"]:
         for split, info in manifest["splits"].items():

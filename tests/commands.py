@@ -132,8 +132,6 @@ def _serve() -> None:
     """Fork a command for each {"start": module, ...} on stdin; answer {"wait": pid} with its status, or null."""
     from benchmarks.soak.warm import load_compiled, trace_graph
 
-    from . import preloaded  # noqa: F401
-
     load_compiled()
     trace_graph()
     threads = os.listdir("/proc/self/task")  # noqa: PTH208

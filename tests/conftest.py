@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
 from prep.__main__ import main as prep
 
 # why: a job in the background ignores Ctrl-C, and so would all that the tests start

@@ -7,18 +7,18 @@ import timm
 import torch
 
 import benchmarks.loader
-import pipeline.loader
-import pipeline.show
-import prep.build
-import prep.report
+import pipeline.loader.loader
+import prep.prepare
+import prep.report.report
 import prep.verify
-import train.before
-import train.draw_lr
-import train.evaluate
-import train.export
-import train.page
-import train.predict
-import train.ranks
-import train.run
+import train.distributed
+import train.inference.evaluate
+import train.inference.export
+import train.inference.predict
+import train.planner.plan
+import train.plot_lr
+import train.report.html
+import train.show
+import train.trainer
 
 __all__ = ["benchmarks", "matplotlib", "nvidia", "pipeline", "prep", "safetensors", "timm", "torch", "train"]

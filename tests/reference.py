@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.plan import CUTMIX, MIXUP, BatchSpec
-from pipeline.shards import ShardSet, key_name
+from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.plan.plan import CUTMIX, MIXUP, BatchSpec
 
 
 def stored_jpeg(shards: ShardSet, split: str, res: int, sample: int) -> bytes:

@@ -1,12 +1,12 @@
-"""The random numbers and crops of `pipeline.rng` and `pipeline.crops` again, in plain NumPy: slow, obvious oracles."""
+"""Slow, obvious oracles: the random numbers and crops of `pipeline.plan.rng` and `.crops` again, in plain NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.recipe import Augment
-from pipeline.rng import stream_key
+from pipeline.plan.rng import stream_key
+from pipeline.plan.stage import Augment
 
 U64 = np.uint64
 _LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)

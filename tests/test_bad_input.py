@@ -22,10 +22,9 @@ import torch
 
 from pipeline.__main__ import main as index
 from prep.__main__ import main as prep
+from tests.commands import Command, assert_one_line, run, snapshot
+from tests.conftest import make_photos
 from train.__main__ import main as train
-
-from .commands import Command, assert_one_line, run, snapshot
-from .conftest import make_photos
 
 RECIPE = """
 seed = 3
@@ -51,12 +50,12 @@ VERIFY = ("prep.verify", "{shards}", "--workers", "1")
 CPU = ("--device", "cpu", "--threads", "1")
 TRAIN = ("train", "--shards", "{shards}", "--recipe", "{recipe}", "--runs", "{out}", *CPU)
 PLAN = (*TRAIN, "--plan")
-EVAL = ("train.evaluate", "{run}", "--shards", "{shards}", *CPU, "--json", "{out}.json")
-PREDICT = ("train.predict", "{run}", "--src", "{photos}", "--out", "{out}.csv", *CPU)
-EXPORT = ("train.export", "{run}", "--out", "{out}.safetensors")
-REPORT = ("train.page", "{run}")
-LR = ("train.draw_lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.png")
-SHOW = ("pipeline", "show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.png")
+EVAL = ("train.inference.evaluate", "{run}", "--shards", "{shards}", *CPU, "--json", "{out}.json")
+PREDICT = ("train.inference.predict", "{run}", "--src", "{photos}", "--out", "{out}.csv", *CPU)
+EXPORT = ("train.inference.export", "{run}", "--out", "{out}.safetensors")
+REPORT = ("train.report.html", "{run}")
+LR = ("train.plot_lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.png")
+SHOW = ("train.show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.png")
 INDEX = ("pipeline", "index", "{foreign}", "--index", "{out}")
 BENCH = ("benchmarks", "--shards", "{shards}", "--only", "loader", "--seconds", "0.2", "--repeats", "1", *CPU,
          "--out", "{out}.json")  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .fake_make import Make
+from tests.fake_make import Make
 
 
 @pytest.fixture

@@ -56,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         if got.json:
             check_output(got.json, setting="--json", suffixes=(".json",))
         folder = new_run(got.recipe.stem if got.run is None else got.run, runs=got.runs)
-        from .ranks import join
-        from .run import Options, run  # why: --help answers at once, without loading torch
+        from .distributed import join
+        from .trainer import Options, run  # why: --help answers at once, without loading torch
 
         options = Options(
             shards=got.shards, recipe=got.recipe, folder=folder, device=got.device,
@@ -69,8 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
         with join(got.device) as ranks:
             if got.folds is None and not got.plan:
                 return run(options, ranks)
-            from .before import plan
-            from .folds import chosen_folds, cross_validate
+            from train.planner.plan import plan
+
+            from .cross_validation import chosen_folds, cross_validate
 
             folds = [] if got.folds is None else chosen_folds(got.folds, shards=got.shards)
             if got.plan:

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import torch
 
 from pipeline.errors import ResoluteError, StorageError
-from pipeline.recipe import Recipe
 from pipeline.storage.atomic_file import atomic_file, atomic_link, explain_write_error
+from train.recipe.schema import Recipe
 
 __all__ = ["FORMAT", "Damaged", "also_as", "keep_newest", "load", "newest", "peek", "resume", "save",
            "step_file"]  # fmt: skip

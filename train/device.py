@@ -19,7 +19,7 @@ from pipeline import cuda
 from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 
-from .ranks import Ranks
+from .distributed import Ranks
 
 __all__ = ["device_name", "main", "pick_device"]
 

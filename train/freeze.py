@@ -13,7 +13,8 @@ from timm.models._manipulate import flatten_modules
 from torch import nn
 
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Freeze, Stage
+from pipeline.plan.stage import Stage
+from train.recipe.schema import Freeze
 
 __all__ = ["Freezer", "layers", "trainable_sets"]
 

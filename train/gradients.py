@@ -8,9 +8,9 @@ import torch
 from timm.utils import dispatch_clip_grad
 from torch import nn
 
-from pipeline.recipe import Optim
+from train.recipe.schema import Optim
 
-from .model import head_parameters
+from .models import head_parameters
 
 __all__ = ["build_shaping", "centralise", "scale_layers"]
 

@@ -12,19 +12,19 @@ from torch import nn
 
 from pipeline import cuda
 from pipeline.errors import ResoluteError
-from pipeline.loader import Batch
-from pipeline.plan import BatchSpec
-from pipeline.recipe import Recipe
+from pipeline.loader.loader import Batch
+from pipeline.plan.plan import BatchSpec
+from train.logs.metrics import Meter
+from train.recipe.schema import Recipe
 
-from .distill import build_teacher, distilled
+from .distillation import build_teacher, distilled
+from .distributed import Ranks
 from .freeze import Freezer
 from .gradients import build_shaping
-from .loss import build_loss
-from .meters import Meter
-from .model import build_ema, build_model, compile_network, ema_decay, set_tf32
+from .losses import build_loss
+from .models import build_ema, build_model, compile_network, ema_decay, set_tf32
 from .norms import batch_norms, statistics_kept
 from .optim import build_optimizer
-from .ranks import Ranks
 from .schedule import Rates
 
 __all__ = ["Learner", "run_batches"]

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Model
+from train.recipe.schema import Model
 
 __all__ = ["GhostBatchNorm", "batch_norms", "set_norms", "statistics_kept"]
 

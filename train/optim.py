@@ -9,7 +9,7 @@ import timm.optim
 import torch
 from torch import nn
 
-from pipeline.recipe import Optim
+from train.recipe.schema import Optim
 
 __all__ = ["Lookahead", "build_optimizer"]
 

@@ -12,7 +12,8 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from pipeline.recipe import Optim, Schedule, Stage
+from pipeline.plan.stage import Stage
+from train.recipe.schema import Optim, Schedule
 
 __all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_samples", "epoch_steps"]
 

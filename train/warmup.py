@@ -11,14 +11,14 @@ from torch import nn
 
 from pipeline import cuda
 from pipeline.errors import ResoluteError
-from pipeline.loader import Batch
-from pipeline.memory import fault_in
-from pipeline.plan import BatchSpec, Plan, Segment
-from pipeline.recipe import Recipe
+from pipeline.loader.loader import Batch
+from pipeline.plan.plan import BatchSpec, Plan, Segment
+from train.logs.hardware import peak_memory_bytes
+from train.planner.batch_size import DoesNotFit
+from train.recipe.schema import Recipe
 
-from .fit import DoesNotFit
 from .loop import Learner
-from .machine import peak_memory_bytes
+from .memory import fault_in
 from .norms import batch_norms
 
 __all__ = ["check_micro_batches", "memory_to_spare", "rehearsal", "shapes", "untouched", "warm_up"]

@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import read_into_cache
+from benchmarks.shell import check_numbers, chosen, command, header, ready_to_write, tell, write
 from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
 
-from ..machine import read_into_cache
-from ..shell import check_numbers, chosen, command, header, ready_to_write, tell, write
 from .registry import PEERS
 
 __all__ = ["FORMAT", "main"]
@@ -71,8 +71,8 @@ def _run(got: argparse.Namespace) -> None:
     batches = {"batches": 3 * 5 * got.workers} if got.switch else {}
     check_numbers(got, rounds=1, workers=1, batch_size=2, **batches)
     # why: --help and mistakes on the command line need not wait for these
-    from pipeline.recipe import Augment
-    from pipeline.shards import ShardSet
+    from pipeline.dataset.shard_set import ShardSet
+    from pipeline.plan.stage import Augment
 
     from . import report, run
     from .job import Job

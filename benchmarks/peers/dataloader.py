@@ -24,7 +24,7 @@ from .job import MEAN, STD, Job
 from .tars import Jpegs, Tars, endless
 
 if TYPE_CHECKING:
-    from pipeline.augment import Augment
+    from pipeline.plan.stage import Augment
 
 __all__ = ["centre_crops", "deliver", "pillow", "pillow_transform", "stream"]
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Stage
-from pipeline.shards import ShardSet
+from benchmarks.ours import full_batches, our_batches, train_plan
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
 
-from ..ours import full_batches, our_batches, train_plan
 from .job import MEAN, STD, Job
 
 __all__ = ["centre_crops", "stream"]

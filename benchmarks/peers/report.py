@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..table import spread, text_table
+from benchmarks.table import spread, text_table
+
 from .registry import PEERS
 
 __all__ = ["changes_table", "quality_table", "rates_table", "words"]

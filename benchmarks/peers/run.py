@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.switch import first_batches, summary
+from benchmarks.table import each_repeated, repeated
 from pipeline.errors import ResoluteError
 
-from ..switch import first_batches, summary
-from ..table import each_repeated, repeated
 from .job import Job
 from .psnr import psnr_db, reference
 from .registry import PEERS

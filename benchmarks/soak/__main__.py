@@ -23,10 +23,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.shell import header, ready_to_write, write
 from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 
-from ..shell import header, ready_to_write, write
 from .faults import compile_library, preload
 
 __all__ = ["main"]

@@ -53,9 +53,9 @@ def leftover_files(what: str, folder: Path, allowed: Sequence[str] = ()) -> list
 
 def planned_samples(shards: str, recipe: Path) -> list[tuple[int, int, list[int]]]:
     """(epoch, step, sample ids) of every training batch of a run."""
-    from pipeline.plan import Plan
-    from pipeline.recipe import Recipe
-    from pipeline.shards import ShardSet
+    from pipeline.dataset.shard_set import ShardSet
+    from pipeline.plan.plan import Plan
+    from train.recipe.schema import Recipe
 
     read = Recipe.load(recipe)
     assert read.data.order != "auto"

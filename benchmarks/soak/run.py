@@ -17,18 +17,12 @@ from typing import Any
 
 # why: a fork of this process has them already
 import prep.__main__
-import prep.build
-import prep.engine
-import prep.pool
-import prep.report
-import prep.summary
-import prep.verify
-import prep.worker  # noqa: F401
+import prep.convert.worker  # noqa: F401
 import train.__main__
-import train.before
-import train.evaluate
-import train.folds
-import train.run  # noqa: F401
+import train.cross_validation
+import train.inference.evaluate
+import train.planner.plan
+import train.trainer  # noqa: F401
 from pipeline.errors import ResoluteError
 
 from .events import Event, draw, problems_of

@@ -205,24 +205,24 @@ class Scenario(ABC):
 
 @functools.cache
 def _main_of(module: str) -> Callable[[list[str]], int]:
-    name = module if module == "train.evaluate" or module == "prep.verify" else f"{module}.__main__"
+    name = module if module == "train.inference.evaluate" or module == "prep.verify" else f"{module}.__main__"
     main: Callable[[list[str]], int] = importlib.import_module(name).main
     return main
 
 
 def shorten_limits() -> None:
     """In a forked process: time limits that suit the soak, and prep's workers forked as the command itself was."""
-    import prep.lease
-    import prep.pool
-    from pipeline.cache_settings import CacheSettings
+    import prep.execute.process_pool
+    import prep.storage.lease
+    from pipeline.storage.cache_settings import CacheSettings
 
     get_context = multiprocessing.get_context
     multiprocessing.get_context = lambda method=None: get_context(  # type: ignore[assignment]
         "fork" if method == "forkserver" else method
     )
-    prep.pool.Pool = functools.partial(prep.pool.Pool, hang_s=HANG_S)  # type: ignore[assignment, misc]
-    prep.pool.open_pool = functools.partial(prep.pool.open_pool, method="fork")
-    prep.lease._LEASE_S, prep.lease._MARGIN_S, prep.lease._RENEW_S = 8.0, 2.0, 1.0
+    prep.execute.process_pool.Pool = functools.partial(prep.execute.process_pool.Pool, hang_s=HANG_S)  # type: ignore[assignment, misc]
+    prep.execute.process_pool.open_pool = functools.partial(prep.execute.process_pool.open_pool, method="fork")
+    prep.storage.lease._LEASE_S, prep.storage.lease._MARGIN_S, prep.storage.lease._RENEW_S = 8.0, 2.0, 1.0
     defaults = CacheSettings.__init__.__kwdefaults__
     assert defaults is not None
     defaults.update(first_wait_s=0.05, stall_s=1.5)
@@ -494,8 +494,8 @@ class Evaluate(Train):
     kills, faults = 30, 6
 
     def evaluate(self, *words: object) -> Command:
-        return self.command("train.evaluate", self.run, "--shards", self.shards, "--device", "cpu", "--threads", 1,
-                            *words)  # fmt: skip
+        return self.command("train.inference.evaluate", self.run, "--shards", self.shards, "--device", "cpu",
+                            "--threads", 1, *words)  # fmt: skip
 
     def beside(self) -> list[Callable[[], Command]]:
         return [self.evaluate]

@@ -7,8 +7,8 @@ from typing import Any
 
 from numba.core.dispatcher import Dispatcher
 
-import pipeline.graph
-from pipeline.draws import Features
+import pipeline.graph.graph
+from pipeline.plan.sampling import Features
 
 __all__ = ["load_compiled", "trace_graph"]
 
@@ -27,7 +27,7 @@ def load_compiled() -> None:
 
 def trace_graph() -> None:
     """Have DALI translate the graph of a run with mixing: seconds, and kept by function."""
-    pipeline.graph._graph(
+    pipeline.graph.graph._graph(
         batch_size=4, num_threads=1, device_id=None, prefetch_queue_depth=2, exec_dynamic=True, decode_device="cpu",
         features=Features(mixing=True), on_cpu=True, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), half=False,
         largest_res=64,

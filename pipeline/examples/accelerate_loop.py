@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
 from pipeline import Augment, Loader, Plan, Stage
-from pipeline.examples.start import flags, open_shards, run, soft_targets
+
+from .start import flags, open_shards, run, soft_targets
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:

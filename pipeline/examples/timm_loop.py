@@ -19,8 +19,9 @@ from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
 from pipeline import Augment, Loader, Plan, Stage, cuda
-from pipeline.examples.start import flags, open_shards, run, soft_targets
-from pipeline.plan import Segment
+from pipeline.plan.plan import Segment
+
+from .start import flags, open_shards, run, soft_targets
 
 
 @dataclass

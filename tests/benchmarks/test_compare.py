@@ -18,10 +18,10 @@ from benchmarks import compare
 from benchmarks.compare import figures, main, measure, seeded, train
 from benchmarks.compare_table import check_picture, drawn, summary, tables
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Recipe
-from train.calibrate import Pace
-from train.forecast import Forecast, StageForecast
-from train.forecast import figures as figures_of_plan
+from train.planner.estimate import Forecast, StageForecast
+from train.planner.estimate import figures as figures_of_plan
+from train.planner.measure import Pace
+from train.recipe.schema import Recipe
 
 # 2 epochs of 150 images at 10 images/s, each validated in 5 s and saved in 0.5 s: 30 + 10 + 1 s, and 9 s to start
 FORECAST = Forecast(

@@ -17,9 +17,9 @@ from benchmarks.ours import full_batches, our_batches, train_plan
 from benchmarks.peer import Stored, peer_batches
 from benchmarks.peers.dataloader import pillow
 from benchmarks.peers.job import MEAN, STD
+from pipeline.dataset.shard_set import ShardSet, key_name
 from pipeline.errors import ResoluteError
-from pipeline.reader import Reader
-from pipeline.shards import ShardSet, key_name
+from pipeline.loader.reader import Reader
 from tests.conftest import RESOLUTIONS
 
 CPU = torch.device("cpu")

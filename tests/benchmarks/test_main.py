@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks.machine import commit
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
 from tests.conftest import RESOLUTIONS
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import order
 from benchmarks.order import class_distance, fetched, kept_pairs, measure
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
 
 
 def test_kept_pairs_are_those_counted_pair_by_pair() -> None:

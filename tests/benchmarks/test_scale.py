@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import scale
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
 
 
 def test_a_made_up_set_opens_and_its_records_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

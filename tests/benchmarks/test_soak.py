@@ -16,10 +16,10 @@ import pytest
 from benchmarks.soak.checks import _check_samples, check_training, compare_trees, leftover_files, tree
 from benchmarks.soak.events import Event, Place, draw, problems_of
 from benchmarks.soak.faults import NAME, OPEN, READ, SYNC, WRITE, Control, compile_library, preload
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Augment, Stage
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Augment, Stage
 
 PLACES = {"in": Place(path=Path("in"), reads=True, vanishes=True), "out": Place(path=Path("out"), writes=True)}
 _WORK = """

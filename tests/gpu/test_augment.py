@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.augment import Augment
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Stage
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Augment, Stage
 
 pytestmark = pytest.mark.gpu
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Augment, Recipe, Stage
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Augment, Stage
 from train.__main__ import main
+from train.logs.metrics import Meter, NoLog, read_log
 from train.loop import Learner
-from train.meters import Meter, NoLog, read_log
+from train.recipe.schema import Recipe
 
 pytestmark = pytest.mark.gpu
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipeline import ops, pixels
-from pipeline import policies as p
-from pipeline.augment import Augment
-from pipeline.draws import CUTMIX, MIXUP, NOISE_PX, Features, draw, features
-from pipeline.kernels import launch
-from pipeline.kernels.launch import GpuAugment
-from pipeline.plan import BatchSpec
+from pipeline.graph import augment_nodes as ops
+from pipeline.graph import gpu_augment as launch
+from pipeline.graph.gpu_augment import GpuAugment
+from pipeline.graph.kernels import augment as pixels
+from pipeline.plan import autoaugment as p
+from pipeline.plan.plan import BatchSpec
+from pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, Features, draw, features
+from pipeline.plan.stage import Augment
 from tests import reference_ops
-
-from .test_ops import CASES, EVERY, MEAN, STD, run, spec
+from tests.pipeline.test_ops import CASES, EVERY, MEAN, STD, run, spec
 
 CPU = torch.device("cpu")
 # why not all: interpreted, an image takes about a tenth of a second, and one under a wide blur a minute

@@ -9,14 +9,14 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from pipeline.ahead import Ahead
-from pipeline.cache import HEADER, CacheSettings
-from pipeline.files import open_files
-from pipeline.plan import Plan
-from pipeline.reader import Reader
-from pipeline.recipe import Stage
-from pipeline.remote import Remote
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.prefetch import Ahead
+from pipeline.loader.reader import Reader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
+from pipeline.storage.disk_cache import HEADER, CacheSettings
+from pipeline.storage.files import open_files
+from pipeline.storage.remote import Remote
 from tests.s3 import Front, front, running_s3  # noqa: F401
 
 STEP = 4096

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline import pixels as kernels
-from pipeline import policies as p
-from pipeline.augment import Augment
-from pipeline.draws import features, program
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Recipe, Stage
-from pipeline.shards import ShardSet
+from pipeline.graph.kernels import augment as kernels
+from pipeline.loader.loader import Loader
+from pipeline.plan import autoaugment as p
+from pipeline.plan.plan import Plan
+from pipeline.plan.sampling import features, program
+from pipeline.plan.stage import Augment, Stage
 from tests import reference
+from train.recipe.schema import Recipe
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ALL = Augment(crop_area=(0.3, 1.0), policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), jitter_prob=0.8, grey_prob=0.2,

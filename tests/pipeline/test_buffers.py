@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.buffers import Buffers
+from pipeline.graph.buffers import Buffers
 
 
 def test_memory_is_lent_again_only_when_its_last_view_is_gone() -> None:

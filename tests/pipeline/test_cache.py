@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cache as caching
-from pipeline.cache import HEADER, Cache
 from pipeline.errors import ResoluteError, StorageError
+from pipeline.storage import disk_cache as caching
+from pipeline.storage.disk_cache import HEADER, Cache
 
 CHUNK = 10_000
 FULL = CHUNK + HEADER.size

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import pipeline.compiled as compiled_module
-from pipeline.compiled import compiled
-from pipeline.crops import random_crops
-from pipeline.order import sample_ids
-from pipeline.recipe import Augment
-from pipeline.rng import uniforms
+import pipeline.jit as compiled_module
+from pipeline.jit import compiled
+from pipeline.plan.crops import random_crops
+from pipeline.plan.order import sample_ids
+from pipeline.plan.rng import uniforms
+from pipeline.plan.stage import Augment
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 from torchvision.transforms import v2
 
-from pipeline import policies as p
-from pipeline.augment import Augment
-from pipeline.crops import random_crops
-from pipeline.draws import CUTMIX, MIXUP, UNMIXED, Features, draw, features, mixes, program
-from pipeline.rng import stream_key, uniforms
+from pipeline.plan import autoaugment as p
+from pipeline.plan.crops import random_crops
+from pipeline.plan.rng import stream_key, uniforms
+from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, draw, features, mixes, program
+from pipeline.plan.stage import Augment
 from tests import reference_ops
 
 N = 40_000

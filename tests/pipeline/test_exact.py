@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.augment import Augment
-from pipeline.loader import Batch, Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Stage
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Batch, Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Augment, Stage
 
 RICH = {"vflip_prob": 0.3, "jitter": (0.4, 0.4, 0.4, 0.1), "grey_prob": 0.2, "blur_prob": 0.3, "erase_prob": 0.5,
         "mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mix_prob": 0.8}  # fmt: skip

@@ -20,12 +20,12 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline.cache import CacheSettings
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError
-from pipeline.files import Files, open_files
-from pipeline.reader import Reader
-from pipeline.remote import Remote
-from pipeline.shards import ShardSet
+from pipeline.loader.reader import Reader
+from pipeline.storage.disk_cache import CacheSettings
+from pipeline.storage.files import Files, open_files
+from pipeline.storage.remote import Remote
 from tests.s3 import BUCKET, Front, front, running_s3  # noqa: F401
 
 STEP = 1 << 14
@@ -149,10 +149,10 @@ def test_a_place_in_a_chunk_that_was_removed_is_let_go(
         chunk.unlink()
         assert placed(files, 0, 9) == TAR[:9]  # still open
         assert not chunk.exists()
-        monkeypatch.setattr("pipeline.remote.TOUCH_S", -1.0)  # a while later
+        monkeypatch.setattr("pipeline.storage.remote.TOUCH_S", -1.0)  # a while later
         assert placed(files, 0, 9) == TAR[:9]
         assert chunk.exists()
-        monkeypatch.setattr("pipeline.remote._OPEN_FILES", 2)
+        monkeypatch.setattr("pipeline.storage.remote._OPEN_FILES", 2)
         for index in range(9):
             assert placed(files, index * STEP, 1) == TAR[index * STEP :][:1]
             assert len(files._opened) <= 2
@@ -344,7 +344,7 @@ def test_no_message_holds_credentials(tmp_path: Path, url: str, monkeypatch: pyt
 def test_a_file_that_is_too_large_to_be_a_manifest_is_refused_before_it_is_read(
     tmp_path: Path, either: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.store._MAX_WHOLE_BYTES", 100)
+    monkeypatch.setattr("pipeline.storage.object_store._MAX_WHOLE_BYTES", 100)
     with opened(either, tmp_path) as files:
         with pytest.raises(ResoluteError, match=r"manifest\.json: too large, got 231 bytes, expected at most 100"):
             files.local("manifest.json")

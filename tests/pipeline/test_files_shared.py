@@ -12,9 +12,8 @@ import fsspec
 import pytest
 
 from pipeline.errors import ResoluteError
+from tests.pipeline.test_files import INDEX, STEP, TAR, manifest, opened, s3_server, url  # noqa: F401
 from tests.s3 import Front, front  # noqa: F401
-
-from .test_files import INDEX, STEP, TAR, manifest, opened, s3_server, url  # noqa: F401
 
 
 def test_a_set_that_changed_never_gets_the_old_bytes(tmp_path: Path, url: str, front: Front) -> None:  # noqa: F811

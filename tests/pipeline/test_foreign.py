@@ -18,10 +18,10 @@ from PIL import Image, ImageOps
 
 from pipeline import Augment, Loader, Plan, ResoluteError, Stage
 from pipeline.__main__ import main
-from pipeline.either import open_either
+from pipeline.dataset.open_dataset import open_either
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import StorageError
-from pipeline.reader import Reader
-from pipeline.shards import ShardSet
+from pipeline.loader.reader import Reader
 from tests import reference
 from tests.foreign import BAD, encoded, expected_samples, opened, rejects, sample, write
 

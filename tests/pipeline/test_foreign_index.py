@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from pipeline import ResoluteError
-from pipeline.reader import Reader
+from pipeline.loader.reader import Reader
 from tests.foreign import encoded, opened, sample, write
 from tests.s3 import s3_server  # noqa: F401
 
 
 def test_a_second_open_reads_no_tar_and_gives_the_same(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = opened(tars)
-    monkeypatch.setattr("pipeline.foreign_index.samples", None)  # the walk over a tar
+    monkeypatch.setattr("pipeline.dataset.webdataset.index.samples", None)  # the walk over a tar
     second, lines = opened([tars / "val-000.tar", str(tars / "train-{000..002}.tar")])
     assert not lines
     assert first.hash == second.hash
@@ -81,7 +81,7 @@ def test_the_index_goes_to_the_cache_where_the_tars_cannot_be_written_beside(
     tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RESOLUTE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("pipeline.foreign_index._writable", lambda place: tars not in place.parents)
+    monkeypatch.setattr("pipeline.dataset.webdataset.index._writable", lambda place: tars not in place.parents)
     shards, _ = opened(tars)
     assert not (tars / ".resolute-index").exists()
     assert len(list((tmp_path / "cache" / "foreign").glob("*/*/meta.json"))) == 1

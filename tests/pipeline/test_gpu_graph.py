@@ -10,10 +10,10 @@ import pytest
 from nvidia.dali.data_node import DataNode
 from PIL import Image
 
-from pipeline.augment import Augment
-from pipeline.draws import Features, features
-from pipeline.graph import _graph
-from pipeline.resize import resize
+from pipeline.graph.graph import _graph
+from pipeline.graph.kernels.resize import resize
+from pipeline.plan.sampling import Features, features
+from pipeline.plan.stage import Augment
 
 PLAIN: dict[str, Any] = {
     "batch_size": 4, "num_threads": 1, "device_id": None, "prefetch_queue_depth": 2, "exec_dynamic": True,

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pipeline.dataset.index_array import BLOCK_BYTES, Records, checksums, checksums_name, read_checksums
+from pipeline.dataset.shard_set import SAMPLE, STORED
 from pipeline.errors import ResoluteError
-from pipeline.index import BLOCK_BYTES, Records, checksums, checksums_name, read_checksums
-from pipeline.shards import SAMPLE, STORED
 
 N = 5000
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from pipeline.cuda import usable
+from pipeline.dataset.index_array import Records
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, ResoluteError, StorageError
-from pipeline.index import Records
-from pipeline.loader import Batch, Loader
-from pipeline.plan import CUTMIX, MIXUP, Plan
-from pipeline.reader import Reader
-from pipeline.recipe import Augment, Stage
-from pipeline.shards import ShardSet
+from pipeline.loader.loader import Batch, Loader
+from pipeline.loader.reader import Reader
+from pipeline.plan.plan import CUTMIX, MIXUP, Plan
+from pipeline.plan.stage import Augment, Stage
 from tests import reference
 
 MIXED = Augment(crop_area=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0, mix_prob=0.8)
@@ -376,7 +376,7 @@ def test_the_graph_is_made_for_the_largest_batch_of_the_rank(
         made.update(words)
         raise Made
 
-    monkeypatch.setattr("pipeline.loader.Graph", graph)
+    monkeypatch.setattr("pipeline.loader.loader.Graph", graph)
     stages = [Stage(res=32, epochs=1, batch_size=37), Stage(res=64, epochs=2, batch_size=19)]
     plan = Plan(shard_set, stages, eval_batch_size=15)
     for rank in range(world):

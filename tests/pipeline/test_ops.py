@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
-from pipeline import ops, pixels
-from pipeline import policies as p
-from pipeline.augment import Augment
-from pipeline.draws import CUTMIX, MIXUP, UNMIXED, Features, draw, features
-from pipeline.plan import BatchSpec
+from pipeline.graph import augment_nodes as ops
+from pipeline.graph.kernels import augment as pixels
+from pipeline.plan import autoaugment as p
+from pipeline.plan.plan import BatchSpec
+from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, draw, features
+from pipeline.plan.stage import Augment
 from tests import reference, reference_ops
 
 RES = 96

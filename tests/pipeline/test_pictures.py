@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 
-from pipeline.pictures import Unusable, upright_size
+from pipeline.dataset.webdataset.image_check import Unusable, upright_size
 from tests.foreign import encoded, exif, picture
 
 WHOLE = {

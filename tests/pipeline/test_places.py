@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ResoluteError
-from pipeline.files import open_files
-from pipeline.retry import is_final, wait_s
+from pipeline.storage.files import open_files
+from pipeline.storage.retry import is_final, wait_s
 from tests.pipeline.test_files import TAR, opened, read_everywhere, settings
 
 

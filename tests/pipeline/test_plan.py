@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.crops import centre_crops, random_crops
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.order import Order
-from pipeline.plan import CUTMIX, MIXUP, UNMIXED, BatchSpec, Plan, part_bounds, rank_bounds
-from pipeline.recipe import Augment, Stage
-from pipeline.rng import uniforms
-from pipeline.shards import ShardSet
+from pipeline.plan.crops import centre_crops, random_crops
+from pipeline.plan.order import Order
+from pipeline.plan.plan import CUTMIX, MIXUP, UNMIXED, BatchSpec, Plan, part_bounds, rank_bounds
+from pipeline.plan.rng import uniforms
+from pipeline.plan.stage import Augment, Stage
 from tests import reference_rng
 from tests.reference import crop_window
 

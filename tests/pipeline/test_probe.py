@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.files import Folder
-from pipeline.probe import choose_order
-from pipeline.shards import ShardSet
+from pipeline.loader.probe import choose_order
+from pipeline.storage.files import Folder
 
 
 class Slow(Folder):

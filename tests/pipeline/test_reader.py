@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.dataset.shard_set import ShardSet, manifest_bytes
 from pipeline.errors import DamagedSample, StorageError
-from pipeline.fetch import crc32, fetch
-from pipeline.reader import Encoded, Reader
-from pipeline.shards import ShardSet, manifest_bytes
+from pipeline.graph.kernels.pread import crc32, fetch
+from pipeline.loader.reader import Encoded, Reader
 from tests.reference import stored_jpeg
 
 
@@ -136,10 +136,10 @@ class Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
         self.left, self.lock, self._number, self._pread = times, threading.Lock(), number, os.pread
-        monkeypatch.setattr("pipeline.reader.fetch", self.fetch)
-        monkeypatch.setattr("pipeline.files.os.pread", self.pread)
-        monkeypatch.setattr("pipeline.files._FIRST_WAIT_S", 0.001)
-        monkeypatch.setattr("pipeline.files._TRIES", 5)
+        monkeypatch.setattr("pipeline.loader.reader.fetch", self.fetch)
+        monkeypatch.setattr("pipeline.storage.files.os.pread", self.pread)
+        monkeypatch.setattr("pipeline.storage.files._FIRST_WAIT_S", 0.001)
+        monkeypatch.setattr("pipeline.storage.files._TRIES", 5)
 
     def fetch(self, files: Any, *rest: Any) -> Any:
         return fetch(np.full_like(files, -1), *rest)
@@ -184,7 +184,7 @@ def test_one_huge_image_does_not_widen_a_whole_batch(shard_set: ShardSet, monkey
     ids = np.arange(16)
     with Reader(shard_set) as reader:
         assert isinstance(reader.submit("train", 32, ids).result().pieces, np.ndarray)
-        monkeypatch.setattr("pipeline.reader._MOST_PADDING", 0.5)
+        monkeypatch.setattr("pipeline.loader.reader._MOST_PADDING", 0.5)
         read = reader.submit("train", 32, ids).result()
         assert [len(piece) for piece in read.pieces] == shard_set.splits["train"].stored[32][ids]["nbytes"].tolist()
         assert_members(shard_set, 32, ids, read)
@@ -228,7 +228,7 @@ def test_loading_the_compiled_read_is_not_taken_for_slow_storage(
                 time.sleep(0.3)
         return fetch(*args)
 
-    monkeypatch.setattr("pipeline.reader.fetch", loading)
+    monkeypatch.setattr("pipeline.loader.reader.fetch", loading)
     with Reader(shard_set, threads=2) as reader:
         for _ in range(3):
             reader.submit("train", 32, np.arange(64)).result()
@@ -263,7 +263,7 @@ def test_closing_with_reads_under_way_ends_every_thread(shard_root: Path, shard_
 
 
 def test_files_closed_to_make_room_are_still_read(shard_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.files._OPEN_FILES", 1)
+    monkeypatch.setattr("pipeline.storage.files._OPEN_FILES", 1)
     shard_set = ShardSet.open(shard_root)
     with Reader(shard_set, threads=4) as reader:
         ids = np.random.default_rng(1).permutation(75)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Recipe
+from train.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "train" / "recipes"
 ONE_STAGE = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}

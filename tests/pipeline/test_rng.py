@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.rng import beta, permute, philox, stream_key, uniforms
+from pipeline.plan.rng import beta, permute, philox, stream_key, uniforms
 from tests import reference_rng
 
 

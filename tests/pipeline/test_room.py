@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cache as caching
-from pipeline.cache import Cache, CacheSettings
 from pipeline.errors import ResoluteError
+from pipeline.storage import disk_cache as caching
+from pipeline.storage.disk_cache import Cache, CacheSettings
 from tests.pipeline.test_cache import CHUNK, FULL, content, key, read, real_bytes
 
 

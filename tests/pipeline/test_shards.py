@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.dataset.index_array import checksums, checksums_name
+from pipeline.dataset.shard_set import FORMAT, VERSION, ShardSet, manifest_bytes, read_manifest
 from pipeline.errors import ResoluteError, differences
-from pipeline.files import open_files
-from pipeline.index import checksums, checksums_name
-from pipeline.shards import FORMAT, VERSION, ShardSet, manifest_bytes, read_manifest
+from pipeline.storage.files import open_files
 from prep.__main__ import main as prep
 from tests.conftest import make_photos
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.__main__ import main
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Recipe
-from pipeline.shards import ShardSet
-from pipeline.show import seen
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from train.recipe.schema import Recipe
+from train.show import main, seen
 
 TEXT = """
 seed = 3
@@ -66,7 +65,7 @@ def test_rows_are_the_first_batches_of_each_stage_as_training_gets_them(shard_se
 def test_the_sheet_is_drawn_and_mistakes_are_one_line(
     shard_root: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["show", str(shard_root), "--recipe", str(recipe_file)]
+    words = [str(shard_root), "--recipe", str(recipe_file)]
     assert main([*words, "--out", str(tmp_path / "seen.png"), "--count", "5"]) == 0
     with Image.open(tmp_path / "seen.png") as sheet:
         assert sheet.size == (5 * 180, 4 * 240)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, ResoluteError
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.reader import Encoded, Reader
-from pipeline.recipe import Augment, Stage
-from pipeline.shards import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.loader.reader import Encoded, Reader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Augment, Stage
 from tests import reference
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

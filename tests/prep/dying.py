@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prep import worker
+from prep.convert import worker
 
 
 def serve(conn: Connection, current: Any) -> None:

@@ -16,9 +16,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import prep.build
-import prep.pool
-import prep.worker
+import prep.convert.worker
+import prep.execute.process_pool
+import prep.prepare
 from prep.__main__ import main
 
 
@@ -27,7 +27,7 @@ def attempt(argv: list[str]) -> int:
     child = os.fork()
     if child == 0:
         os.setsid()
-        prep.pool.open_pool = partial(prep.pool.open_pool, method="fork")
+        prep.execute.process_pool.open_pool = partial(prep.execute.process_pool.open_pool, method="fork")
         try:
             os._exit(main(argv))
         finally:

@@ -13,10 +13,10 @@ from typing import Any
 
 from PIL import Image
 
-from prep.adapters import open_source
-from prep.catalog import Catalog, write_catalog
-from prep.fetch import fetch_many
-from prep.found import Source
+from prep.plan.catalog import Catalog, write_catalog
+from prep.sources.detect import open_source
+from prep.sources.fetch import fetch_many
+from prep.sources.image_ref import Source
 
 __all__ = ["catalog", "files_in", "jpeg", "make_tree", "names", "pack", "pack_parquet", "pack_samples", "pack_table",
            "pack_tar", "pack_zip", "same"]  # fmt: skip

@@ -10,9 +10,9 @@ import fsspec
 import pytest
 
 from pipeline.errors import ResoluteError
-from prep.adapters import open_source
-from prep.fetch import fetch_many
-from prep.members import find_members
+from prep.plan.splits import find_members
+from prep.sources.detect import open_source
+from prep.sources.fetch import fetch_many
 from tests.prep.packed import (
     catalog,
     jpeg,

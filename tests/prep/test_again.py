@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from prep import writer
-from prep.store import Folder
+from prep.storage import hashed_file as writer
+from prep.storage.output import Folder
 from tests.conftest import make_photos
 from tests.prep.trees import tree
 

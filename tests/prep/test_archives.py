@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ResoluteError
-from prep.adapters import open_source
-from prep.catalog import write_catalog
-from prep.fetch import fetch_many
+from prep.plan.catalog import write_catalog
+from prep.sources.detect import open_source
+from prep.sources.fetch import fetch_many
 from tests.prep.packed import (
     catalog,
     files_in,
@@ -198,7 +198,7 @@ def test_the_spool_is_used_again_until_the_file_changes_or_it_is_damaged(
     files = make_tree(tmp_path / "photos")
     path = pack_tar(tmp_path / "p.tar.gz", files_in(files, ""), "gz")
     opened: list[str] = []
-    from prep.adapters import archive
+    from prep.sources import archive
 
     real = archive.open_tar
     monkeypatch.setattr(archive, "open_tar", lambda path: opened.append(path) or real(path))

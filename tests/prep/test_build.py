@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.shards import ShardSet, key_name
+from pipeline.dataset.shard_set import ShardSet, key_name
 from tests.prep.trees import tree
 
 Prep = Callable[..., Any]

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ResoluteError
-from prep import catalog as catalogs
-from prep import runs
-from prep.catalog import Catalog, write_catalog
-from prep.classes import read_classes
-from prep.found import ZIPPED, Found, Location
+from prep.plan import catalog as catalogs
+from prep.plan import external_sort as runs
+from prep.plan.catalog import Catalog, write_catalog
+from prep.plan.classes import read_classes
+from prep.sources.image_ref import ZIPPED, Found, Location
 
 
 class Given:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from prep.found import is_url
-from prep.store import Objects
+from prep.sources.image_ref import is_url
+from prep.storage.output import Objects
 from tests.prep.packed import catalog, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
 from tests.prep.test_remote import Ranged
 

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from prep.decode import MAX_BYTES, MAX_PIXELS, MAX_SCANS, Reject, decode
+from prep.convert.decode import MAX_BYTES, MAX_PIXELS, MAX_SCANS, Reject, decode
 
 Scene = Callable[..., NDArray[np.uint8]]
 

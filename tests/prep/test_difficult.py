@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from prep.decode import decode
+from prep.convert.decode import decode
 from tests.conftest import SHARED_DATA
 
 FOLDER = SHARED_DATA / "difficult"

@@ -15,11 +15,11 @@ import fsspec
 import pytest
 
 from pipeline.errors import StorageError
-from prep import fetch as fetching
-from prep.decode import Reject
-from prep.fetch import fetch, fetch_many
-from prep.found import MISSING, PLAIN, UNSEEN, ZIPPED, Location
-from prep.zip import zip_members
+from prep.convert.decode import Reject
+from prep.sources import fetch as fetching
+from prep.sources.fetch import fetch, fetch_many
+from prep.sources.image_ref import MISSING, PLAIN, UNSEEN, ZIPPED, Location
+from prep.sources.zip_directory import zip_members
 from tests.s3 import s3_server  # noqa: F401
 
 

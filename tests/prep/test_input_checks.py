@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.shards import SOURCE
-from prep.input_checks import describe_ignored, size_warnings
+from pipeline.dataset.shard_set import SOURCE
+from prep.plan.input_checks import describe_ignored, size_warnings
 from tests.prep.packed import pack_zip
 
 Prep = Callable[..., Any]

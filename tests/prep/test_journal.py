@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.dataset.shard_set import ShardSet, manifest_bytes
 from pipeline.errors import ResoluteError
-from pipeline.shards import ShardSet, manifest_bytes
-from prep import build as building
-from prep import codecs, worker
-from prep.chunk import Job, Task
-from prep.settings import Settings
-from prep.store import Folder
+from prep import prepare as building
+from prep.config import Settings
+from prep.convert import codecs, worker
+from prep.convert.batch import Job, Task
+from prep.storage.output import Folder
 from tests.prep.trees import tree
 
 Prep = Callable[..., Any]

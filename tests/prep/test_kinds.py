@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.shards import ShardSet
 from tests.prep.packed import files_in, pack_parquet, pack_tar, pack_zip
 from tests.prep.trees import tree
 
@@ -76,7 +76,7 @@ def test_parquet_goes_on_after_a_failure_without_being_unpacked_again(
     def unpack(*args: object) -> None:
         raise AssertionError("unpacked again")
 
-    monkeypatch.setattr("prep.adapters.parquet._fill", unpack)
+    monkeypatch.setattr("prep.sources.parquet._fill", unpack)
     ran = prep(*argv, "--max-bad", 0.1)
     assert ran.status == 0, ran.err
     assert not (tmp_path / "s" / ".prep").exists()

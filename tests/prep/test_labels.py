@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ResoluteError
-from prep.adapters.rows import label_rows
-from prep.classes import read_classes
+from prep.plan.classes import read_classes
+from prep.sources.label_rows import label_rows
 
 Prep = Callable[..., Any]
 

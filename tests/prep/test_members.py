@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ResoluteError
-from pipeline.rng import permute, stream_key
-from prep import members
-from prep.catalog import Catalog, write_catalog
-from prep.found import Found
-from prep.members import check_places, find_members
+from pipeline.plan.rng import permute, stream_key
+from prep.plan import splits as members
+from prep.plan.catalog import Catalog, write_catalog
+from prep.plan.splits import check_places, find_members
+from prep.sources.image_ref import Found
 from tests.prep.test_catalog import Given
 
 SIZES = {"ant": 1, "bee": 2, "cat": 3, "dog": 29, "elk": 100, "f\u00fcchs": 257}
@@ -78,8 +78,8 @@ def test_a_new_class_leaves_the_others_splits_and_folds_alone(tmp_path: Path) ->
         catalog = make(tmp_path / folder, sizes)
         val = find_members(catalog).splits["val"]
         train = find_members(catalog, folds=5).splits["train"]
-        assert train.folds is not None
-        folds = {catalog.name(i): int(fold) for i, fold in enumerate(train.folds)}
+        assert train.cross_validation is not None
+        folds = {catalog.name(i): int(fold) for i, fold in enumerate(train.cross_validation)}
         return {catalog.name(int(i)) for i in val.positions}, folds
 
     before, after = of(SIZES, "a"), of({"aardvark": 40, **SIZES}, "b")

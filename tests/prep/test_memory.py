@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from prep import fetch as fetching
-from prep import worker
-from prep.adapters import open_source
-from prep.chunk import Job, Task
-from prep.decode import Reject
-from prep.fetch import fetch_many
-from prep.found import MAX_BYTES, UNSEEN, ZIPPED, Location
+from prep.convert import worker
+from prep.convert.batch import Job, Task
+from prep.convert.decode import Reject
+from prep.sources import fetch as fetching
+from prep.sources.detect import open_source
+from prep.sources.fetch import fetch_many
+from prep.sources.image_ref import MAX_BYTES, UNSEEN, ZIPPED, Location
 from tests.prep.packed import catalog, jpeg
 
 Prep = Callable[..., Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prep.order import mixing, shuffled
+from prep.plan.shuffle import mixing, shuffled
 
 
 def test_order_is_a_permutation_named_by_seed_and_split() -> None:

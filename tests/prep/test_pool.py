@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.errors import ResoluteError
-from prep import pool as pooling
-from prep.chunk import Chunk, Job, Task
-from prep.found import Location
-from prep.pool import Pool
-from prep.worker import convert
+from prep.convert.batch import Chunk, Job, Task
+from prep.convert.worker import convert
+from prep.execute import process_pool as pooling
+from prep.execute.process_pool import Pool
+from prep.sources.image_ref import Location
 from tests.prep.dying import serve, serve_nobody
 
 JOB = Job(quality=90, label_digits=4)

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.shards import ShardSet, key_name
+from pipeline.dataset.shard_set import ShardSet, key_name
 
 SPLITS = ("train", "val")
 RES = (32, 48, 64)

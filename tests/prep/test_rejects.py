@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.shards import ShardSet
-from prep import worker
-from prep.chunk import Job, Task
-from prep.found import Location
-from prep.reject import NOT_THERE
+from pipeline.dataset.shard_set import ShardSet
+from prep.convert import worker
+from prep.convert.batch import Job, Task
+from prep.convert.reject import NOT_THERE
+from prep.sources.image_ref import Location
 
 Prep = Callable[..., Any]
 

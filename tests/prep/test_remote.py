@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from pipeline.errors import ResoluteError
-from prep.fetch import fetch_many
+from prep.sources.fetch import fetch_many
 from tests.prep.packed import (
     catalog,
     jpeg,

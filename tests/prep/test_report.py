@@ -17,14 +17,14 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.shards import SOURCE, ShardSet
-from prep.build import Built, build
-from prep.charts import SourceCounts, class_chart, class_counts, source_chart
-from prep.page import bars, shown
-from prep.report import write_report
-from prep.settings import Settings
-from prep.store import Folder, open_store
-from prep.tally import Tally
+from pipeline.dataset.shard_set import SOURCE, ShardSet
+from prep.config import Settings
+from prep.execute.stats import Tally
+from prep.prepare import Built, build
+from prep.report.charts import SourceCounts, class_chart, class_counts, source_chart
+from prep.report.html import bars, shown
+from prep.report.report import write_report
+from prep.storage.output import Folder, open_store
 
 ODD = ["<b>bold</b> & \"co\"", "$x_1$ 猫", "a" * 90]  # fmt: skip
 VOID = {"meta", "img", "br"}
@@ -222,7 +222,7 @@ def test_bars_without_any_value_are_still_bars() -> None:
 
 def test_full_disk_is_told_like_any_other(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.errors import ResoluteError
-    from prep import writer
+    from prep.storage import hashed_file as writer
 
     built = build(Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), workers=2))
 

@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from prep.decode import decode
-from prep.resize import fit, jpegs, resize
+from prep.convert.decode import decode
+from prep.convert.resize import fit, jpegs, resize
 from tests.conftest import SHARED_DATA
 
 PHOTOS = SHARED_DATA / "imagenet_like"
@@ -104,7 +104,7 @@ def test_pixels_do_not_depend_on_memory_around_them(scene: Scene) -> None:
 
 def test_older_processors_get_the_same_bytes_and_no_folder_to_cache_in_is_needed(scene: Scene) -> None:
     code = (
-        "import sys, numpy as np; from prep.resize import resize; "
+        "import sys, numpy as np; from prep.convert.resize import resize; "
         "pixels = np.frombuffer(sys.stdin.buffer.read(), np.uint8).reshape(77, 123, 3); "
         "sys.stdout.buffer.write(resize(pixels, 61, 38).tobytes())"
     )

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.dataset.source_record import parse_record, record_bytes, shards_command
 from pipeline.errors import ResoluteError
-from pipeline.files import open_files
-from pipeline.shards import ShardSet
-from pipeline.source_record import parse_record, record_bytes, shards_command
+from pipeline.storage.files import open_files
 from prep.verify import main as verify
 from tests.fake_make import Make
 from tests.prep.trees import tree
-from train.folds import chosen_folds
+from train.cross_validation import chosen_folds
 
 Prep = Callable[..., Any]
 

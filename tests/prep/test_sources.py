@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.shards import ShardSet
-from prep.inputs import Inputs, find_inputs
-from prep.settings import Settings
+from prep.config import Settings
+from prep.plan.inputs import Inputs, find_inputs
 
 Prep = Callable[..., Any]
 

@@ -23,9 +23,9 @@ import pytest
 
 from pipeline.errors import ResoluteError, StorageError
 from pipeline.storage.scratch import ScratchFolder
-from prep import lease
-from prep.adapters.spool import spooled
-from prep.store import LOCK, Folder, Objects, open_store
+from prep.sources.scan_cache import spooled
+from prep.storage import lease
+from prep.storage.output import LOCK, Folder, Objects, open_store
 from tests.prep.trees import tree
 from tests.s3 import s3_server  # noqa: F401  # a fixture
 
@@ -325,7 +325,7 @@ def test_what_a_killed_pass_over_a_source_has_left_is_deleted_by_the_next(tmp_pa
     source = tmp_path / "x.tar.gz"
     source.write_bytes(b"x")
     killed = (
-        "import os, sys; from pathlib import Path; from prep.adapters.spool import spooled\n"
+        "import os, sys; from pathlib import Path; from prep.sources.scan_cache import spooled\n"
         "def fill(out):\n"
         "    out.add('a.jpg', 'a', b'half'); os.kill(os.getpid(), 9)\n"
         "spooled(Path(sys.argv[1]), sys.argv[2], 'how', fill, copies=True)"

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.shards import SAMPLE, STORED
-from prep.tar import dali_index, end, member, padded
+from pipeline.dataset.shard_set import SAMPLE, STORED
+from prep.shards.tar_format import dali_index, end, member, padded
 
 MEMBERS = [("000000000.jpg", b"x" * 700), ("000000000.cls", b"0001"), ("000000007.jpg", b"y" * 512)]
 MEMBERS += [("000000007.cls", b"0002"), ("empty", b"")]

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ResoluteError, StorageError
-from prep import build as building
-from prep import retry
-from prep.adapters import open_source
-from prep.chunk import Job, Task
-from prep.fetch import fetch, fetch_many
-from prep.found import MISSING, Location
-from prep.settings import Settings
-from prep.worker import convert
+from prep import prepare as building
+from prep.config import Settings
+from prep.convert.batch import Job, Task
+from prep.convert.worker import convert
+from prep.sources.detect import open_source
+from prep.sources.fetch import fetch, fetch_many
+from prep.sources.image_ref import MISSING, Location
+from prep.storage import retry
 from tests.prep.trees import tree
 
 Prep = Callable[..., Any]

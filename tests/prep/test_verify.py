@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.dataset.index_array import checksums, checksums_name
+from pipeline.dataset.shard_set import manifest_bytes
 from pipeline.errors import ResoluteError, StorageError
-from pipeline.index import checksums, checksums_name
-from pipeline.shards import manifest_bytes
-from prep.check import Damage, ShardFiles, check_shard, picture_fault, reading
-from prep.store import Folder, open_store
+from prep.shards.shard_check import Damage, ShardFiles, check_shard, picture_fault, reading
+from prep.storage.hashed_file import FileInfo, writing
+from prep.storage.output import Folder, open_store
 from prep.verify import main, to_rebuild, verify
-from prep.writer import FileInfo, writing
 from tests.s3 import s3_server  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[2]
@@ -287,7 +287,7 @@ class OfADriver(Exception):
 def test_storage_that_refuses_a_file_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], message: str
 ) -> None:
-    monkeypatch.setattr("prep.retry.WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("prep.storage.retry.WAITS_S", (0.0, 0.0))
 
     def refuse() -> None:
         raise error
@@ -297,7 +297,7 @@ def test_storage_that_refuses_a_file_is_no_damage(
 
 
 def test_a_disk_that_fails_for_a_moment_damages_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prep.retry.WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("prep.storage.retry.WAITS_S", (0.0, 0.0))
     opened, failed = Folder.open, set[str]()
 
     def open_at_the_second_try(self: Folder, name: str) -> BinaryIO:

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pipeline.recipe import Model
-from train.model import build_model
+from train.models import build_model
+from train.recipe.schema import Model
 
 CPU = torch.device("cpu")
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from pipeline.loader import Batch
+from pipeline.loader.loader import Batch
 from train import loop
-from train import run as runs
+from train import trainer as runs
 from train.__main__ import main
-from train.ranks import Ranks, join
+from train.distributed import Ranks, join
 
 
 def work(folder: str, how: str, cue: int, *lines: Any) -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.order import Order
-from pipeline.probe import Probe
-from pipeline.shards import ShardSet
-from train import prepare
-from train import run as runs
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.probe import Probe
+from pipeline.plan.order import Order
+from tests.train.conftest import without_clocks
+from train import setup as prepare
+from train import trainer as runs
 from train.__main__ import main
-
-from .conftest import without_clocks
 
 RECIPE = """
 seed = 5

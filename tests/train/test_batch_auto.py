@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.plan import Plan
-from pipeline.recipe import AUTO, Recipe
-from pipeline.shards import ShardSet
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import AUTO
 from tests.fake_cuda import GIB, FakeCuda
 from train.__main__ import main
-from train.calibrate import synthetic
-from train.fit import DoesNotFit, cap_memory, largest_that_fits, real_steps, with_batch_sizes
 from train.loop import Learner
+from train.planner.batch_size import DoesNotFit, cap_memory, largest_that_fits, real_steps, with_batch_sizes
+from train.planner.measure import synthetic
+from train.recipe.schema import Recipe
 
 # why without an index: that is what torch refuses in places
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -141,7 +142,9 @@ def test_a_batch_fits_if_two_steps_leave_room_for_the_loader(
 
     monkeypatch.setattr(learner, "train_step", train_step)
     learner.device = GPU
-    monkeypatch.setattr("train.fit.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU}))
+    monkeypatch.setattr(
+        "train.planner.batch_size.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU})
+    )
     fits = real_steps(plan, learner, world=1)
     assert [fits(0, n) for n in (most, most + 1, 1)] == [True, False, True]
     assert steps.count(most) == 2

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.plan import Plan
-from pipeline.recipe import Stage
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
 from train.__main__ import main
-from train.calibrate import choose_decode
-from train.prepare import Options
-from train.ranks import Ranks
-from train.run import _Session, session
-from train.saved import open_saved
+from train.distributed import Ranks
+from train.inference.saved_run import open_saved
+from train.planner.measure import choose_decode
+from train.setup import Options
+from train.trainer import _Session, session
 
 STAGES = [Stage(res=32, epochs=1, batch_size=2), Stage(res=48, epochs=5, batch_size=4)]
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from pipeline.errors import ResoluteError, StorageError
-from pipeline.recipe import Recipe
 from train import checkpoint
+from train.recipe.schema import Recipe
 
 IDENTITY = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 32}]}, "shards": "abc"}
 

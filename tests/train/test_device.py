@@ -12,9 +12,9 @@ from pipeline import cuda
 from pipeline.errors import ResoluteError
 from tests.fake_cuda import GIB, FakeCuda
 from train.device import device_name, main, pick_device
-from train.fit import cap_memory
-from train.machine import describe, peak_memory_bytes, reset_peak_memory
-from train.ranks import Ranks
+from train.distributed import Ranks
+from train.logs.hardware import describe, peak_memory_bytes, reset_peak_memory
+from train.planner.batch_size import cap_memory
 
 ROOT = Path(__file__).parents[2]
 

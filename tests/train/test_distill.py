@@ -11,11 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Distill, Recipe
-from train.distill import Teacher, distilled
+from tests.train.test_loop import CPU, TABLE, _batch
+from train.distillation import Teacher, distilled
 from train.loop import Learner
-
-from .test_loop import CPU, TABLE, _batch
+from train.recipe.schema import Distill, Recipe
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -71,7 +70,7 @@ def test_a_step_takes_the_teachers_answers_and_leaves_the_teacher_alone(teacher_
 def test_a_pretrained_teacher_gets_images_normalised_as_its_own_were(monkeypatch: pytest.MonkeyPatch) -> None:
     network = timm.create_model("test_resnet", num_classes=7)
     assert network.pretrained_cfg["mean"] == (0.5, 0.5, 0.5)
-    monkeypatch.setattr("train.distill.build_model", lambda *_, **__: network)
+    monkeypatch.setattr("train.distillation.build_model", lambda *_, **__: network)
     teacher = Teacher(Distill(teacher="test_resnet"), classes=7, **IMAGENET, channels_last=True, device=CPU)
     images = torch.rand(4, 3, 32, 32)
     mean, std = (torch.tensor(IMAGENET[key]).view(1, 3, 1, 1) for key in ("mean", "std"))

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Stage
-from pipeline.shards import ShardSet
-from train.evaluate import evaluate, main
-from train.meters import read_log
-from train.saved import open_saved
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
+from train.inference.evaluate import evaluate, main
+from train.inference.saved_run import open_saved
+from train.logs.metrics import read_log
 
 CPU = torch.device("cpu")
 

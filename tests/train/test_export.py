@@ -16,17 +16,18 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Model, Recipe, Stage
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
 from prep.__main__ import main as prep
 from train import checkpoint
 from train.__main__ import main as train
-from train.evaluate import evaluate
-from train.export import export, main, preprocessing
-from train.model import build_model
-from train.saved import Saved, open_saved
+from train.inference.evaluate import evaluate
+from train.inference.export import export, main, preprocessing
+from train.inference.saved_run import Saved, open_saved
+from train.models import build_model
+from train.recipe.schema import Model, Recipe
 
 CPU = torch.device("cpu")
 # far from timm's defaults for this model: 160 px, crop 0.95, mean and std 0.5

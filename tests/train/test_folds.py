@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
 from prep.__main__ import main as prep
 from tests.conftest import make_photos
-from train import run as runs
+from tests.train.conftest import without_clocks
+from train import trainer as runs
 from train.__main__ import main
-from train.meters import read_log
-
-from .conftest import without_clocks
+from train.logs.metrics import read_log
 
 RECIPE = """
 [model]

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Recipe, Stage
-from pipeline.shards import ShardSet
-from train import before
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
 from train.__main__ import main
-from train.calibrate import Pace, Stopwatch, measure, synthetic
-from train.forecast import Forecast, StageForecast, advice, calibration, forecast, larger, seconds, table
 from train.loop import Learner
+from train.planner import plan as before
+from train.planner.estimate import Forecast, StageForecast, advice, calibration, forecast, larger, seconds, table
+from train.planner.measure import Pace, Stopwatch, measure, synthetic
+from train.recipe.schema import Recipe
 
 
 class Machine:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main as bench
-from pipeline.__main__ import main as pipeline
 from tests.foreign import encoded, write
-from train import draw_lr, evaluate, export, predict
+from tests.train.conftest import stages
+from train import plot_lr as draw_lr
 from train.__main__ import main as train
-from train.meters import read_log
-
-from .conftest import stages
+from train.inference import evaluate, export, predict
+from train.logs.metrics import read_log
+from train.show import main as show
 
 RECIPE = f"""
 [model]
@@ -93,7 +93,7 @@ def test_lr_show_and_plan_take_them(tars: Path, tmp_path: Path, capsys: pytest.C
     recipe = ["--recipe", str(tars / "tiny.toml")]
     assert draw_lr.main(["--shards", *source, *recipe, "--out", str(tmp_path / "lr.png")]) == 0
     assert "6 steps" in capsys.readouterr().out  # 24 samples in batches of 8, twice
-    assert pipeline(["show", *source, *recipe, "--out", str(tmp_path / "seen.png"), "--count", "2"]) == 0
+    assert show([*source, *recipe, "--out", str(tmp_path / "seen.png"), "--count", "2"]) == 0
     assert train([*words(tars), "--runs", str(tmp_path), "--plan", "--json", str(tmp_path / "plan.json")]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"lr.png", "seen.png", "plan.json"}
 

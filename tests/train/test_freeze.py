@@ -14,11 +14,12 @@ from timm.optim import Lamb
 from torch import nn
 
 from pipeline.errors import ResoluteError
-from pipeline.loader import Batch
-from pipeline.plan import BatchSpec
-from pipeline.recipe import Freeze, Recipe, Stage
+from pipeline.loader.loader import Batch
+from pipeline.plan.plan import BatchSpec
+from pipeline.plan.stage import Stage
 from train.freeze import Freezer, layers, trainable_sets
 from train.loop import Learner
+from train.recipe.schema import Freeze, Recipe
 
 CPU = torch.device("cpu")
 EACH = 2  # steps of each stage

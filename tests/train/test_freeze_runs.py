@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.loader import Batch
+from pipeline.loader.loader import Batch
+from tests.train.conftest import without_clocks
+from tests.train.test_freeze import CPU, EACH, _batch, _learner, _recipe
 from train import loop
 from train.__main__ import main
 from train.loop import Learner
 from train.warmup import rehearsal, warm_up
-
-from .conftest import without_clocks
-from .test_freeze import CPU, EACH, _batch, _learner, _recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

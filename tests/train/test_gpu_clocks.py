@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.loader import Batch
+from pipeline.loader.loader import Batch
 from tests.fake_cuda import FakeCuda
-from train.history import History, switch_costs
+from tests.train.test_loop import _batch
+from train.distributed import Ranks
+from train.logs.metrics import Meter, RunLog, read_log
+from train.logs.run_log import History, switch_costs
 from train.loop import run_batches
-from train.meters import Meter, RunLog, read_log
-from train.ranks import Ranks
-
-from .test_loop import _batch
 
 LAUNCH_S = 0.001
 # (host blocked for the batch, work of the device): the device falls behind, then is starved, then has heavier steps

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Optim
 from train.gradients import build_shaping
+from train.recipe.schema import Optim
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from pipeline.errors import ResoluteError
-from pipeline.loader import Batch
-from pipeline.plan import BatchSpec
-from pipeline.recipe import Recipe
+from pipeline.loader.loader import Batch
+from pipeline.plan.plan import BatchSpec
+from train.logs.metrics import Meter, RunLog, read_log
 from train.loop import Learner, run_batches
-from train.meters import Meter, RunLog, read_log
+from train.recipe.schema import Recipe
 
 CPU = torch.device("cpu")
 TABLE: dict[str, Any] = {

@@ -8,8 +8,8 @@ from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy
 from torch.nn import functional
 
-from pipeline.recipe import Loss
-from train.loss import build_loss, mixed_cross_entropy
+from train.losses import build_loss, mixed_cross_entropy
+from train.recipe.schema import Loss
 
 N, CLASSES = 9, 5
 

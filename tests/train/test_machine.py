@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.fake_cuda import FakeCuda
-from train.machine import GpuUse, describe, peak_memory_bytes, process_age_s
+from train.logs.hardware import GpuUse, describe, peak_memory_bytes, process_age_s
 
 
 def test_the_age_of_a_process_counts_real_time_from_its_start() -> None:
@@ -24,7 +24,7 @@ def test_the_age_of_a_process_counts_real_time_from_its_start() -> None:
 
 def test_gpu_use_is_asked_now_and_then_and_given_up_where_nothing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, cuda = [10.0], torch.device("cuda")
-    monkeypatch.setattr("train.machine.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("train.logs.hardware.time.monotonic", lambda: clock[0])
     driver: Any = FakeCuda().install(monkeypatch)
     use = GpuUse(cuda)
     assert [use.ask(), use.ask()] == [0.4, None]

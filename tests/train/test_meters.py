@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.plan import Plan
-from pipeline.recipe import Stage
-from pipeline.shards import ShardSet
-from train.meters import Meter, RunLog, read_log
-from train.stop import NotFinite
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
+from train.early_stopping import NotFinite
+from train.logs.metrics import Meter, RunLog, read_log
 
 
 @pytest.fixture

@@ -14,14 +14,13 @@ from timm.layers import BlurPool2d
 from torch._dynamo.testing import CompileCounter
 
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Ema, Model, Precision, Recipe
+from tests.train.conftest import python
+from tests.train.nets import CPU, names_of, net, saved
+from tests.train.test_loop import _batch
 from train.loop import Learner
-from train.model import build_model, compile_network, ema_decay, set_tf32, size_options
+from train.models import build_model, compile_network, ema_decay, set_tf32, size_options
+from train.recipe.schema import Ema, Model, Precision, Recipe
 from train.warmup import warm_up
-
-from .conftest import python
-from .nets import CPU, names_of, net, saved
-from .test_loop import _batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STAGES = [{"res": 32, "epochs": 1, "batch_size": 8}]
@@ -182,7 +181,7 @@ def test_a_size_that_only_the_warm_up_finds_refused_is_one_line() -> None:
 def test_tf32_can_be_read_back_by_what_reads_it_in_torch(tf32: Any, expected: tuple[str, bool]) -> None:
     """Inductor's autotuning asks for the precision of products, and raises where the newer settings were mixed in."""
     code = (
-        "import torch; from train.model import set_tf32; "
+        "import torch; from train.models import set_tf32; "
         f"set_tf32({tf32!r}, torch.device('cuda', 0)); "
         "print((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))"
     )

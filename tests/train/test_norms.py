@@ -12,11 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Model
-from train.model import build_model
+from tests.train.nets import CPU, names_of, net, some_images
+from train.models import build_model
 from train.norms import GhostBatchNorm, batch_norms, set_norms
-
-from .nets import CPU, names_of, net, some_images
+from train.recipe.schema import Model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

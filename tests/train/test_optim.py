@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from pipeline.errors import ResoluteError
-from pipeline.recipe import Optim, Recipe
 from train.optim import Lookahead, build_optimizer
+from train.recipe.schema import Optim, Recipe
 
 
 def test_norms_and_biases_have_no_weight_decay() -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.shards import ShardSet, key_name
+from pipeline.dataset.shard_set import ShardSet, key_name
 from prep.__main__ import main as prep
 from tests.conftest import make_photos
-from train import evaluate
+from tests.train.conftest import stages
 from train.__main__ import main as train
-from train.predict import main
-
-from .conftest import stages
+from train.inference import evaluate
+from train.inference.predict import main
 
 RECIPE = f"""
 [model]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main as bench
-from pipeline.__main__ import main as pipeline
-from train import draw_lr, evaluate, export, predict
+from train import plot_lr as draw_lr
 from train.__main__ import main as train
+from train.inference import evaluate, export, predict
+from train.show import main as show
 
 Command = Callable[[str], int]
 SUFFIXES = {"eval": ".json", "export": ".safetensors", "predict": ".csv", "lr": ".png", "show": ".png",
@@ -28,7 +29,7 @@ def commands(trained: Path, shard_root: Path) -> dict[str, Command]:
         "export": lambda out: export.main([run, "--out", out]),
         "predict": lambda out: predict.main([run, "--src", photos, "--out", out, "--device", "cpu"]),
         "lr": lambda out: draw_lr.main(["--recipe", recipe, "--samples", "99", "--out", out]),
-        "show": lambda out: pipeline(["show", shards, "--recipe", recipe, "--out", out]),
+        "show": lambda out: show([shards, "--recipe", recipe, "--out", out]),
         "plan": lambda out: train(["--plan", "--shards", shards, "--recipe", recipe, "--device", "cpu", "--json", out]),
         "bench": lambda out: bench(["--shards", shards, "--out", out, "--device", "cpu"]),
     }

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ResoluteError
-from train.history import History
-from train.page import main, recipe_text, write_page
-from train.verdict import verdict
-
-from .synthetic import GPU, write_log
+from tests.train.synthetic import GPU, write_log
+from train.logs.run_log import History
+from train.report.diagnosis import verdict
+from train.report.html import main, recipe_text, write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 VOID = {"meta", "br", "img", "link", "input", "hr"}

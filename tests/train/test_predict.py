@@ -15,16 +15,16 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Stage
-from pipeline.shards import ShardSet, key_name
-from prep.adapters.folders import walk
-from prep.adapters.names import is_image
-from prep.decode import Reject, decode
+from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
+from prep.convert.decode import Reject, decode
+from prep.sources.image_folder import walk
+from prep.sources.names import is_image
 from train import checkpoint
-from train.predict import main, prepared
-from train.saved import open_saved
+from train.inference.predict import main, prepared
+from train.inference.saved_run import open_saved
 
 
 def predict(run: Path, source: Path | str, out: Path, *more: str) -> list[dict[str, str]]:

@@ -16,19 +16,18 @@ import torch
 import torch.distributed as dist
 import torch.distributed.run
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.loader import Loader
-from pipeline.plan import Plan
-from pipeline.recipe import Recipe
-from pipeline.shards import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
 from tests.fake_cuda import FakeCuda
 from tests.fake_make import Make
+from tests.train.conftest import ROOT, stages, without_clocks
 from train.__main__ import main
+from train.distributed import Ranks, _tell
 from train.loop import Learner
-from train.ranks import Ranks, _tell
+from train.recipe.schema import Recipe
 from train.warmup import shapes
-
-from .conftest import ROOT, stages, without_clocks
 
 CPU, DRIVER = torch.device("cpu"), Path(__file__).with_name("ranks_driver.py")
 STAGES = stages((32, 1, 16), (48, 1, 11))

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ResoluteError
-from train.board import Board
-from train.history import History, switch_costs
-from train.prepare import Options
-from train.report import EPOCH_HEADER, Reports, epoch_line, summary
-
-from .synthetic import write_log
+from tests.train.synthetic import write_log
+from train.logs.run_log import History, switch_costs
+from train.logs.tensorboard import Board
+from train.report.console import EPOCH_HEADER, Reports, epoch_line, summary
+from train.setup import Options
 
 
 def _records() -> list[dict[str, Any]]:

@@ -19,18 +19,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.plan import Plan
-from pipeline.recipe import Recipe
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.plan.plan import Plan
 from prep.__main__ import main as prep
 from tests.conftest import make_photos
+from tests.train.conftest import DRIVER, ROOT, python, without_clocks
 from train.__main__ import main
-from train.evaluate import main as evaluate
-from train.export import main as export
-from train.meters import read_log
-from train.page import main as page
-
-from .conftest import DRIVER, ROOT, python, without_clocks
+from train.inference.evaluate import main as evaluate
+from train.inference.export import main as export
+from train.logs.metrics import read_log
+from train.recipe.schema import Recipe
+from train.report.html import main as page
 
 Words = Callable[[Path], list[str]]
 Killed = Callable[..., subprocess.CompletedProcess[str]]

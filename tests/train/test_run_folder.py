@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ResoluteError
-from train import evaluate, export, page, predict
-from train import run as runs_module
+from train import trainer as runs_module
 from train.__main__ import main as train
+from train.inference import evaluate, export, predict
+from train.report import html as page
 from train.run_folder import existing_run, new_run
 
 READERS: dict[str, Callable[[str], list[str]]] = {

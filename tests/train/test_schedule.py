@@ -15,12 +15,13 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.plan import Plan
-from pipeline.recipe import Optim, Recipe, Schedule, Stage
-from pipeline.shards import ShardSet
-from train.draw_lr import Curve, main, stage_lines
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
 from train.optim import build_optimizer
+from train.plot_lr import Curve, main, stage_lines
+from train.recipe.schema import Optim, Recipe, Schedule
 from train.schedule import Rates, epoch_samples, epoch_steps
 
 STAGES = (Stage(res=32, epochs=3, batch_size=8), Stage(res=48, epochs=2, batch_size=16, lr_scale=0.5))

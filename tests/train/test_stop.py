@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.plan import Plan
-from pipeline.recipe import Recipe, Stop
-from pipeline.shards import ShardSet, key_name
+from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.plan.plan import Plan
+from tests.train.conftest import SMALL, without_clocks
 from train import loop
 from train.__main__ import main
-from train.history import best_epoch
-from train.stop import NotFinite, Progress, finite
-
-from .conftest import SMALL, without_clocks
+from train.early_stopping import NotFinite, Progress, finite
+from train.logs.run_log import best_epoch
+from train.recipe.schema import Recipe, Stop
 
 
 def stopped_at(

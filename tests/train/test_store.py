@@ -9,10 +9,9 @@ import fsspec
 import pytest
 
 from tests.s3 import running_s3
+from tests.train.conftest import stages
 from train.__main__ import main
-from train.meters import read_log
-
-from .conftest import stages
+from train.logs.metrics import read_log
 
 RECIPE = f"""
 [model]

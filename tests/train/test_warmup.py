@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.plan import Plan
-from pipeline.recipe import Recipe, Stage
-from pipeline.shards import ShardSet
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
+from train.distributed import Ranks
 from train.loop import Learner
-from train.ranks import Ranks
+from train.recipe.schema import Recipe
 from train.warmup import check_micro_batches, shapes, warm_up
 
 STAGES = (Stage(res=32, epochs=2, batch_size=16), Stage(res=48, epochs=1, batch_size=20, fraction=0.5))

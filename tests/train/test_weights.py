@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from pipeline.errors import ResoluteError, StorageError
-from pipeline.recipe import Recipe
+from tests.train.nets import names_of, net, saved, some_images
 from train import checkpoint
-
-from .nets import names_of, net, saved, some_images
+from train.recipe.schema import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

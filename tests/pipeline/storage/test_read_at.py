@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.shards import ShardSet
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.storage.read_at import read_at
 from prep.__main__ import main as prep
 

@@ -1,0 +1,240 @@
+"""Opens WebDataset tars that others made as a `ShardSet`, without converting them.
+
+    shards = open_webdataset("imagenet/", val="*validation*")
+    shards = open_webdataset("s3://bucket/train-{000000..000146}.tar", val=0.01)
+
+The first time, all tars are read and every image decoded, which takes minutes for a million of them; the index that
+this makes is kept. Images are stored in one size, which serves every resolution, and resized from there in the
+stream: the CPU work that shards of ours save is paid in every epoch.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from braceexpand import braceexpand
+
+from pipeline.cpu_count import available_cpus
+from pipeline.dataset.index_array import Records
+from pipeline.dataset.shard_set import ShardSet, Split, is_shard_set
+from pipeline.errors import ResoluteError, StorageError, strip_credentials
+from pipeline.storage.disk_cache import CacheSettings
+from pipeline.storage.files import is_url, open_files
+
+from .index import REPAIR, ForeignIndex, find_index
+from .sample_check import Wanted
+
+__all__ = ["open_webdataset"]
+
+_MARGIN = 256 / 224  # as for shards of ours: validation takes the centre 0.875 of the short side
+_VAL = "*val*"
+_TARS = ("*.tar", "*.tar.gz", "*.tgz")  # compressed ones are refused, not passed over
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def open_webdataset(
+    source: str | Path | Sequence[str | Path], *, val: str | float | None = None,
+    image: str | Sequence[str] = Wanted.image, label: str | Sequence[str] = Wanted.label,
+    classes: str | Path | Sequence[str] | None = None, threads: int | None = None,
+    index: str | Path | None = None, cache: CacheSettings | None = None, tell: Callable[[str], None] = _tell,
+) -> ShardSet:  # fmt: skip
+    """Open tars of KEY.jpg and KEY.cls (or png, webp, bmp; a number in .json) for `Plan` and `Loader`.
+
+    source   a folder (searched through), a pattern with * or {000..146}, or a list of them; URLs (s3://, gs://,
+             http://) with {} or in full, since stores are not listed
+    val      which tars are validation, a pattern for their names below the source's folder; or a part of the samples,
+             0 to 1, by a hash of their keys. None: the tars with "val" in their names, if there are some
+    image    extensions of the image (all after the first dot of the name, as WebDataset counts it)
+    label    extensions of the label, the first that a sample has; "json:KEY" for a key in a JSON file
+    classes  names of the classes, or a file with one a line; else they are called by their numbers
+    threads  that decode while indexing; None: one a core
+    index    a folder for the index; None: `.resolute-index` beside the tars, or the cache folder
+    cache    of URLs, as in `open_files`
+    tell     gets lines about the indexing
+
+    EXIF orientation is applied, as DALI does it. What cannot be used (no label, damaged, of a kind that DALI does not
+    decode) is left out, counted, told and listed in the index's rejects.jsonl. Tars whose sizes or times changed are
+    indexed again. Processes that open the same tars at once share the work of one.
+    Raises `ResoluteError` if there are no tars, one is compressed or cut short, no sample is usable, `val` fits none
+    or all, or there are fewer class names than labels.
+    """
+    if threads is not None and threads < 1:
+        raise ResoluteError(f"threads: out of range, got {threads}, expected at least 1; choose another")
+    root, names = _tars(source)
+    files = open_files(root, cache=cache)
+    wanted = Wanted(image=_extensions(image), label=_extensions(label))
+    # why here: indexing may take hours
+    for name, extensions in (("image", wanted.image), ("label", wanted.label)):
+        if not all(extensions):
+            example = getattr(Wanted, name)[0]
+            raise ResoluteError(f"{name}: got an empty extension, expected some such as {example}; name one")
+    if isinstance(val, (int, float)) and not 0 < val < 1:
+        raise ResoluteError(f"{files.root}: got val {val}, expected a part above 0, below 1, or a pattern; change it")
+    if isinstance(classes, str | Path):
+        classes = _lines(Path(classes))
+    try:
+        found = find_index(files, names, wanted, threads=threads or available_cpus(),
+                           folder=None if index is None else Path(index), tell=tell)  # fmt: skip
+        class_names = _class_names(classes, found, files.root)
+        splits = _splits(found, names, val, files.root)
+    except BaseException:
+        files.close()
+        raise
+    classes_hash = hashlib.sha256(json.dumps(class_names).encode()).hexdigest()[:12]
+    return ShardSet(
+        files=files, classes=class_names, resolutions=(), margin=_MARGIN, splits=splits, one_size=True, repair=REPAIR,
+        hash=hashlib.sha256(json.dumps([found.hash, val, class_names]).encode()).hexdigest()[:12],
+        states=dict(zip(names, found.states, strict=True)),
+        digests={"classes": classes_hash, "val": str(val), "tars, labels and images": found.hash},
+    )  # fmt: skip
+
+
+def _extensions(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Extensions, lower case and without a dot in front; what follows a colon stays as it is."""
+    parts = [rule.partition(":") for rule in ((given,) if isinstance(given, str) else given)]
+    return tuple(kind.lower().lstrip(".") + colon + key for kind, colon, key in parts)
+
+
+class _EveryRes(Mapping[int, Records]):
+    """The same records for any resolution."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def __getitem__(self, res: int) -> Records:
+        return self._records
+
+    def __contains__(self, res: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _tars(source: str | Path | Sequence[str | Path]) -> tuple[str, list[str]]:
+    """The folder or URL that all tars are below, and their names in it, sorted."""
+    given = [str(source)] if isinstance(source, str | Path) else [str(one) for one in source]
+    paths = sorted(path for one in given for path in _expanded(one))
+    told = strip_credentials(", ".join(given[:3]))
+    if not paths:
+        raise ResoluteError(f"{told or 'source'}: no tars found, expected files like train-000.tar; correct the source")
+    if len(set(paths)) < len(paths):
+        raise ResoluteError(f"{told}: got a tar twice, expected each once; correct the list")
+    folders = {path.rpartition("/")[0] for path in paths}
+    if not any(map(is_url, paths)):
+        _refuse_copies(paths)
+    if any(map(is_url, paths)):
+        columns = zip(*(folder.split("/") for folder in folders), strict=False)
+        root = "/".join(parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, columns))
+        if "://" not in root or root.endswith(":/"):
+            raise ResoluteError(f"{told}: got tars of several stores, expected them below one URL; copy them together")
+        return root, [path[len(root) + 1 :] for path in paths]
+    root = str(Path(os.path.commonpath([folder or "." for folder in folders]))) if len(folders) > 1 else folders.pop()
+    return root or ".", [os.path.relpath(path, root or ".") for path in paths]
+
+
+def _expanded(one: str) -> list[str]:
+    if is_url(one):
+        parts = _braces(one)
+        if any(not part.endswith((".tar", ".tar.gz", ".tgz")) or "*" in part for part in parts):
+            raise ResoluteError(
+                f"{strip_credentials(one)}: got a URL of no .tar, expected names of tars, since stores are not listed; "
+                "write them as train-{000000..000146}.tar"
+            )
+        return parts
+    paths: list[str] = []
+    for part in [one] if Path(one).exists() else _braces(one):  # why: a real name may hold any character
+        if Path(part).is_dir():
+            if is_shard_set(part):
+                raise _made_by_prep(part)
+            paths += [str(path) for kind in _TARS for path in Path(part).rglob(kind)]
+        elif glob.has_magic(part) and not Path(part).exists():
+            paths += glob.glob(part, recursive=True)  # noqa: PTH207  # why: Path.glob takes no absolute pattern
+        else:
+            paths.append(part)  # whether it is there is found out when it is asked for its size
+    return paths
+
+
+def _refuse_copies(paths: Sequence[str]) -> None:
+    """Raise where the tars are those of a shard set at several resolutions: each photo would be several samples."""
+    resolutions: dict[Path, set[str]] = {}
+    for folder in {Path(path).parent for path in paths}:
+        if folder.name.isdigit():
+            resolutions.setdefault(folder.parent, set()).add(folder.name)
+    for root, names in resolutions.items():
+        if len(names) > 1 and is_shard_set(root):
+            raise _made_by_prep(str(root))
+
+
+def _made_by_prep(root: str) -> ResoluteError:
+    return ResoluteError(
+        f"{root}: got a shard set that prep made, which holds each photo once for each resolution, expected tars that "
+        "others made; open it with ShardSet.open, or give this folder alone as SHARDS"
+    )
+
+
+def _braces(pattern: str) -> list[str]:
+    try:
+        return list(braceexpand(pattern))
+    except ValueError:
+        shown = strip_credentials(pattern)
+        raise ResoluteError(f"{shown}: braces do not match, expected a pattern like train-{{000..146}}.tar") from None
+
+
+def _class_names(given: Sequence[str] | None, found: ForeignIndex, root: str) -> tuple[str, ...]:
+    if given is None:
+        return tuple(map(str, range(found.classes)))
+    names = tuple(given)
+    if len(names) < found.classes:
+        raise ResoluteError(
+            f"{root}: got names of {len(names)} classes, expected {found.classes}: the largest label is "
+            f"{found.classes - 1}; add the others"
+        )
+    return names
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(path.read_text(encoding="utf-8").splitlines())
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be read, got '{error.strerror}', expected one class name per line; correct the path"
+        ) from None
+    except UnicodeDecodeError:
+        raise ResoluteError(f"{path}: not UTF-8, expected one class name per line; save it as UTF-8") from None
+
+
+def _splits(found: ForeignIndex, names: Sequence[str], val: str | float | None, root: str) -> dict[str, Split]:
+    if isinstance(val, str) or val is None:
+        patterns = _braces(_VAL if val is None else val)
+        held = [any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in names]
+        mask = np.repeat(held, found.counts)
+        if val is not None and not any(held):
+            raise ResoluteError(f"{root}: val '{val}' fits no tar, the first is {names[0]}; correct it")
+    else:
+        mask = found.samples["fold"] < np.uint32(round(val * 2**32) if val < 1 else 0)
+    if val is not None and (not mask.any() or mask.all()):
+        raise ResoluteError(
+            f"{root}: val {val!r} takes {mask.sum()} of {len(mask)} samples, expected some for each split; change it"
+        )
+    splits = {}
+    for name, chosen in (("train", ~mask), ("val", mask)):
+        places = np.flatnonzero(chosen).astype(np.uint32)
+        stored = _EveryRes(found.stored.part(places))
+        splits[name] = Split(name=name, samples=found.samples.part(places), stored=stored, shards=tuple(names))
+    return splits

@@ -1,0 +1,102 @@
+"""What does one sample of somebody else's tar hold: which image and label, and can they be used?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.shard_set import SAMPLE, STORED
+from pipeline.storage.files import Files
+
+from .image_check import Unusable, upright_size
+from .tar_reader import Member, Sample
+
+__all__ = ["MAX_LABEL", "Look", "Wanted", "look"]
+
+MAX_LABEL = 10_000_000  # exclusive; more are no classes but something else, such as an id
+_JSON_KEYS = ("label", "cls", "class", "target")  # in a sample's JSON, the first that is there
+_MAX_LABEL_BYTES = 1 << 20
+_MAX_IMAGE_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which files of a sample are its image and its label, by their extensions (all after the name's first dot)."""
+
+    image: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "bmp")  # a sample has one of them
+    label: tuple[str, ...] = ("cls", "json")  # the first that is there; "json:KEY" takes that key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What became of a few samples of one tar."""
+
+    tar: int
+    samples: NDArray[np.void]  # SAMPLE
+    stored: NDArray[np.void]  # STORED
+    rejects: list[dict[str, str]]  # tar, key, reason
+
+
+def look(files: Files, name: str, tar: int, some: Sequence[Sample], first: int, wanted: Wanted) -> Look:
+    """Read and decode `some` neighbours of the tar `name`, the first of which is number `first` of the source."""
+    found, stored, rejects = [], [], []
+    for number, sample in enumerate(some, first):
+        try:
+            image = _image(sample.members, wanted.image)
+            label = _label(files, name, sample.members, wanted.label)
+            data = files.read(name, image.offset, image.nbytes)
+            width, height = upright_size(data)
+        except Unusable as error:
+            key = sample.key.encode("utf-8", "backslashreplace").decode()
+            rejects.append({"tar": name, "key": key, "reason": str(error)})
+            continue
+        digest = hashlib.blake2b(sample.key.encode("utf-8", "surrogateescape"), digest_size=4).digest()
+        found.append((number, label, int.from_bytes(digest, "little")))
+        stored.append((image.offset, image.nbytes, zlib.crc32(data), tar, width, height))
+    return Look(tar=tar, samples=np.array(found, SAMPLE), stored=np.array(stored, STORED), rejects=rejects)
+
+
+def _image(members: Sequence[Member], extensions: Sequence[str]) -> Member:
+    images = [member for member in members if member.extension in extensions]
+    if len(images) != 1:
+        names = ", ".join(member.extension for member in images or members)
+        raise Unusable(f"{'several images' if images else 'no image'}: {names}")
+    if images[0].nbytes > _MAX_IMAGE_BYTES:
+        raise Unusable(f"too many bytes: {images[0].nbytes}")
+    return images[0]
+
+
+def _label(files: Files, name: str, members: Sequence[Member], wanted: Sequence[str]) -> int:
+    for extension, _, key in (rule.partition(":") for rule in wanted):
+        for member in members:
+            if member.extension == extension:
+                if member.nbytes > _MAX_LABEL_BYTES:
+                    raise Unusable(f"no label in .{extension}: too many bytes, {member.nbytes}")
+                text = files.read(name, member.offset, member.nbytes).decode("utf-8", "replace").strip()
+                value = _in_json(text, key) if extension.rpartition(".")[2] == "json" else text
+                return _whole_number(value, extension)
+    raise Unusable(f"no label: {', '.join(member.extension for member in members)}")
+
+
+def _in_json(text: str, key: str) -> Any:
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unusable("no label in .json: not JSON") from None
+    if isinstance(value, dict):
+        return next((value[k] for k in ((key,) if key else _JSON_KEYS) if value.get(k) is not None), None)
+    return None if key else value
+
+
+def _whole_number(value: Any, extension: str) -> int:
+    text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    if not (text.isascii() and text.isdigit()) or len(text) > 20 or not int(text) < MAX_LABEL:
+        raise Unusable(f"no label in .{extension}: got {str(value)[:40]!r}, expected a number below {MAX_LABEL}")
+    return int(text)

@@ -1,0 +1,1 @@
+"""What happens to the pixels: the one DALI graph of a run, and the compiled kernels it calls."""

@@ -1,0 +1,1 @@
+"""Compiled kernels on pixels and bytes: numba for the CPU, Triton for the GPU."""

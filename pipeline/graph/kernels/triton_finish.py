@@ -1,0 +1,95 @@
+"""Triton kernel that ends a batch: erasing, mixup or cutmix with the partner, normalisation, in one pass."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX
+
+from .triton_slot import _read
+
+__all__ = ["ERASE_FIELDS", "MIX_FIELDS", "finish"]
+
+ERASE_FIELDS = 6  # of a program's row: x, y, width, height of the erased box; y, x in the noise, -1 for the mean colour
+MIX_FIELDS = 7  # mode, partner, bits of lam, and x, y, width, height of what comes from the partner
+
+_MIXUP = tl.constexpr(MIXUP)
+_CUTMIX = tl.constexpr(CUTMIX)
+_NOISE_PX = tl.constexpr(NOISE_PX)
+_ERASE_FIELDS = tl.constexpr(ERASE_FIELDS)
+
+
+@triton.jit
+def _within(box, x, y):
+    left, top = tl.load(box), tl.load(box + 1)
+    return (x >= left) & (x < left + tl.load(box + 2)) & (y >= top) & (y < top + tl.load(box + 3))
+
+
+@triton.jit
+def _erased(source, number, program, fields, erase, noise, fill, side,
+            place, inside, ERASES: tl.constexpr):  # fmt: skip
+    """Red, green, blue (int32) of pixels of image `number`, with its box filled."""
+    red, green, blue = _read(source + number * (3 * side * side), place, inside)
+    if ERASES:
+        box = program + number * fields + erase
+        x, y = place % side, place // side
+        filled = inside & _within(box, x, y)
+        from_y, from_x = tl.load(box + 4), tl.load(box + 5)
+        if from_y < 0:
+            fill_red, fill_green, fill_blue = tl.load(fill), tl.load(fill + 1), tl.load(fill + 2)
+            red = tl.where(filled, fill_red, red)
+            green = tl.where(filled, fill_green, green)
+            blue = tl.where(filled, fill_blue, blue)
+        else:
+            row = tl.where(filled, from_y + y - tl.load(box + 1), 0) % _NOISE_PX
+            column = tl.where(filled, from_x + x - tl.load(box), 0) % _NOISE_PX
+            noise_red, noise_green, noise_blue = _read(noise, row * _NOISE_PX + column, filled)
+            red = tl.where(filled, noise_red, red)
+            green = tl.where(filled, noise_green, green)
+            blue = tl.where(filled, noise_blue, blue)
+    return red, green, blue
+
+
+@triton.jit
+def _mixed(own, partner, lam):
+    """Mixup of levels: `lam` of the own image and the rest of its partner, rounded."""
+    return (own.to(tl.float32) * lam + partner.to(tl.float32) * (1.0 - lam) + 0.5).to(tl.int32)
+
+
+@triton.jit(
+    do_not_specialize=["fields", "erase", "mix", "side"],
+    do_not_specialize_on_alignment=["source", "target", "program", "noise", "fill", "scales"],
+)
+def finish(
+    source, target, program, noise, fill, scales, fields, erase, mix,
+    side, ERASES: tl.constexpr, MIXES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Images as the network gets them; program (i, k) writes block k of image i.
+
+    source    (N, side, side, 3) uint8
+    target    (N, side, side, 3) float32, float16 or bfloat16
+    program   (N, fields) int32, with those of erasing from `erase` on and those of mixing from `mix` on
+    noise     (NOISE_PX, NOISE_PX, 3) uint8; fill (3,) int32, the mean colour
+    scales    (6,) float32: three factors and three shifts of levels
+    """
+    number = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < side * side
+    red, green, blue = _erased(source, number, program, fields, erase, noise, fill, side, place, inside, ERASES)
+    if MIXES:
+        row = program + number * fields + mix
+        mode, partner = tl.load(row), tl.load(row + 1).to(tl.int64)
+        if mode == _MIXUP:
+            lam = tl.load(row + 2).to(tl.float32, bitcast=True)
+            r, g, b = _erased(source, partner, program, fields, erase, noise, fill, side, place, inside, ERASES)
+            red, green, blue = _mixed(red, r, lam), _mixed(green, g, lam), _mixed(blue, b, lam)
+        elif mode == _CUTMIX:
+            cut = inside & _within(row + 3, place % side, place // side)
+            r, g, b = _erased(source, partner, program, fields, erase, noise, fill, side, place, cut, ERASES)
+            red, green, blue = tl.where(cut, r, red), tl.where(cut, g, green), tl.where(cut, b, blue)
+    at = target + number * (3 * side * side) + 3 * place
+    kind: tl.constexpr = target.dtype.element_ty
+    tl.store(at, (red.to(tl.float32) * tl.load(scales) + tl.load(scales + 3)).to(kind), mask=inside)
+    tl.store(at + 1, (green.to(tl.float32) * tl.load(scales + 1) + tl.load(scales + 4)).to(kind), mask=inside)
+    tl.store(at + 2, (blue.to(tl.float32) * tl.load(scales + 2) + tl.load(scales + 5)).to(kind), mask=inside)

@@ -1,0 +1,1 @@
+"""From encoded images to batches: reader threads, prefetching, buffers, and the loader itself."""

@@ -1,0 +1,121 @@
+"""Which operations do the augmentation policies choose from, and how strong is each?
+
+An operation of a sample is a kind (one of the constants, compiled into `pixels`) and up to six numbers: a row of
+"values".
+
+    AFFINE                  2 x 3 matrix from the output's to the input's px, (0, 0) the corner of the first pixel
+    BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS     factor: 0 gives black, grey, even, smooth; 1 changes nothing
+    POINT                   threshold and mask: x becomes (255 - x if x >= threshold else x) & mask
+    AUTOCONTRAST, EQUALIZE  none
+    BLUR                    sigma in px
+    HUE                     turn in sixths of the colour circle
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .stage import BINS
+
+__all__ = ["AFFINE", "AUTOAUGMENT", "AUTOCONTRAST", "BLUR", "BRIGHTNESS", "CONTRAST", "EQUALIZE", "HUE", "NONE",
+           "OPERATIONS", "POINT", "POLICY_KINDS", "SATURATION", "SHARPNESS", "VALUES", "operations"]  # fmt: skip
+
+(NONE, AFFINE, BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS, POINT, AUTOCONTRAST, EQUALIZE, BLUR, HUE) = range(11)
+VALUES = 6
+
+# In torchvision's order; an index into this is what the policies draw. Invert is AutoAugment's alone.
+OPERATIONS = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+              "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize", "Invert")  # fmt: skip
+_KIND = {"Identity": NONE, "ShearX": AFFINE, "ShearY": AFFINE, "TranslateX": AFFINE, "TranslateY": AFFINE,
+         "Rotate": AFFINE, "Brightness": BRIGHTNESS, "Color": SATURATION, "Contrast": CONTRAST,
+         "Sharpness": SHARPNESS, "Posterize": POINT, "Solarize": POINT, "AutoContrast": AUTOCONTRAST,
+         "Equalize": EQUALIZE, "Invert": POINT}  # fmt: skip
+_ALL = frozenset({AFFINE, BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS, POINT, AUTOCONTRAST, EQUALIZE})
+POLICY_KINDS = {"none": frozenset[int](), "randaugment": _ALL, "trivialaugment": _ALL, "autoaugment": _ALL,
+                "3-augment": frozenset({SATURATION, POINT, BLUR})}  # fmt: skip
+
+# Strongest magnitudes: shear, translation (part of the side, or px), degrees, enhancement, bits taken away.
+# Source: torchvision.transforms.v2 RandAugment, TrivialAugmentWide, AutoAugment: _AUGMENTATION_SPACE.
+_SPACES: dict[str, dict[str, Any]] = {
+    "randaugment": {"bins": BINS, "shear": 0.3, "side": 150 / 331, "degrees": 30.0, "factor": 0.9, "bits": 4},
+    "trivialaugment": {"bins": BINS, "shear": 0.99, "px": 32.0, "degrees": 135.0, "factor": 0.99, "bits": 6},
+    "autoaugment": {"bins": 10, "shear": 0.3, "side": 150 / 331, "degrees": 30.0, "factor": 0.9, "bits": 4},
+}
+
+# The 25 sub-policies for ImageNet: operation, probability, magnitude; twice.
+# Source: Cubuk et al., arXiv 1805.09501, table 9, as torchvision's AutoAugmentPolicy.IMAGENET has it.
+AUTOAUGMENT = (
+    (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
+    (("Solarize", 0.6, 5), ("AutoContrast", 0.6, None)),
+    (("Equalize", 0.8, None), ("Equalize", 0.6, None)),
+    (("Posterize", 0.6, 7), ("Posterize", 0.6, 6)),
+    (("Equalize", 0.4, None), ("Solarize", 0.2, 4)),
+    (("Equalize", 0.4, None), ("Rotate", 0.8, 8)),
+    (("Solarize", 0.6, 3), ("Equalize", 0.6, None)),
+    (("Posterize", 0.8, 5), ("Equalize", 1.0, None)),
+    (("Rotate", 0.2, 3), ("Solarize", 0.6, 8)),
+    (("Equalize", 0.6, None), ("Posterize", 0.4, 6)),
+    (("Rotate", 0.8, 8), ("Color", 0.4, 0)),
+    (("Rotate", 0.4, 9), ("Equalize", 0.6, None)),
+    (("Equalize", 0.0, None), ("Equalize", 0.8, None)),
+    (("Invert", 0.6, None), ("Equalize", 1.0, None)),
+    (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
+    (("Rotate", 0.8, 8), ("Color", 1.0, 2)),
+    (("Color", 0.8, 8), ("Solarize", 0.8, 7)),
+    (("Sharpness", 0.4, 7), ("Invert", 0.6, None)),
+    (("ShearX", 0.6, 5), ("Equalize", 1.0, None)),
+    (("Color", 0.4, 0), ("Equalize", 0.6, None)),
+    (("Equalize", 0.4, None), ("Solarize", 0.2, 4)),
+    (("Solarize", 0.6, 5), ("AutoContrast", 0.6, None)),
+    (("Invert", 0.6, None), ("Equalize", 1.0, None)),
+    (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
+    (("Equalize", 0.8, None), ("Equalize", 0.6, None)),
+)
+
+
+@functools.cache
+def operations(policy: str, res: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """All operations of a policy at `res` px: kinds (15,) int32 and values (15, bins, 2, 6) float32.
+
+    The third axis is the sign: 0 positive, 1 negative; both are the same where a magnitude has no sign.
+    """
+    space = _SPACES[policy]
+    bins = space["bins"]
+    kinds = np.array([_KIND[name] for name in OPERATIONS], np.int32)
+    values = np.zeros((len(OPERATIONS), bins, 2, VALUES), np.float32)
+    for row, name in enumerate(OPERATIONS):
+        for k in range(bins):
+            for s, sign in enumerate((1.0, -1.0)):
+                values[row, k, s] = _values(name, k / (bins - 1), sign, space, res)
+    values.flags.writeable = kinds.flags.writeable = False
+    return kinds, values
+
+
+def _values(name: str, part: float, sign: float, space: dict[str, Any], res: int) -> list[float]:
+    """The numbers of an operation at `part` (0..1) of its strongest magnitude."""
+    if name == "ShearX":
+        return [1, sign * part * space["shear"], 0, 0, 1, 0]
+    if name == "ShearY":
+        return [1, 0, 0, sign * part * space["shear"], 1, 0]
+    if name in ("TranslateX", "TranslateY"):
+        reach = space["side"] * res if "side" in space else space["px"]
+        px = float(int(np.float32(sign * part * reach)))  # whole px, as torchvision
+        return [1, 0, -px, 0, 1, 0] if name == "TranslateX" else [1, 0, 0, 0, 1, -px]
+    if name == "Rotate":
+        turn = np.deg2rad(sign * part * space["degrees"])
+        c, s, middle = np.cos(turn), np.sin(turn), res / 2
+        return [c, -s, middle - c * middle + s * middle, s, c, middle - s * middle - c * middle]
+    if _KIND[name] in (BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS):
+        return [1 + sign * part * space["factor"], 0, 0, 0, 0, 0]
+    if name == "Posterize":
+        bits = 8 - round(part * space["bits"])  # halves to even, as torch rounds
+        return [256, 256 - 2 ** (8 - bits), 0, 0, 0, 0]
+    if name == "Solarize":
+        return [255 * (1 - part), 255, 0, 0, 0, 0]
+    if name == "Invert":
+        return [0, 255, 0, 0, 0, 0]
+    return [0] * VALUES

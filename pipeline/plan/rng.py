@@ -1,0 +1,159 @@
+"""How does a random number follow from (seed, epoch, sample) alone?
+
+Two counter-based primitives, both free of state, so that order and augmentation never depend on worker count,
+rank count or where a run was cut:
+
+* `uniforms`: Philox4x32-10, numbers for a key and a counter;
+* `permute`: a Feistel network with cycle walking, one element of a permutation in O(1) memory.
+
+Both are compiled; `image` and `derive` are their parts for the compiled loops of other modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.jit import compiled
+
+__all__ = ["beta", "derive", "half_bits", "image", "permute", "philox", "stream_key", "uniforms"]
+
+U64 = np.uint64
+_LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)
+# Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Random123).
+_M0, _M1 = U64(0xD2511F53), U64(0xCD9E8D57)
+_W0, _W1 = U64(0x9E3779B9), U64(0xBB67AE85)
+_ROUNDS = 10
+_MASK64 = (1 << 64) - 1
+# Source: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+_STEP, _MIX_1, _MIX_2 = U64(0x9E3779B97F4A7C15), U64(0xBF58476D1CE4E5B9), U64(0x94D049BB133111EB)
+_S30, _S27, _S31 = U64(30), U64(27), U64(31)
+_FEISTEL_ROUNDS = 6
+_ZERO, _ONE = U64(0), U64(1)
+
+
+def stream_key(*parts: int) -> int:
+    """One 64-bit key from a few integers (seed, purpose, epoch ...). Source: SplitMix64's finalizer."""
+    key = 0
+    for part in parts:
+        key = (key ^ (part & _MASK64)) + 0x9E3779B97F4A7C15 & _MASK64
+        key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
+        key = (key ^ key >> 27) * 0x94D049BB133111EB & _MASK64
+        key ^= key >> 31
+    return key
+
+
+@compiled
+def derive(key: Any, part: Any) -> Any:
+    """`stream_key(..., part)` where `key` is `stream_key(...)`, both uint64; for compiled callers."""
+    return _mix((key ^ part) + _STEP)
+
+
+@compiled
+def _mix(x: Any) -> Any:
+    x = (x ^ (x >> _S30)) * _MIX_1
+    x = (x ^ (x >> _S27)) * _MIX_2
+    return x ^ (x >> _S31)
+
+
+def philox(counter: NDArray[np.uint64], key: int) -> NDArray[np.uint32]:
+    """Philox4x32-10: `counter` (..., 4) of 32-bit words in uint64, 64-bit `key` -> (..., 4) uint32."""
+    out = np.empty(counter.shape, np.uint32)
+    _philox(np.ascontiguousarray(counter, U64).reshape(-1, 4), U64(key), out.reshape(-1, 4))
+    return out
+
+
+@compiled
+def _philox(counter: Any, key: Any, out: Any) -> None:
+    for i in range(len(counter)):
+        out[i] = _block(counter[i, 0], counter[i, 1], counter[i, 2], counter[i, 3], key)
+
+
+@compiled
+def _block(c0: Any, c1: Any, c2: Any, c3: Any, key: Any) -> Any:
+    k0, k1 = key & _LOW32, key >> _SHIFT32
+    for _ in range(_ROUNDS):
+        p0, p1 = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = (p1 >> _SHIFT32) ^ c1 ^ k0, p1 & _LOW32, (p0 >> _SHIFT32) ^ c3 ^ k1, p0 & _LOW32
+        k0, k1 = (k0 + _W0) & _LOW32, (k1 + _W1) & _LOW32
+    return c0, c1, c2, c3
+
+
+def uniforms(key: int, ids: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1) for each of `ids` (N,), 32 bits each: (N, count) float64."""
+    out = np.empty((len(ids), count))
+    _uniforms(U64(key), np.ascontiguousarray(ids, np.int64), out)
+    return out
+
+
+@compiled
+def _uniforms(key: Any, ids: Any, out: Any) -> None:
+    count = out.shape[1]
+    for i in range(len(ids)):
+        wide = U64(ids[i])
+        for at in range(0, count, 4):
+            words = _block(U64(at // 4), wide & _LOW32, wide >> _SHIFT32, _ZERO, key)
+            for j in range(min(4, count - at)):
+                out[i, at + j] = words[j] * 2.0**-32
+
+
+def beta(key: int, index: int, alpha: float) -> float:
+    """One draw of Beta(alpha, alpha) for counter `index`.
+
+    Source: M. D. Jöhnk, "Erzeugung von betaverteilten und gammaverteilten Zufallszahlen", Metrika 8, 1964:
+    accept u^(1/a) / (u^(1/a) + v^(1/a)) where the sum is at most 1. Accepts half the pairs at alpha = 1,
+    nearly all at small alpha.
+    """
+    attempt = 0
+    while True:
+        pairs = uniforms(stream_key(key, attempt), np.asarray([index]), 64).reshape(-1, 2)
+        x, y = (np.maximum(pairs, 2.0**-33) ** (1.0 / alpha)).T
+        good = np.flatnonzero((x + y <= 1.0) & (x + y > 0.0))
+        if len(good):
+            return float(x[good[0]] / (x[good[0]] + y[good[0]]))
+        attempt += 1
+
+
+def permute(key: int, positions: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """Images of `positions` (any shape, each in [0, n)) under the permutation of [0, n) named by `key`.
+
+    A balanced Feistel network over the next power of four, walked until the value falls below n (under
+    four rounds of the walk on average). O(1) memory: nothing of length n exists.
+    Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
+    """
+    places = np.ascontiguousarray(positions, np.int64)
+    out = np.empty(places.shape, np.int64)
+    _permute(U64(stream_key(key)), places.reshape(-1), n, out.reshape(-1))
+    return out
+
+
+@compiled
+def _permute(key: Any, positions: Any, n: Any, out: Any) -> None:
+    half = half_bits(n)
+    for i in range(len(positions)):
+        out[i] = image(key, positions[i], n, half)
+
+
+@compiled
+def half_bits(n: Any) -> Any:
+    """Half the bits of the smallest power of four that is not below `n`, at least 1."""
+    half = _ONE
+    while (_ONE << (half + half)) < U64(n):
+        half += _ONE
+    return half
+
+
+@compiled
+def image(key: Any, position: Any, n: Any, half: Any) -> Any:
+    """One element of `permute`: `key` uint64 is `stream_key(key)` of its key, `half` is `half_bits(n)`; int64."""
+    mask = (_ONE << half) - _ONE
+    value = U64(position)
+    while True:
+        left, right = value >> half, value & mask
+        for i in range(_FEISTEL_ROUNDS):
+            left, right = right, left ^ (_mix(right ^ derive(key, U64(i))) & mask)
+        value = (left << half) | right
+        if value < U64(n):
+            return np.int64(value)

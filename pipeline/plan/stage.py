@@ -1,0 +1,136 @@
+"""Stages of a run and the augmentation of their training images: checked values, and which of them have an effect.
+
+Order in the graph: crop, resize, flips; policy; jitter; greyscale; blur; erase; mix; normalise. Images are uint8 until
+they are normalised; what an operation does is what torchvision.transforms.v2 does to an 8-bit image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipeline.errors import check
+
+__all__ = ["AUTO", "BATCH_SIZES", "MAX_BATCH", "MAX_EPOCHS", "Augment", "Stage", "without_effect"]
+
+AUTO = 0  # a batch size that is yet to be measured: "auto" in a recipe
+# what no run can mean, and what would otherwise end in an error of some library, or in a start that does not end
+_MAX_RES, MAX_BATCH, MAX_EPOCHS = 16_384, 2**20, 100_000
+BATCH_SIZES = f'an integer from 1 to {MAX_BATCH}, or "auto"'
+
+_THREE_AUGMENT_JITTER = (0.3, 0.3, 0.3, 0.0)  # Source: Touvron et al., DeiT III, arXiv 2204.07118, section 3
+BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torchvision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """Training augmentation; `[augment]`, and `[stages.augment]` to override single keys in one stage.
+
+    Every `_prob` is drawn for each sample. What is off in all stages is not built into the graph.
+    """
+
+    crop_area: tuple[float, float] = (0.25, 1.0)  # random-resized-crop: part of the stored image's area
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height
+    flip_prob: float = 0.5  # left and right exchanged
+    vflip_prob: float = 0.0  # upside down
+    # 3-augment: one of greyscale, solarize and blur, and a jitter of 0.3 unless `jitter` says another
+    policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = "none"
+    policy_ops: int = 2  # randaugment: operations a sample
+    policy_magnitude: int = 9  # randaugment: 0 (none) to 30
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue; 0 = off
+    jitter_prob: float = 1.0  # that a sample is jittered
+    grey_prob: float = 0.0  # greyscale
+    blur_prob: float = 0.0  # Gaussian
+    blur_sigma: tuple[float, float] = (0.1, 2.0)  # px of the model's image
+    erase_prob: float = 0.0  # a rectangle is filled (random erasing)
+    erase_area: tuple[float, float] = (0.02, 1 / 3)  # part of the model's image
+    erase_ratio: tuple[float, float] = (0.3, 3.3)  # height / width
+    erase_fill: Literal["mean", "noise"] = "mean"  # the mean colour of `data`, or its normal noise in every pixel
+    mixup_alpha: float = 0.0  # Beta(alpha, alpha); 0 = off
+    cutmix_alpha: float = 0.0  # the same of cutmix; 0 = off
+    mix_prob: float = 1.0  # part of the batches (or samples) that are mixed at all
+    cutmix_prob: float = 0.5  # with both on: part of the mixed ones that get cutmix
+    mix_per: Literal["batch", "sample"] = "batch"  # one draw of kind, weight and box for all, or each its own
+
+    def __post_init__(self) -> None:
+        lo, hi = self.crop_area
+        check(0 < lo <= hi <= 1, "augment.crop_area", list(self.crop_area), "0 < low <= high <= 1")
+        lo, hi = self.erase_area
+        check(0 < lo <= hi < 1, "augment.erase_area", list(self.erase_area), "0 < low <= high < 1")
+        for name in ("crop_ratio", "erase_ratio"):
+            lo, hi = getattr(self, name)
+            check(0 < lo <= hi, f"augment.{name}", [lo, hi], "0 < low <= high")
+        lo, hi = self.blur_sigma
+        # why: a kernel reaches 3 sigma; one wider than the image has nothing left to mirror at its border
+        check(0 < lo <= hi <= 8, "augment.blur_sigma", [lo, hi], "0 < low <= high <= 8")
+        for name in ("flip_prob", "vflip_prob", "jitter_prob", "grey_prob", "blur_prob", "erase_prob", "mix_prob",
+                     "cutmix_prob"):  # fmt: skip
+            value = getattr(self, name)
+            check(0 <= value <= 1, f"augment.{name}", value, "a probability, 0 to 1")
+        for name in ("mixup_alpha", "cutmix_alpha"):
+            value = getattr(self, name)
+            check(0 <= value <= 4, f"augment.{name}", value, "0 (off) to 4")
+        good = all(0 <= value <= 1 for value in self.jitter) and self.jitter[3] <= 0.5
+        check(good, "augment.jitter", list(self.jitter), "[brightness, contrast, saturation, hue], 0 to 1 (hue: 0.5)")
+        check(1 <= self.policy_ops <= 4, "augment.policy_ops", self.policy_ops, "1 to 4")
+        magnitude = self.policy_magnitude
+        check(0 <= magnitude < BINS, "augment.policy_magnitude", magnitude, f"0 to {BINS - 1}")
+
+    @property
+    def mixes(self) -> bool:
+        """Whether any batch is mixed."""
+        return bool((self.mixup_alpha or self.cutmix_alpha) and self.mix_prob)
+
+    @property
+    def jitters(self) -> tuple[float, float, float, float]:
+        """Strengths of brightness, contrast, saturation and hue that are really drawn; all 0 = off."""
+        if self.policy == "3-augment" and not any(self.jitter):
+            return _THREE_AUGMENT_JITTER
+        return self.jitter if self.jitter_prob else (0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Whole epochs at one resolution and batch size; one `[[stages]]` table."""
+
+    res: int  # px: what the model sees, square
+    epochs: int  # passes over the samples that a stage takes
+    batch_size: int  # samples an optimizer step, over all ranks; "auto": the most that fit into the GPU, measured
+    fraction: float = 1.0  # part of the training samples that an epoch of this stage takes
+    lr_scale: float = 1.0  # factor on the global schedule
+    order: Literal["full", "block"] | None = None  # of reading, in this stage; None: that of `data`
+    eval_res: int | None = None  # px: validation at another resolution than training (FixRes); None: `res`
+    unfreeze_to: str | None = None  # freeze.mode unfreeze: this layer and all above train; "none": the head alone
+    freeze_to: str | None = None  # freeze.mode freeze: all below this layer is frozen; "all": all but the head
+    augment: Augment = field(default_factory=Augment)
+
+    def __post_init__(self) -> None:
+        for name, most in (("res", _MAX_RES), ("epochs", MAX_EPOCHS)):
+            value = getattr(self, name)
+            check(1 <= value <= most, f"stages.{name}", value, f"an integer from 1 to {most}")
+        good = 1 <= self.batch_size <= MAX_BATCH or self.batch_size == AUTO
+        check(good, "stages.batch_size", self.batch_size, BATCH_SIZES)
+        check(0 < self.fraction <= 1, "stages.fraction", self.fraction, "above 0, at most 1")
+        check(self.lr_scale > 0, "stages.lr_scale", self.lr_scale, "above 0")
+        eval_res = self.eval_res
+        good = eval_res is None or 1 <= eval_res <= _MAX_RES
+        check(good, "stages.eval_res", eval_res, f"an integer from 1 to {_MAX_RES}")
+
+
+def without_effect(augments: Sequence[Augment]) -> dict[str, str]:
+    """Keys that nothing would read in any of `augments`, and why."""
+    reasons = {
+        "policy_ops": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
+        "policy_magnitude": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
+        "jitter_prob": not any(any(a.jitter) or a.policy == "3-augment" for a in augments) and "jitter is off",
+        "blur_sigma": not any(a.blur_prob for a in augments) and "blur_prob is 0, off",
+        "mix_prob": not any(a.mixup_alpha or a.cutmix_alpha for a in augments) and "no mixing is on",
+        "mix_per": not any(a.mixes for a in augments) and "no mixing is on",
+        "cutmix_prob": not any(a.mixup_alpha and a.cutmix_alpha for a in augments)
+        and "it chooses between mixup and cutmix, and not both are on",
+    } | {
+        key: not any(a.erase_prob for a in augments) and "erase_prob is 0, off"
+        for key in ("erase_area", "erase_ratio", "erase_fill")
+    }
+    return {key: reason for key, reason in reasons.items() if reason}

@@ -1,0 +1,201 @@
+"""How does any image file become upright 8-bit RGB, or a reason why not?
+
+Two ways: libjpeg-turbo, strictly, for plain JPEGs; Pillow for everything else. A JPEG that libjpeg-turbo finds
+damaged does not get a second chance, since Pillow takes it with grey or garbled parts. Whatever cannot be decoded
+whole is a `Reject`; errors of our own are not caught here.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image
+
+from prep.sources.image_ref import MAX_BYTES
+
+from .bmp import check_bmp
+from .reject import Reject
+
+__all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SCANS", "Reject", "decode"]
+
+# 8192 x 8192: with them a worker stays below 1 GiB whatever the file (benchmarks/results/LOG.md). The bombs that
+# small files can be: of pixels, and of scans of a progressive JPEG, each of which goes over all pixels.
+MAX_PIXELS = 1 << 26
+MAX_SCANS = 100
+MAX_SIDE_PX = 65_500  # Source: libjpeg-turbo's JPEG_MAX_DIMENSION; what we write has to fit it
+_ORIENTATION = 0x0112  # Source: Exif 2.32, section 4.6.4
+_SCAN, _APP1, _PROGRESSIVE = 0xDA, 0xE1, (0xC2, 0xCA)  # Source: ITU-T T.81, table B.1
+_WEBP_SIDE_PX = 16_383  # of the format; an animation that would not fit one picture is no photo
+_BAND_PIXELS = 1 << 20
+_COPIES = {"WEBP": 2}  # its decoder holds two canvases, and Pillow copies one twice
+_DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
+
+Image.init()  # why: `Image.open(formats=...)` knows only the plugins that are loaded
+_KNOWN = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
+_FORMATS: tuple[str, ...] = tuple(name for name in _KNOWN if name in Image.OPEN)  # AVIF may be missing
+
+
+def decode(data: bytes) -> NDArray[np.uint8]:
+    """Decode an image file's bytes to (height, width, 3) uint8 RGB, C-contiguous, EXIF orientation applied.
+
+    Alpha is laid over white, CMYK converted, 16-bit grey scaled, the first frame of several taken; colour
+    profiles are ignored. Raises `Reject` if there is no whole image of at most `MAX_PIXELS` in `data`.
+    """
+    if not data:
+        raise Reject("empty file")
+    if len(data) > MAX_BYTES:
+        raise Reject(f"too many bytes: {len(data)}")
+    if data[:2] == b"\xff\xd8":
+        segments = _segments(data)
+        pixels = _plain_jpeg(data, progressive=any(marker in _PROGRESSIVE for marker, _ in segments))
+        if pixels is not None:
+            return _upright(pixels, _jpeg_orientation(data, segments))
+    return _careful(data)
+
+
+def _segments(data: bytes) -> list[tuple[int, int]]:
+    """(marker, where its content starts) of a JPEG's segments up to its first scan, as far as they make sense."""
+    found, at = [], 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # a fill byte
+            at += 1
+            continue
+        found.append((marker, at + 4))
+        if marker == _SCAN:
+            break
+        at += 2 + (data[at + 2] << 8 | data[at + 3])
+    return found
+
+
+def _plain_jpeg(data: bytes, *, progressive: bool) -> NDArray[np.uint8] | None:
+    """The fast way; None where Pillow should have a look. Raises `Reject` for what is too much, and for damage."""
+    scans = data.count(b"\xff%c" % _SCAN) if progressive else 1
+    if scans > MAX_SCANS:
+        raise Reject(f"too many scans: {scans}")
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        _check_size(int(width), int(height))
+        plain = colorspace in ("YCbCr", "Gray", "RGB")
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB" if plain else "CMYK")
+        return pixels if plain else None  # why: whole, but Pillow knows whose CMYK is inverted
+    except ValueError as error:
+        complaint = str(error)
+        # why: the first scan of a progressive file is the whole picture, so one that breaks off after it is
+        # less sharp but not less. Source of the words: libjpeg-turbo's jerror.h
+        harmless = scans > 1 or _only_padding(data, complaint)
+        if "Corrupt JPEG data" in complaint and not harmless:
+            raise Reject(f"damaged: {complaint}") from None
+        return None
+
+
+def _only_padding(data: bytes, complaint: str) -> bool:
+    """Whether the bytes that libjpeg-turbo did not need before the end of the picture are mere filling."""
+    extra = re.search(r"(\d+) extraneous bytes before marker 0xd9", complaint)
+    end = data.rfind(b"\xff\xd9")
+    return extra is not None and not data[end - int(extra[1]) : end].strip(b"\0\xff")
+
+
+def _jpeg_orientation(data: bytes, segments: list[tuple[int, int]]) -> int:
+    if not any(marker == _APP1 and data.startswith(b"Exif\0\0", at) for marker, at in segments):
+        return 1  # why: most photos of a training set have none, and asking Pillow costs 0.3 ms
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # why: broken EXIF is no reason to reject the picture
+        try:
+            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+                return _orientation(image)
+        except Exception:  # why: the pixels are fine, and Pillow may raise anything on broken metadata
+            return 1
+
+
+def _careful(data: bytes) -> NDArray[np.uint8]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                _check_size(*image.size, copies=_COPIES.get(image.format or "", 1))
+                if image.format == "PNG":
+                    _check_png(data)
+                if image.format == "BMP":
+                    check_bmp(data)
+                if image.format == "WEBP" and image.n_frames * image.height > _WEBP_SIDE_PX:  # type: ignore[attr-defined]
+                    raise Reject(f"too many frames: {image.n_frames}")  # type: ignore[attr-defined]
+                image.load()
+                orientation = _orientation(image)
+                pixels = _rgb(image)
+        except (Reject, MemoryError):
+            raise
+        except Image.UnidentifiedImageError:
+            raise Reject("not an image") from None
+        except Image.DecompressionBombError:
+            raise Reject("too many pixels") from None
+        except Exception as error:  # why: Pillow's plugins raise anything on damaged files
+            text = " ".join(str(error).split())
+            kind = "truncated" if "truncated" in text.lower() else "cannot be decoded"
+            raise Reject(f"{kind}: {text or type(error).__name__}") from None
+    return _upright(pixels, orientation)
+
+
+def _check_png(data: bytes) -> None:
+    with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+        image.verify()  # why: loading does not look at the checksums of pixel data
+
+
+def _check_size(width: int, height: int, copies: int = 1) -> None:
+    if width * height * copies > MAX_PIXELS:
+        raise Reject(f"too many pixels: {width}x{height}")
+    if min(width, height) < 1 or max(width, height) > MAX_SIDE_PX:
+        raise Reject(f"side out of range: {width}x{height}")
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value: Any = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # why: see _jpeg_orientation
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _rgb(image: Image.Image) -> NDArray[np.uint8]:
+    """A loaded Pillow image of any mode -> (height, width, 3) uint8, with one more copy of a band only."""
+    if image.mode in ("I", "F"):
+        raise Reject(f"depth not supported: 32 bits a pixel (mode {image.mode})")
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top, band in _bands(image):
+        rows = pixels[top : top + band.height]
+        if band.mode in _DEEP_GREY:
+            rows[:] = ((np.asarray(band).astype(np.uint32) * 255 + 32_767) // 65_535)[..., None]
+            continue
+        if band.has_transparency_data:
+            colour = band.convert("RGBA")
+            band = Image.new("RGB", colour.size, "white")
+            band.paste(colour, mask=colour)
+        rows[:] = np.asarray(band.convert("RGB"))
+    return pixels
+
+
+def _bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Horizontal parts of an image that are at most `_BAND_PIXELS` each, and where they start."""
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Undo EXIF orientation 1..8. Source: Exif 2.32, section 4.6.4, tag Orientation."""
+    if orientation == 1:
+        return pixels
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return np.ascontiguousarray(pixels)

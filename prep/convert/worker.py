@@ -1,0 +1,164 @@
+"""A worker process of prep: takes chunks of places, sends back finished pieces of tar.
+
+Bytes read ahead are bounded: two chunks of `CHUNK_SAMPLES` files of at most `_AHEAD_BYTES` each, and one larger file at
+a time, of at most `MAX_BYTES`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED, key_name
+from prep.shards.tar_format import BLOCK_BYTES, member
+from prep.sources.fetch import fetch, fetch_many
+from prep.sources.image_ref import Location, is_url
+
+from .batch import Chunk, Job, Task, Times
+from .codecs import check_codecs
+from .decode import Reject, decode
+from .resize import jpegs
+
+__all__ = ["convert", "serve"]
+
+_READERS, _READ_FILES = 8, 2  # requests in flight, and files a request: hides disks that are cold or far
+_AHEAD_BYTES = 8 << 20  # a larger file is read when its turn comes; most photos are smaller
+Files = list[Future[list[bytes | Reject | None]]]
+
+
+def serve(conn: Connection, current: Any) -> None:
+    """Convert the (job, task) pairs that come through `conn` until it ends; send a Chunk or an exception each.
+
+    `current.value` is the position of the image at work, -1 between them: what to blame if this process dies.
+    One thread, deaf to Ctrl-C (the parent ends it), gone when the parent is.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+    def at(i: int) -> None:
+        current.value = i
+
+    given: SimpleQueue[tuple[Job, Task, Files] | None] = SimpleQueue()
+    threading.Thread(target=_receive, args=(conn, given), daemon=True).start()
+    while (item := given.get()) is not None:
+        job, task, files = item
+        try:
+            result: Chunk | Exception = convert(job, task, at, files)
+        except Exception as error:  # why: raised again where the run is; a worker has nobody to tell
+            result = error
+        conn.send(result)
+
+
+def _receive(conn: Connection, given: SimpleQueue[tuple[Job, Task, Files] | None]) -> None:
+    """Take tasks as they come and have their files read, several at once, while the one before is at work."""
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="read") as readers:
+        while True:
+            try:
+                job, task = conn.recv()
+            except (EOFError, OSError):
+                given.put(None)
+                return
+            # why: a remote store is asked for all at once anyway
+            step = len(task.places) if any(is_url(place.path) for place in task.places) else _READ_FILES
+            parts = [task.places[i : i + step] for i in range(0, len(task.places), step)]
+            given.put((job, task, [readers.submit(_fetch_ahead, part) for part in parts]))
+
+
+def _fetch_ahead(places: Sequence[Location]) -> list[bytes | Reject | None]:
+    return fetch_many(places, ahead_bytes=_AHEAD_BYTES)
+
+
+def _fetch_alone(place: Location) -> bytes | Reject:
+    try:
+        return fetch(place)
+    except Reject as reject:
+        return reject
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # why: in the middle of a decode nobody looks at the connection
+
+
+def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None, files: Files | None = None) -> Chunk:
+    """Read (unless `files` brings it), decode, resize, encode and wrap up one chunk.
+
+    Tells `at` each image it begins, -1 while it reads. Only `Reject` is caught: a `StorageError` ends the run.
+    """
+    check_codecs(job.codecs, f"machine {socket.gethostname()}: this run")
+    tars: list[list[bytes]] = [[] for _ in task.short_sides]
+    sizes = [0] * len(task.short_sides)
+    samples: list[tuple[int, int, int]] = []
+    sources: list[tuple[int, int, int, int]] = []
+    stored: list[list[tuple[int, ...]]] = [[] for _ in task.short_sides]
+    rejects: list[tuple[int, str]] = []
+    read_bytes, decode_s, convert_s, slow = 0, 0.0, 0.0, (0.0, 0)
+    start = perf_counter()
+    datas = _fetch_ahead(task.places) if files is None else [data for part in files for data in part.result()]
+    read_s = perf_counter() - start
+    for i, (data, label) in enumerate(zip(datas, task.labels, strict=True)):
+        key = task.first_key + i
+        if data is None and i not in task.skip:
+            at(-1)  # why: slow storage is not this image's fault
+            start = perf_counter()
+            data = _fetch_alone(task.places[i])
+            read_s += perf_counter() - start
+        start = perf_counter()
+        at(i)
+        try:
+            if i in task.skip:
+                raise Reject(task.skip[i])
+            if isinstance(data, Reject):
+                raise data
+            assert data is not None
+            read_bytes += len(data)
+            digest = int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
+            pixels = decode(data)
+        except Reject as reject:
+            rejects.append((key, str(reject)))
+            continue
+        decoded = perf_counter()
+        height, width = pixels.shape[:2]
+        name = key_name(key)
+        label_member = member(f"{name}.cls", b"%0*d" % (job.label_digits, label))
+        samples.append((key, label, 0))
+        sources.append((digest, len(data), width, height))
+        for r, (jpeg, w, h) in enumerate(jpegs(pixels, task.short_sides, job.quality)):
+            jpeg_member = member(f"{name}.jpg", jpeg)
+            stored[r].append((sizes[r] + BLOCK_BYTES, len(jpeg), zlib.crc32(jpeg), 0, w, h))
+            tars[r] += (jpeg_member, label_member)
+            sizes[r] += len(jpeg_member) + len(label_member)
+        done = perf_counter()
+        decode_s += decoded - start
+        convert_s += done - decoded
+        slow = max(slow, (done - start, key))
+    at(-1)
+    return Chunk(
+        tars=tuple(b"".join(parts) for parts in tars),
+        samples=_records(samples, SAMPLE),
+        sources=_records(sources, SOURCE),
+        stored=tuple(_records(rows, STORED) for rows in stored),
+        rejects=tuple(rejects),
+        read_bytes=read_bytes,
+        times=Times(read_s=read_s, decode_s=decode_s, convert_s=convert_s, slow=slow),
+    )
+
+
+def _records(rows: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.array(rows, dtype=dtype)

@@ -1,0 +1,53 @@
+"""Running totals of a run: images, rejects, seconds by kind of work, slowest images."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from prep.convert.batch import Chunk
+
+__all__ = ["Tally"]
+
+_SLOWEST = 12
+
+
+@dataclass
+class Tally:
+    """Images finished, workers' seconds; `rejected` holds (split, key, reason), `slowest` (s, split, key)."""
+
+    images: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    convert_s: float = 0.0  # resize and encode
+    write_s: float = 0.0  # hash and write, beside the workers
+    rejected: list[tuple[str, int, str]] = field(default_factory=list)
+    slowest: list[tuple[float, str, int]] = field(default_factory=list)
+
+    @property
+    def rejects(self) -> int:
+        return len(self.rejected)
+
+    def add(self, split: str, chunk: Chunk) -> None:
+        self.merge(
+            Tally(
+                images=len(chunk.samples) + len(chunk.rejects),
+                rejected=[(split, key, reason) for key, reason in chunk.rejects],
+                read_bytes=chunk.read_bytes,
+                read_s=chunk.times.read_s,
+                decode_s=chunk.times.decode_s,
+                convert_s=chunk.times.convert_s,
+                slowest=[(chunk.times.slow[0], split, chunk.times.slow[1])],
+            )
+        )
+
+    def merge(self, other: Tally) -> None:
+        self.images += other.images
+        self.rejected += other.rejected
+        self.read_bytes += other.read_bytes
+        self.read_s += other.read_s
+        self.decode_s += other.decode_s
+        self.convert_s += other.convert_s
+        self.write_s += other.write_s
+        self.slowest = heapq.nlargest(_SLOWEST, self.slowest + other.slowest)

@@ -1,0 +1,102 @@
+"""Which number does each class have?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.errors import ResoluteError
+from prep.sources.text_encoding import is_text, is_utf16, not_utf8
+
+__all__ = ["MAX_CLASSES", "by_name", "by_number", "read_classes"]
+
+MAX_CLASSES = 1_000_000
+
+
+def read_classes(path: Path) -> tuple[str, ...]:
+    """The names in a file, one a line: line n (from 0) names class n.
+
+    Raises `ResoluteError` if it cannot be read, is empty or not UTF-8, or holds an empty line or a name twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    except OSError as error:
+        raise ResoluteError(
+            f"{path}: cannot be read, got {error.strerror}, expected a file with one class name per line; "
+            "correct CLASSES"
+        ) from None
+    if is_utf16(text):
+        raise not_utf8(path, 1, "UTF-16")
+    names = tuple(line.strip() for line in text.rstrip().split("\n"))
+    lines: dict[str, int] = {}
+    for n, name in enumerate(names, start=1):
+        if not name:
+            raise ResoluteError(
+                f"{path}: line {n} is empty, expected one class name per line, since lines number the classes; "
+                "name the class or remove the line"
+            )
+        if not is_text(name):
+            raise not_utf8(path, n, repr(name))
+        if lines.setdefault(name, n) != n:
+            raise ResoluteError(
+                f"{path}: names a class twice, got {name} in lines {lines[name]} and {n}, expected it once; remove one"
+            )
+    return names
+
+
+def by_name(
+    found: Sequence[str], *, classes: Sequence[str] | None, src: str, listed_in: str, training: str | None
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """All class names, and the number of each name found: its place in `classes`, else among the names sorted by
+    code point. Raises `ResoluteError` for one that `classes` lacks; `training` is SRC if these are VAL's."""
+    names = tuple(sorted(found)) if classes is None else tuple(classes)
+    numbers = {name: n for n, name in enumerate(names)}
+    unknown = sorted(set(found) - set(numbers))
+    if unknown and training is not None:
+        raise ResoluteError(
+            f"{src}: classes that training lacks, got {len(unknown)} such as {unknown[0]}, "
+            f"expected only those of {training}; rename or remove them"
+        )
+    if unknown:
+        raise ResoluteError(
+            f"{src}: classes that {listed_in} lacks, got {len(unknown)} such as {unknown[0]}, expected only its "
+            f"{len(names)}; add them to the end of the file, or rename or remove them"
+        )
+    return names, {name: numbers[name] for name in found}
+
+
+def by_number(
+    found: Sequence[str],
+    *,
+    names: Sequence[str] | None,
+    classes: Sequence[str] | None,
+    src: str,
+    listed_in: str,
+    training: str | None,
+) -> tuple[tuple[str, ...], Mapping[str, int]]:
+    """As `by_name` for labels that are numbers and keep them: class n is n.
+
+    `names` are the source's own of these numbers. Where `classes` knows one of those in use, names decide
+    instead, since the same class may have another number there.
+    """
+    numbers = {label: int(label) for label in found}
+    low, high = min(numbers.values()), max(numbers.values())
+    limit = len(names) if names is not None else MAX_CLASSES
+    if classes is not None:
+        own = {label: names[n] for label, n in numbers.items() if 0 <= n < len(names)} if names is not None else {}
+        if not set(classes).isdisjoint(own.values()):
+            all_names, by = by_name(
+                tuple(set(own.values())), classes=classes, src=src, listed_in=listed_in, training=training
+            )
+            return all_names, {label: by[name] for label, name in own.items()}
+        limit = len(classes)
+    if low < 0 or high >= limit:
+        wrong = low if low < 0 else high
+        known_to = training or (listed_in if classes is not None else "this source")
+        expected = f"0 to {limit - 1}" + (f" as {known_to} names {limit} classes" if limit < MAX_CLASSES else "")
+        raise ResoluteError(
+            f"{src}: class number out of range, got {wrong}, expected {expected}; correct the labels or the names"
+        )
+    if classes is not None:
+        return tuple(classes), numbers
+    return (tuple(names) if names is not None else tuple(map(str, range(high + 1)))), numbers

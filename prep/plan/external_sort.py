@@ -1,0 +1,158 @@
+"""How are more records sorted by name than memory holds?
+
+Records come in as they come. As long as their names ascend they go straight to disk; from the first that does
+not, sorted runs are written next to them and merged in the end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ResoluteError
+from prep.storage.hashed_file import writing
+
+__all__ = ["ENTRY", "Record", "RecordFile", "sort_records"]
+
+# `name_end`: where the name ends in the blob of names, in which it begins where the one before ends.
+ENTRY = np.dtype([("name_end", "<u8"), ("offset", "<i8"), ("nbytes", "<u8"), ("size_bytes", "<u8"),
+                  ("label", "<u4"), ("place", "<u4"), ("packed", "u1")])  # fmt: skip
+_PACKED = struct.Struct("<QqQQIIB")
+_BLOCK = 1024  # records read or written at once, of each run
+RUN_RECORDS = 250_000
+
+
+class Record(NamedTuple):
+    name: bytes
+    offset: int
+    nbytes: int
+    size_bytes: int
+    label: int
+    place: int
+    packed: int
+
+
+class RecordFile(NamedTuple):
+    """Records on disk: `entries` holds ENTRY, `names` the blob."""
+
+    entries: Path
+    names: Path
+
+    @classmethod
+    def at(cls, folder: Path, stem: str) -> RecordFile:
+        return cls(folder / f"{stem}.entries", folder / f"{stem}.names")
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Replace the files. Raises `ResoluteError` when the disk refuses."""
+        end = 0
+        records = iter(records)
+        with ExitStack() as stack:
+            with writing(self.entries):
+                entries = stack.enter_context(self.entries.open("wb"))
+                names = stack.enter_context(self.names.open("wb"))
+            while block := list(islice(records, _BLOCK)):
+                packed = bytearray()
+                for name, *rest in block:
+                    end += len(name)
+                    packed += _PACKED.pack(end, *rest)
+                with writing(self.entries):
+                    entries.write(packed)
+                    names.write(b"".join([record.name for record in block]))
+            with writing(self.entries):
+                entries.flush()
+                names.flush()
+
+    def read(self) -> Iterator[Record]:
+        start = 0
+        with self.entries.open("rb") as entries, self.names.open("rb") as names:
+            while packed := entries.read(_BLOCK * _PACKED.size):
+                rows = list(_PACKED.iter_unpack(packed))
+                blob, first = names.read(rows[-1][0] - start), start
+                for end, *rest in rows:
+                    yield Record(blob[start - first : end - first], *rest)
+                    start = end
+
+    def map(self, mode: Literal["r", "r+"] = "r") -> tuple[NDArray[np.void], mmap.mmap]:
+        """The entries (N,) ENTRY, writable if "r+", and the blob of names, mapped from disk; N is at least 1."""
+        entries = np.memmap(self.entries, ENTRY, mode).view(np.ndarray)
+        with self.names.open("rb") as file:
+            return entries, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def remove(self) -> None:
+        self.entries.unlink(missing_ok=True)
+        self.names.unlink(missing_ok=True)
+
+
+class _Ascending(Iterator[Record]):
+    """The records as long as their names ascend strictly; `broken` is the first that breaks the rule."""
+
+    def __init__(self, records: Iterator[Record]) -> None:
+        self._records = records
+        self._last = b""
+        self.broken: Record | None = None
+
+    def __next__(self) -> Record:
+        if self.broken is not None:
+            raise StopIteration
+        record = next(self._records)
+        if record.name <= self._last:
+            self.broken = record
+            raise StopIteration
+        self._last = record.name
+        return record
+
+
+def sort_records(records: Iterator[Record], target: RecordFile, *, run_records: int = RUN_RECORDS) -> int:
+    """Write the records to `target` in ascending order of name; returns how many names came again.
+
+    Of records with the same name the last one stays, as it does when an archive is unpacked. At most
+    `run_records` are in memory at a time; runs lie next to `target` meanwhile. Raises `ResoluteError` when the
+    disk refuses, or a name comes with two labels.
+    """
+    ascending = _Ascending(records)
+    target.write(ascending)
+    if ascending.broken is None:
+        return 0
+    runs = [RecordFile.at(target.entries.parent, "run-0")]
+    for old, new in zip(target, runs[0], strict=True):
+        old.replace(new)
+    block = [ascending.broken, *islice(records, run_records - 1)]
+    while block:
+        # why: a stable sort, and runs in order of arrival, keep records with one name in that order
+        block.sort(key=itemgetter(0))
+        runs.append(RecordFile.at(target.entries.parent, f"run-{len(runs)}"))
+        runs[-1].write(block)
+        block = list(islice(records, run_records))
+    again = 0
+
+    def last_of_each(merged: Iterator[Record]) -> Iterator[Record]:
+        nonlocal again
+        held = next(merged)
+        for record in merged:
+            if record.name == held.name:
+                again += 1
+                if record.label != held.label:
+                    raise ResoluteError(
+                        f"{os.fsdecode(record.name)}: belongs to two classes, got it twice with different labels, "
+                        "expected one label per image; correct the labels"
+                    )
+            else:
+                yield held
+            held = record
+        yield held
+
+    target.write(last_of_each(heapq.merge(*(run.read() for run in runs), key=itemgetter(0))))
+    for run in runs:
+        run.remove()
+    return again

@@ -1,0 +1,122 @@
+"""What is allowed in an input but rarely meant: warnings in words, for console, dry run and report."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from prep.config import Settings
+
+    from .inputs import Inputs
+
+__all__ = ["describe_ignored", "input_warnings", "size_warnings"]
+
+# Formats of photos that prep does not decode: cameras' raw files, phones' and editors' own.
+_PHOTO_SUFFIXES = frozenset({
+    ".heic", ".heif", ".hif", ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".jxr", ".psd", ".xcf", ".svg", ".ppm", ".pgm",
+    ".tga", ".exr", ".hdr", ".dcm", ".dng", ".raw", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2",
+    ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f", ".rwl", ".iiq", ".3fr",
+})  # fmt: skip
+_NAMED = 8
+
+
+def describe_ignored(ignored: Mapping[str, int]) -> str:
+    """`1 hidden, 8 other files (5 .heic, 2 .txt, 1 without a known suffix)`; `nothing` if nothing was."""
+    suffixes = {kind: count for kind, count in ignored.items() if kind.startswith(".") and count}
+    kinds = {kind: count for kind, count in ignored.items() if not kind.startswith(".") and count}
+    unnamed = kinds.get("other files", 0)
+    parts = {kind: f"{count} {kind}" for kind, count in kinds.items()}
+    if suffixes:
+        listed = _by_count(suffixes, _NAMED) + ([f"{unnamed} without a usual suffix"] if unnamed else [])
+        parts["other files"] = f"{sum(suffixes.values()) + unnamed} other files ({', '.join(listed)})"
+    return ", ".join(parts[kind] for kind in sorted(parts)) or "nothing"
+
+
+def input_warnings(settings: Settings, inputs: Inputs) -> list[str]:
+    """One line for each thing about the inputs that is probably a mistake."""
+    return [
+        *_photos_of_other_formats(inputs.ignored),
+        *_empty_classes(inputs),
+        *_similar_classes(inputs.classes),
+        *_large_held_out_part(settings, inputs),
+    ]
+
+
+def size_warnings(short_sides: Mapping[int, int], sources: Iterable[NDArray[Any]]) -> list[str]:
+    """A warning if most photos are smaller than what is stored for a resolution. Nothing is ever enlarged.
+
+    `short_sides` px -> px; `sources` (n,) SOURCE records, each array read once.
+    """
+    total, smaller = 0, dict.fromkeys(short_sides, 0)
+    for rows in sources:
+        sides = np.minimum(rows["width"], rows["height"])
+        total += len(sides)
+        for res, side in short_sides.items():
+            smaller[res] += int(np.count_nonzero(sides < side))
+    small = [res for res in sorted(short_sides) if 2 * smaller[res] > total]
+    if not small:
+        return []
+    each = ", ".join(f"{100 * smaller[res] / total:.0f} % below {short_sides[res]} px for {res} px" for res in small)
+    return [f"most photos are smaller than what RES needs: {each}; they are stored as they are, nothing is enlarged"]
+
+
+def _photos_of_other_formats(ignored: Mapping[str, int]) -> list[str]:
+    photos = {kind: count for kind, count in ignored.items() if kind in _PHOTO_SUFFIXES and count}
+    if not photos:
+        return []
+    return [
+        f"{sum(photos.values())} files in formats that prep does not read are not in the set "
+        f"({', '.join(_by_count(photos, _NAMED))}); convert them to JPEG or PNG first if they belong to it"
+    ]
+
+
+def _empty_classes(inputs: Inputs) -> list[str]:
+    train = inputs.splits["train"]
+    counts = np.bincount(train.catalog.labels[train.positions], minlength=len(inputs.classes))
+    empty = [inputs.classes[n] for n in np.flatnonzero(counts == 0)]
+    if not empty:
+        return []
+    numbered = list(inputs.classes) == list(map(str, range(len(inputs.classes))))
+    hint = "labels that are numbers count from 0 without gaps" if numbered else "are they meant to be classes?"
+    return [f"{len(empty)} of {len(inputs.classes)} classes have no training image ({_some(empty)}); {hint}"]
+
+
+def _similar_classes(classes: Sequence[str]) -> list[str]:
+    groups: dict[str, list[str]] = {}
+    for name in classes:
+        key = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        groups.setdefault(key, []).append(name)
+    # why ascii: composed and decomposed letters look the same
+    alike = [" and ".join(ascii(name) for name in names) for names in groups.values() if len(names) > 1]
+    if not alike:
+        return []
+    return [
+        f"classes differ only in case or in Unicode form and are kept apart: {_some(alike)}; merge them if they are one"
+    ]
+
+
+def _large_held_out_part(settings: Settings, inputs: Inputs) -> list[str]:
+    if "val" not in inputs.splits or settings.val is not None or settings.val_list is not None:
+        return []
+    held_out = len(inputs.splits["val"]) / inputs.images
+    if held_out < 1.5 * settings.held_out_frac:
+        return []
+    return [
+        f"{100 * held_out:.0f} % of the images are held out, not {100 * settings.held_out_frac:.3g} %: at least one of "
+        "each class is; set VAL, VAL_LIST or FOLDS if that is too many"
+    ]
+
+
+def _by_count(counts: Mapping[str, int], limit: int) -> list[str]:
+    listed = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    rest = sum(count for _, count in listed[limit:])
+    return [f"{count} {kind}" for kind, count in listed[:limit]] + ([f"{rest} more"] if rest else [])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

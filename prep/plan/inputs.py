@@ -1,0 +1,88 @@
+"""The images that go into a set, with their classes and splits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ResoluteError
+from prep.config import Settings
+from prep.sources.detect import open_source
+from prep.sources.image_ref import Source, is_url
+
+from .catalog import Catalog, write_catalog
+from .classes import read_classes
+from .splits import Split, find_members
+from .splits import check_places as _check_places
+
+__all__ = ["Inputs", "check_places", "find_inputs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Every candidate image; `ignored` counts what is none, by kind."""
+
+    classes: tuple[str, ...]
+    splits: Mapping[str, Split]
+    catalogs: Mapping[str, Catalog]
+    ignored: Counter[str]
+
+    @property
+    def images(self) -> int:
+        return sum(len(split) for split in self.splits.values())
+
+    def told(self) -> dict[str, Any]:
+        """For manifest and journal: how many images, and a fingerprint that changes with their names, classes,
+        sizes and splits; `classes` tells of each class what changed."""
+        by_class = {
+            f"{name} {label}": list(told)
+            for name, catalog in self.catalogs.items()
+            for label, told in catalog.by_class().items()
+        }
+        return {
+            "images": self.images,
+            "splits": {name: split.fingerprint() for name, split in self.splits.items()},
+            "classes": by_class,
+        }
+
+
+def check_places(settings: Settings) -> None:
+    """Raises `ResoluteError` if OUT lies in a source, or sources overlap."""
+    _check_places(out=settings.out, src=settings.src, val=settings.val)
+
+
+def find_inputs(settings: Settings, scratch: Path, spool: Path) -> Inputs:
+    """List what `settings` name. `scratch` takes the lists, `spool` what has to be unpacked to be read.
+
+    Raises `ResoluteError` for sources that are missing, overlap or hold too little, and for lists that do not fit.
+    """
+    listed = None if settings.classes is None else read_classes(Path(settings.classes))
+    src = open_source(
+        settings.src, kind=settings.kind, labels=settings.labels, columns=settings.columns, spool=spool
+    )
+    _refuse_unreachable_copies(settings, src)
+    train = write_catalog(src, scratch / "train", classes=listed, classes_file=settings.classes or "CLASSES")
+    catalogs, ignored, val = {"train": train}, Counter(train.ignored), None
+    if settings.val is not None:
+        val_src = open_source(settings.val, kind=settings.kind, spool=spool, setting="VAL")
+        _refuse_unreachable_copies(settings, val_src)
+        val = write_catalog(val_src, scratch / "val", training=train)
+        catalogs["val"] = val
+        ignored.update(val.ignored)
+    members = find_members(
+        train, val=val, val_list=None if settings.val_list is None else Path(settings.val_list),
+        val_frac=settings.held_out_frac, folds=settings.folds or 0, seed=settings.seed,
+    )  # fmt: skip
+    return Inputs(classes=train.classes, splits=members.splits, catalogs=catalogs, ignored=ignored)
+
+
+def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:
+    """Raises `ResoluteError` if images would be unpacked to this machine's disk, which no other node can read."""
+    if source.copies and settings.engine == "ray" and is_url(settings.out):
+        raise ResoluteError(
+            f"{source.root}: has to be unpacked where all nodes can read it, got ENGINE=ray and OUT={settings.out}, "
+            "expected OUT on a shared disk; use OUT=folder there, unpack the source first, or use ENGINE=local"
+        )

@@ -1,0 +1,1 @@
+"""What a user sees of a set: the HTML report and the closing lines."""

@@ -1,0 +1,91 @@
+"""How is a finished set looked into, a few samples of it at a time?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED
+from pipeline.storage.scratch import ScratchFolder
+from prep.storage.output import Store
+
+__all__ = ["OpenSet"]
+
+
+class OpenSet:
+    """A finished set at `store`; arrays stay on disk, lists are read line by line. Close it when done."""
+
+    def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
+        self._store, self._manifest = store, manifest
+        self._scratch = ScratchFolder()
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def __enter__(self) -> OpenSet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._arrays.clear()
+        self._scratch.close()
+
+    def samples(self, split: str) -> NDArray[Any]:
+        """(n,) SAMPLE"""
+        return self._array(f"index/{split}.npy", SAMPLE)
+
+    def sources(self, split: str) -> NDArray[Any]:
+        """(n,) SOURCE"""
+        return self._array(f"index/{split}.source.npy", SOURCE)
+
+    def stored(self, split: str, res: str) -> NDArray[Any]:
+        """(n,) STORED"""
+        return self._array(f"index/{split}-{res}.npy", STORED)
+
+    def jpeg(self, split: str, res: str, row: int) -> bytes:
+        """The file of one sample at `res`."""
+        record = self.stored(split, res)[row]
+        shard = self._manifest["splits"][split]["shards"][int(record["shard"])]
+        with self._store.open(f"{res}/{shard}.tar") as file:
+            file.seek(int(record["offset"]))
+            return file.read(int(record["nbytes"]))
+
+    def row(self, split: str, key: int) -> int | None:
+        """Where a key's sample is; None if its input was not taken."""
+        keys = self.samples(split)["key"]
+        row = int(np.searchsorted(keys, key))
+        return row if row < len(keys) and keys[row] == key else None
+
+    def largest(self, count: int) -> list[tuple[int, str, int]]:
+        """(bytes, split, row) of the largest input files, falling."""
+        found: list[tuple[int, str, int]] = []
+        for split in self._manifest["splits"]:
+            sizes = self.sources(split)["nbytes"]
+            rows = np.argsort(sizes, kind="stable")[-count:]
+            found += [(int(sizes[row]), split, int(row)) for row in rows]
+        return sorted(found, key=lambda one: (-one[0], one[1:]))[:count]
+
+    def names(self, wanted: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """(split, row) -> the input's name."""
+        found = {}
+        for split in self._manifest["splits"]:
+            last = max([row for name, row in wanted if name == split], default=-1)
+            lines = self.lines(f"index/{split}.sources.jsonl")
+            for row, name in zip(range(last + 1), lines, strict=False):
+                if (split, row) in wanted:
+                    found[split, row] = name
+        return found
+
+    def lines(self, name: str) -> Iterator[Any]:
+        """What each line of a JSON-lines file holds."""
+        with self._store.open(name) as file:
+            for line in file:
+                yield json.loads(line)
+
+    def _array(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        if name not in self._arrays:
+            rows = np.load(self._store.local(name, self._scratch.path), mmap_mode="r")
+            assert rows.dtype == dtype, (name, rows.dtype)
+            self._arrays[name] = rows
+        return self._arrays[name]

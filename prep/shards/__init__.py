@@ -1,0 +1,1 @@
+"""The files of a shard set: written, recorded, checked and repaired."""

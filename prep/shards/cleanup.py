@@ -1,0 +1,45 @@
+"""What earlier attempts have left in OUT and may be deleted: half written files, and whole ones of no set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+from prep.storage.output import Store
+
+__all__ = ["remove_parts", "remove_stale"]
+
+_OF_A_SET = (
+    r"\d+/((train|val)-\d{6}\.(tar|idx)|_info\.json)"
+    r"|index/(train|val)((-\d+)?(\.crc)?\.npy|\.source\.npy|\.sources\.jsonl)"
+    r"|rejects\.jsonl|duplicates\.jsonl|_info\.json"
+)
+_OURS = re.compile(_OF_A_SET)
+_WRITTEN = re.compile(
+    rf"{_OF_A_SET}|(index/)?manifest\.json|damaged\.json|report\.html|source\.json|\.prep/.+"
+)
+
+
+def remove_parts(store: Store) -> None:
+    """Delete what killed runs had half written. Only where no other run can be writing."""
+    store.delete_partial(_WRITTEN)
+
+
+def remove_stale(store: Store, keep: Collection[str]) -> None:
+    """Delete files of ours, whole or half written, that are not in `keep` (names in `store`); nothing else.
+
+    Half written ones are left by nodes of a cluster that were lost during this very run.
+    """
+    remove_parts(store)
+    for name in _names(store):
+        if name not in keep and _OURS.fullmatch(name):
+            store.remove(name)
+    for folder in store.folders():
+        if folder.isdecimal():
+            store.remove_folder(folder)
+
+
+def _names(store: Store) -> Iterator[str]:
+    for folder in ("", *store.folders()):
+        for file in store.names(folder):
+            yield f"{folder}/{file}".lstrip("/")

@@ -1,0 +1,208 @@
+"""The finished set at OUT: its manifest, what it holds of each shard, and which of its files are damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.shard_set import FORMAT, SAMPLE, SOURCE, STORED, VERSION, manifest_bytes, shard_name
+from pipeline.errors import ResoluteError
+from pipeline.storage.scratch import ScratchFolder
+from prep.execute.thread_map import thread_map
+from prep.storage.hashed_file import FileInfo
+from prep.storage.output import LOCK, WORK, Store
+from prep.storage.retry import retry
+
+from .writer import Written
+
+__all__ = ["COPY", "DAMAGED", "MANIFEST", "Base", "find_base", "is_ours", "lost_files"]
+
+MANIFEST, COPY = "manifest.json", "index/manifest.json"
+DAMAGED = "damaged.json"  # what `verify` found wrong: a list of names
+
+
+class Base:
+    """A finished set: which shards it holds in order, and what is known of them. Close it when done."""
+
+    def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
+        self.manifest = manifest
+        self._store = store
+        self._scratch: ScratchFolder | None = None
+        self._arrays: dict[str, NDArray[Any] | None] = {}
+        self._rejects: dict[str, list[tuple[int, str]]] | None = None
+
+    @cached_property
+    def damaged(self) -> set[str]:
+        """Files of another size than promised, and those that `verify` has found. Asks once: one listing a folder."""
+        try:
+            told = set(json.loads(self._store.read(DAMAGED)))
+        except (FileNotFoundError, ValueError):
+            told = set()
+        files = {name: info["bytes"] for name, info in self.manifest["files"].items()}
+        expected = manifest_bytes(self.manifest)
+        damaged = {name for name in (MANIFEST, COPY) if _read(self._store, name) != expected}
+        return damaged | (told & files.keys()) | lost_files(self._store, files)
+
+    def close(self) -> None:
+        self._arrays.clear()
+        if self._scratch is not None:
+            self._scratch.close()
+
+    def __enter__(self) -> Base:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def codecs(self) -> dict[str, Any]:
+        """{"codecs": versions} that it was made with; empty for sets of older versions, which do not say."""
+        return {"codecs": self.manifest["codecs"]} if "codecs" in self.manifest else {}
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        return tuple(sorted(int(res) for res in self.manifest["resolutions"]))
+
+    def get(self, split: str, number: int) -> Written | None:
+        """What the set holds of a shard, at the resolutions where it is whole; None if its samples are lost."""
+        shards = self.manifest["splits"][split]["shards"]
+        name = shard_name(split, number)
+        samples = self._array(f"index/{split}.npy", SAMPLE)
+        sources = self._array(f"index/{split}.source.npy", SOURCE)
+        if samples is None or sources is None or "rejects.jsonl" in self.damaged:
+            return None
+        at = shards.index(name) if name in shards else None
+        rows, stored, files = slice(0, 0), {}, {}
+        for res in self.resolutions:
+            array = self._array(f"index/{split}-{res}.npy", STORED)
+            names = [f"{res}/{name}.tar", f"{res}/{name}.idx"] if at is not None else []
+            if array is None or any(file in self.damaged for file in names):
+                continue
+            if at is not None:
+                # why: samples lie in shard order, so a shard is one run of them
+                rows = slice(*np.searchsorted(array["shard"], [at, at + 1]).tolist())
+            stored[res] = np.array(array[rows])
+            stored[res]["shard"] = 0
+            for file in names:
+                info = self.manifest["files"][file]
+                files[file] = FileInfo(nbytes=info["bytes"], sha256=info["sha256"])
+        if not stored:
+            return None
+        return Written(
+            split=split,
+            number=number,
+            samples=np.array(samples[rows]),
+            sources=np.array(sources[rows]),
+            stored=stored,
+            files=files,
+            rejects=self._rejects_of(split, number),
+        )
+
+    def _rejects_of(self, split: str, number: int) -> tuple[tuple[int, str], ...]:
+        if self._rejects is None:
+            self._rejects = {}
+            per_shard = self.manifest["settings"]["shard_samples"]
+            for line in self._store.read("rejects.jsonl").splitlines():
+                row = json.loads(line)
+                name = shard_name(row["split"], row["key"] // per_shard)
+                self._rejects.setdefault(name, []).append((row["key"], row["reason"]))
+        return tuple(self._rejects.get(shard_name(split, number), []))
+
+    def _array(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """An index, memory-mapped; None if it is damaged."""
+        if name not in self._arrays:
+            array = None
+            if name not in self.damaged:
+                self._scratch = self._scratch or ScratchFolder()
+                array = np.load(self._store.local(name, self._scratch.path), mmap_mode="r")
+                assert array.dtype == dtype, (name, array.dtype)
+            self._arrays[name] = array
+        return self._arrays[name]
+
+
+def lost_files(store: Store, promised: Mapping[str, int]) -> set[str]:
+    """Those of the files, {name: bytes}, that are not there or have another size; one listing a folder.
+
+    Raises `StorageError` for a folder that is there and cannot be listed.
+    """
+    folders = sorted({name.rpartition("/")[0] for name in promised})
+
+    def sizes(folder: str) -> dict[str, int]:
+        return retry(f"{store.where}/{folder}", lambda: store.sizes(folder))
+
+    seen = {
+        f"{folder}/{name}".lstrip("/"): nbytes
+        for folder, files in zip(folders, thread_map(sizes, folders, 4), strict=True)
+        for name, nbytes in files.items()
+    }
+    return {name for name, nbytes in promised.items() if seen.get(name) != nbytes}
+
+
+def find_base(store: Store, *, rebuild: bool) -> Base | None:
+    """The finished set at OUT, or None if there is none (or it is to be rebuilt).
+
+    Raises `ResoluteError` if something is there that is not ours, or ours of another version or beyond use.
+    """
+    whole, other_version, seen = None, None, set()
+    for name in (MANIFEST, COPY):
+        data = _read(store, name)
+        if data is None:
+            continue
+        seen.add(name)
+        try:
+            found = json.loads(data)
+            ours, version = found["format"] == FORMAT, found["version"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if ours and version == VERSION and data == manifest_bytes(found):
+            whole = whole or found
+        elif ours:
+            other_version = version
+    if rebuild and (whole or other_version or COPY in seen):
+        return None
+    # why: without its first copy, a manifest is what a rebuild under way has left, or all that somebody lost
+    if whole and (MANIFEST in seen or not is_ours(store)):
+        return Base(store, whole)
+    if MANIFEST not in seen:
+        if not is_ours(store):
+            _refuse_foreign(store)
+        return None
+    if other_version:
+        raise ResoluteError(
+            f"{store.where}/{MANIFEST}: a set of another version, got {other_version}, expected {VERSION}; "
+            "rebuild it with REBUILD=1 (--rebuild) or choose another OUT"
+        )
+    raise ResoluteError(
+        f"{store.where}/{MANIFEST}: not a shard set's, got another program's file or a damaged one, expected a "
+        f"{FORMAT} manifest or an empty folder; choose another OUT, or delete it yourself"
+    )
+
+
+def _read(store: Store, name: str) -> bytes | None:
+    try:
+        return store.read(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def is_ours(store: Store) -> bool:
+    """Whether a run of ours was begun at OUT."""
+    return any(f"{WORK}/{name}" != LOCK for name in store.names(WORK))
+
+
+def _refuse_foreign(store: Store) -> None:
+    root = Path(store.where)
+    if "://" not in store.where and root.exists() and not root.is_dir():
+        raise ResoluteError(f"{root}: in the way, got a file, expected a folder; choose another OUT")
+    names = [name for name in store.folders() if name != WORK] + store.names()
+    if names:
+        raise ResoluteError(
+            f"{store.where}: not empty and not ours, got {len(names)} entries such as {names[0]}, expected an "
+            "empty or new folder; choose another OUT"
+        )

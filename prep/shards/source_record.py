@@ -1,0 +1,108 @@
+"""`source.json` of the set at OUT: written, read, and used to keep REBUILD=1 from replacing another source's set."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pipeline.cli import print_error
+from pipeline.dataset.source_record import SOURCE_RECORD, parse_record, record_bytes, shards_command
+from pipeline.errors import ResoluteError
+from prep.config import MARGIN, Settings
+from prep.storage.output import Store
+
+from .existing_set import COPY, MANIFEST, is_ours
+
+__all__ = ["again_command", "check_replaced_source", "is_other_source", "missing_source", "read_record", "write_record"]
+
+
+def write_record(store: Store, settings: Settings) -> None:
+    """Record what the set at `store` is made from. Raises `ResoluteError` if it cannot be written."""
+    defaults = Settings(src="-", out="-", resolutions=settings.resolutions)
+    variables: dict[str, object] = {"SRC": settings.src}
+    names = ("kind", "labels", "columns", "classes", "val", "val_list", "val_frac", "folds", "quality", "max_bad",
+             "seed", "shard_samples")  # fmt: skip
+    for name in names:
+        if getattr(settings, name) != getattr(defaults, name):
+            variables[name.upper()] = getattr(settings, name)
+    if settings.margin != MARGIN:
+        variables["MARGIN"] = settings.margin
+    data = record_bytes(variables)
+    if _read(store) != data:
+        store.write(SOURCE_RECORD, data)
+
+
+def read_record(store: Store) -> dict[str, str] | None:
+    """The variables of `make shards` that the set was made with, but OUT and RES; None if that is not known."""
+    return parse_record(_read(store))
+
+
+def is_other_source(record: Mapping[str, str] | None, settings: Settings) -> bool:
+    """Whether a set with this record was made from another SRC than `settings`; False if that is not known."""
+    if record is None:
+        return False
+    ours = parse_record(record_bytes({"SRC": settings.src}))
+    assert ours is not None
+    return os.path.realpath(record["SRC"]) != os.path.realpath(ours["SRC"])
+
+
+def check_replaced_source(store: Store, settings: Settings, source: Mapping[str, Any]) -> None:
+    """Before a set is rebuilt: raise `ResoluteError` if a finished one would be replaced by other photos.
+
+    `source` is that of the new plan; the same photos in another place are the same photos. If the old set's source is
+    not known, a line on stderr names what is replaced.
+    """
+    data = _read(store, MANIFEST)
+    if data is None and not is_ours(store):  # why: an unfinished rebuild has removed the manifest, but not its copy
+        data = _read(store, COPY)
+    if data is None:
+        return
+    try:
+        manifest = json.loads(data)
+        old, classes = manifest["source"], manifest["classes"]
+        same = all(old.get(name) == value for name, value in source.items())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        old, classes, same = {}, [], False
+    record = read_record(store)
+    if same:
+        return
+    if is_other_source(record, settings):
+        assert record is not None
+        raise ResoluteError(
+            f"{store.where}: REBUILD=1 would replace the set of {record['SRC']}, got SRC={settings.src}, expected the "
+            "same SRC; choose another OUT, or delete that set first if it is no longer wanted"
+        )
+    if record is None:
+        named = ", ".join(map(str, classes[:3])) + (", …" if len(classes) > 3 else "")
+        what = f"{old.get('images', '?')} images, {len(classes)} classes ({named})"
+        print_error(f"{store.where}: replacing a set of {what}", prefix="prep")
+
+
+def missing_source(store: Store, resolutions: tuple[int, ...] = ()) -> ResoluteError:
+    """The error for a command that names no SRC, with the complete command if the set at `store` knows its own.
+
+    `resolutions` (px) were asked for; those that the set has are added.
+    """
+    record = read_record(store)
+    if record is None:
+        return ResoluteError(
+            "SRC: none given, expected the photos (a folder, a list, an archive, a URL); give SRC=photos (--src); for "
+            "the demo photos run `make shards` without SRC and OUT"
+        )
+    command = again_command(store, resolutions)
+    return ResoluteError(f"SRC: none given, but {store.where} was made from {record['SRC']}; run {command}")
+
+
+def again_command(store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False) -> str:
+    """The `make shards` that made the set at `store`, with the resolutions (px) that it has and `resolutions`."""
+    stored = [int(name) for name in store.folders() if name.isdecimal()]
+    return shards_command(store.where, {*stored, *resolutions}, read_record(store), rebuild=rebuild)
+
+
+def _read(store: Store, name: str = SOURCE_RECORD) -> bytes | None:
+    try:
+        return store.read(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,1 @@
+"""The formats that photos come in: listed, opened and read."""

@@ -1,0 +1,233 @@
+"""Lists, opens and recognises files and folders, on this machine or in any store that fsspec knows.
+
+What is wrong is one line: a `StorageError` if storage does not deliver, else a `ResoluteError`.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from braceexpand import braceexpand
+from fsspec.core import url_to_fs
+
+from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
+from prep.storage.retry import is_retryable, retry
+
+from .image_ref import is_url
+from .names import is_image, why_ignored
+
+__all__ = ["Entry", "entries", "expand", "file_name", "file_size", "is_pattern", "kind_of", "opened", "reading",
+           "stamp", "without_query"]  # fmt: skip
+
+_HTTP = ("http://", "https://")
+
+
+class Entry(NamedTuple):
+    """Something in a folder; `kind` is file, folder or other (pipes, devices); `nbytes` as `file_size`."""
+
+    name: str
+    kind: str
+    nbytes: int | None
+
+    @property
+    def order(self) -> bytes:
+        """Sorting by it at every level gives whole paths in ascending order of bytes."""
+        return os.fsencode(self.name) + (b"/" if self.kind == "folder" else b"")
+
+
+@contextmanager
+def reading(path: str, what: str = "read") -> Iterator[None]:
+    """Tell what goes wrong with `path` as one `ResoluteError`: the system's, the driver's and the format's errors."""
+    unavailable = False
+    try:
+        yield
+    except (OSError, EOFError, ValueError) as error:
+        unavailable = isinstance(error, OSError) and error.errno is not None and is_unavailable(error)
+        told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        where = getattr(error, "filename", None) or path
+    except ImportError as error:
+        told, where = str(error), path
+    except Exception as error:
+        # why: a store's driver or a decompressor raises its own kinds; a mistake of ours has to stay visible
+        if type(error).__module__.split(".")[0] in ("builtins", "pipeline", "prep"):
+            raise
+        told, where = str(error) or type(error).__name__, path
+    else:
+        return
+    thing = "a readable folder" if what == "listed" else "a whole, readable file"
+    # why: not every driver's message is free of the URL's password
+    words = strip_credentials(f"{where}: cannot be {what}, got {' '.join(str(told).split())[:300]}")
+    raise (StorageError if unavailable else ResoluteError)(
+        f"{words}, expected {thing}; correct the path, its permissions or the store's settings"
+    )
+
+
+def file_name(path: str) -> str:
+    """The last part of a path or URL, without the query (and so the signature) of a web address."""
+    return without_query(path).rpartition("/")[2]
+
+
+def without_query(path: str) -> str:
+    """A web address up to its question mark; anything else as it is: there the sign is part of a name."""
+    return path.partition("?")[0] if path.startswith(_HTTP) else path
+
+
+def _store(url: str) -> tuple[Any, str]:
+    # why: kept listings would grow with the number of files
+    fs, path = url_to_fs(url, use_listings_cache=False)
+    return fs, path
+
+
+def entries(folder: str) -> list[Entry]:
+    """What is in a folder, ascending by `order`. Raises `ResoluteError` if it cannot be listed."""
+    with reading(folder, "listed"):
+        listed = _remote_entries(folder) if is_url(folder) else retry(folder, lambda: list(_local_entries(folder)))
+        return sorted(listed, key=lambda entry: entry.order)
+
+
+def _local_entries(folder: str) -> Iterator[Entry]:
+    with os.scandir(folder) as found:
+        for entry in found:
+            if entry.is_symlink():
+                yield _behind_link(f"{folder.rstrip('/')}/{entry.name}", entry.name)
+            elif entry.is_dir():
+                yield Entry(entry.name, "folder", 0)
+            elif entry.is_file():
+                yield Entry(entry.name, "file", entry.stat().st_size)
+            else:
+                yield Entry(entry.name, "other", 0)
+
+
+def _behind_link(path: str, name: str) -> Entry:
+    """What a link leads to; a link that leads nowhere is a file, and later a reject that names it."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  # why: once for every link
+    except FileNotFoundError:
+        # why: a link that nobody would read need not lead anywhere
+        return Entry(name, "file", file_size(path) if is_image(name) and not why_ignored(name) else None)
+    except OSError as error:
+        if is_retryable(error):
+            raise
+        return Entry(name, "file", 0)
+    if stat.S_ISDIR(mode):
+        return Entry(name, "folder", 0)
+    return Entry(name, "file", file_size(path)) if stat.S_ISREG(mode) else Entry(name, "other", 0)
+
+
+def file_size(path: str) -> int | None:
+    """A local file's size in bytes; None if it is not there although its folder is; 0 if the path is no name of a file.
+
+    Of a link, the folder is that of the file it leads to. Raises `StorageError` if the folder is not there either, as
+    after a lost mount, or storage does not answer.
+    """
+    try:
+        return retry(path, lambda: _file_size(path))
+    except (OSError, ValueError):  # ValueError: a NUL in the name; reading it will be a reject that says so
+        return 0
+
+
+def _file_size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116
+    except FileNotFoundError:
+        Path(path).resolve().parent.stat()
+        return None
+
+
+def _remote_entries(folder: str) -> Iterator[Entry]:
+    if folder.startswith(_HTTP):
+        raise ValueError("no way to list folders over HTTP: give an archive, a list of files or a {0..9} pattern")
+    fs, path = _store(folder)
+    path = path.rstrip("/")
+    for info in fs.ls(path, detail=True):
+        full = info["name"].rstrip("/")
+        if full != path:  # why: stores may hold an empty object that stands for the folder itself
+            is_folder = info["type"] == "directory"
+            yield Entry(full.rpartition("/")[2], "folder" if is_folder else "file", int(info.get("size") or 0))
+
+
+def kind_of(path: str) -> str:
+    """file, folder, or "" where nothing is; over HTTP, which has no folders, always file."""
+    if path.startswith(_HTTP):
+        return "file"
+    if is_url(path):
+        with reading(path, "listed"):
+            fs, inner = _store(path)
+            return "file" if fs.isfile(inner) else "folder" if fs.isdir(inner) else ""
+    with reading(path):
+        try:
+            mode = retry(path, lambda: _mode(path))
+        except OSError as error:
+            if is_unavailable(error):
+                raise
+            return ""
+    return "folder" if stat.S_ISDIR(mode) else "file" if mode else ""
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.stat(path).st_mode  # noqa: PTH116
+    except FileNotFoundError:
+        return 0
+
+
+@contextmanager
+def opened(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
+    """A file for reading; `forward`: without seeking, which also servers without byte ranges can do.
+
+    Raises `ResoluteError` for whatever goes wrong while it is open.
+    """
+    with reading(path):
+        if not is_url(path):
+            with Path(path).open("rb") as file:
+                yield file
+            return
+        fs, inner = _store(path)
+        with fs.open(inner, "rb", **({"block_size": 0} if forward and path.startswith(_HTTP) else {})) as file:
+            yield file
+
+
+def stamp(path: str) -> str:
+    """Changes when the file does; "" if there is no telling. Raises `ResoluteError` if it is not there."""
+    with reading(path):
+        if not is_url(path):
+            info = Path(path).stat()
+            return f"{info.st_size} {info.st_mtime_ns}"
+        fs, inner = _store(path)
+        about = fs.info(inner)
+        keys = ("ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "mtime", "created")
+        marks = [f"{about[key]}" for key in keys if about.get(key)]
+        return " ".join([f"{about.get('size')}", *marks]) if marks else ""
+
+
+def is_pattern(src: str) -> bool:
+    """Whether `src` stands for several files: it holds braces or wildcards and is not itself there."""
+    # why: a question mark in a web address begins its query
+    magic = "*{" if src.startswith(_HTTP) else "*?[{"
+    return any(sign in src for sign in magic) and (is_url(src) or not os.path.lexists(src))
+
+
+def expand(src: str) -> list[str]:
+    """The files that a pattern with braces (`x-{000..146}.tar`) or wildcards names, sorted; never none.
+
+    Raises `ResoluteError` if no file fits a wildcard. Files that braces name are not looked for.
+    """
+    found: set[str] = set()
+    for pattern in braceexpand(src):
+        if not is_pattern(pattern):
+            found.add(pattern)
+        elif is_url(pattern):
+            with reading(pattern, "listed"):
+                fs, path = _store(pattern)
+                found.update(fs.unstrip_protocol(name) for name in fs.glob(path))
+        else:
+            found.update(glob.glob(pattern, recursive=True))  # noqa: PTH207  # why: Path's needs a root
+    if not found:
+        raise ResoluteError(f"{src}: no such file, got nothing that fits the pattern, expected files; correct it")
+    return sorted(found)

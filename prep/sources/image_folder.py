@@ -1,0 +1,110 @@
+"""Folders of images, on a disk or in a store, listed in one fixed order; each real folder is listed once."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from prep.execute.thread_map import thread_map
+
+from .filesystem import Entry, entries
+from .image_ref import Found, is_url
+from .names import is_image, kind_of_other, why_ignored
+
+__all__ = ["Folders", "walk"]
+
+_AHEAD = 16  # folders of a store that are listed at a time
+
+
+class Folders:
+    """Class folders, in which images may nest: the first part of a path is its class. A `Source`.
+
+    Ascending by name. Links to folders are followed, each real folder once: by the first path that leads to it.
+    Memory: one folder's entries per level, and device and inode of each folder.
+    """
+
+    numbered = False
+    label_names: Sequence[str] | None = None
+    copies = False
+
+    def __init__(self, src: str) -> None:
+        self.root = src
+        self.ignored: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Found]:
+        self.ignored.clear()
+        current, images = "", 0
+        for name, entry in walk(self.root, self.ignored):
+            label, slash, _ = name.partition("/")
+            if entry.kind == "folder":
+                if not slash:  # the next class begins
+                    self.ignored["empty classes"] += bool(current) and not images
+                    current, images = label, 0
+            elif not is_image(entry.name):
+                self.ignored[kind_of_other(name) if entry.nbytes is not None else "broken links"] += 1
+            elif not slash:
+                self.ignored["outside class folders"] += 1
+            else:
+                images += 1
+                yield Found.file(name, label, entry.nbytes)
+        self.ignored["empty classes"] += bool(current) and not images
+        self.ignored += Counter()  # drops what was counted zero times
+
+
+def walk(root: str, ignored: Counter[str]) -> Iterator[tuple[str, Entry]]:
+    """(path relative to `root`, entry) of every file and, before what is in it, folder below `root`, ascending.
+
+    Hidden things and junk are passed over and counted, whatever is in them, as are pipes, devices, links to a folder
+    that an earlier path has led to (so that cycles end), and names that fsspec would take for a chain of URLs. Raises
+    `ResoluteError` for a folder that cannot be listed.
+    """
+    yield from _walk(root.rstrip("/") or "/", "", entries(root), ignored, {_identity(root)})
+
+
+def _walk(
+    folder: str, prefix: str, listed: list[Entry], ignored: Counter[str], visited: set[object]
+) -> Iterator[tuple[str, Entry]]:
+    reasons = [_why_ignored(folder, entry.name) for entry in listed]
+    ignored.update(why for why in reasons if why)
+    inside = [entry for entry, why in zip(listed, reasons, strict=True) if not why]
+    below = [f"{folder}/{entry.name}" for entry in inside if entry.kind == "folder"]
+    # why 1: on a disk a folder counts as visited only when all folders before it have been walked
+    listings = thread_map(partial(_listing, visited), below, _AHEAD if is_url(folder) else 1)
+    for entry in inside:
+        if entry.kind == "other":
+            ignored["pipes and devices"] += 1
+        elif entry.kind == "file":
+            yield prefix + entry.name, entry
+        else:
+            content = next(listings)
+            if content is None:
+                ignored["links to a folder read already"] += 1
+                continue
+            yield prefix + entry.name, entry
+            yield from _walk(f"{folder}/{entry.name}", f"{prefix}{entry.name}/", content, ignored, visited)
+
+
+def _why_ignored(folder: str, name: str) -> str | None:
+    return "unsafe names" if "::" in name and is_url(folder) else why_ignored(name)
+
+
+def _listing(visited: set[object], folder: str) -> list[Entry] | None:
+    """The entries of `folder`; None if it has been visited, by whatever path."""
+    identity = _identity(folder)
+    if identity in visited:
+        return None
+    visited.add(identity)
+    return entries(folder)
+
+
+def _identity(folder: str) -> object:
+    if is_url(folder):
+        return folder
+    try:
+        info = os.stat(folder)  # noqa: PTH116
+    except OSError:
+        return folder  # `entries` will say what is wrong
+    # why: some network disks number nothing
+    return (info.st_dev, info.st_ino) if info.st_ino else os.path.realpath(folder)

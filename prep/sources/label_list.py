@@ -1,0 +1,50 @@
+"""Which images does a list of paths and labels name?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from .filesystem import file_size, without_query
+from .image_ref import UNSEEN, Found, is_url
+from .label_rows import is_number, label_rows
+from .names import safe
+
+__all__ = ["Listing"]
+
+
+class Listing:
+    """A text file of `path label` lines, as ImageNet's train.txt, or a CSV or TSV file with such columns. A `Source`.
+
+    Paths are relative to the list's folder, or absolute. `numbered` if all labels are whole numbers. Images behind URLs
+    are not asked for (UNSEEN). From a list behind a URL, only paths below its folder and URLs of the same
+    kind count.
+    """
+
+    label_names: Sequence[str] | None = None
+    copies = False
+
+    def __init__(self, src: str, columns: str | None) -> None:
+        self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
+        self.ignored: Counter[str] = Counter()
+        self.numbered = True
+        self._src, self._columns = src, columns
+
+    def __iter__(self) -> Iterator[Found]:
+        self.ignored.clear()
+        self.numbered = True
+        for row in label_rows(self._src, self._columns):
+            name = row.name.removeprefix("./")
+            # why: whoever writes a list far away must not choose files of this machine
+            inside = name.startswith(f"{self.root.partition('://')[0]}://") if is_url(name) else safe(name)
+            if is_url(self.root) and ("::" in name or not inside):
+                self.ignored["unsafe names"] += 1
+                continue
+            if not row.label:
+                self.ignored["unlabelled"] += 1
+                continue
+            self.numbered &= is_number(row.label)
+            if is_url(self.root) or is_url(name):
+                yield Found(name, row.label, 0, packed=UNSEEN)
+            else:
+                yield Found.file(name, row.label, file_size(name if name.startswith("/") else f"{self.root}/{name}"))

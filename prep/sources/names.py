@@ -1,0 +1,86 @@
+"""Which names are images, which are something else, and which are not safe to take?"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable
+
+from pipeline.errors import ResoluteError
+
+from .image_ref import is_url
+
+__all__ = ["SPLITS", "SUFFIXES", "is_image", "kind_of_other", "refuse_split_names", "safe", "safe_below", "why_ignored"]
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
+# What systems leave in folders and archives, lower case.
+_JUNK = frozenset(
+    {"__macosx", ".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found",
+     "system volume information"}
+)  # fmt: skip
+_USUAL_SUFFIX = re.compile(r"\.(?=[a-z0-9]*[a-z])[a-z0-9]{1,4}")
+SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "dev"})
+_SPLIT_FILE = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?=[-_.\d])", re.IGNORECASE)
+
+
+def is_image(name: str) -> bool:
+    return posixpath.splitext(name)[1].lower() in SUFFIXES
+
+
+def kind_of_other(name: str) -> str:
+    """What a file that is no image is counted as: its suffix, lower case, or `other files` if it has no usual one."""
+    suffix = posixpath.splitext(name)[1].lower()
+    return suffix if _USUAL_SUFFIX.fullmatch(suffix) else "other files"
+
+
+def why_ignored(part: str) -> str | None:
+    """Why a file or folder of that name (no slash) is passed over, whatever is in it; None if it is not."""
+    if part.lower() in _JUNK or part.startswith("._"):
+        return "junk"
+    return "hidden" if part.startswith(".") else None
+
+
+def safe(name: str) -> str | None:
+    """An archive member's name as a plain relative path; None if it might lead out of any folder."""
+    if name.startswith("/") or "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name):
+        return None
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return None if ".." in parts or not parts else "/".join(parts)
+
+
+def safe_below(root: str, name: str) -> str | None:
+    """`name`, as a table writes it, as a plain path relative to `root`; None if it leads anywhere else.
+
+    An absolute path or URL below `root` is such a name too; `..`, any other absolute path, any other URL and, below a
+    URL, fsspec's chains (`a::b`) are not. Nothing is looked up: links inside `root` are its owner's, and are followed.
+    """
+    name = name.removeprefix(f"{root.rstrip('/')}/")
+    if is_url(name) or (is_url(root) and "::" in name):
+        return None
+    return safe(name)
+
+
+def refuse_split_names(src: str, names: Iterable[str], *, folders: bool) -> None:
+    """Raise `ResoluteError` if the names at the top of `src` are those of splits rather than classes or parts.
+
+    `folders`: they are folders, and all of them must be; else files such as `train-00000.tar`, where two
+    different splits among them are too many.
+    """
+    got = list(names)
+    if folders:
+        splits = [name for name in got if name.lower() in SPLITS]
+        mixed = bool(splits) and len(splits) == len(got)
+        pattern = ""
+    else:
+        found = (_SPLIT_FILE.match(name) for name in got)
+        splits = sorted({match[1] for match in found if match})
+        mixed = len(splits) > 1
+        pattern = "-*"
+    if mixed:
+        train = next((name for name in splits if name.lower().startswith("train")), splits[0])
+        val = next((name for name in splits if name.lower().startswith(("val", "dev"))), None)
+        val = val or next((name for name in splits if name != train), None)
+        raise ResoluteError(
+            f"{src}: holds splits, got {', '.join(sorted(splits))}, expected the images of one; use "
+            f"SRC='{src}/{train}{pattern}'" + (f" VAL='{src}/{val}{pattern}'" if val else "")
+        )

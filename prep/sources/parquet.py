@@ -1,0 +1,162 @@
+"""The source that reads images and labels from Parquet files, as data sets on the Hugging Face hub are.
+
+Parquet has no random access to a cell, so images are copied once, batch by batch, into `spool`.
+Source: the `datasets` library's features in the schema metadata, key "huggingface": Image, ClassLabel.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ResoluteError
+
+from .filesystem import file_name, opened
+from .image_ref import MAX_BYTES, Found
+from .label_rows import LABEL_COLUMNS, two_columns
+from .names import is_image
+from .scan_cache import SpoolWriter, spooled
+from .webdataset import refuse_same_names
+
+__all__ = ["Parquet"]
+
+_BATCH_ROWS = 64
+_BATCH_BYTES = 1 << 26  # of cells on average, which keeps batches of large images small
+
+
+class Parquet:
+    """Parquet files with one column of images (bytes, or a struct of bytes and path) and one of labels. A `Source`.
+
+    An image's name is FILE/ROW.EXT, in the order of the rows. Labels are numbers (`numbered`), named if the
+    schema holds a ClassLabel, or strings. `columns` names the two, "image,label", where they are not plain.
+    """
+
+    copies = True
+
+    def __init__(self, paths: Sequence[str], columns: str | None, spool: Path) -> None:
+        self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
+        self.ignored: Counter[str] = Counter()
+        self.numbered = True
+        self.label_names: Sequence[str] | None = None
+        self._paths, self._columns, self._spool = paths, columns, spool
+        refuse_same_names(self.root, paths)
+
+    def __iter__(self) -> Iterator[Found]:
+        self.ignored.clear()
+        self.numbered, self.label_names = True, None
+        for number, path in enumerate(self._paths):
+
+            def fill(out: SpoolWriter, path: str = path) -> None:
+                _fill(path, self._columns, out)
+
+            file = spooled(self._spool, path, f"parquet {self._columns}", fill, copies=True)
+            self.ignored.update(file.ignored)
+            if number and file.label_names != self.label_names:
+                raise ResoluteError(
+                    f"{path}: other class names than in {self._paths[0]}, got {file.label_names}, expected "
+                    f"{self.label_names}; prepare them apart"
+                )
+            self.label_names = file.label_names
+            for row in file.rows():
+                self.numbered &= isinstance(row.label, int)
+                yield Found(row.name, str(row.label), row.nbytes, file.place, row.offset)
+
+
+def _fill(path: str, columns: str | None, out: SpoolWriter) -> None:
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ResoluteError(
+            f"{path}: is Parquet, got no pyarrow to read it with, expected it installed; "
+            "run `pip install -e '.[parquet]'`"
+        ) from None
+    name, row_number = file_name(path), 0
+    with opened(path) as raw, pq.ParquetFile(raw) as file:
+        schema = file.schema_arrow
+        features = _features(schema)
+        image, label = two_columns(columns) if columns is not None else _guess(path, schema, features)
+        for column in (image, label):
+            if column not in schema.names:
+                raise ResoluteError(
+                    f"{path}: has no column {column}, got {', '.join(schema.names)}; name the image's and the label's "
+                    "with COLUMNS=image,label"
+                )
+        _check_types(path, schema, image, label)
+        out.label_names = features.get(label, {}).get("names")
+        for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=[image, label]):
+            cells, labels = batch.column(image), batch.column(label).to_pylist()
+            for cell, its_label in zip(cells, labels, strict=True):
+                value = cell.as_py()
+                data, its_path = (value or {}).get("bytes") if isinstance(value, dict) else value, ""
+                if isinstance(value, dict):
+                    its_path = value.get("path") or ""
+                if data is None:
+                    out.ignored["rows without an image's bytes"] += 1
+                elif its_label is None or its_label in ("", -1):  # -1: Source: datasets' ClassLabel, no label
+                    out.ignored["unlabelled"] += 1
+                elif len(data) > MAX_BYTES:  # a reject that says so
+                    out.note(f"{name}/{row_number:09d}", its_label, 0, len(data))
+                else:
+                    suffix = posixpath.splitext(its_path)[1] if is_image(its_path) else ""
+                    out.add(f"{name}/{row_number:09d}{suffix}", its_label, data)
+                row_number += 1
+
+
+def _batch_rows(metadata: Any) -> int:
+    """Rows to be read at once, so that they take about `_BATCH_BYTES` where cells are large."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
+
+
+def _features(schema: Any) -> dict[str, dict[str, Any]]:
+    """{column: feature} as `datasets` has written it; empty for other people's files."""
+    try:
+        told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        found = told["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
+
+
+def _guess(path: str, schema: Any, features: dict[str, dict[str, Any]]) -> tuple[str, str]:
+    """The only column of images; the only ClassLabel, else the first with a usual name."""
+    images = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
+    images = images or [field.name for field in schema if _holds_bytes(field.type)]
+    labels = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
+    labels = labels or [name for name in schema.names if name.lower() in LABEL_COLUMNS][:1]
+    if len(images) != 1 or len(labels) != 1:
+        raise ResoluteError(
+            f"{path}: which columns hold images and labels is not plain, got {', '.join(schema.names)}, expected one "
+            "of each; name them with COLUMNS=image,label"
+        )
+    return images[0], labels[0]
+
+
+def _holds_bytes(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    if types.is_struct(kind):
+        kind = next((kind.field(i).type for i in range(kind.num_fields) if kind.field(i).name == "bytes"), None)
+    return kind is not None and (types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _check_types(path: str, schema: Any, image: str, label: str) -> None:
+    import pyarrow.types as types
+
+    kinds = {name: schema.field(name).type for name in (image, label)}
+    kind = kinds[label].value_type if types.is_dictionary(kinds[label]) else kinds[label]
+    is_label = types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
+    for column, fits, expected in (
+        (image, _holds_bytes(kinds[image]), "bytes, or a struct with bytes"),
+        (label, is_label, "whole numbers or strings"),
+    ):
+        if not fits:
+            raise ResoluteError(
+                f"{path}: column {column} does not fit, got {kinds[column]}, expected {expected}; name the image's and "
+                "the label's with COLUMNS=image,label"
+            )

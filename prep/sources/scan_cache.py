@@ -1,0 +1,129 @@
+"""What one pass over a source file has found, kept so that the next run need not pass over it again.
+
+Three files for each source file, in the folder `spool`: NAME.rows, one JSON array a line, an image each;
+NAME.blob, the images' bytes where the source itself has no random access; NAME.json, written last, which says
+what they were made of. Each appears whole: without NAME.json nothing is trusted. What a killed run has left half
+written is deleted before anything is written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from pipeline.errors import strip_credentials
+from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_partial
+from prep.storage.hashed_file import writing
+
+from .filesystem import file_name, stamp
+from .image_ref import PLAIN, is_url
+
+__all__ = ["Row", "SpoolWriter", "Spooled", "spooled"]
+
+_VERSION = 1
+
+
+class Row(NamedTuple):
+    """An image: as `Found`, but `label` may be a number, and the place is the file's or the blob's."""
+
+    name: str
+    label: str | int
+    offset: int
+    nbytes: int
+    packed: int
+    size_bytes: int
+
+
+class Spooled(NamedTuple):
+    """What is known of one source file; `place` holds the bytes: the file itself or the blob."""
+
+    place: str
+    rows_file: Path
+    ignored: Counter[str]
+    label_names: list[str] | None
+
+    def rows(self) -> Iterator[Row]:
+        with self.rows_file.open(encoding="ascii") as lines:
+            for line in lines:
+                yield Row(*json.loads(line))
+
+
+class SpoolWriter:
+    """What `spooled` hands to whoever looks through a source file."""
+
+    def __init__(self, where: Path, rows: BinaryIO, blob: BinaryIO) -> None:
+        self._where, self._rows, self._blob = where, rows, blob
+        self.rows_bytes = self.blob_bytes = 0
+        self.ignored: Counter[str] = Counter()
+        self.label_names: list[str] | None = None
+
+    def note(
+        self, name: str, label: str | int, offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
+    ) -> None:
+        """An image that stays where it is, `nbytes` from `offset` on."""
+        row = Row(name, label, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
+        line = json.dumps(row).encode("ascii") + b"\n"  # why: JSON's escapes take names that are no text
+        with writing(self._where):
+            self._rows.write(line)
+        self.rows_bytes += len(line)
+
+    def add(self, name: str, label: str | int, data: bytes) -> None:
+        """An image whose bytes are copied."""
+        self.note(name, label, self.blob_bytes, len(data))
+        with writing(self._where):
+            self._blob.write(data)
+        self.blob_bytes += len(data)
+
+
+def spooled(folder: Path, path: str, how: str, fill: Callable[[SpoolWriter], None], *, copies: bool = False) -> Spooled:
+    """What `fill` tells of the file `path`: from the last run if neither it nor `how` has changed, else anew.
+
+    `copies`: the images' bytes are in the blob. Raises what `fill` raises, and `ResoluteError` when the disk
+    refuses; nothing that is not whole is ever used.
+    """
+    absolute = strip_credentials(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", file_name(absolute.rstrip("/")))[:60]
+    stem += "-" + hashlib.sha256(os.fsencode(f"{absolute}\0{how}")).hexdigest()[:16]
+    rows, blob, about = (folder / f"{stem}.{kind}" for kind in ("rows", "blob", "json"))
+    made_of: dict[str, Any] = {"version": _VERSION, "path": absolute, "how": how, "stamp": stamp(path)}
+    told = _usable(rows, blob, about, made_of)
+    if told is None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            about.unlink(missing_ok=True)
+            delete_partial(folder)
+        told = made_of | _fill(rows, blob, fill)
+        with writing(about):
+            atomic_write(about, json.dumps(told).encode("ascii"))
+    place = str(blob) if copies else path
+    return Spooled(place, rows, Counter(told["ignored"]), told["label_names"])
+
+
+def _usable(rows: Path, blob: Path, about: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        told: dict[str, Any] = json.loads(about.read_bytes())
+        whole = (rows.stat().st_size, blob.stat().st_size) == (told["rows_bytes"], told["blob_bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return told if whole and made_of["stamp"] and made_of.items() <= told.items() else None
+
+
+def _fill(rows: Path, blob: Path, fill: Callable[[SpoolWriter], None]) -> dict[str, Any]:
+    # why around `fill` too: it tells of its source's errors itself, in other words
+    with writing(blob), ExitStack() as stack:
+        out = SpoolWriter(blob, *(stack.enter_context(atomic_file(path)) for path in (rows, blob)))
+        fill(out)
+    return {
+        "rows_bytes": out.rows_bytes,
+        "blob_bytes": out.blob_bytes,
+        "ignored": dict(out.ignored),
+        "label_names": out.label_names,
+    }
+

@@ -1,0 +1,133 @@
+"""Reads the members of a tar once, in order; memory is bounded whatever the tar holds.
+
+A member's name, extended headers and sparse map together may take `_MAX_HEADER_BYTES`; its content `MAX_BYTES`.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, BinaryIO, cast
+
+from pipeline.errors import ResoluteError
+
+from .filesystem import file_name, opened, reading
+from .image_ref import MAX_BYTES
+
+__all__ = ["COMPRESSED", "TarMember", "TarReader", "is_compressed", "open_tar"]
+
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
+_BLOCK_BYTES = 512
+_MAX_HEADER_BYTES = 1 << 20
+
+
+class TarMember:
+    """`kind` is file, folder or other (links, devices, sparse files); `offset` counts from the tar's start."""
+
+    __slots__ = ("_info", "_tar", "kind", "name", "nbytes", "offset")
+
+    def __init__(self, tar: tarfile.TarFile, info: tarfile.TarInfo) -> None:
+        self._tar, self._info = tar, info
+        plain = info.isreg() and not info.issparse()
+        self.kind = "file" if plain else "folder" if info.isdir() else "other"
+        self.name, self.nbytes, self.offset = info.name, info.size, info.offset_data
+
+    def read(self) -> bytes:
+        """The content, of at most `MAX_BYTES`; only before the next member is asked for."""
+        if self.nbytes > MAX_BYTES:
+            raise ValueError(f"{self.name} of {self.nbytes} bytes, more than {MAX_BYTES}")
+        file = self._tar.extractfile(self._info)
+        data = file.read() if file is not None else b""
+        if len(data) < self.nbytes:
+            raise EOFError(f"end of file within {self.name}")
+        return data
+
+
+class TarReader:
+    """Iterating gives the members, once."""
+
+    def __init__(self, path: str, tar: tarfile.TarFile, file: BinaryIO, *, compressed: bool) -> None:
+        self._path, self._tar, self._file, self._compressed = path, tar, file, compressed
+
+    def __iter__(self) -> Iterator[TarMember]:
+        # why: tarfile keeps every member it has seen, and holds an unreadable header for the end
+        while (info := self._tar.next()) is not None:
+            self._tar.members.clear()  # type: ignore[attr-defined]  # typeshed lacks it
+            yield TarMember(self._tar, info)
+        if self._compressed:
+            while self._file.read(1 << 16):  # why: only the end tells whether the compressed stream is whole
+                pass
+            return
+        self._file.seek(self._tar.offset)
+        block = self._file.read(_BLOCK_BYTES)
+        if block.strip(b"\0"):
+            raise ResoluteError(
+                f"{self._path}: damaged tar, got no header at byte {self._tar.offset}, expected one or the end; "
+                "make or download it again"
+            )
+
+
+class _HeaderLimit:
+    """A tar's file, of which `left` more bytes may be read; None: any number. Skipping is free."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.left: int | None = None
+
+    def read(self, nbytes: int) -> bytes:
+        if self.left is not None:
+            if not 0 <= nbytes <= self.left:
+                raise ValueError(f"the header of a member takes more than {_MAX_HEADER_BYTES} bytes")
+            self.left -= nbytes
+        data: bytes = self._file.read(nbytes)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _BoundedTar(tarfile.TarFile):
+    # why: tarfile reads a GNU long name, a pax header or a sparse map whole, however large the tar says it is
+    def __init__(self, name: Any = None, mode: Any = "r", fileobj: Any = None, **options: Any) -> None:
+        self._limit = _HeaderLimit(fileobj)
+        super().__init__(name, mode, cast(BinaryIO, self._limit), **options)
+
+    def next(self) -> tarfile.TarInfo | None:
+        outer, self._limit.left = self._limit.left, _MAX_HEADER_BYTES if self._limit.left is None else self._limit.left
+        try:
+            return super().next()
+        finally:
+            self._limit.left = outer
+
+
+def is_compressed(path: str) -> bool:
+    return file_name(path).lower().endswith(COMPRESSED)
+
+
+@contextmanager
+def open_tar(path: str) -> Iterator[TarReader]:
+    """A tar, compressed or not, by its name. Raises `ResoluteError` while open if it is damaged or unreadable."""
+    compressed = is_compressed(path)
+    with ExitStack() as stack:
+        stack.enter_context(reading(path))
+        file = stack.enter_context(opened(path, forward=compressed))
+        if compressed:
+            file = stack.enter_context(_decompressed(path, file))
+        mode = "r|" if compressed else "r:"
+        tar = stack.enter_context(
+            # why: names that are no text have to come through, whatever the locale
+            _BoundedTar.open(fileobj=file, mode=mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[call-overload]
+        )
+        yield TarReader(path, tar, file, compressed=compressed)
+
+
+@contextmanager
+def _decompressed(path: str, file: BinaryIO) -> Iterator[BinaryIO]:
+    lower = file_name(path).lower()
+    opener = gzip.open if lower.endswith("gz") else lzma.open if lower.endswith("xz") else bz2.open
+    with opener(file, "rb") as plain:
+        yield cast(BinaryIO, plain)

@@ -1,0 +1,164 @@
+"""The source that reads images and labels from tars of samples, as WebDataset does.
+
+Source: the WebDataset format: files of one sample follow each other and share their path up to the first dot of
+the file's name, https://github.com/webdataset/webdataset.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ResoluteError
+
+from .filesystem import file_name
+from .image_ref import MAX_BYTES, Found
+from .names import SUFFIXES, refuse_split_names, safe
+from .scan_cache import SpoolWriter, spooled
+from .tar_members import is_compressed, open_tar
+
+__all__ = ["LABEL_KEYS", "Samples", "holds_samples", "refuse_same_names"]
+
+LABEL_KEYS = ("label", "cls", "class", "class_name", "target")  # in a sample's JSON, the first that is there
+_MAX_LABEL_BYTES = 1 << 20
+_PEEK_MEMBERS = 64
+
+
+class Samples:
+    """Tars of samples: one image and a label, in .cls, .json or .txt, each. A `Source`.
+
+    An image's name is TAR/KEY.EXT with the tar's own name. `numbered` if all labels are whole numbers from
+    .cls or .json. Plain tars are read in place, compressed ones are unpacked once into one file in `spool`, where
+    also stays what was found in them.
+    """
+
+    label_names: Sequence[str] | None = None
+
+    def __init__(self, paths: Sequence[str], spool: Path) -> None:
+        self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
+        self.ignored: Counter[str] = Counter()
+        self.numbered = True
+        self.copies = any(map(is_compressed, paths))
+        self._paths, self._spool = paths, spool
+        refuse_same_names(self.root, paths)
+
+    def __iter__(self) -> Iterator[Found]:
+        self.ignored.clear()
+        self.numbered = True
+        for path in self._paths:
+
+            def fill(out: SpoolWriter, path: str = path) -> None:
+                _fill(path, out)
+
+            tar = spooled(self._spool, path, "samples", fill, copies=is_compressed(path))
+            self.ignored.update(tar.ignored)
+            for row in tar.rows():
+                self.numbered &= isinstance(row.label, int)
+                yield Found(row.name, str(row.label), row.nbytes, tar.place, row.offset)
+
+
+def refuse_same_names(src: str, paths: Sequence[str]) -> None:
+    """Raise `ResoluteError` for files of several splits, or with one name, which is to tell their images apart."""
+    names = [file_name(path) for path in paths]
+    refuse_split_names(src, names, folders=False)
+    (name, count), *_ = Counter(names).most_common(1)
+    if count > 1:
+        raise ResoluteError(
+            f"{src}: files with the same name, got {count} called {name}, expected different ones; rename them"
+        )
+
+
+def holds_samples(path: str) -> bool:
+    """Whether the first images in a tar have a label next to them, rather than a class folder around them."""
+    with open_tar(path) as members:
+        names = [safe(member.name) for member in islice(members, _PEEK_MEMBERS)]
+    kinds: dict[str, set[str]] = {}
+    for key, extension in (_split(name) for name in names if name):
+        kinds.setdefault(key, set()).add(extension)
+    return any(_images(kind) and not kind.isdisjoint({"cls", "json", "txt"}) for kind in kinds.values())
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A member's key and its extension, lower case, from the first dot of the file's own name on."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, extension = file.partition(".")
+    return f"{folder}{slash}{stem}", extension.lower()
+
+
+def _images(extensions: set[str]) -> list[str]:
+    return [extension for extension in extensions if f".{extension}" in SUFFIXES]
+
+
+def _fill(path: str, out: SpoolWriter) -> None:
+    tar_name = file_name(path)
+    key = ""
+    images: list[tuple[str, int, int, bytes | None]] = []
+    copies = is_compressed(path)
+    labels: dict[str, str | int] = {}
+    damaged_label = False  # one of the sample's labels cannot be read
+
+    def end_sample() -> None:
+        label = labels.get("cls", labels.get("json", labels.get("txt")))
+        if len(images) > 1:
+            out.ignored["samples with several images"] += 1
+        elif images and label is None:
+            out.ignored["damaged labels" if damaged_label else "unlabelled"] += 1
+        elif images and label is not None:
+            name, offset, nbytes, data = images[0]
+            if data is not None:
+                out.add(f"{tar_name}/{name}", label, data)
+            else:
+                out.note(f"{tar_name}/{name}", label, offset, nbytes)
+        elif labels:
+            out.ignored["samples without an image"] += 1
+
+    with open_tar(path) as members:
+        for member in members:
+            if member.kind == "folder":
+                continue
+            name = safe(member.name)
+            if name is None or member.kind == "other":
+                out.ignored["unsafe names" if name is None else "links and devices"] += 1
+                continue
+            its_key, extension = _split(name)
+            if its_key != key:
+                end_sample()
+                key, images, labels, damaged_label = its_key, [], {}, False
+            if f".{extension}" in SUFFIXES:
+                # why: neither a second image of a sample nor one that is too large is ever used
+                whole = copies and not images and member.nbytes <= MAX_BYTES
+                images.append((name, member.offset, member.nbytes, member.read() if whole else None))
+            elif extension in ("cls", "json", "txt"):
+                try:
+                    if member.nbytes > _MAX_LABEL_BYTES:
+                        raise ValueError("too many bytes")
+                    label = _label(extension, member.read())
+                except (ValueError, RecursionError):
+                    damaged_label = True
+                    continue
+                if label is not None:
+                    labels[extension] = label
+        end_sample()
+
+
+def _label(extension: str, content: bytes) -> str | int | None:
+    """A sample's label, a number only from .cls and .json; None if there is none in it.
+
+    Raises `ValueError` or `RecursionError` for text that is no JSON or nested without end, and for endless numbers.
+    """
+    text = content.decode("utf-8", "surrogateescape").strip()
+    if extension == "json":
+        value: Any = json.loads(text)
+        if isinstance(value, dict):
+            value = next((value[key] for key in LABEL_KEYS if value.get(key) is not None), None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        return value if isinstance(value, str) and value else None
+    digits = text.removeprefix("-")
+    if extension == "cls" and digits.isascii() and digits.isdigit():
+        return int(text)
+    return text or None

@@ -1,0 +1,168 @@
+"""Where do the members of a zip archive lie, and how does one become its file's bytes?
+
+Our own reader of the directory, because the standard library's holds an object for every member, and because
+workers need a member's place without the directory.
+Source: PKWARE's APPNOTE.TXT 6.3.10: 4.3.7 local header, 4.3.12 central directory, 4.3.14 to 4.3.16 its ends,
+4.5.3 the Zip64 extra field.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+from prep.convert.reject import Reject
+
+__all__ = ["HEADER_BYTES", "TAIL_BYTES", "ZipMember", "unzip", "zip_members"]
+
+HEADER_BYTES, TAIL_BYTES = 30, 12  # fixed part of a local header; largest part of a data descriptor we look at
+_STORED, _DEFLATED = 0, 8
+_ENCRYPTED, _DESCRIPTOR, _UTF8 = 1 << 0, 1 << 3, 1 << 11
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_CENTRAL = struct.Struct("<4sBBHHHHHIIIHHHHHII")
+_END = struct.Struct("<4sHHHHIIH")
+_LOCATOR = struct.Struct("<4sIQI")
+_END64 = struct.Struct("<4sQHHIIQQQQ")
+_FULL32, _FULL16 = 0xFFFFFFFF, 0xFFFF
+_UNIX, _LINK = 3, 0o120000
+
+
+class ZipMember(NamedTuple):
+    """`offset` is that of the local header in the file; sizes in bytes. A folder's name ends with a slash."""
+
+    name: str
+    offset: int
+    packed_bytes: int
+    size_bytes: int
+    encrypted: bool
+    is_link: bool
+
+
+def zip_members(file: BinaryIO) -> Iterator[ZipMember]:
+    """The members of a seekable zip file, in the order of its directory; memory does not grow with their number.
+
+    Raises `ValueError` if it is no zip archive or its directory is damaged.
+    """
+    start, nbytes, count, before = _directory(file)
+    file.seek(start)
+    left, seen, buffer, at = nbytes, 0, b"", 0
+
+    def need(n: int) -> None:
+        nonlocal left, buffer, at
+        if len(buffer) - at < n and left:
+            more = file.read(min(left, 1 << 20))
+            left -= len(more)
+            buffer, at = buffer[at:] + more, 0
+        if len(buffer) - at < n:
+            raise ValueError("its directory is cut short")
+
+    while at < len(buffer) or left:
+        need(_CENTRAL.size)
+        (magic, _, system, _, flags, _, _, _, _, packed_bytes, size_bytes, name_bytes, extra_bytes, comment_bytes,
+         _, _, attributes, offset) = _CENTRAL.unpack_from(buffer, at)  # fmt: skip
+        if magic != b"PK\1\2":
+            raise ValueError(f"its directory is damaged at member {seen}")
+        need(_CENTRAL.size + name_bytes + extra_bytes + comment_bytes)
+        at += _CENTRAL.size
+        raw, extra = buffer[at : at + name_bytes], buffer[at + name_bytes : at + name_bytes + extra_bytes]
+        at += name_bytes + extra_bytes + comment_bytes
+        size_bytes, packed_bytes, offset = _wide(extra, size_bytes, packed_bytes, offset)
+        yield ZipMember(
+            name=_name(raw, flags),
+            offset=before + offset,
+            packed_bytes=packed_bytes,
+            size_bytes=size_bytes,
+            encrypted=bool(flags & _ENCRYPTED),
+            is_link=system == _UNIX and attributes >> 16 & 0o170000 == _LINK,
+        )
+        seen += 1
+    if seen & _FULL16 != count & _FULL16:
+        raise ValueError(f"its directory is damaged: {seen} of {count} members")
+
+
+def _directory(file: BinaryIO) -> tuple[int, int, int, int]:
+    """Start, length in bytes and number of entries of the directory; bytes put in front of the archive."""
+    total = file.seek(0, 2)
+    tail_bytes = min(total, _END.size + _FULL16 + _LOCATOR.size)
+    file.seek(total - tail_bytes)
+    tail = file.read(tail_bytes)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < _END.size:
+        raise ValueError("not a zip archive, or cut short")
+    _, disk, _, _, count, nbytes, offset, _ = _END.unpack_from(tail, at)
+    end = total - tail_bytes + at
+    if at >= _LOCATOR.size and tail.startswith(b"PK\6\7", at - _LOCATOR.size):
+        _, _, end64, _ = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
+        for place in (end64, end - _LOCATOR.size - _END64.size):  # why: the latter if something is in front
+            file.seek(place)
+            record = file.read(_END64.size)
+            if record.startswith(b"PK\6\6") and len(record) == _END64.size:
+                _, _, _, _, disk, _, _, count, nbytes, offset = _END64.unpack(record)
+                end = place
+                break
+        else:
+            raise ValueError("its Zip64 directory cannot be found")
+    start = end - nbytes
+    if disk or start < offset:
+        raise ValueError("one of several parts, or its directory is damaged")
+    return start, nbytes, count, start - offset
+
+
+def _wide(extra: bytes, size_bytes: int, packed_bytes: int, offset: int) -> tuple[int, int, int]:
+    """Replace those values that are all ones by the Zip64 extra field's, which holds just these, in this order."""
+    values = [size_bytes, packed_bytes, offset]
+    while len(extra) >= 4 and _FULL32 in values:
+        kind, length = struct.unpack_from("<HH", extra)
+        if kind == 1:
+            wide = iter(struct.unpack_from(f"<{length // 8}Q", extra[4 : 4 + length]))
+            values = [next(wide, value) if value == _FULL32 else value for value in values]
+            break
+        extra = extra[4 + length :]
+    return values[0], values[1], values[2]
+
+
+def _name(raw: bytes, flags: int) -> str:
+    try:  # why: zip on Linux and macOS writes UTF-8 without saying so; code page 437 is hardly ever valid UTF-8
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", "surrogateescape") if flags & _UTF8 else raw.decode("cp437")
+
+
+def content_start(data: bytes) -> int:
+    """Where the content begins after the local header at the start of `data`. Raises `Reject` if there is none."""
+    if len(data) < HEADER_BYTES or data[:4] != b"PK\3\4":
+        raise Reject("corrupt: no zip header where the directory says")
+    *_, name_bytes, extra_bytes = _LOCAL.unpack_from(data)
+    return HEADER_BYTES + int(name_bytes) + int(extra_bytes)
+
+
+def unzip(data: bytes, packed_bytes: int, size_bytes: int) -> bytes:
+    """The file in `data`: its local header, `packed_bytes` of content, `TAIL_BYTES` more where there are some.
+
+    At most `size_bytes`, which the directory declares, come into being. Raises `Reject` if the content is
+    damaged, has another size or checksum, is encrypted, or compressed in another way than deflate.
+    """
+    start = content_start(data)
+    _, _, flags, method, _, _, crc, _, _, _, _ = _LOCAL.unpack_from(data)
+    packed = data[start : start + packed_bytes]
+    if flags & _ENCRYPTED:
+        raise Reject("cannot be decompressed: encrypted")
+    if method not in (_STORED, _DEFLATED):
+        raise Reject(f"cannot be decompressed: zip method {method}")
+    content = packed
+    if method == _DEFLATED:
+        try:
+            inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+            content = inflate.decompress(packed, size_bytes + 1)
+        except zlib.error as error:
+            raise Reject(f"corrupt: {error}") from None
+    if len(content) != size_bytes:
+        raise Reject(f"corrupt: {'more than' if len(content) > size_bytes else 'less than'} {size_bytes} bytes")
+    if flags & _DESCRIPTOR:
+        tail = data[start + packed_bytes : start + packed_bytes + TAIL_BYTES].removeprefix(b"PK\7\b")
+        crc = int.from_bytes(tail[:4], "little") if len(tail) >= 4 else zlib.crc32(content)
+    if zlib.crc32(content) != crc:
+        raise Reject("corrupt: another CRC-32 than the archive says")
+    return content

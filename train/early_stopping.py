@@ -1,0 +1,98 @@
+"""Ends a run before its plan does: early stopping, and losses or weights that are not finite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.dataset.shard_set import key_name
+from pipeline.errors import ResoluteError
+from pipeline.plan.plan import Plan
+from pipeline.storage.atomic_file import output_file
+from train.logs.run_log import best_top1, is_better
+from train.recipe.schema import Stop
+
+__all__ = ["NotFinite", "Progress", "finite"]
+
+
+class Progress:
+    """The best validation so far, and whether to wait for a better one. Its state goes into checkpoints.
+
+    Only validations at one resolution are compared: see `history.is_better`. After a change of the resolution the
+    patience counts anew.
+    """
+
+    def __init__(self, stop: Stop, resolutions: Sequence[int]) -> None:
+        """`resolutions`: px at which each epoch of the run is validated."""
+        self._stop, self._resolutions = stop, resolutions
+        self.best_top1, self.best_epoch, self.best_weights = -1.0, -1, "raw"
+        self.ended = ""  # why the run ended early
+        self._level, self._level_epoch = -1.0, -1  # the last validation that was better by `min_delta`
+
+    def see(self, record: dict[str, Any], *, last: bool) -> bool:
+        """Take an epoch's record, of the `last` one or not; True if it is the best, by raw or averaged weights."""
+        if record["top1"] is None:
+            return False
+        top1, epoch = best_top1(record), record["epoch"]
+        res = self._resolutions[epoch]
+        if is_best := self.best_epoch < 0 or is_better(
+            top1, res, self.best_top1, self._resolutions[self.best_epoch], last_res=self._resolutions[-1]
+        ):
+            self.best_top1, self.best_epoch = top1, epoch
+            self.best_weights = "raw" if top1 == record["top1"] else "ema"
+        changed = self._level_epoch >= 0 and res != self._resolutions[self._level_epoch]
+        if changed or top1 > self._level + self._stop.min_delta:
+            self._level, self._level_epoch = top1, epoch
+        elif self._stop.patience and not last and epoch - self._level_epoch >= self._stop.patience:
+            self.ended = f"top-1 no better than {100 * self._level:.2f} % for {epoch - self._level_epoch} epochs"
+        return is_best
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_stop", "_resolutions")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class NotFinite(ResoluteError):
+    """A loss, or the weights after a step, are infinite or no number. `step`: index, step, epoch, stage, res, lr."""
+
+    def __init__(self, what: str, step: dict[str, Any]) -> None:
+        super().__init__(f"{what} at step {step['step']} (lr {step['lr']:.4g}), expected finite numbers")
+        self.what = what
+        self.step = {name: step[name] for name in ("index", "step", "epoch", "stage", "res", "lr")}
+
+    @classmethod
+    def after(cls, plan: Plan, step: int, *, lr: float) -> NotFinite:
+        """Of the weights after optimizer step `step`."""
+        of = next(s for s in reversed(plan.segments) if s.split == "train" and s.first_step <= step)
+        return cls("weights are not finite", {
+            "index": of.first + step - of.first_step, "step": step, "epoch": of.epoch, "stage": of.stage, "res": of.res,
+            "lr": lr,
+        })  # fmt: skip
+
+    def told(self, plan: Plan, folder: Path) -> ResoluteError:
+        """The error with what reproduces the step; all keys of its batch go into the run's folder."""
+        keys = plan.shards.splits["train"].samples[plan.ids(self.step["index"])]["key"].tolist()
+        names, path = [key_name(key) for key in keys], folder / "not_finite.json"
+        with output_file(path) as file:
+            file.write(json.dumps({"what": self.what, **self.step, "keys": names}, indent=1).encode())
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return ResoluteError(
+            f"{folder}: {self.what} at step {self.step['step']} (epoch {self.step['epoch']}, {self.step['res']} px, lr "
+            f"{self.step['lr']:.4g}, samples {', '.join(names[:3])}{more}, all in {path.name}), expected finite "
+            "numbers; the last checkpoint is from before, the same command repeats the step: lower optim.lr or set "
+            "optim.clip_norm"
+        )
+
+
+@torch.no_grad()
+def finite(network: nn.Module) -> bool:
+    """Whether all weights are finite numbers. One sync."""
+    sizes = torch._foreach_norm(list(network.parameters()), float("inf"))
+    return bool(torch.stack(sizes).isfinite().all())

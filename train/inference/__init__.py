@@ -1,0 +1,1 @@
+"""A trained run in use: evaluation, prediction, export."""

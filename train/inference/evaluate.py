@@ -1,0 +1,110 @@
+"""`python -m train.inference.evaluate RUN --shards SHARDS`: exact top-1 and top-5 of a run, at any resolutions."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.cli import Parser, command, number
+from pipeline.cpu_count import available_cpus
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import check_output, output_file
+from train.device import pick_device
+from train.run_folder import existing_run
+
+from .saved_run import Saved, logits, open_saved, open_set, trained_on, validation, validation_batches
+
+__all__ = ["evaluate", "main"]
+
+
+def evaluate(
+    saved: Saved, shards: ShardSet, resolutions: list[int], *, device: torch.device, threads: int,
+    flip: bool = False, split: str = "val",
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row a resolution (px) and kind of weights: {"res", "weights", "top1", "top5", "samples"}, parts of one.
+
+    Every sample of the split counts once. Raises `ResoluteError` if the classes are others, or the shards have not the
+    detail for a resolution.
+    """
+    if list(shards.classes) != saved.classes:
+        got, expected = (f"{len(names)} ({', '.join(names[:3])} …)" for names in (shards.classes, saved.classes))
+        advice = "name them with --classes" if shards.one_size else "give a set of these"
+        raise ResoluteError(
+            f"{shards.root}: other classes than {saved.path}, got {got}, expected {expected}; {advice}"
+        )
+    plan = validation(shards, saved.recipe, resolutions, split=split)
+    networks = {which: saved.network(which, device, resolutions=resolutions) for which in saved.weights}
+    counts = torch.zeros(len(resolutions), len(networks), 2, dtype=torch.int64, device=device)
+    with validation_batches(plan, saved, device=device, threads=threads) as batches:
+        for batch in batches:
+            for i, network in enumerate(networks.values()):
+                out = logits(network, batch.images, recipe=saved.recipe, flip=flip)
+                hits = out.topk(min(5, len(saved.classes)), dim=1).indices == batch.labels[:, None]
+                counts[batch.spec.stage, i] += torch.stack([hits[:, 0].sum(), hits.sum()])
+    samples = len(shards.splits[split])
+    return [
+        {"res": res, "weights": which, "top1": top1 / samples, "top5": top5 / samples, "samples": samples}
+        for res, of_res in zip(resolutions, counts.tolist(), strict=True)
+        for which, (top1, top5) in zip(networks, of_res, strict=True)
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m train.inference.evaluate", description=__doc__)
+    add = parser.add_argument
+    add("run", metavar="RUN", help="name or folder of a run (its best checkpoint), or one of its .pt files")
+    add("--shards", required=True, help="a shard set with the same classes (folder or URL), or tars that others made")
+    add("--val", help="of tars that others made: a pattern for those that validate, or a part of the samples (0.05)")
+    add("--classes", help="of tars that others made: a file with the name of a class on each line")
+    add("--res", help="px, separated by commas (default: what the run validated at last)")
+    add("--split", default="val", help="default: %(default)s")
+    add("--fold", type=int, help="of a set with folds: the part to evaluate on (default: the run's own)")
+    add("--flip", action="store_true", help="test-time flip, if the recipe has it or not")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
+    add("--threads", type=number(1, 1024), default=available_cpus(), help="CPU threads (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="default: eval.json in the run's folder")
+    return command(parser, _run, arguments)
+
+
+def _run(got: argparse.Namespace) -> None:
+    saved = open_saved(existing_run(got.run))
+    path = got.json or saved.path.parent / "eval.json"
+    check_output(path, setting="--json", suffixes=(".json",))
+    res = (got.res or str(saved.res)).split(",")
+    if not all(word.isdigit() and int(word) for word in res):
+        raise ResoluteError(f"--res: got {got.res}, expected px separated by commas; write it as 160,208,224")
+    shards = open_set(got.shards, saved, fold=got.fold, val=got.val, classes=got.classes)
+    device, flip = pick_device(got.device), got.flip or saved.recipe.eval.flip
+    if device.type == "cpu":
+        torch.set_num_threads(got.threads)
+    rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=got.threads, flip=flip,
+                    split=got.split)  # fmt: skip
+    overlap = trained_on(saved, shards, split=got.split, fold=got.fold)
+    about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
+             "shards": shards.hash, "split": got.split, "flip": flip,
+             "note": overlap and overlap.text}  # fmt: skip
+    with output_file(path) as file:
+        file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())
+    print(f"{saved.path} (step {saved.step}), {rows[0]['samples']} samples, flip {'on' if flip else 'off'}")
+    print("  res  weights   top-1   top-5")
+    for row in rows:
+        print(f"{row['res']:5d}  {row['weights']:7s} {100 * row['top1']:7.3f} {100 * row['top5']:7.3f}")
+    if overlap is not None:
+        print(f"note: {overlap.text}")
+    print(path)
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

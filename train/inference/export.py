@@ -1,0 +1,170 @@
+"""`python -m train.inference.export RUN`: the best weights as a safetensors file that timm loads.
+
+The file's metadata holds the class names, the preprocessing of validation as timm's `pretrained_cfg_overlay`, the
+recipe, and a complete program (`usage`) that loads the file and classifies a photo; the command prints that program.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from pipeline.cli import Parser, command
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import check_output, output_file
+from train.models import size_options
+from train.run_folder import existing_run
+
+from .saved_run import Saved, open_saved
+
+__all__ = ["export", "main", "preprocessing"]
+
+_PROGRAM = """\
+import json
+import sys
+
+import timm
+import torch
+from PIL import Image, ImageOps
+from safetensors import safe_open
+
+path = {path!r}
+model = timm.create_model({arguments})
+model.eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+with safe_open(path, "pt") as file:
+    classes = json.loads(file.metadata()["classes"])
+photo = ImageOps.exif_transpose(Image.open(sys.argv[1])).convert("RGB")
+with torch.inference_mode():
+    images = transform(photo)[None]
+    probabilities = {probabilities}[0]
+print(classes[probabilities.argmax()], f"{{probabilities.max():.4f}}")
+"""
+
+
+def export(saved: Saved, path: Path) -> str:
+    """Write the run's best weights, raw or averaged, to `path`; returns the program that loads them with timm alone.
+
+    The file's metadata (all text): `classes`, `pretrained_cfg_overlay` (see `preprocessing`) and `recipe_values` as
+    JSON, `usage` the program, and what names the run. Raises `ResoluteError` if the file cannot be written.
+    """
+    recipe, which = saved.recipe, saved.best_weights
+    program = _program(saved, path)
+    metadata = {
+        "format": "pt", "model": recipe.model.name, "options": json.dumps(recipe.model.options),
+        "classes": json.dumps(saved.classes), "recipe": json.dumps(saved.recipe_values), "recipe_hash": recipe.hash,
+        "shards": saved.shards_hash, "weights": which, "step": str(saved.step), "best_top1": str(saved.best_top1),
+        "res": str(saved.res), "margin": str(saved.margin), "mean": json.dumps(recipe.data.mean),
+        "std": json.dumps(recipe.data.std), "pretrained_cfg_overlay": json.dumps(preprocessing(saved)),
+        "usage": program,
+    }  # fmt: skip
+    # why: safetensors takes no channels_last, and no two tensors that share memory
+    tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in saved.weights[which].items()}
+    with output_file(path) as file:
+        file.write(save(tensors, metadata=metadata))
+    return program
+
+
+def preprocessing(saved: Saved) -> dict[str, Any]:
+    """timm's `pretrained_cfg_overlay` with which timm's own evaluation transform gives the images of validation.
+
+    `input_size` (3, px, px), `mean` and `std` of RGB in 0 to 1, `crop_pct` the side of the centre crop as a part of the
+    resized short side. The one difference left: validation reads the resized photo from a JPEG of the shard set.
+    """
+    recipe, res = saved.recipe, saved.res
+    overlay: dict[str, Any] = {
+        "input_size": (3, res, res), "mean": tuple(recipe.data.mean), "std": tuple(recipe.data.std),
+        "crop_pct": recipe.eval.crop_frac or _crop_pct(res, round(res * saved.margin)), "crop_mode": "center",
+        "interpolation": "bilinear" if saved.one_size else "bicubic",
+    }  # fmt: skip
+    # why: timm's own validation script prefers these two, which would be those of timm's weights
+    default = _default_cfg(saved)
+    overlay |= {name: None for name in ("test_input_size", "test_crop_pct") if getattr(default, name, None)}
+    return overlay
+
+
+def _default_cfg(saved: Saved) -> Any:
+    """What timm assumes about the model's images; None for a model without such an entry."""
+    return timm.models.get_pretrained_cfg(saved.recipe.model.name, allow_unregistered=True)
+
+
+def _crop_pct(res: int, short_side: int) -> float:
+    """The part with which timm resizes to `short_side` px: it computes floor(res / crop_pct)."""
+    crop_pct = res / short_side
+    while math.floor(res / crop_pct) < short_side:
+        crop_pct = math.nextafter(crop_pct, 0.0)
+    return crop_pct
+
+
+def _program(saved: Saved, path: Path) -> str:
+    recipe = saved.recipe
+    if recipe.model.norm == "group":
+        return (
+            f"# timm alone cannot build {recipe.model.name} with group norms; start a run of this project from the "
+            f'weights: [model] norm = "group", weights = "{path}"\n'
+        )
+    keywords = {"num_classes": repr(len(saved.classes)), "checkpoint_path": "path"}
+    options = {**size_options(recipe.model, recipe.seen_resolutions), **recipe.model.options}
+    default = _default_cfg(saved)
+    if getattr(default, "fixed_input_size", False) and "img_size" not in options:
+        # why: from `input_size` timm would build position embeddings of another size than the weights are
+        options["img_size"] = default.input_size[-1]
+    keywords |= {name: repr(value) for name, value in options.items()}
+    if recipe.model.antialias:
+        keywords["aa_layer"] = "timm.layers.BlurPool2d"
+    overlay = "".join(f"        {name}={value!r},\n" for name, value in preprocessing(saved).items())
+    keywords["pretrained_cfg_overlay"] = f"dict(\n{overlay}    )"
+    arguments = "".join(f"    {name}={value},\n" for name, value in keywords.items())
+    forward = "((model(images) + model(images.flip(3))) / 2)" if recipe.eval.flip else "model(images)"
+    activation = "sigmoid()" if recipe.loss.kind == "bce" else "softmax(1)"
+    return _PROGRAM.format(
+        path=str(path), arguments=f"\n    {recipe.model.name!r},\n{arguments}", probabilities=f"{forward}.{activation}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m train.inference.export", description=__doc__, allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN", help="name or folder of a run, or one of its checkpoints")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: model.safetensors in the run's folder")
+    return command(parser, _run, arguments)
+
+
+def _is_export(path: Path) -> bool:
+    try:
+        with safe_open(path, "pt") as file:
+            return "recipe_hash" in (file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
+def _run(got: argparse.Namespace) -> None:
+    saved = open_saved(existing_run(got.run))
+    path = got.out or saved.path.parent / "model.safetensors"
+    check_output(path, setting="--out", suffixes=(".safetensors",))
+    if path.exists() and not _is_export(path):
+        raise ResoluteError(f"--out: {path} is there and is no export of a run, expected a new name; choose another")
+    program = export(saved, path)
+    names = ", ".join(saved.classes[:10]) + (", …" if len(saved.classes) > 10 else "")
+    print(f"{path}: {saved.best_weights} weights of {saved.path} (step {saved.step}), top-1 "
+          f"{100 * saved.best_top1:.2f} %\n{len(saved.classes)} classes: {names}\n"
+          f"the program below classifies a photo as validation does; it is also in the file's metadata, as 'usage':\n\n"
+          f"{program}", end="")  # fmt: skip
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

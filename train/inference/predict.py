@@ -1,0 +1,337 @@
+"""`python -m train.inference.predict RUN --src photos --out pred.csv`: classes and probabilities by a run or its folds.
+
+Image files are found and decoded exactly as `prep` does it. Of several folds the probabilities are averaged; but of the
+set that the folds were trained on, each photo is predicted by the one that has not seen it (out of fold).
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import csv
+import functools
+import io
+import itertools
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+from tqdm import tqdm
+
+from pipeline.cli import Parser, command, number
+from pipeline.cpu_count import available_cpus
+from pipeline.dataset.open_dataset import is_foreign
+from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.errors import ResoluteError, StorageError, is_unavailable
+from pipeline.plan.crops import centre_crops
+from pipeline.storage.atomic_file import check_output, output_file
+from pipeline.storage.files import is_url
+from prep.convert.decode import MAX_BYTES, Reject, decode
+from prep.sources.image_folder import walk
+from prep.sources.names import SUFFIXES, is_image
+from train.device import pick_device
+from train.run_folder import existing_run
+
+from .saved_run import Saved, Weights, logits, open_saved, open_set, trained_on, validation, validation_batches
+
+__all__ = ["Predicted", "main", "predict_folder", "predict_shards", "prepared"]
+
+_AHEAD = 2  # batches that are decoded while the model works
+_HEADER = b"image,label,class1,prob1"  # how every file that this command writes begins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """One batch's `names`, its `probabilities` (N, classes) float32 on the CPU, `labels` if there are any.
+
+    An image in `errors` (name: why) could not be read; its row is zero.
+    """
+
+    names: list[str]
+    probabilities: torch.Tensor
+    labels: list[str] | None
+    errors: dict[str, str]
+
+
+class Ensemble:
+    """The mean of the probabilities of several runs' weights, or of one's."""
+
+    def __init__(
+        self, members: list[Saved], *, weights: Weights | None, flip: bool, device: torch.device, res: int
+    ) -> None:
+        """For images of `res` px."""
+        self.first, self.device = members[0], device
+        for other in members[1:]:
+            if other.seen != self.first.seen:
+                raise ResoluteError(f"{other.path}: other classes, res, mean, std or margin than {self.first.path}, "
+                                    "expected folds of one recipe and set; predict with one of them")  # fmt: skip
+        self.flip = flip or self.first.recipe.eval.flip
+        self._networks: list[nn.Module] = []
+        for member in members:
+            which = weights or member.best_weights
+            if which not in member.weights:
+                raise ResoluteError(f"--weights: got ema, but {member.path} has no average; leave it out")
+            self._networks.append(member.network(which, device, resolutions=[res]))
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """(N, classes) float32 on the CPU of normalised images (N, 3, res, res) on the device.
+
+        They sum up to 1, but where the loss was a binary one of each class: those are each class's own.
+        """
+        of = torch.sigmoid if self.first.recipe.loss.kind == "bce" else functools.partial(torch.softmax, dim=1)
+        each = [of(logits(one, images, recipe=self.first.recipe, flip=self.flip)) for one in self._networks]
+        return torch.stack(each).mean(0).cpu()
+
+
+def prepared(
+    path: Path, *, res: int, margin: float, crop_frac: float | None, one_size: bool = False
+) -> NDArray[np.uint8]:
+    """(res, res, 3) of an image file: decoded as by prep, shrunk as shards are made, cropped and resized as validated.
+
+    `one_size`: not shrunk before the crop, as tars that others made are not. Raises `Reject` for what prep would reject
+    too, `StorageError` if the file cannot be read.
+    """
+    image = Image.fromarray(decode(_content(path)))
+    short = round(res * margin)
+    scale = short / min(image.size)
+    if scale < 1 and not one_size:
+        image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+    x, y, width, height = centre_crops(np.array([image.size]), crop_frac or res / short)[0].tolist()
+    crop = image.crop((x, y, x + width, y + height))
+    return np.asarray(crop.resize((res, res), Image.Resampling.BILINEAR))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.is_symlink() and not path.exists():
+            raise Reject("a link that leads nowhere")
+        nbytes = path.stat().st_size
+        if nbytes > MAX_BYTES:
+            raise Reject(f"too many bytes: {nbytes}")
+        return path.read_bytes()
+    except OSError as error:
+        if not is_unavailable(error):
+            raise Reject(f"cannot be read: {error.strerror}") from None
+        raise StorageError(
+            f"{path}: cannot be read, got '{error.strerror}', expected a readable image; "
+            "check the disk and its permissions, then run the same command again"
+        ) from None
+
+
+def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, res: int, threads: int) -> Iterator[Predicted]:
+    """Of image files, in their order; those that cannot be read are told in `errors`."""
+    saved = ensemble.first
+    data, size = saved.recipe.data, saved.recipe.eval.batch_size
+    mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (data.mean, data.std))
+
+    def one(path: Path) -> NDArray[np.uint8] | str:
+        try:
+            return prepared(path, res=res, margin=saved.margin, crop_frac=saved.recipe.eval.crop_frac,
+                            one_size=saved.one_size)  # fmt: skip
+        except Reject as reason:
+            return str(reason)
+
+    def batch(part: list[Path], futures: list[Future[NDArray[np.uint8] | str]]) -> Predicted:
+        names, found = [str(path.relative_to(root)) for path in part], [future.result() for future in futures]
+        errors = {name: got for name, got in zip(names, found, strict=True) if isinstance(got, str)}
+        pixels = [np.zeros((res, res, 3), np.uint8) if isinstance(got, str) else got for got in found]
+        images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).sub(mean).div(std)
+        probabilities = ensemble(images.to(ensemble.device, memory_format=torch.channels_last))
+        probabilities[[name in errors for name in names]] = 0
+        return Predicted(names=names, probabilities=probabilities, labels=None, errors=errors)
+
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[tuple[list[Path], list[Future[NDArray[np.uint8] | str]]]] = deque()
+        for start in range(0, len(paths), size):
+            part = paths[start : start + size]
+            waiting.append((part, [pool.submit(one, path) for path in part]))
+            if len(waiting) > _AHEAD:
+                yield batch(*waiting.popleft())
+        while waiting:
+            yield batch(*waiting.popleft())
+
+
+def predict_shards(
+    ensemble: Ensemble, shards: ShardSet, *, res: int, split: str, threads: int
+) -> Iterator[Predicted]:
+    """Of all samples of a split, by their keys, with their labels, through the loader."""
+    recipe = ensemble.first.recipe
+    plan = validation(shards, recipe, [res], split=split)
+    with validation_batches(plan, ensemble.first, device=ensemble.device, threads=threads) as batches:
+        for batch in batches:
+            keys = shards.splits[split].samples[batch.spec.ids]["key"].tolist()
+            yield Predicted(names=[key_name(key) for key in keys], probabilities=ensemble(batch.images),
+                            labels=[shards.classes[label] for label in batch.labels.tolist()], errors={})  # fmt: skip
+
+
+def members_of(run: Path) -> list[Saved]:
+    """The run at `run`, or all its folds."""
+    folds = sorted(run.glob("fold-*"), key=lambda path: (len(path.name), path.name))
+    alone = run.is_file() or not folds or any((run / name).exists() for name in ("best.pt", "last.pt"))
+    return [open_saved(one) for one in ([run] if alone else folds)]
+
+
+def images_in(source: Path) -> tuple[list[Path], Path]:
+    """The image files at `source`, a folder or one file, as prep finds them, and the folder that names are relative to.
+
+    Raises `ResoluteError` if there are none, or a folder cannot be listed.
+    """
+    if source.is_file():
+        names, ignored, root = [source.name] if is_image(source.name) else [], Counter(other=1), source.parent
+    else:
+        ignored, root = Counter[str](), source
+        files = [name for name, entry in walk(str(source), ignored) if entry.kind == "file"] if source.exists() else []
+        names = [name for name in files if is_image(name)]
+        ignored["other"] = len(files) - len(names)
+    if not names:
+        got = f"{ignored['other']} files of other kinds" if ignored["other"] else "nothing"
+        raise ResoluteError(f"{source}: no images, got {got}, expected {', '.join(sorted(SUFFIXES))} files, a folder "
+                            "of them, or a shard set; correct SRC")  # fmt: skip
+    return [root / name for name in names], root
+
+
+def write(
+    batches: Iterable[Predicted], out: Path, *, classes: list[str], topk: int, total: int, accuracy: bool = True
+) -> str:
+    """Write the rows to `out`, whole or not at all; returns a summary in words, with the `accuracy` if wanted."""
+    done, bad, right, labelled = 0, 0, 0, 0
+    with output_file(out) as file, tqdm(total=total or None, unit="image", leave=False, disable=None) as bar:
+        text = io.TextIOWrapper(file, newline="", encoding="utf-8", errors="surrogateescape")
+        rows = csv.writer(text)
+        ranks = [f"{what}{k}" for k in range(1, topk + 1) for what in ("class", "prob")]
+        rows.writerow(["image", "label", *ranks, "error"])
+        for batch in batches:
+            values, places = batch.probabilities.topk(topk, dim=1)
+            for i, name in enumerate(batch.names):
+                label = "" if batch.labels is None else batch.labels[i]
+                pairs = zip(places[i].tolist(), values[i].tolist(), strict=True)
+                best = [text for place, value in pairs for text in (classes[place], f"{value:.6f}")]
+                why = batch.errors.get(name, "")
+                rows.writerow([name, label, *([""] * len(best) if why else best), why])
+                right += label == classes[places[i, 0]]
+            labelled += len(batch.labels or [])
+            done, bad = done + len(batch.names), bad + len(batch.errors)
+            bar.update(len(batch.names))
+        text.flush()
+        text.detach()  # why: closing it would close the file before it is renamed
+    told = f"; {bad} could not be read, see the column error" if bad else ""
+    rate = f", top-1 {100 * right / labelled:.3f} %" if labelled and accuracy else ""
+    return f"{out}: {done} images{rate}{told}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m train.inference.predict", description=__doc__)
+    add = parser.add_argument
+    add("run", metavar="RUN", help="name or folder of a run, one of its .pt files, or the folder of its folds")
+    add("--src", required=True, help="a folder of images, one image, a shard set (folder or URL), or tars of others")
+    add("--val", help="of tars that others made: a pattern for those that validate, or a part of the samples (0.05)")
+    add("--classes", help="of tars that others made: a file with the name of a class on each line")
+    add("--out", type=Path, default=Path("pred.csv"), help="default: %(default)s")
+    add("--topk", type=number(1, 10**9), default=5, help="classes a row, the likeliest first (default: %(default)s)")
+    add("--res", type=number(1, 65_535), help="px (default: what the run validated at last)")
+    add("--weights", choices=("raw", "ema"), help="default: whichever had the best validation")
+    add("--flip", action="store_true", help="test-time flip, if the recipe has it or not")
+    add("--split", default="val", help="of a shard set (default: %(default)s)")
+    add("--fold", type=int, help="of a set with folds: the part to predict (default: the run's own, or all folds' own)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
+    add("--threads", type=number(1, 1024), default=available_cpus(), help="CPU threads (default: %(default)s)")
+    return command(parser, _run, arguments)
+
+
+def _run(got: argparse.Namespace) -> None:
+    if not got.src.strip():
+        raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; give SRC")
+    _check_out(got.out)
+    members, device = members_of(existing_run(got.run)), pick_device(got.device)
+    if device.type == "cpu":
+        torch.set_num_threads(got.threads)
+    classes, res = members[0].classes, got.res or members[0].res
+    note, accuracy, total = "", True, 0
+    batches: Iterable[Predicted]
+    if _is_set(got.src):
+        sources, note, accuracy = _sources(members, got)
+        passes = [(_ensemble(group, got, res, device), shards) for group, shards in sources]
+        batches = itertools.chain.from_iterable(
+            predict_shards(ensemble, shards, res=res, split=got.split, threads=got.threads)
+            for ensemble, shards in passes
+        )
+    else:
+        if got.fold is not None:
+            raise ResoluteError(f"--fold: got {got.fold} for photos, expected a shard set with folds; leave it out")
+        paths, root = images_in(Path(got.src))
+        total = len(paths)
+        batches = predict_folder(_ensemble(members, got, res, device), paths, root, res=res, threads=got.threads)
+    print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {len(classes)} classes, {res} px, {device}")
+    topk = min(got.topk, len(classes))
+    print(write(batches, got.out, classes=classes, topk=topk, total=total, accuracy=accuracy))
+    if note:
+        print(note)
+
+
+def _check_out(out: Path) -> None:
+    check_output(out, setting="--out", suffixes=(".csv",))
+    try:
+        with out.open("rb") as file:
+            is_other = file.read(len(_HEADER)) != _HEADER
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ResoluteError(f"--out: {out} cannot be read ({error.strerror}); choose another") from None
+    if is_other:
+        raise ResoluteError(f"--out: {out} is there and holds no predictions, expected a new name; choose another")
+
+
+def _ensemble(members: list[Saved], got: argparse.Namespace, res: int, device: torch.device) -> Ensemble:
+    return Ensemble(members, weights=got.weights, flip=got.flip, device=device, res=res)
+
+
+def _is_set(source: str) -> bool:
+    """Whether `source` is a shard set or tars; a folder with images of its own is neither, whatever else is in it."""
+    if is_url(source) or (Path(source) / "manifest.json").exists():
+        return True
+    if not is_foreign(source):
+        return False
+    return not Path(source).is_dir() or not any(is_image(name) for name, _ in walk(source, Counter()))
+
+
+def _sources(members: list[Saved], got: argparse.Namespace) -> tuple[list[tuple[list[Saved], ShardSet]], str, bool]:
+    """Which models predict which set, a line about it, and whether an accuracy means anything."""
+
+    def opened(member: Saved, fold: int | None) -> ShardSet:
+        return open_set(got.src, member, fold=fold, val=got.val, classes=got.classes)
+
+    folds = {member.recipe.data.fold: member for member in members if member.recipe.data.fold is not None}
+    first = opened(members[0], got.fold)
+    if len(members) == len(folds) > 1 and got.split == "val":
+        sets = {fold: opened(member, None) for fold, member in folds.items()}
+        if not any(trained_on(folds[fold], shards, split="val", fold=None) for fold, shards in sets.items()):
+            if got.fold is not None and got.fold not in sets:
+                raise ResoluteError(f"--fold: got {got.fold}, expected one of {sorted(sets)}; choose one")
+            chosen = sorted(fold for fold in sets if got.fold in (None, fold))
+            told = ", ".join(map(str, chosen))
+            return ([([folds[fold]], sets[fold]) for fold in chosen],
+                    f"out of fold: each photo of fold {told} by the run that held it out", True)  # fmt: skip
+    overlaps = [trained_on(member, first, split=got.split, fold=got.fold) for member in members]
+    overlap = next((each for each in overlaps if each and each.certain), next(filter(None, overlaps), None))
+    if overlap is None:
+        return [(members, first)], "", True
+    if overlap.certain and len(members) > 1:
+        return [(members, first)], f"no accuracy: {overlap.text}", False
+    return [(members, first)], f"note: {overlap.text}", True
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

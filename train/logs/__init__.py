@@ -1,0 +1,1 @@
+"""A run's measurements and the files that they are written to."""

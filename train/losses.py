@@ -1,0 +1,53 @@
+"""How wrong is an answer? Losses of labels that are mixed, smoothed or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from train.recipe.schema import Loss
+
+__all__ = ["build_loss", "mixed_binary_cross_entropy", "mixed_cross_entropy"]
+
+
+def build_loss(loss: Loss, *, smoothing: float) -> Callable[..., torch.Tensor]:
+    """loss(logits, labels, partner_labels, lam): (N,) float32, one for each sample. Shapes as below."""
+    if loss.kind == "ce":
+        return lambda *batch: mixed_cross_entropy(*batch, smoothing=smoothing)
+    threshold, sum_classes = loss.threshold, loss.sum_classes
+    return lambda *batch: mixed_binary_cross_entropy(
+        *batch, smoothing=smoothing, threshold=threshold, sum_classes=sum_classes
+    )
+
+
+def mixed_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *, smoothing: float
+) -> torch.Tensor:
+    """Cross-entropy (N,) float32 against lam * label + (1 - lam) * partner's label, smoothed.
+
+    Linear in the target, so two hard-label terms equal one soft-label term. `logits` (N, C), labels (N,) int64,
+    `lam` (N,) float32. Source: Zhang et al., arXiv 1710.09412; Szegedy et al., arXiv 1512.00567.
+    """
+    logits = logits.float()
+    own = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    other = functional.cross_entropy(logits, partner_labels, reduction="none", label_smoothing=smoothing)
+    return lam * own + (1.0 - lam) * other
+
+
+def mixed_binary_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *,
+    smoothing: float, threshold: float, sum_classes: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Binary cross-entropy (N,) float32, the mean or sum over classes, against the targets that mixing makes.
+
+    Source: Wightman et al., arXiv 2110.00476; targets, smoothing and threshold as timm.loss.BinaryCrossEntropy.
+    """
+    target = torch.full(logits.shape, smoothing / logits.shape[1], device=logits.device)
+    for label, share in ((labels, lam), (partner_labels, 1.0 - lam)):
+        target.scatter_add_(1, label[:, None], (1.0 - smoothing) * share[:, None])
+    if threshold:
+        target = (target > threshold).float()
+    losses = functional.binary_cross_entropy_with_logits(logits.float(), target, reduction="none")
+    return losses.sum(1) if sum_classes else losses.mean(1)

@@ -1,0 +1,127 @@
+"""What will this run take? Asked before it starts, answered by a few steps of every stage, which leave no trace."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import torch
+
+from pipeline import cuda
+from pipeline.errors import ResoluteError
+from pipeline.loader.loader import Batch, Loader
+from pipeline.plan.plan import Plan
+from pipeline.storage.atomic_file import output_file, used_folder
+from train.distributed import Ranks
+from train.logs.hardware import peak_memory_bytes, process_age_s, reset_peak_memory
+from train.loop import Learner
+from train.setup import Options
+
+from .estimate import Forecast, advice, figures, larger, seconds, table
+from .measure import Pace, Stopwatch, measure, restored, synthetic
+
+__all__ = ["measured", "plan"]
+
+
+def plan(
+    options: Options, ranks: Ranks, *, budget: str | None, folds: Sequence[int] = (), file: Path | None = None
+) -> int:
+    """Print what the run of `options` will take, and whether that is within `budget`; nothing is kept of it.
+
+    `folds`: those that will be trained one after another; the first one's data is measured.
+    """
+    from train.trainer import session  # why here: it takes `measured` from this file
+
+    budget_s = seconds(budget) if budget else None
+    began = time.perf_counter() - process_age_s()  # why: a run starts Python and loads torch too
+    with _scratch(options.folder.parent, ranks) as folder:
+        options = dataclasses.replace(options, folder=Path(folder), fold=folds[0] if folds else options.fold)
+        with session(options, ranks) as one, one.ready() as loader:
+            result = one.forecast(loader, began=began, folds=max(1, len(folds)))
+            print(table(result))
+            told = []
+            if budget_s:
+                short = result.total_s() > budget_s
+                told = advice(result, budget_s, _with_larger(result, one.plan, one.learner) if short else None)
+                print("\n".join(told), flush=True)
+    if file is not None and ranks.first:
+        with output_file(file) as opened:
+            opened.write((json.dumps(figures(result, budget_s, told), indent=1) + "\n").encode())
+    return 0
+
+
+@contextlib.contextmanager
+def _scratch(runs: Path, ranks: Ranks) -> Iterator[str]:
+    """A folder for the files that are measured, the same on all ranks: on the disk that will hold the run's."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if ranks.first:
+                stack.enter_context(used_folder(runs))
+            folder = ranks.agree(tempfile.mkdtemp(prefix=".plan-", dir=runs) if ranks.first else "")
+        except OSError as error:
+            raise ResoluteError(f"{runs}: {error.strerror}, expected a folder to write; choose another RUN") from None
+        if ranks.first:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # why: their default would leave the folder behind
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _exit)
+                stack.callback(signal.signal, number, signal.SIG_DFL)
+        yield folder
+
+
+def _exit(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def measured(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
+    """The pace of every stage. The learner is afterwards what it was before; the loader is somewhere else."""
+    paces = []
+    for stage in range(len(plan.stages)):
+        reset_peak_memory(learner.device)
+        with restored(learner):
+            paces.append(measure(
+                plan, loader, stage, _watch(learner), train=learner.train_step, validate=learner.eval_step,
+                made=_made(learner, plan, stage), memory=lambda: peak_memory_bytes(learner.device),
+            ))  # fmt: skip
+    return paces
+
+
+def _with_larger(result: Forecast, plan: Plan, learner: Learner, *, about_s: float = 1.0) -> Forecast | None:
+    """The forecast with batches twice as large, in the stages where they fit; None if there are none."""
+    # why: a rank that is out of memory leaves the others waiting, and new shapes are compiled for minutes
+    if learner.ranks.world > 1 or learner.recipe.precision.compile:
+        return None
+    models: list[float | None] = []
+    for stage in result.stages:
+        try:
+            batch = itertools.repeat(_made(learner, plan, stage.stage, times=2)).__next__
+            enough = 2 * stage.batch_size <= stage.images
+            models.append(_watch(learner).rate(batch, learner.train_step, about_s=about_s)[0] if enough else None)
+        except torch.OutOfMemoryError:
+            models.append(None)
+    return larger(result, models, shared=learner.device.type == "cpu") if any(models) else None
+
+
+def _made(learner: Learner, plan: Plan, stage: int, times: float = 1.0) -> Batch:
+    """A batch of random numbers, `times` as large as the first one of `stage`."""
+    first = next(s.first for s in plan.segments if (s.split, s.stage) == ("train", stage))
+    spec = plan.batch(first, rank=learner.ranks.rank, world=learner.ranks.world)
+    return synthetic(spec, device=learner.device, dtype=learner.image_dtype, times=times)
+
+
+def _watch(learner: Learner) -> Stopwatch:
+    def sync() -> None:
+        if learner.device.type == "cuda":
+            cuda.synchronize(learner.device)  # sync: the clock has to see the steps end
+
+    return Stopwatch(sync=sync, agree=learner.ranks.agree)

@@ -1,0 +1,63 @@
+"""How does a table of a TOML file become a frozen dataclass? With every key and value checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from typing import Any, Literal
+
+from pipeline.errors import ResoluteError, check
+
+__all__ = ["build"]
+
+
+def build(cls: type, table: object, where: str) -> Any:
+    """An instance of the dataclass `cls`; `where` is the table's name, "" for the whole file.
+
+    Raises `ResoluteError` for an unknown or missing key (with the nearest known one) and a value of another type.
+    """
+    if not isinstance(table, dict):
+        raise ResoluteError(f"{where}: got {table!r}, expected a table; write [{where}]")
+    hints = typing.get_type_hints(cls)
+    prefix = f"{where}." if where else ""
+    for key in table:
+        if key not in hints:
+            close = difflib.get_close_matches(key, hints, n=1)
+            advice = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(hints)}"
+            raise ResoluteError(f"unknown key {prefix}{key}; {advice}")
+    for spec in dataclasses.fields(cls):
+        needed = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        if needed and spec.name not in table:
+            raise ResoluteError(f"{prefix}{spec.name}: missing; add it to the recipe")
+    return cls(**{key: _convert(hints[key], value, prefix + key) for key, value in table.items()})
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """`value` from TOML as the type `hint`, or a `ResoluteError` that says what was expected."""
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value, where)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # a value or none at all: TOML has no null
+        (hint,) = (arg for arg in typing.get_args(hint) if arg is not types.NoneType)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        check(value in args, where, repr(value), "one of " + ", ".join(map(repr, args)))
+        return value
+    if origin is tuple:
+        many = len(args) == 2 and args[1] is Ellipsis
+        good = isinstance(value, list) and (many or len(value) == len(args))
+        check(good, where, repr(value), "a list" if many else f"a list of {len(args)} numbers")
+        return tuple(_convert(args[0], item, where) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool):  # why: TOML's integers have any length
+        check(-(2**63) <= value < 2**63, where, f"an integer of {len(str(abs(value)))} digits", "one of 64 bits")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, float):
+        check(math.isfinite(value), where, value, "a finite number")
+    kind = origin if isinstance(origin, type) else hint
+    good = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    names = {int: "an integer", float: "a number", str: "text", bool: "true or false", dict: "a table"}
+    check(good, where, repr(value), names.get(kind, str(kind)))
+    return value

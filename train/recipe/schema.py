@@ -1,0 +1,201 @@
+"""What changes results? One TOML recipe, turned into frozen, checked, keyword-only values.
+
+Paths, threads and the device are flags of the command line, not here. `Recipe.hash` names a run; it sits in
+checkpoints and result files, and a run does not resume under another one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.errors import ResoluteError
+from pipeline.errors import check as _check
+from pipeline.plan.stage import AUTO, BATCH_SIZES, MAX_BATCH, MAX_EPOCHS, Augment, Stage, without_effect
+
+from .parse import build
+from .sections import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
+
+__all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss", "Model", "Optim", "Precision",
+           "Recipe", "Schedule", "Stage", "Stop"]  # fmt: skip
+
+_MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    # full: every read at a random place; block: blocks of neighbours, shuffled in a window of them, for network disks
+    # and stores; auto: whichever suits the disk, measured when the run starts and kept by its checkpoints
+    order: Literal["full", "block", "auto"] = "full"
+    fraction_mode: Literal["rotate", "fixed"] = "rotate"  # next part of the data, or one nested subset
+    # a damaged sample ends the run with its name, or the next one takes its place (told in the log)
+    on_bad_sample: Literal["error", "skip"] = "error"
+    fold: int | None = None  # the part that validates, for shards made with FOLDS
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # Source: timm IMAGENET_DEFAULT_MEAN
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)  # Source: timm IMAGENET_DEFAULT_STD
+
+    def __post_init__(self) -> None:
+        _check(all(value > 0 for value in self.std), "data.std", list(self.std), "three numbers above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    every_epochs: int = 1  # the last epoch of the run is always validated
+    batch_size: int = 256  # samples a validation batch, over all ranks
+    crop_frac: float | None = None  # side of the centre crop / short side; None: what prep's margin leaves, 0.875
+    flip: bool = False  # test-time flip: the mean logits of each image and its mirror
+
+    def __post_init__(self) -> None:
+        frac = self.crop_frac
+        _check(frac is None or 0 < frac <= 1, "eval.crop_frac", frac, "above 0, at most 1")
+        _check(self.every_epochs >= 1, "eval.every_epochs", self.every_epochs, "an integer of at least 1")
+        expected = f"an integer from 1 to {MAX_BATCH}"
+        _check(1 <= self.batch_size <= MAX_BATCH, "eval.batch_size", self.batch_size, expected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    name: str
+    stages: tuple[Stage, ...]
+    seed: int = 0  # of weights, order and augmentation
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    optim: Optim = field(default_factory=Optim)
+    loss: Loss = field(default_factory=Loss)
+    distill: Distill = field(default_factory=Distill)
+    schedule: Schedule = field(default_factory=Schedule)
+    freeze: Freeze = field(default_factory=Freeze)
+    ema: Ema = field(default_factory=Ema)
+    precision: Precision = field(default_factory=Precision)
+    eval: Eval = field(default_factory=Eval)
+    stop: Stop = field(default_factory=Stop)
+
+    def __post_init__(self) -> None:
+        _check(len(self.stages) > 0, "stages", "none", "at least one [[stages]] table")
+        _check(0 <= self.seed <= _MAX_SEED, "seed", self.seed, f"an integer from 0 to {_MAX_SEED}")
+        expected = f"at most {MAX_EPOCHS} in all stages together"
+        _check(self.total_epochs <= MAX_EPOCHS, "stages.epochs", self.total_epochs, expected)
+        smallest = min((s.batch_size for s in self.stages if s.batch_size != AUTO), default=self.optim.accumulate)
+        expected = f"at most the smallest batch_size, {smallest}: a micro-batch has at least one sample"
+        _check(self.optim.accumulate <= smallest, "optim.accumulate", self.optim.accumulate, expected)
+        marks = self.schedule.milestone_epochs
+        good = all(mark < self.total_epochs for mark in marks)
+        _check(good, "schedule.milestone_epochs", list(marks), f"below the run's {self.total_epochs} epochs")
+
+    @property
+    def hash(self) -> str:
+        """12 hex digits over every value but the name: the same results, the same hash."""
+        text = json.dumps(self.values(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def total_epochs(self) -> int:
+        return sum(stage.epochs for stage in self.stages)
+
+    @property
+    def resolutions(self) -> tuple[int, ...] | None:
+        """px that shards are opened at; None, all there are, if a stage validates at another resolution."""
+        if any(stage.eval_res not in (None, stage.res) for stage in self.stages):
+            return None
+        return tuple(sorted({stage.res for stage in self.stages}))
+
+    @property
+    def seen_resolutions(self) -> tuple[int, ...]:
+        """px of the images that the network sees, in training and validation."""
+        return tuple(sorted({res for stage in self.stages for res in (stage.res, stage.eval_res or stage.res)}))
+
+    def values(self) -> dict[str, Any]:
+        """Every value but the name, as JSON has them: what a checkpoint keeps."""
+        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        del values["name"]
+        return values
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any], *, name: str) -> Recipe:
+        """The recipe of `values()`; keys that are younger than these have their defaults.
+
+        Raises `ResoluteError` for what is unknown or out of range in this version.
+        """
+        return typing.cast(Recipe, build(cls, {**_without_none(values), "name": name}, ""))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """Read a TOML file. Raises `ResoluteError` for what is missing, unknown or out of range."""
+        path = Path(path)
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        except OSError as error:
+            raise ResoluteError(
+                f"{path}: no readable recipe ({error.strerror}), expected a TOML file; see train/recipes/"
+            ) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ResoluteError(f"{path}: not TOML: {error}; correct that line") from None
+        return cls.parse(table, name=path.stem, where=str(path))
+
+    @classmethod
+    def parse(cls, table: dict[str, Any], *, name: str, where: str = "recipe") -> Recipe:
+        """Build a recipe from the tables of a TOML file."""
+        table = dict(table)
+        base = table.pop("augment", {})
+        stages = table.get("stages", [])
+        if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
+            raise ResoluteError(f"{where}: stages: got one value, expected [[stages]] tables; write it so")
+        table["stages"] = [{**stage, "augment": {**base, **stage.get("augment", {})}} for stage in stages]
+        try:
+            for stage in table["stages"]:
+                _check(stage.get("batch_size") != AUTO, "stages.batch_size", AUTO, BATCH_SIZES)
+                if stage.get("batch_size") == "auto":
+                    stage["batch_size"] = AUTO
+            recipe = typing.cast(Recipe, build(cls, {**table, "name": name}, ""))
+            _refuse_without_effect(recipe, {**table, "augment": base})
+            for stage, given in zip(recipe.stages, stages, strict=True):
+                for key, reason in without_effect([stage.augment]).items():
+                    if key in given.get("augment", {}):
+                        raise ResoluteError(f"stages.augment.{key}: without effect, {reason}; remove it")
+            return recipe
+        except ResoluteError as error:
+            raise ResoluteError(f"{where}: {error}") from None
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
+    """Raise for a key that was given and that nothing would read."""
+    augments = [stage.augment for stage in recipe.stages]
+    reasons = {
+        ("stop", "min_delta"): not recipe.stop.patience and "stop.patience is 0, off",
+        ("data", "order"): all(s.order for s in recipe.stages) and "every stage has its own",
+        ("data", "fraction_mode"): all(s.fraction == 1.0 for s in recipe.stages) and "every fraction is 1",
+        ("freeze", "mode"): recipe.freeze.mode != "none" and not _freezes(recipe) and "no stage freezes anything by it",
+        ("schedule", "batch_rule"): _same_batches(recipe) and "every batch_size is the base",
+    } | {("augment", key): reason for key, reason in without_effect(augments).items()}
+    for section in ("model", "optim", "loss", "distill", "schedule", "ema", "precision"):
+        reasons |= {(section, key): why for key, why in getattr(recipe, section).without_effect().items()}
+    for (section, key), reason in reasons.items():
+        if reason and key in table.get(section, {}):
+            raise ResoluteError(f"{section}.{key}: without effect, {reason}; remove it")
+    for mode in ("freeze", "unfreeze"):
+        if recipe.freeze.mode != mode and any(f"{mode}_to" in stage for stage in table["stages"]):
+            raise ResoluteError(f"stages.{mode}_to: without effect, freeze.mode is {recipe.freeze.mode}; remove it")
+
+
+def _freezes(recipe: Recipe) -> bool:
+    idle = (None, "none" if recipe.freeze.mode == "freeze" else "all")
+    return any(getattr(stage, f"{recipe.freeze.mode}_to") not in idle for stage in recipe.stages)
+
+
+def _same_batches(recipe: Recipe) -> bool:
+    """Whether a rule for the LR would change nothing. A batch size that is found later may be any."""
+    batches = {stage.batch_size for stage in recipe.stages}
+    rule, base = recipe.schedule.batch_rule, recipe.schedule.base_batch or recipe.stages[0].batch_size
+    return rule != "none" and batches == {base} and base != AUTO

@@ -1,0 +1,268 @@
+"""`python -m train.report.html RUN`: what does a run look like, at one glance?
+
+RUN/report.html is one page that needs no network, drawn from run.jsonl; a run keeps it up to date itself.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import html
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from pipeline.cli import Parser, command
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import output_file
+from train.logs.run_log import Columns, History, best_epoch, best_top1
+from train.run_folder import existing_run
+
+from .charts import Series, chart, short
+from .diagnosis import stage_rows, told_time, verdict
+
+__all__ = ["REPORT", "write_page"]
+
+REPORT = "report.html"
+_BINS = 600  # of a curve: more would be less than a pixel each
+_ROWS = 300  # of the table of epochs
+
+
+def write_page(run: History, folder: Path) -> Path:
+    """Write the page of what was read, whole or not at all. Raises `ResoluteError` if it can't be."""
+    path = folder / REPORT
+    page = _page(run, folder.name).encode()
+    with output_file(path) as file:
+        file.write(page)
+    return path
+
+
+def _page(run: History, name: str) -> str:
+    start, done = run.start, run.kind("end")
+    rows, bins = stage_rows(run), run.thinned(_BINS)
+    steps, total = sum(row["steps"] for row in rows), start.get("total_steps", 0)
+    state = "finished" if done else f"{steps:,} of {total:,} steps done"
+    about = f"{start.get('recipe', '')} {start.get('recipe_hash', '')} · {start.get('device', '')} · {state}"
+    values = f"<pre>{_shown(recipe_text(start.get('recipe_values', {})))}</pre>"
+    sections = [
+        ("What limited this run, and what to change", "".join(_findings(run))),
+        ("Over the run", f'<div class="charts">{"".join(_curves(run, bins, rows))}</div>'),
+        ("Stages", _stages(rows)),
+        ("Epochs", _epochs(run.epochs)),
+        (
+            "Recipe",
+            f"<pre>{_shown(start.get('recipe_text', ''))}</pre>"
+            f"<details><summary>Every value</summary>{values}</details>",
+        ),
+        ("Machine and data", _about(run)),
+    ]
+    body = "".join(f"<section><h2>{title}</h2>\n{text}</section>\n" for title, text in sections)
+    page = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    return page.substitute(name=_shown(name), about=_shown(about), body=_tiles(run, rows) + body)
+
+
+def _shown(value: object) -> str:
+    return html.escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in str(value)))
+
+
+def _tiles(run: History, rows: list[dict[str, Any]]) -> str:
+    epochs = run.epochs
+    train_s = sum(row["train_s"] for row in rows)
+    told = []
+    validated = [epoch for epoch in epochs if epoch["top1"] is not None]
+    if validated:
+        best = best_epoch(validated) or validated[-1]
+        told += [(f"{100 * best_top1(validated[-1]):.2f} %", "top-1 at the end"),
+                 (f"{100 * best_top1(best):.2f} %", f"best top-1, epoch {best['epoch']}")]  # fmt: skip
+    if epochs:
+        told.append((told_time(epochs[-1]["elapsed_s"]), f"for {len(epochs)} epochs, validation included"))
+    if rows:
+        images = sum(row["images_per_s"] * row["train_s"] for row in rows)
+        told += [
+            (f"{images / train_s:,.0f}", "images/s in training"),
+            (f"{100 * sum(row['wait_s'] for row in rows) / train_s:.2f} %", "of training spent waiting for data"),
+        ]
+    memory = max((epoch.get("memory_bytes") or 0 for epoch in epochs), default=0)
+    if memory:
+        told.append((f"{memory / 2**30:.2f} GiB", "peak memory"))
+    used = [epoch["gpu_frac"] for epoch in epochs if epoch.get("gpu_frac") is not None]
+    if used:
+        told.append((f"{100 * np.mean(used):.0f} %", "GPU utilisation"))
+    cells = (f'<div><b>{_shown(value)}</b><span class="soft">{_shown(what)}</span></div>' for value, what in told)
+    return f'<div class="tiles">{"".join(cells)}</div>\n'
+
+
+def _findings(run: History) -> Iterator[str]:
+    found = verdict(run)
+    yield '<ul class="findings">' if found else "<p>Nothing to tell before the first step.</p>"
+    for one in found:
+        text = re.sub("`(.+?)`", r"<code>\1</code>", _shown(one.text))
+        yield f'<li class="{"bad" if one.bad else "fine"}">{text}</li>\n'
+    yield "</ul>" if found else ""
+    skipped = run.kind("skipped")
+    if skipped:
+        yield f'<p class="soft">{len(skipped)} damaged samples were skipped; run.jsonl names them.</p>'
+
+
+def _curves(run: History, bins: Columns, rows: list[dict[str, Any]]) -> Iterator[str]:
+    x = bins["step"].tolist()
+    if not x:
+        return
+    ends = np.cumsum([row["steps"] for row in rows])
+    marks = [(float(bins["step"][bins["stage"] == row["stage"]][0]), f"{row['res']} px") for row in rows]
+    ms = {name: (1e3 * bins[name]).tolist() for name in ("wait_s", "compute_s", "time_s", "time_s_max", "wait_s_max")}
+    single = bool(bins["count"].max() == 1)
+    usual = float(np.median(ms["time_s"]))
+    longest = int(np.argmax(ms["time_s_max"]))
+    top = max(4 * usual, 1.5 * float(np.quantile(ms["time_s"], 0.98)))
+    where = f"at step {x[longest]:,.0f}" if single else f"in the {bins['count'][longest]:,.0f} from {x[longest]:,.0f}"
+    note = f"Longest step: {ms['time_s_max'][longest]:,.0f} ms, {where}"
+    note += f"; the axis is cut at {top:,.0f} ms." if ms["time_s_max"][longest] > top else "."
+    peak = [] if single else [Series(name="longest of each bin", colour="soft", x=x, y=ms["time_s_max"])]
+    yield chart("Step time", [
+        Series(name="compute", colour="a", kind="area", x=x, y=ms["compute_s"]),
+        Series(name="wait for data", colour="b", kind="area", x=x, base=ms["compute_s"], y=ms["time_s"],
+               told=ms["wait_s"]),
+        *peak,
+    ], unit="ms", marks=marks, top=top, note=note, wide=True)  # fmt: skip
+    yield chart("Throughput", [
+        Series(name="images/s", colour="a", x=x, y=bins["images_per_s"].tolist()),
+        *(Series(name=f"{who}'s ceiling", colour=colour, kind="dash", **_levels(rows, ends, f"{who}_images_per_s"))
+          for who, colour in (("loader", "b"), ("model", "c"))),
+    ], unit="images/s", marks=marks, note="" if any(row["model_images_per_s"] for row in rows) else
+        "Ceilings are drawn where the loader and the model were timed alone; the log has no such record.")  # fmt: skip
+    yield chart("Stalls", [
+        Series(name="mean wait", colour="b", kind="area", x=x, y=ms["wait_s"]),
+        *([] if single else [Series(name="longest wait of each bin", colour="soft", x=x, y=ms["wait_s_max"])]),
+    ], unit="ms a step", marks=marks)  # fmt: skip
+    yield chart("Learning rate", [Series(name="LR", colour="a", x=x, y=bins["lr"].tolist())], unit="", marks=marks)
+    yield chart("Momentum", [Series(name="momentum", colour="c", x=x, y=bins["momentum"].tolist())],
+                unit="", marks=marks, zero=False)  # fmt: skip
+    at = (x[0] + np.cumsum([epoch["steps"] for epoch in run.epochs]) - 1).tolist()
+    yield chart("Loss", [
+        Series(name="training", colour="a", x=x, y=bins["loss"].tolist()),
+        *_series(run.epochs, at, (("eval_loss", "validation", "d"), ("ema_eval_loss", "validation, EMA", "c")), 1.0),
+    ], unit="", marks=marks, zero=False)  # fmt: skip
+    last_s = run.epochs[-1]["elapsed_s"] if run.epochs else 0.0
+    unit, unit_s = ("s", 1) if last_s < 120 else ("min", 60) if last_s < 7200 else ("h", 3600)
+    times = [epoch["elapsed_s"] / unit_s for epoch in run.epochs]
+    yield chart("Accuracy against time", _series(
+        run.epochs, times, (("top1", "top-1", "d"), ("ema_top1", "top-1, EMA", "c"), ("top5", "top-5", "soft")), 100.0
+    ), unit="%", x_name=unit, start=0.0, marks=_changes(run.epochs, times))  # fmt: skip
+
+
+def _series(
+    epochs: list[dict[str, Any]], x: Sequence[float], wanted: Sequence[tuple[str, str, str]], scale: float
+) -> list[Series]:
+    def values(key: str) -> list[float]:
+        return [np.nan if epoch.get(key) is None else scale * epoch[key] for epoch in epochs]
+
+    return [Series(name=name, colour=colour, kind="dots", x=x, y=values(key)) for key, name, colour in wanted]
+
+
+def _levels(rows: list[dict[str, Any]], ends: Any, key: str) -> dict[str, list[float]]:
+    """A level a stage, from its first step to its end."""
+    x = [float(at) for row, end in zip(rows, ends, strict=True) for at in (end - row["steps"], end - 1)]
+    return {"x": x, "y": [row[key] or np.nan for row in rows for _ in range(2)]}
+
+
+def _changes(epochs: list[dict[str, Any]], ended: list[float]) -> list[tuple[float, str]]:
+    """When each stage began, by when each epoch ended."""
+    starts = zip([0.0, *ended], epochs, [{"stage": None}, *epochs], strict=False)
+    return [(at, f"{epoch['res']} px") for at, epoch, before in starts if epoch["stage"] != before["stage"]]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    top = "".join(f"<th>{_shown(head)}</th>" for head in heads)
+    body = "".join("<tr>" + "".join(f"<td>{_shown(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>\n{body}</tbody></table></div>\n'
+
+
+def _stages(rows: list[dict[str, Any]]) -> str:
+    heads = ("stage", "px", "batch", "epochs", "steps", "images/s", "loader alone", "model alone", "waiting %",
+             "median step ms", "99 % below ms", "change cost ms", "train s")  # fmt: skip
+    return _table(heads, [(
+        row["stage"], row["res"], row["batch_size"], len(row["epochs"]), f"{row['steps']:,}",
+        f"{row['images_per_s']:,.1f}", _or_dash(row["loader_images_per_s"], 0), _or_dash(row["model_images_per_s"], 0),
+        f"{100 * row['stall_frac']:.2f}", f"{1e3 * row['median_s']:,.1f}", f"{1e3 * row['p99_s']:,.1f}",
+        f"{1e3 * row['switch']['cost_s']:+,.0f}" if row["switch"] else "-", f"{row['train_s']:,.2f}",
+    ) for row in rows])  # fmt: skip
+
+
+def _or_dash(value: float | None, digits: int, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{scale * value:,.{digits}f}"
+
+
+def _epochs(epochs: list[dict[str, Any]]) -> str:
+    keys = (("images/s", "images_per_s", 1, 1.0), ("waiting %", "stall_frac", 2, 100.0), ("train s", "train_s", 2, 1.0),
+            ("eval s", "eval_s", 2, 1.0), ("loss", "loss", 3, 1.0), ("eval loss", "eval_loss", 3, 1.0),
+            ("top-1", "top1", 2, 100.0), ("top-5", "top5", 2, 100.0), ("EMA loss", "ema_eval_loss", 3, 1.0),
+            ("EMA top-1", "ema_top1", 2, 100.0), ("EMA top-5", "ema_top5", 2, 100.0),
+            ("GiB", "memory_bytes", 2, 2.0**-30), ("GPU %", "gpu_frac", 0, 100.0))  # fmt: skip
+    shown = [key for key in keys if any(epoch.get(key[1]) is not None for epoch in epochs)]
+    every = -(-len(epochs) // _ROWS) if epochs else 1
+    kept = [epoch for number, epoch in enumerate(epochs, 1) if number % every == 0 or number == len(epochs)]
+    note = f'<p class="soft">Each {every}th epoch; run.jsonl has all.</p>' if every > 1 else ""
+    return note + _table(
+        ["epoch", "stage", "px", "batch", *(key[0] for key in shown), "LR"],
+        [(epoch["epoch"], epoch["stage"], epoch["res"], epoch["batch_size"],
+          *(_or_dash(epoch.get(name), digits, scale) for _, name, digits, scale in shown), short(epoch["lr"]))
+         for epoch in kept],
+    )  # fmt: skip
+
+
+def recipe_text(values: dict[str, Any], table: str = "", *, many: bool = False) -> str:
+    """The values as TOML holds them; what is None, and an empty table, is left out. `many`: one of several tables."""
+    plain = {key: value for key, value in values.items() if value is not None and not _is_table(value)}
+    text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in plain.items())
+    head = "" if not table else f"[[{table}]]\n" if many else f"[{table}]\n"
+    text = f"{head}{text}\n\n" if plain or many else ""
+    for key, value in values.items():
+        name = f"{table}.{key}" if table else key
+        if isinstance(value, dict):
+            text += recipe_text(value, name)
+        elif _is_table(value):
+            text += "".join(recipe_text(one, name, many=True) for one in value)
+    return text
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+
+def _about(run: History) -> str:
+    start = run.start
+    told = {**start.get("machine", {}), **{k: v for k, v in start.items() if not isinstance(v, (dict, list))}}
+    told = {key: told[key] for key in told if told[key] is not None and key not in ("kind", "recipe_text")}
+    for key in [key for key in told if key.endswith("_bytes")]:
+        told[key.removesuffix("_bytes")] = f"{told.pop(key) / 2**30:.1f} GiB"
+    return _table(("what", "value"), [(key.replace("_", " "), value) for key, value in told.items()])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m train.report.html", description=__doc__)
+    parser.add_argument("run", metavar="RUN", help="name or folder of a run")
+    return command(parser, _run, arguments)
+
+
+def _run(got: argparse.Namespace) -> None:
+    folder = existing_run(got.run)
+    run = History(folder / "run.jsonl")
+    if not run.read():
+        raise ResoluteError(f"{run.path}: no whole record in it, expected the log of a run; name another RUN")
+    print(write_page(run, folder))
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

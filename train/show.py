@@ -1,0 +1,130 @@
+"""`python -m train.show SHARDS --recipe FILE`: a contact sheet of what the model sees, a row a stage.
+
+The images come through the loader, plan and graph that training uses, so they are the very pixels of a run.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.cli import Parser, command, number
+from pipeline.dataset.open_dataset import open_either
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Batch, Loader
+from pipeline.loader.probe import choose_order
+from pipeline.plan.plan import Plan, Segment
+from pipeline.storage.atomic_file import check_output, output_file
+from train.recipe.schema import Recipe
+
+__all__ = ["Row", "draw", "main", "seen"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Images as the model gets them, without the normalisation: (N, res, res, 3) uint8, and a line for each."""
+
+    title: str
+    pixels: NDArray[np.uint8]
+    lines: tuple[str, ...]
+
+
+def seen(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
+    """The first `count` images of each stage's first training batch, and of its first validation batch.
+
+    They come through the very loader, plan and graph that training uses, on the CPU: the same pixels as in a run
+    with this recipe and seed. Raises `ResoluteError` as `Plan` and `Loader` do.
+    """
+    order = recipe.data.order if recipe.data.order != "auto" else choose_order(shards, recipe.stages[0].res).order
+    plan = Plan(
+        shards, recipe.stages, seed=recipe.seed, order=order, fraction_mode=recipe.data.fraction_mode,
+        eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
+        eval_crop_frac=recipe.eval.crop_frac,
+    )  # fmt: skip
+    first: dict[tuple[str, int], Segment] = {}
+    for segment in plan.segments:
+        first.setdefault((segment.split, segment.stage), segment)
+    mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
+    rows = []
+    with Loader(plan, device="cpu", mean=recipe.data.mean, std=recipe.data.std) as loader:
+        for segment in sorted(first.values(), key=lambda segment: (segment.stage, segment.split)):
+            loader.load_state_dict({"next_batch": segment.first})
+            batch = next(loader)
+            chosen = batch.images[:count].permute(0, 2, 3, 1).numpy()
+            what = "training" if segment.split == "train" else "validation"
+            rows.append(
+                Row(
+                    title=f"stage {segment.stage}, {what}, {segment.res} px, epoch {segment.epoch}",
+                    pixels=np.rint((chosen * std + mean) * 255).clip(0, 255).astype(np.uint8),
+                    lines=tuple(_label(shards, batch, i) for i in range(len(chosen))),
+                )
+            )
+    return rows
+
+
+def _label(shards: ShardSet, batch: Batch, i: int) -> str:
+    name = shards.classes[int(batch.labels[i])]
+    lam = float(batch.lam[i])
+    if lam == 1.0:
+        return name
+    return f"{lam:.2f} {name}\n{1 - lam:.2f} {shards.classes[int(batch.partner_labels[i])]}"
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Write the rows to an image file. Raises `ResoluteError` if it cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = max(len(row.pixels) for row in rows)
+    figure = Figure(figsize=(1.5 * columns, 2.0 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    parts = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+    for part, row in zip(parts, rows, strict=True):
+        part.suptitle(row.title, x=0.005, ha="left", fontsize=9)
+        for axes in (grid := part.subplots(1, columns, squeeze=False)[0]):
+            axes.set_axis_off()
+        for axes, pixels, line in zip(grid, row.pixels, row.lines, strict=False):
+            axes.imshow(pixels, interpolation="nearest")
+            axes.set_title(line.replace("$", r"\$"), fontsize=6, pad=2)
+    with output_file(path) as file:
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=120)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m train.show", allow_abbrev=False,
+                    description="Draw what the model sees, a row a stage, with labels and mix weights.")  # fmt: skip
+    parser.add_argument("shards", metavar="SHARDS", help="folder or URL of a shard set, or tars that others made")
+    parser.add_argument("--val", metavar="PATTERN|PART", help="of tars: those that validate, or a part of all samples")
+    parser.add_argument("--classes", metavar="FILE", help="of tars: names of the classes, one a line")
+    parser.add_argument("--recipe", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--out", type=Path, default=Path("seen.png"), metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--count", type=number(1, 1000), default=10, metavar="N",
+        help="images a row (default: %(default)s)")  # fmt: skip
+    return command(parser, _run, arguments)
+
+
+def _run(got: argparse.Namespace) -> None:
+    check_output(got.out, setting="--out", suffixes=(".png", ".jpg", ".jpeg", ".svg", ".pdf"))
+    recipe = Recipe.load(got.recipe)
+    shards = open_either(
+        got.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=got.val, classes=got.classes
+    )
+    rows = seen(shards, recipe, count=got.count)
+    draw(rows, got.out)
+    print(f"{got.out}: {len(rows)} rows of what the model sees")
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

@@ -1,0 +1,379 @@
+"""One run: its folder, its log and checkpoints, and the signals that stop it.
+
+The folder belongs to one process at a time, by an exclusive lock that ends with the process; commands that only read
+(evaluate, predict, export, report) need none. SIGINT, SIGTERM and SIGHUP save and end the run with status 128 + the
+signal's number: between two batches, or between two shapes of the warm-up. A second Ctrl-C ends it at once, without a
+save. Signals that the shell has set to be ignored (nohup, background jobs) stay ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import platform
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import timm
+import torch
+from tqdm import tqdm
+
+from pipeline import cuda
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import BatchSpec, Plan
+from pipeline.storage.atomic_file import delete_partial, used_folder
+from pipeline.storage.lock import exclusive_lock
+from train.logs.hardware import describe, reset_peak_memory
+from train.logs.metrics import Meter, NoLog, RunLog
+from train.planner.batch_size import DoesNotFit
+from train.planner.estimate import Forecast, calibration, forecast, table
+from train.planner.measure import Decode, choose_decode
+from train.planner.plan import measured
+from train.recipe.schema import Recipe
+from train.report.console import EPOCH_HEADER, Reports, epoch_line
+
+from . import checkpoint
+from .device import device_name
+from .distributed import Ranks
+from .early_stopping import NotFinite, Progress, finite
+from .loop import Learner, run_batches
+from .setup import Options, prepare
+from .warmup import check_micro_batches, memory_to_spare, rehearsal, shapes, warm_up
+
+__all__ = ["Options", "run", "session"]
+
+_LOCK = ".lock"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(options: Options, ranks: Ranks | None = None) -> int:
+    """Train, or go on training, until the recipe is done. Returns 0, or 128 + the signal that stopped the run."""
+    with session(options, ranks or Ranks()) as one:
+        return one.go()
+
+
+@contextlib.contextmanager
+def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
+    """A run with its folder open and locked, resumed if it has a checkpoint.
+
+    Raises `ResoluteError` if another process trains in the folder, and names that process.
+    """
+    with _locked(options.folder) if ranks.first else contextlib.nullcontext():
+        one = _Session(options, *prepare(options, ranks))
+        try:
+            yield one
+        except (DoesNotFit, torch.OutOfMemoryError) as error:
+            spec = one.plan.batch(one.position, rank=ranks.rank, world=ranks.world)
+            known = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
+            raise known.told(one.plan, one.recipe, one.learner.device) from None
+        finally:
+            one.reports.close()
+            one.log.close()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The run's folder, made if need be, for this process alone; without what killed writers left there."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(used_folder(folder))
+        except OSError as error:
+            raise ResoluteError(f"{folder}: {error.strerror}, expected a folder to write; choose another RUN") from None
+        stack.enter_context(
+            exclusive_lock(folder / _LOCK, folder=folder, writer="training", remedy="choose another RUN")
+        )
+        delete_partial(folder)
+        yield
+
+
+class _Stopped(Exception):
+    """A signal asked to stop before the first batch."""
+
+
+class _Session:
+    """One process's share of a run: opens its folder, resumes, saves, prints."""
+
+    def __init__(self, options: Options, recipe: Recipe, shards: ShardSet, plan: Plan, learner: Learner) -> None:
+        self.options, self.recipe, self.plan, self.learner = options, recipe, plan, learner
+        self.ranks = learner.ranks
+        self.identity = {"recipe": recipe.values(), "data": plan.identity["shards"], "shards": shards.hash}
+        state = None
+        try:
+            state = checkpoint.resume(options.newest, expect=self.identity)
+            path = options.folder / "run.jsonl"
+            kept = state["meter"]["log_bytes"] if state else 0
+            self.log = RunLog(path, keep_bytes=kept) if self.ranks.first else NoLog(path)
+        except OSError as error:
+            raise ResoluteError(
+                f"{options.folder}: {error.strerror}, expected a folder to write; choose another RUN"
+            ) from None
+        self.meter = Meter(self.log, device=learner.device, ranks=self.ranks)
+        self.reports = Reports(options.folder, on=self.ranks.first, tensorboard=options.tensorboard)
+        self.position, self.progress = 0, Progress(
+            recipe.stop, [stage.eval_res or stage.res for stage in recipe.stages for _ in range(stage.epochs)]
+        )
+        self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once a run
+        # what whoever uses the weights needs to know beside the recipe
+        self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin,
+                      "one_size": shards.one_size}
+        if state:
+            learner.load_state_dict(state)
+            self.meter.load_state_dict(state["meter"])
+            self.progress.load_state_dict(state["progress"])
+            self.position = state["position"]
+            self.decode = state.get("decode")
+            self._log_checkpoint(checkpoint.step_file(options.folder, state["step"]).name, state["sha256"])
+        else:
+            self._write_start(shards)
+        self.ranks.check_same(self.position, f"{options.folder}: not the same checkpoint on every rank")
+        self.saved_at, self.saved_position = time.monotonic(), self.position
+        self.stopped_by = 0
+        self.bar: tqdm[Any] | None = None
+        self.skipped: Mapping[tuple[str, int, int], str] = {}  # the loader's: samples that others stand in for
+        self.told = 0
+
+    def go(self) -> int:
+        plan, folder = self.plan, self.options.folder
+        if self.position >= plan.total_batches or self.progress.ended:
+            how = f"stopped early ({self.progress.ended})" if self.progress.ended else "is finished"
+            print(f"{folder}: this run {how}; RUN=another starts a new one")
+            print(self.reports.summary())
+            return 0
+        with self._signals():
+            return self._train()
+
+    def _train(self) -> int:
+        plan, folder = self.plan, self.options.folder
+        began = time.perf_counter()
+        done = f"resuming at batch {self.position} of {plan.total_batches}" if self.position else "starting"
+        print(f"{folder}: {done} ({self.recipe.name} {self.recipe.hash}, {self.learner.device})", flush=True)
+        try:
+            with self.ready() as loader:
+                if self.options.calibrate:
+                    self._calibrate(self.forecast(loader, began=began))
+                print(f"warmed up every shape in {time.perf_counter() - began:.1f} s\n{EPOCH_HEADER}", flush=True)
+                self.skipped = loader.skipped
+                finished = run_batches(loader, self.learner, self.meter, self._after)
+        except NotFinite as error:
+            raise error.told(plan, folder) from None
+        except _Stopped:
+            print(f"{folder}: stopped by {self._signal_name} before its first batch; the same command continues")
+            return 128 + self.stopped_by
+        finally:
+            if self.bar is not None:
+                self.bar.close()
+        if not finished and not self.progress.ended:
+            self._save()
+            self.reports.update()
+            print(f"{folder}: stopped by {self._signal_name} and saved at batch {self.position}; the same command "
+                  "continues")  # fmt: skip
+            return 128 + self.stopped_by
+        if self.ranks.first:
+            print(self.reports.summary())
+        return 0
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Loader]:
+        """The loader at the run's next batch, when every shape is warmed up."""
+        check_micro_batches(self.plan, self.learner)
+        self.decode = self._decode()
+        with self._loader(self.decode, start=self.position) as loader:
+            with memory_to_spare(self.learner.device):
+                self._warm_up()
+            reset_peak_memory(self.learner.device)
+            yield loader
+
+    def forecast(self, loader: Loader, *, began: float, folds: int = 1) -> Forecast:
+        """What the whole run will take, measured; it can go on from here as if it had not been."""
+        start_s, saving = time.perf_counter() - began, time.perf_counter()
+        self._save()
+        save_s = time.perf_counter() - saving
+        paces = measured(self.plan, loader, self.learner)
+        loader.load_state_dict({"next_batch": self.position})
+        return forecast(
+            self.plan, paces, eval_every=self.recipe.eval.every_epochs, start_s=start_s, save_s=save_s,
+            save_every_s=self.options.save_every_s, folds=folds,
+        )  # fmt: skip
+
+    def _calibrate(self, found: Forecast) -> None:
+        print(table(found))
+        for record in calibration(found):
+            self.log.write(record)
+
+    def _loader(self, decode: Decode | None, *, start: int = 0) -> Loader:
+        return Loader(
+            self.plan, device=self.learner.device, decode=decode, threads=self.options.threads, start=start,
+            rank=self.ranks.rank, world=self.ranks.world,
+            mean=self.recipe.data.mean, std=self.recipe.data.std, on_bad_sample=self.recipe.data.on_bad_sample,
+            dtype=self.learner.image_dtype,
+        )  # fmt: skip
+
+    def _decode(self) -> Decode | None:
+        """Where to decode: what `--decode` says, else what the checkpoint says, else the faster place, timed."""
+        device, wanted = self.learner.device, self.options.decode
+        if device.type == "cpu":
+            if wanted == "gpu":
+                raise ResoluteError("--decode: got gpu with device cpu, expected cpu; leave it out")
+            return None
+        if wanted != "auto":
+            return wanted
+        if self.decode is not None:
+            return self.decode
+        self._warm_up()  # why: a step that tunes its kernels says nothing about decoding
+        with rehearsal(self.learner.network, self.learner.gradients) as step:
+            fastest, times = choose_decode(
+                self.plan, lambda decode, start: self._loader(decode, start=start), step,
+                sync=lambda: cuda.synchronize(device), agree=self.ranks.agree,  # sync: the clock's
+            )  # fmt: skip
+        decode = self.ranks.agree(fastest)
+        measured = ", ".join(f"on the {place.upper()} {1e3 * seconds:.1f} ms" for place, seconds in times.items())
+        print(f"decoding: a step takes {measured}; this run decodes on the {decode.upper()}", flush=True)
+        return decode
+
+    def _check_stop(self) -> None:
+        """Raise `_Stopped` on all ranks if a signal has reached any of them."""
+        self.stopped_by = self.ranks.largest(self.stopped_by)
+        if self.stopped_by:
+            raise _Stopped
+
+    def _warm_up(self) -> None:
+        self.ranks.wrap(self.learner.network)  # why: the ranks meet here for the first time
+        for stages in self.learner.freezer.stages_by_set:
+            self.learner.freezer.enter(stages[0])
+            warm_up(
+                self.learner.network,
+                shapes(self.plan, rank=self.ranks.rank, world=self.ranks.world, stages=stages),
+                device=self.learner.device, dtype=self.learner.image_dtype,
+                channels_last=self.recipe.precision.channels_last, accumulate=self.recipe.optim.accumulate,
+                autocast=self.learner.autocast(), teacher=self.learner.teacher, before_each=self._check_stop,
+            )  # fmt: skip
+        self._check_stop()
+
+    def _after(self, spec: BatchSpec) -> bool:
+        """Bookkeeping between batches, outside the clocks. False once a signal asked to stop."""
+        segment = self.plan.segment(spec.index)
+        # a cut validation starts again: the weights are the same, the counts are not saved
+        self.position = spec.index + 1 if spec.split == "train" or spec.last else segment.first
+        self._progress(spec, segment.batches)
+        # why: a clock or a signal of one rank must act on all at the same batch
+        late = self.ranks.first and time.monotonic() - self.saved_at > self.options.save_every_s
+        stop, save = self.ranks.vote(self.stopped_by, self.position if late else 0)
+        self.stopped_by = stop or self.stopped_by
+        following = self.plan.segment(spec.index + 1) if spec.index + 1 < self.plan.total_batches else None
+        if spec.last and (following is None or following.split == "train"):
+            self._end_epoch(spec)
+        elif spec.split == "train" and (save > self.saved_position or self._due(spec.step)):
+            self._save()
+        return not (stop or self.progress.ended)
+
+    def _due(self, step: int) -> bool:
+        every = self.options.save_every_steps
+        return bool(every and (step + 1) % every == 0)
+
+    def _end_epoch(self, spec: BatchSpec) -> None:
+        stage = self.recipe.stages[spec.stage]
+        record = self.meter.end_epoch(spec, res=stage.res, batch_size=stage.batch_size)
+        tqdm.write(epoch_line(record))
+        done, progress = spec.index + 1 == self.plan.total_batches, self.progress
+        is_best = progress.see(record, last=done)
+        if done or progress.ended:
+            self.log.write({"kind": "end", "elapsed_s": self.meter.elapsed_s, "best_top1": progress.best_top1,
+                            "stopped_early": progress.ended})  # fmt: skip
+        self._save(best=is_best)
+        self.reports.update()
+        if progress.ended:
+            tqdm.write(f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} (top-1 "
+                       f"{100 * progress.best_top1:.2f} %, {progress.best_weights} weights), last.pt of this one")
+
+    def _save(self, *, best: bool = False) -> None:
+        self._tell_skipped()
+        folder, segment = self.options.folder, self.plan.segment(max(0, self.position - 1))
+        step = segment.first_step + (self.position - segment.first if segment.split == "train" else 0)
+        meter = self.meter.state_dict()
+        if not finite(self.learner.network):
+            raise NotFinite.after(self.plan, step - 1, lr=self.learner.optimizer.param_groups[0]["lr"])
+        state = {
+            **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
+            "step": step, "progress": self.progress.state_dict(), "order": self.plan.order,
+            "decode": self.decode,
+        }  # fmt: skip
+        file = checkpoint.step_file(folder, step)
+        if self.ranks.first:
+            digest = checkpoint.save(file, state)
+            for name in ("best.pt", "last.pt") if best else ("last.pt",):  # why: a kill between them repeats the epoch
+                checkpoint.also_as(file, folder / name)
+            checkpoint.keep_newest(folder, self.options.keep, newest=step)
+            self._log_checkpoint(file.name, digest)
+        self.saved_at, self.saved_position = time.monotonic(), self.position
+
+    def _tell_skipped(self) -> None:
+        """Of all ranks, so only where they meet; each loader warned at once."""
+        new = dict(itertools.islice(self.skipped.items(), self.told, None))
+        for (split, res, sample), reason in self.ranks.collect(new).items():
+            self.log.write({"kind": "skipped", "split": split, "res": res, "sample": sample, "reason": reason})
+            tqdm.write(f"skipped, another sample in its place: {reason}")
+        self.told = len(self.skipped)
+
+    def _log_checkpoint(self, file: str, digest: str) -> None:
+        self.log.write({"kind": "checkpoint", "file": file, "position": self.position, "sha256": digest})
+        self.log.sync()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """While the block runs, signals ask the run to save and stop; those that are ignored stay ignored."""
+        before = {which: signal.getsignal(which) for which in _SIGNALS}
+        taken = [which for which, handler in before.items() if handler is not signal.SIG_IGN]
+        for which in taken:
+            signal.signal(which, self._stop)
+        try:
+            yield
+        finally:
+            for which in taken:
+                signal.signal(which, before[which])
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.stopped_by and number != signal.SIGINT:
+            return  # why: a terminal that closes sends SIGHUP twice, from the kernel and from its shell
+        if self.stopped_by:
+            # why so abruptly: whatever is slow to end, such as storage that does not answer, must not hold up the
+            # second Ctrl-C, nor print a traceback; files are replaced whole, and the lock ends with the process
+            with contextlib.suppress(OSError):
+                os.write(2, f"{self.options.folder}: stopped at once, without a save; the same command "
+                            "continues\n".encode())  # fmt: skip
+            os._exit(128 + number)
+        self.stopped_by = number
+
+    @property
+    def _signal_name(self) -> str:
+        return signal.Signals(self.stopped_by).name
+
+    def _progress(self, spec: BatchSpec, batches: int) -> None:
+        if self.bar is None or spec.index == self.plan.segment(spec.index).first:
+            if self.bar is not None:
+                self.bar.close()
+            title = f"epoch {spec.epoch} {spec.split} {spec.res} px"
+            hidden = None if self.ranks.first else True  # None: where there is no terminal
+            self.bar = tqdm(total=batches, desc=title, unit="batch", leave=False, disable=hidden)
+        if spec.split == "train":
+            self.bar.set_postfix_str(self.meter.status, refresh=False)
+        self.bar.update()
+
+    def _write_start(self, shards: ShardSet) -> None:
+        self.log.write({
+            "kind": "start", "recipe": self.recipe.name, "recipe_hash": self.recipe.hash, "shards_hash": shards.hash,
+            "classes": len(shards.classes), "train_samples": len(shards.splits["train"]),
+            "val_samples": len(shards.splits["val"]), "stages": self.identity["recipe"]["stages"],
+            "recipe_values": self.identity["recipe"],
+            "recipe_text": self.options.recipe.read_text(encoding="utf-8-sig"),
+            "machine": describe(self.learner.device, threads=self.options.threads),
+            "order": self.plan.order, "total_steps": self.plan.total_steps, "ranks": self.ranks.world,
+            "device": device_name(self.learner.device),
+            "python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__,
+        })  # fmt: skip
