@@ -139,7 +139,7 @@ def used_folder(folder: Path) -> Iterator[None]:
 
 
 def delete_partial(folder: Path, *, of: str = "") -> None:
-    """Delete what killed writers left in `folder`, of all files or of the one called `of`; what is being written stays."""
+    """Delete what killed writers left in `folder`, of all files or of `of` alone; files that are being written stay."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if PARTIAL.fullmatch(path.name) and (not of or path.name.startswith(f".{of}.")):
             with contextlib.suppress(OSError):
