@@ -122,6 +122,8 @@ def _local(rng: random.Random, at: float, name: str, places: Mapping[str, Place]
     if how == "EIO read":
         ops, error = READ | rng.choice([0, OPEN]), rng.choice([errno.EIO, errno.EIO, errno.ESTALE, errno.EINTR])
         how = f"{errno.errorcode[error]} read"
+        if error == errno.EINTR and limit < 0:
+            limit = 20  # why: Python repeats interrupted calls for ever (PEP 475), and no kernel interrupts all of them
         return Event(kind="fault", how=how, place=name, at=at, ops=ops, limit=limit, error=error,
                      expected=frozenset({2}), must_succeed=limit > 0 and not place.writes)  # fmt: skip
     if how in ("ENOSPC", "EIO write"):
