@@ -24,6 +24,7 @@ from pipeline.cli import Parser, number
 from pipeline.cpu_count import available_cpus
 from pipeline.dataset.source_record import SOURCE_RECORD
 from pipeline.errors import ResoluteError, from_os_error, strip_credentials
+from pipeline.storage.atomic_file import PARTIAL
 from pipeline.storage.scratch import ScratchFolder
 from prep.shards.existing_set import COPY, DAMAGED, MANIFEST
 from prep.shards.shard_check import ShardFiles, begin_worker, check_shard
@@ -87,7 +88,8 @@ def _strangers(store: Store, files: Mapping[str, Any]) -> list[str]:
             continue
         names = [f"{folder}/{name}".lstrip("/") for name in store.names(folder)]
         if folder in ours:
-            found += [name for name in names if name not in files and name not in _OUTSIDE]
+            found += [name for name in names if name not in files and name not in _OUTSIDE
+                      and not PARTIAL.fullmatch(name.rpartition("/")[2])]  # fmt: skip  # what `prep` will delete
         else:
             found.append(f"{folder}/")
     return sorted(found)

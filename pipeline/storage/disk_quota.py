@@ -33,6 +33,7 @@ class Room:
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder, self.limit_bytes, self.evicted = folder, limit_bytes, 0
         self._counter = folder / "used"
+        self._remove_abandoned()
         if self.used() > limit_bytes:  # why: the bound was larger the last time
             with self._locked() as counter:
                 self._write(counter, self._make_room(0)[0])
@@ -132,26 +133,38 @@ class Room:
                     self.evicted += 1
         return used, writing
 
+    def _remove_abandoned(self) -> None:
+        """Remove the files of killed writers. Their bytes stay reserved until the next count."""
+        with self._locked():
+            for entry in self._files():
+                if entry.name.endswith(DIGEST):
+                    _remove_orphan(entry.path)
+                elif entry.name.endswith(PART):
+                    _remove(entry.path)
+
+    def _files(self) -> Iterator[os.DirEntry[str]]:
+        for kind in ("chunks", "files"):
+            for folder in _entries(self.folder / kind):
+                yield from _entries(folder)
+
     def _count(self) -> tuple[int, int, list[tuple[int, int, str]]]:
         """Bytes of all files, of those being written, and (when last used in ns, bytes, path) of each that may go."""
         used, writing, found = 0, 0, []
-        for kind in ("chunks", "files"):
-            for folder in _entries(self.folder / kind):
-                for entry in _entries(folder):
-                    if entry.name.endswith(DIGEST):
-                        _remove_orphan(entry.path)
-                        continue
-                    try:
-                        stat = entry.stat()
-                    except OSError:  # removed since
-                        continue
-                    if not entry.name.endswith(PART):
-                        found.append((stat.st_atime_ns, stat.st_size, entry.path))
-                    elif _remove(entry.path):  # its writer was killed
-                        continue
-                    else:
-                        writing += stat.st_size
-                    used += stat.st_size
+        for entry in self._files():
+            if entry.name.endswith(DIGEST):
+                _remove_orphan(entry.path)
+                continue
+            try:
+                stat = entry.stat()
+            except OSError:  # removed since
+                continue
+            if not entry.name.endswith(PART):
+                found.append((stat.st_atime_ns, stat.st_size, entry.path))
+            elif _remove(entry.path):  # its writer was killed
+                continue
+            else:
+                writing += stat.st_size
+            used += stat.st_size
         return used, writing, found
 
 

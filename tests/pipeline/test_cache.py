@@ -214,6 +214,20 @@ def test_a_writer_that_was_killed_leaves_nothing_that_is_served_or_counted(tmp_p
     assert real_bytes(tmp_path) == cache.room.used() == 3 * FULL
 
 
+def test_an_opened_cache_removes_what_killed_writers_left(tmp_path: Path) -> None:
+    doomed = subprocess.Popen([sys.executable, "-c", DYING, str(tmp_path)], cwd=Path(__file__).parents[2],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert doomed.stdout
+    assert doomed.stdout.readline() == "half\n"
+    Cache(tmp_path, 3 * FULL)
+    assert len(list(tmp_path.rglob("*.part"))) == 1  # it is being written
+    doomed.send_signal(signal.SIGKILL)
+    doomed.communicate()
+    cache = Cache(tmp_path, 3 * FULL)
+    assert list(tmp_path.rglob("*.part")) == []
+    assert cache.has(key(0))
+
+
 def test_a_process_that_is_stopped_does_not_stop_the_others(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * FULL, patience_s=0.1)
     begun, end = threading.Event(), threading.Event()

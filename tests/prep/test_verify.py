@@ -312,5 +312,11 @@ def test_a_disk_that_fails_for_a_moment_damages_nothing(whole: Path, monkeypatch
     assert any(name.endswith(".tar") for name in failed)
 
 
+def test_what_a_killed_verify_left_is_no_stranger(whole: Path) -> None:
+    (whole / ".damaged.json.0123456789ab.partial").touch()
+    (whole / "notes.txt").touch()
+    assert verify(Folder(whole), workers=1).strangers == ["notes.txt"]
+
+
 def test_url_of_a_folder_is_that_folder(whole: Path) -> None:
     assert verify(open_store(f"file://{whole}"), workers=1).damaged == {}
