@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=plan.total_steps)
     # the schedule is not prepared: Accelerate would step it once a process, and the plan counts global steps
     model, optimizer = accelerator.prepare(model, optimizer)
-    rank, world = accelerator.process_index, accelerator.num_processes
-    with Loader(plan, device=accelerator.device, rank=rank, world=world) as loader:
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    with Loader(plan, device=accelerator.device, rank=rank, world_size=world_size) as loader:
         accelerator.register_for_checkpointing(loader, schedule)
         if args.checkpoint.exists():
             accelerator.load_state(str(args.checkpoint))
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
                 with accelerator.autocast():
                     losses = cross_entropy(model(batch.images), soft_targets(batch, classes), reduction="sum")
                 # gradients are averaged over processes, whose parts of a batch may differ by a sample or two
-                accelerator.backward(losses * world / spec.global_size)
+                accelerator.backward(losses * world_size / spec.global_size)
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()

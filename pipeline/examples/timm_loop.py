@@ -2,7 +2,7 @@
 
     python -m pipeline.examples.timm_loop SHARDS --res 128,160
 
-`Pass` is what timm's `train_one_epoch` and `validate` want of a loader. Training targets are mixed already, so the
+`PassLoader` is what timm's `train_one_epoch` and `validate` want of a loader. Training targets are mixed already, so the
 loss is a soft one and timm's own mixup stays off.
 """
 
@@ -19,17 +19,17 @@ from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
 from pipeline import Augment, Loader, Plan, Stage, cuda
-from pipeline.plan.plan import Segment
+from pipeline.plan.plan import Pass
 
 from .start import flags, open_shards, run, soft_targets
 
 
 @dataclass
-class Pass:
+class PassLoader:
     """An epoch of training, or a validation, as a loader of pairs on the device; iterate once, in the plan's order."""
 
     loader: Loader
-    segment: Segment
+    segment: Pass
     classes: int
     mixup_enabled: bool = False  # asked by timm's train.py
 
@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> AverageMeter:
     schedule = CosineLRScheduler(optimizer, t_initial=plan.total_steps, t_in_epochs=False)
     loss_fn = SoftTargetCrossEntropy()
     with Loader(plan, device=device) as loader:
-        for segment in plan.segments:
-            part, top1 = Pass(loader, segment, classes), AverageMeter()
+        for segment in plan.passes:
+            part, top1 = PassLoader(loader, segment, classes), AverageMeter()
             if segment.split == "train":
                 for step, (images, target) in enumerate(part, segment.first_step + 1):
                     loss = loss_fn(model(images), target)

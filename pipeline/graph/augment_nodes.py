@@ -19,11 +19,11 @@ from nvidia.dali import fn, types
 
 from pipeline.plan import autoaugment as p
 from pipeline.plan.rng import stream_key, uniforms
-from pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, UNMIXED, Features, program
+from pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, UNMIXED, Features, pack_ops
 
 from . import cpu_nodes as cpu
 
-__all__ = ["augmented", "finishes_in_kernels", "inputs", "mixed", "noise", "numbers"]
+__all__ = ["augmented", "finishes_in_kernels", "input_types", "mixed", "noise", "graph_inputs"]
 
 _WHOLE, _MEAN, _NOISE = 0, 1, 2
 
@@ -33,7 +33,7 @@ def finishes_in_kernels(features: Features) -> bool:
     return bool(features.slots or features.fills)
 
 
-def inputs(features: Features) -> dict[str, tuple[Any, int]]:
+def input_types(features: Features) -> dict[str, tuple[Any, int]]:
     """External sources of these features: name -> DALI type and dimensions of a sample's array."""
     wanted: dict[str, tuple[Any, int]] = {}
     if features.slots:
@@ -50,15 +50,15 @@ def inputs(features: Features) -> dict[str, tuple[Any, int]]:
     return wanted
 
 
-def numbers(features: Features, spec: Any) -> dict[str, NDArray[Any]]:
-    """What `inputs` take for one batch: `spec` a `BatchSpec`; neutral where its stage has something off."""
+def graph_inputs(features: Features, spec: Any) -> dict[str, NDArray[Any]]:
+    """What `input_types` take for one batch: `spec` a `BatchSpec`; neutral where its stage has something off."""
     n, values = len(spec), dict[str, NDArray[Any]]()
     if features.slots:
-        kinds, slot_values = program(spec.draws, features.slots, n)
+        kinds, slot_values = pack_ops(spec.augment_params, features.slots, n)
         values |= {"changed": (kinds != p.NONE).any(axis=1).astype(np.int32), "kinds": kinds, "values": slot_values}
     if features.fills:
-        boxes = spec.draws.get("erase_boxes", np.zeros((n, 4), np.int32))
-        origins = spec.draws.get("erase_from", np.zeros((n, 2), np.int32))
+        boxes = spec.augment_params.get("erase_boxes", np.zeros((n, 4), np.int32))
+        origins = spec.augment_params.get("erase_from", np.zeros((n, 2), np.int32))
         out, extents = _regions(boxes, spec.res)
         fill = np.where(origins[:, 0] < 0, _MEAN, _NOISE)
         values |= {"erased": np.where(boxes[:, 2] > 0, fill, _WHOLE).astype(np.int32), "erase_out": out,
@@ -93,7 +93,7 @@ def augmented(
         images = fn.reshape(images, layout="HWC")
     if features.slots:
         if given["changed"] > 0:
-            images = fn.reshape(cpu.changed(images, given["kinds"], given["values"]), layout="HWC")
+            images = fn.reshape(cpu.apply_augment_ops(images, given["kinds"], given["values"]), layout="HWC")
     if "mean" in features.fills:
         if given["erased"] == _MEAN:
             images = fn.erase(
@@ -120,7 +120,7 @@ def mixed(images: Any, given: Mapping[str, Any], *, compiled: bool | None = None
         if given["mode"] == MIXUP:
             if by_function:
                 lam = fn.reshape(given["lam"], shape=[1])
-                images = fn.reshape(cpu.blended(images, partner, lam), layout="HWC")
+                images = fn.reshape(cpu.mix_images(images, partner, lam), layout="HWC")
             else:
                 lam = given["lam"]
                 images = fn.cast(images * lam + partner * (1.0 - lam), dtype=types.UINT8)

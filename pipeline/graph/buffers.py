@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Buffers"]
+__all__ = ["BufferPool"]
 
 _PAGE_BYTES = 4096
 
 
-class Buffers:
+class BufferPool:
     """Lends arrays of float32. At most `keep` of `nbytes` each wait for their next use; more are made when needed."""
 
     def __init__(self, *, nbytes: int, keep: int) -> None:

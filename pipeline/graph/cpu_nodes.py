@@ -18,11 +18,11 @@ from nvidia.dali import types as dali
 from nvidia.dali.pipeline import do_not_convert
 from nvidia.dali.plugin.numba import NumbaFunction
 
-from pipeline.graph.kernels.augment import blend, run_slots
+from pipeline.graph.kernels.augment import blend, apply_ops
 from pipeline.graph.kernels.resize import normalise_rows, resize
 from pipeline.jit import c_function, compiled
 
-__all__ = ["blended", "canvas", "changed", "finished", "normalised", "outputs", "parameters", "resized"]
+__all__ = ["mix_images", "output_shape", "changed", "resize_normalize", "normalize", "output_pointers", "parameters", "resize_mirror"]
 
 # of each image, float32: mirrored or not, upside down or not, three scales, three shifts
 _PARAMETERS = 8
@@ -30,7 +30,7 @@ _PARAMETERS = 8
 _OUTPUT = 3
 
 
-def canvas(batch: int, res: int) -> NDArray[np.uint8]:
+def output_shape(batch: int, res: int) -> NDArray[np.uint8]:
     """(batch, res, res, 0): tells DALI the output's size by its shape, and weighs nothing."""
     return np.empty((batch, res, res, 0), np.uint8)
 
@@ -46,7 +46,7 @@ def parameters(
     return found
 
 
-def outputs(out: NDArray[np.float32], number: int) -> NDArray[np.int64]:
+def output_pointers(out: NDArray[np.float32], number: int) -> NDArray[np.int64]:
     """(N, 3): where the images of batch `number` shall go, which the nodes that write them give back.
 
     `out` (N, res, res, 3) must live until the batch was taken.
@@ -57,28 +57,28 @@ def outputs(out: NDArray[np.float32], number: int) -> NDArray[np.int64]:
     return found
 
 
-def resized(images: Any, canvas: Any, parameters: Any) -> Any:
-    """Node: (h, w, 3) uint8 resized to the canvas, mirrored or not."""
-    return _node(_resize, dali.UINT8, (canvas, dali.UINT8, 3), (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1))
+def resize_mirror(images: Any, output_shape: Any, parameters: Any) -> Any:
+    """Node: (h, w, 3) uint8 resize_mirror to the canvas, mirrored or not."""
+    return _node(_resize, dali.UINT8, (output_shape, dali.UINT8, 3), (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1))
 
 
-def finished(images: Any, parameters: Any, output: Any) -> Any:
-    """Node: `normalised` of the image resized and mirrored or not, in one pass."""
+def resize_normalize(images: Any, parameters: Any, output: Any) -> Any:
+    """Node: `normalize` of the image resize_mirror and mirrored or not, in one pass."""
     return _node(_finish, dali.INT64, (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1), (output, dali.INT64, 1),
                  ends=True)  # fmt: skip
 
 
-def changed(images: Any, kinds: Any, values: Any) -> Any:
-    """Node: (h, w, 3) uint8 after the operations of `pixels.run_slots`."""
-    return _node(_run_slots, dali.UINT8, (images, dali.UINT8, 3), (kinds, dali.INT32, 1), (values, dali.FLOAT, 2))
+def apply_augment_ops(images: Any, kinds: Any, values: Any) -> Any:
+    """Node: (h, w, 3) uint8 after the operations of `pixels.apply_ops`."""
+    return _node(_apply_ops, dali.UINT8, (images, dali.UINT8, 3), (kinds, dali.INT32, 1), (values, dali.FLOAT, 2))
 
 
-def blended(images: Any, partner: Any, lam: Any) -> Any:
+def mix_images(images: Any, partner: Any, lam: Any) -> Any:
     """Node: `lam` (1,) float32 of (h, w, 3) uint8 and the rest of its partner."""
     return _node(_blend, dali.UINT8, (images, dali.UINT8, 3), (partner, dali.UINT8, 3), (lam, dali.FLOAT, 1))
 
 
-def normalised(images: Any, parameters: Any, output: Any) -> Any:
+def normalize(images: Any, parameters: Any, output: Any) -> Any:
     """Node: (h, w, 3) uint8 times the scales plus the shifts of `parameters`, written where `output` says.
 
     What DALI gets is the number of the batch, (1,) int64: the images are not its own, so that their memory can be ours.
@@ -169,11 +169,11 @@ def _normalise(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: 
     carray(outs[0], 1, np.int64)[0] = place[2]
 
 
-def _run_slots(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
+def _apply_ops(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
     shape, slots = (of[0][0], of[0][1], 3), of[1][0]
     out = carray(outs[0], shape, np.uint8)
     out[:] = carray(ins[0], shape, np.uint8)
-    run_slots(out, carray(ins[1], (slots,), np.int32), carray(ins[2], (slots, of[2][1]), np.float32))
+    apply_ops(out, carray(ins[1], (slots,), np.int32), carray(ins[2], (slots, of[2][1]), np.float32))
 
 
 def _blend(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:

@@ -15,10 +15,10 @@ import triton
 
 from pipeline import cuda
 from pipeline.graph.kernels.triton_finish import ERASE_FIELDS, MIX_FIELDS, finish
-from pipeline.graph.kernels.triton_slot import BLOCK, run_slot
+from pipeline.graph.kernels.triton_slot import BLOCK, apply_slot
 from pipeline.plan import autoaugment as p
 from pipeline.plan.plan import BatchSpec
-from pipeline.plan.sampling import CUTMIX, NOISE_PX, Features, program
+from pipeline.plan.sampling import CUTMIX, NOISE_PX, Features, pack_ops
 
 __all__ = ["GpuAugment"]
 
@@ -60,13 +60,13 @@ class GpuAugment:
         packed = torch.empty((n, self._fields), dtype=torch.int32, pin_memory=self._device.type == "cuda")
         rows, busy = packed.numpy(), list[int]()
         if self._slots:
-            kinds, values = program(spec.draws, features.slots, n)
+            kinds, values = pack_ops(spec.augment_params, features.slots, n)
             rows[:, : self._slots] = kinds
             rows[:, self._slots : self._erase] = values.view(np.int32).reshape(n, -1)
             busy = np.flatnonzero((kinds != p.NONE).any(axis=0)).tolist()
         if features.fills:
             erase = rows[:, self._erase : self._mix]
-            erase[:, :4], erase[:, 4:] = spec.draws.get("erase_boxes", 0), spec.draws.get("erase_from", 0)
+            erase[:, :4], erase[:, 4:] = spec.augment_params.get("erase_boxes", 0), spec.augment_params.get("erase_from", 0)
         if features.mixing:
             mix = rows[:, self._mix :]
             mix[:, 0], mix[:, 1], mix[:, 2] = spec.modes, spec.partners, spec.lam.view(np.int32)
@@ -88,7 +88,7 @@ class GpuAugment:
             buffers = [torch.empty_like(images) for _ in busy[:2]]
             for turn, slot in enumerate(busy):
                 changed = buffers[turn % 2]
-                run_slot[grid](
+                apply_slot[grid](
                     images, changed, numbers, slot, self._slots, self._fields, side, part, BLOCK=BLOCK, **_OPTIONS
                 )
                 images = changed

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali._autograph.pyct import loader as generated_code
 
-from pipeline.graph.buffers import Buffers
+from pipeline.graph.buffers import BufferPool
 from pipeline.plan.plan import BatchSpec
 from pipeline.plan.sampling import Features
 
@@ -81,7 +81,7 @@ class Graph:
             self._kernels.warm_up()
             self._features = Features()  # of the graph itself
         # why 2 more than run at once: the consumer's, and the one that it had before
-        self._buffers = Buffers(nbytes=largest_bytes, keep=depth + 2) if self._on_cpu else None
+        self._buffers = BufferPool(nbytes=largest_bytes, keep=depth + 2) if self._on_cpu else None
         # why one thread more on a CPU: all wait for the last between two operators, and a core is idle meanwhile
         # why: exec_dynamic: outputs own their memory, so a torch view of one stays valid for as long as it lives
         self._pipe = _graph(
@@ -138,21 +138,21 @@ class Graph:
         self._under_way.clear()
 
     def _feed(self, spec: BatchSpec, jpegs: Pieces) -> None:
-        n, windows = len(spec), spec.windows
-        vflips = spec.draws.get("vflips", np.zeros(n, bool)).astype(bool)
+        n, crops = len(spec), spec.crops
+        vflips = spec.augment_params.get("vflips", np.zeros(n, bool)).astype(bool)
         values: dict[str, Any] = {
             "jpeg": jpegs,
-            "start": np.ascontiguousarray(windows[:, 1::-1]),
-            "shape": np.ascontiguousarray(windows[:, :1:-1]),
-            **ops.numbers(self._features, spec),
+            "start": np.ascontiguousarray(crops[:, 1::-1]),
+            "shape": np.ascontiguousarray(crops[:, :1:-1]),
+            **ops.graph_inputs(self._features, spec),
         }
         out = None
         if self._buffers is not None:
             out = self._buffers.take((n, spec.res, spec.res, 3))
             values["parameters"] = cpu.parameters(spec.flips, vflips, self._mean, self._std)
-            values["output"] = cpu.outputs(out, spec.index)
+            values["output"] = cpu.output_pointers(out, spec.index)
             if not self._plain:
-                values["canvas"] = cpu.canvas(n, spec.res)
+                values["output_shape"] = cpu.output_shape(n, spec.res)
         else:
             roi = np.empty((n, 4), np.float32)
             roi[:] = (0, 0, 1, 1)
@@ -173,9 +173,9 @@ def _graph(
     in_kernels = not on_cpu and ops.finishes_in_kernels(features)
     features = Features() if in_kernels else features
     plain = features == Features()  # why: on a CPU, with nothing in between, resize and normalise are one pass
-    wanted = {**_INPUTS, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS), **ops.inputs(features)}
+    wanted = {**_INPUTS, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS), **ops.input_types(features)}
     if on_cpu and not plain:
-        wanted["canvas"] = (types.UINT8, 3)
+        wanted["output_shape"] = (types.UINT8, 3)
     lent = {"jpeg"} if decode_device == "cpu" else set()
     given = {name: fn.external_source(name=name, dtype=kind, ndim=ndim, no_copy=name in lent)
              for name, (kind, ndim) in wanted.items()}  # fmt: skip
@@ -188,8 +188,8 @@ def _graph(
     )  # fmt: skip
     if on_cpu:
         if plain:
-            return cpu.finished(images, given["parameters"], given["output"])
-        images = cpu.resized(images, given["canvas"], given["parameters"])
+            return cpu.resize_normalize(images, given["parameters"], given["output"])
+        images = cpu.resize_mirror(images, given["output_shape"], given["parameters"])
     else:
         images = fn.resize(
             images.gpu(), size=given["size"], roi_start=given["roi"][:2], roi_end=given["roi"][2:], roi_relative=True,
@@ -201,7 +201,7 @@ def _graph(
     if features.mixing:
         images = ops.mixed(images, given)
     if on_cpu:
-        return cpu.normalised(images, given["parameters"], given["output"])
+        return cpu.normalize(images, given["parameters"], given["output"])
     return fn.crop_mirror_normalize(
         images, mean=[255 * m for m in mean], std=[255 * s for s in std],
         dtype=types.FLOAT16 if half else types.FLOAT, output_layout="HWC",

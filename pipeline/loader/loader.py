@@ -27,10 +27,10 @@ from pipeline import cuda
 from pipeline.errors import DamagedSample, ResoluteError, StorageError, differences
 from pipeline.graph.graph import Graph
 from pipeline.graph.kernels.pread import Pieces
-from pipeline.plan.plan import BatchSpec, Plan, Segment
+from pipeline.plan.plan import BatchSpec, Plan, Pass
 from pipeline.plan.sampling import features
 
-from .prefetch import Ahead
+from .prefetch import Prefetcher
 from .reader import PendingBatch, Reader
 
 __all__ = ["Batch", "Loader"]
@@ -54,7 +54,7 @@ class Batch:
 
 
 @dataclass(kw_only=True)
-class _Ahead:
+class _PlannedBatch:
     """A batch that is being read: its plan and the read of just that plan's samples, or why there is none."""
 
     index: int
@@ -82,7 +82,7 @@ class Loader(Iterator[Batch]):
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         start: int = 0,
     ) -> None:
         """Start the threads and build the graph.
@@ -104,12 +104,12 @@ class Loader(Iterator[Batch]):
         _check_range("threads", threads, 1)
         _check_range("readers", readers, 1)
         _check_range("depth", depth, 1)
-        _check_range("world", world, 1)
-        _check_range("rank", rank, 0, world - 1)
+        _check_range("world_size", world_size, 1)
+        _check_range("rank", rank, 0, world_size - 1)
         _check_range("start", start, 0, plan.total_batches)
         if on_bad_sample not in ("error", "skip"):
             raise ResoluteError(f"on_bad_sample: got {on_bad_sample!r}, expected error or skip; choose one")
-        self.plan, self.rank, self.world = plan, rank, world
+        self.plan, self.rank, self.world_size = plan, rank, world_size
         self.device = cuda.usable(device)
         on_gpu = self.device.type == "cuda"
         if decode not in (None, "cpu", "gpu"):
@@ -118,33 +118,33 @@ class Loader(Iterator[Batch]):
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
         if dtype != torch.float32 and not (dtype == torch.float16 and on_gpu):
             raise ResoluteError(f"dtype: got {dtype}, expected torch.float32, or torch.float16 on a GPU; choose one")
-        for segment in plan.segments:
+        for segment in plan.passes:
             if segment.stored_res not in plan.shards.splits[segment.split].stored:
                 raise ResoluteError(
                     f"{plan.shards.root}: {segment.stored_res} px is not open, got "
                     f"{sorted(plan.shards.splits[segment.split].stored)}; name it in ShardSet.open"
                 )
-        plan.check_ranks(world)
+        plan.check_ranks(world_size)
         self._features = features([stage.augment for stage in plan.stages])
         self._skip = on_bad_sample == "skip"
         self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): why it could not be read
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: the one in its place
         self._depth, self._next = depth, start
-        self._reading: deque[_Ahead] = deque()
+        self._reading: deque[_PlannedBatch] = deque()
         self._running: deque[tuple[BatchSpec, NDArray[np.int64]]] = deque()  # with labels
         self._read_next = start
         decode = decode or ("gpu" if on_gpu else "cpu")
         # why: that a GPU's decoders do not look behind an image's end has not been tried
         self._reader = Reader(plan.shards, threads=readers, check_crc=check_crc, padded=decode == "cpu")
-        self._ahead = Ahead(plan, rank=rank, world=world)
-        sizes = [segment.largest(rank=rank, world=world) for segment in plan.segments]
+        self._prefetcher = Prefetcher(plan, rank=rank, world_size=world_size)
+        sizes = [segment.max_batch(rank=rank, world_size=world_size) for segment in plan.passes]
         try:
             self._graph = Graph(
                 batch_size=max(sizes, default=1), threads=threads, device_id=self.device.index if on_gpu else None,
                 decode=decode, depth=depth, mean=mean, std=std,
                 half=dtype == torch.float16, features=self._features,
-                largest_res=max((segment.res for segment in plan.segments), default=1),
-                largest_bytes=max((12 * s.res**2 * n for s, n in zip(plan.segments, sizes, strict=True)), default=0),
+                largest_res=max((segment.res for segment in plan.passes), default=1),
+                largest_bytes=max((12 * s.res**2 * n for s, n in zip(plan.passes, sizes, strict=True)), default=0),
             )  # fmt: skip
             self._prime()
             self._read_ahead()
@@ -220,18 +220,18 @@ class Loader(Iterator[Batch]):
 
     def _read_ahead(self) -> None:
         while len(self._reading) < self._depth + 1 and self._read_next < self.plan.total_batches:
-            batch = _Ahead(index=self._read_next)
+            batch = _PlannedBatch(index=self._read_next)
             self._submit(batch)
             self._reading.append(batch)
-            self._ahead.follow(self._read_next)
+            self._prefetcher.advance(self._read_next)
             self._read_next += 1
 
-    def _submit(self, batch: _Ahead) -> None:
+    def _submit(self, batch: _PlannedBatch) -> None:
         """Plan a batch with the replacements known now, and start to read just its samples."""
         try:
-            segment = self.plan.segment(batch.index)
+            segment = self.plan.pass_at(batch.index)
             replacements = self._replacements.get((segment.split, segment.stored_res))
-            spec = self.plan.batch(batch.index, rank=self.rank, world=self.world, instead=replacements)
+            spec = self.plan.batch(batch.index, rank=self.rank, world_size=self.world_size, replacements=replacements)
             labels = self.plan.shards.splits[spec.split].samples[spec.ids]["label"].astype(np.int64)
             batch.spec, batch.labels = spec, labels
             batch.pending = self._reader.submit(spec.split, spec.stored_res, spec.ids)
@@ -263,7 +263,7 @@ class Loader(Iterator[Batch]):
             self._graph.start(batch.spec, jpegs)
             self._running.append((batch.spec, batch.labels))
 
-    def _usable(self, batch: _Ahead) -> Pieces | None:
+    def _usable(self, batch: _PlannedBatch) -> Pieces | None:
         """The encoded images of `batch.spec`; None if `batch.error` says why there are none.
 
         Where samples are damaged and may be skipped, the batch is planned and read again with others in their places:
@@ -315,7 +315,7 @@ class Loader(Iterator[Batch]):
         """
         refused: ResoluteError | None = None
         for segment in sorted(
-            self.plan.segments, key=lambda s: -(s.res**2) * s.largest(rank=self.rank, world=self.world)
+            self.plan.passes, key=lambda s: -(s.res**2) * s.max_batch(rank=self.rank, world_size=self.world_size)
         ):
             try:
                 self._graph.prime(*self._readable(segment))
@@ -327,9 +327,9 @@ class Loader(Iterator[Batch]):
         if refused is not None:
             raise refused
 
-    def _readable(self, segment: Segment) -> tuple[BatchSpec, Pieces]:
+    def _readable(self, segment: Pass) -> tuple[BatchSpec, Pieces]:
         """The first batch of a segment, with a sample that can be read in the place of each that cannot."""
-        spec = self.plan.batch(segment.first, rank=self.rank, world=self.world)
+        spec = self.plan.batch(segment.first, rank=self.rank, world_size=self.world_size)
         read = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
         if not read.errors:
             return spec, read.pieces
@@ -341,7 +341,7 @@ class Loader(Iterator[Batch]):
             sample = self._next_sound(spec, ids[0], read.errors[0])
             piece = self._reader.submit(spec.split, spec.stored_res, np.array([sample])).result().pieces[0]
         replacements = {ids[place]: sample for place in read.errors}
-        spec = self.plan.batch(segment.first, rank=self.rank, world=self.world, instead=replacements)
+        spec = self.plan.batch(segment.first, rank=self.rank, world_size=self.world_size, replacements=replacements)
         return spec, [piece if place in read.errors else pieces[place] for place in range(len(spec))]
 
     def close(self) -> None:

@@ -15,24 +15,24 @@ import numpy as np
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 
-__all__ = ["SAMPLES_AHEAD", "Ahead"]
+__all__ = ["PREFETCH_SAMPLES", "Prefetcher"]
 
 # why: the blocks that an epoch opens at once; `CacheSettings.ahead_bytes` is the bound where samples are large
-SAMPLES_AHEAD = 16 * 1024
+PREFETCH_SAMPLES = 16 * 1024
 _REMEMBERED = 4096  # chunks hinted at lately: neighbours in a batch share theirs
 
 
-class Ahead:
+class Prefetcher:
     """Follows a rank through the plan. Costs nothing where the files of the set are not fetched in chunks."""
 
-    def __init__(self, plan: Plan, *, rank: int = 0, world: int = 1, samples: int = SAMPLES_AHEAD) -> None:
-        self._plan, self._rank, self._world, self._samples = plan, rank, world, samples
+    def __init__(self, plan: Plan, *, rank: int = 0, world_size: int = 1, samples: int = PREFETCH_SAMPLES) -> None:
+        self._plan, self._rank, self._world, self._samples = plan, rank, world_size, samples
         self._files, self._step = plan.shards.files, plan.shards.files.chunk_bytes
         self._now = self._next = 0  # the batch that was followed last, and the one whose chunks are hinted at next
         self._left: list[tuple[str, int]] = []  # of the batch before it: (name, chunk) that were not taken yet
         self._lately: OrderedDict[tuple[str, int], None] = OrderedDict()
 
-    def follow(self, index: int) -> None:
+    def advance(self, index: int) -> None:
         """Batch `index` is read now: hint at what comes after it, as far as the files take hints."""
         if not self._step:
             return
@@ -40,7 +40,7 @@ class Ahead:
             self._next, self._left = index + 1, []
         self._now = index
         while self._hint():
-            segment = self._plan.segment(min(self._next, self._plan.total_batches - 1))
+            segment = self._plan.pass_at(min(self._next, self._plan.total_batches - 1))
             if self._next >= self._plan.total_batches or (self._next - index) * segment.batch_size > self._samples:
                 return
             with suppress(ResoluteError):  # why: a damaged index ends the run when its batch is due, not now
@@ -48,12 +48,12 @@ class Ahead:
             self._next += 1
 
     def _hint(self) -> bool:
-        """Hand over what is left; False if the files want no more for now."""
+        """Hand over what is left; False if the files prefetch no more for now."""
         while self._left:
             chunk = self._left[-1]
             if chunk in self._lately:
                 self._lately.move_to_end(chunk)
-            elif self._files.want(chunk[0], chunk[1] * self._step, self._step):
+            elif self._files.prefetch(chunk[0], chunk[1] * self._step, self._step):
                 self._lately[chunk] = None
                 if len(self._lately) > _REMEMBERED:
                     self._lately.popitem(last=False)
@@ -64,10 +64,10 @@ class Ahead:
 
     def _chunks(self, index: int) -> list[tuple[str, int]]:
         """The chunks that hold this rank's part of a batch."""
-        segment = self._plan.segment(index)
+        segment = self._plan.pass_at(index)
         shards = self._plan.shards
         split = shards.splits[segment.split]
-        records = split.stored[segment.stored_res][self._plan.ids(index, rank=self._rank, world=self._world)]
+        records = split.stored[segment.stored_res][self._plan.ids(index, rank=self._rank, world_size=self._world)]
         first = records["offset"].astype(np.int64)
         last = first + records["nbytes"] - 1
         shard = records["shard"].astype(np.int64) << 32

@@ -82,7 +82,7 @@ class PendingBatch:
         errors: Errors = {}
         for task in self._tasks:
             if not task.future.done():
-                self._reader.hurry()
+                self._reader.add_readers()
             errors |= task.future.result()
         return Encoded(self._pieces, errors)
 
@@ -94,11 +94,11 @@ class Reader:
     """
 
     def __init__(
-        self, shards: ShardSet, *, threads: int = 2, most_threads: int = 64, check_crc: bool = True,
+        self, shards: ShardSet, *, threads: int = 2, max_threads: int = 64, check_crc: bool = True,
         padded: bool = True,
     ) -> None:  # fmt: skip
         """`padded` batches come in one array where that is not too wasteful: handing it on costs the same for any N."""
-        self._shards, self._check_crc, self._most, self._padded = shards, check_crc, most_threads, padded
+        self._shards, self._check_crc, self._most, self._padded = shards, check_crc, max_threads, padded
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -137,7 +137,7 @@ class Reader:
             self._tasks.put(task)
         return PendingBatch(pieces, tasks, self)
 
-    def hurry(self) -> None:
+    def add_readers(self) -> None:
         """The consumer waits: keep more requests in flight, if it is the storage that takes the time."""
         if self.threads < self._most and len(self._read_s) == _TASKS_SEEN and not self._fast():
             self._start(min(3 * self.threads, self._most - self.threads))
@@ -185,7 +185,7 @@ class Reader:
             if self._closed.is_set():
                 raise Interrupted(f"{files.root}: the reader was closed, expected it open; open another")
             with suppress(Missing, DamagedSample):  # why: `_read_one` meets it again
-                place = files.place(names[shards[i]], offset, nbytes)
+                place = files.locate(names[shards[i]], offset, nbytes)
                 if place is not None:
                     opened.append(place[0])
                     handles[i], offsets[i] = place[0].fd, place[1]

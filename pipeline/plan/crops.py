@@ -12,10 +12,10 @@ from pipeline.jit import compiled
 
 from .stage import Augment
 
-__all__ = ["CROP_NUMBERS", "centre_crops", "random_crops"]
+__all__ = ["CROP_UNIFORMS", "centre_crops", "random_crops"]
 
 _TRIES = 10  # Source: torchvision RandomResizedCrop.get_params
-CROP_NUMBERS = 2 + 2 * _TRIES  # uniforms a crop: its place in x and y, then areas, then ratios
+CROP_UNIFORMS = 2 + 2 * _TRIES  # uniforms a crop: its place in x and y, then areas, then ratios
 
 
 def random_crops(sizes: NDArray[np.int64], u: NDArray[np.float64], augment: Augment) -> NDArray[np.int32]:

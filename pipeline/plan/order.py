@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pipeline.jit import compiled
 
-from .rng import U64, derive, half_bits, image, permute, stream_key
+from .rng import U64, derive, half_bits, permute_index, permute, stream_key
 
 __all__ = ["BLOCK_SAMPLES", "WINDOW_BLOCKS", "Order", "block_samples", "sample_ids"]
 
@@ -97,7 +97,7 @@ def _ring_samples(places: Any, size: Any, blocks: Any, ring_key: Any) -> None:
 def _sample(place: Any, size: Any, blocks: Any, key: Any, half: Any) -> Any:
     """The sample at a place of the ring of blocks; what is no whole block lies at its end."""
     number, inside = divmod(place, size)
-    return image(key, number, blocks, half) * size + inside if number < blocks else place
+    return permute_index(key, number, blocks, half) * size + inside if number < blocks else place
 
 
 @compiled
@@ -119,7 +119,7 @@ def _blocks(
         turned = (s + shift) % samples
         k = (turned * spread + samples - 1) // samples
         if ((turned + 1) * spread + samples - 1) // samples > k:
-            left, part = image(others, k, spread, half_spread), 0
+            left, part = permute_index(others, k, spread, half_spread), 0
             while left >= rest[part, 1]:
                 left -= rest[part, 1]
                 part += 1
@@ -127,10 +127,10 @@ def _blocks(
         else:
             before = k - skipped if turned >= shift else k - skipped + spread  # of the rest, before s
             slot, inside = divmod(s - before, size)
-            inside = image(derive(slots, U64(slot)), inside, size, half_size)
+            inside = permute_index(derive(slots, U64(slot)), inside, size, half_size)
             begun = (slot - inside // group) % blocks  # the slot where that sample's block began
-            inside = image(derive(groups, U64(begun)), inside, size, half_size)
-            number = image(chosen, begun, blocks, half_blocks)
+            inside = permute_index(derive(groups, U64(begun)), inside, size, half_size)
+            number = permute_index(chosen, begun, blocks, half_blocks)
             number = runs[0, 0] + number if number < runs[0, 1] else runs[1, 0] + number - runs[0, 1]
             place = number * size + inside
         out[i] = _sample(place, size, ring_blocks, ring, half_ring)

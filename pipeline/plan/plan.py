@@ -22,20 +22,20 @@ from numpy.typing import NDArray
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 
-from .crops import CROP_NUMBERS, centre_crops, random_crops
+from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
 from .rng import beta, stream_key, uniforms
-from .sampling import CUTMIX, MIXUP, UNMIXED, cutmix_boxes, draw, mixes
+from .sampling import CUTMIX, MIXUP, UNMIXED, cutmix_boxes, augment_params, mixes
 from .stage import AUTO, Augment, Stage
 
-__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "BatchSpec", "Plan", "Segment", "part_bounds"]
+__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "BatchSpec", "Plan", "Segment", "batch_bounds"]
 
 _FORMAT = 1  # of `Plan.identity`, and of how batches follow from it
 _AUGMENT, _MIX = 2, 3  # purposes of random numbers; order.py has 0 and 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class Pass:
     """One pass: the training batches of an epoch, or one validation of the model after it."""
 
     split: Literal["train", "val"]
@@ -55,20 +55,20 @@ class Segment:
         return -(-self.samples // self.batch_size)
 
     def bounds(self, k: int) -> tuple[int, int]:
-        return part_bounds(self.samples, self.batch_size, k)
+        return batch_bounds(self.samples, self.batch_size, k)
 
-    def largest(self, *, rank: int, world: int) -> int:
+    def max_batch(self, *, rank: int, world_size: int) -> int:
         """Samples of the largest batch of rank `rank`."""
         sizes = []
         for k in {0, max(0, self.batches - 2), self.batches - 1}:  # all others are as the first
             start, end = self.bounds(k)
-            low, high = rank_bounds(start, end, rank=rank, world=world, pairs=self.split == "train")
+            low, high = rank_bounds(start, end, rank=rank, world_size=world_size, pairs=self.split == "train")
             sizes.append(high - low)
         return max(sizes)
 
     def smallest(self) -> int:
         """Samples of its smallest batch."""
-        last = (part_bounds(self.samples, self.batch_size, k) for k in {0, max(0, self.batches - 2), self.batches - 1})
+        last = (batch_bounds(self.samples, self.batch_size, k) for k in {0, max(0, self.batches - 2), self.batches - 1})
         return min(end - start for start, end in last)
 
 
@@ -86,19 +86,19 @@ class BatchSpec:
     last: bool  # of its segment
     global_size: int  # samples over all ranks
     ids: NDArray[np.int64]  # (N,) sample numbers in the split
-    windows: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the stored image
+    crops: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the stored image
     flips: NDArray[np.bool_]  # (N,)
     partners: NDArray[np.int32]  # (N,) position in this batch of the image mixed in
     modes: NDArray[np.int32]  # (N,) UNMIXED, MIXUP or CUTMIX
     lam: NDArray[np.float32]  # (N,) weight of the sample's own image and label
     boxes: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the output that cutmix takes over
-    draws: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)  # other augmentation: see draws.draw
+    augment_params: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)  # other augmentation: see draws.draw
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-def part_bounds(samples: int, batch_size: int, k: int) -> tuple[int, int]:
+def batch_bounds(samples: int, batch_size: int, k: int) -> tuple[int, int]:
     """[start, end) of batch `k`: full batches, but the last two share what is left equally.
 
     So every sample is seen once and no training step ever gets a handful of them.
@@ -111,15 +111,15 @@ def part_bounds(samples: int, batch_size: int, k: int) -> tuple[int, int]:
     return (base, middle) if k == max(0, batches - 2) else (middle, samples)
 
 
-def rank_bounds(start: int, end: int, *, rank: int, world: int, pairs: bool) -> tuple[int, int]:
+def rank_bounds(start: int, end: int, *, rank: int, world_size: int, pairs: bool) -> tuple[int, int]:
     """[low, high) of a batch's [start, end) that is rank `rank`'s; `pairs` of neighbours are never split.
 
     No rank's is empty if there is a sample (or a pair, of which the last may lack one) for each.
     """
     if not pairs:
-        return start + rank * (end - start) // world, start + (rank + 1) * (end - start) // world
+        return start + rank * (end - start) // world_size, start + (rank + 1) * (end - start) // world_size
     count = (end - start + 1) // 2
-    return start + 2 * (rank * count // world), min(end, start + 2 * ((rank + 1) * count // world))
+    return start + 2 * (rank * count // world_size), min(end, start + 2 * ((rank + 1) * count // world_size))
 
 
 class Plan:
@@ -158,9 +158,9 @@ class Plan:
         needed = ("train",) if eval_batch_size is None else ("train", "val")
         for split in needed:
             if split not in shards.splits or not len(shards.splits[split]):
-                remedy = "hold out a part with val (--val 0.1, make: VAL=0.1)" if shards.one_size else "rebuild it"
+                remedy = "hold out a part with val (--val 0.1, make: VAL=0.1)" if shards.single_resolution else "rebuild it"
                 raise ResoluteError(f"{shards.root}: split {split} has no samples, expected some; {remedy}")
-        self.segments: list[Segment] = []
+        self.passes: list[Pass] = []
         total, first, step, epoch, offset = len(shards.splits["train"]), 0, 0, 0, 0
         epochs = sum(stage.epochs for stage in self.stages)
 
@@ -169,10 +169,10 @@ class Plan:
             stage = self.stages[number]
             res = stage.res if split == "train" else stage.eval_res or stage.res
             stored_res = res if split == "train" else self._stored_res(stage.res, res)
-            segment = Segment(split=split, stage=number, epoch=epoch, res=res, stored_res=stored_res, samples=samples,
+            segment = Pass(split=split, stage=number, epoch=epoch, res=res, stored_res=stored_res, samples=samples,
                               batch_size=batch_size, first=first, first_step=step, offset=offset,
                               order=stage.order or order)  # fmt: skip
-            self.segments.append(segment)
+            self.passes.append(segment)
             first += segment.batches
             step += segment.batches if split == "train" else 0
 
@@ -186,8 +186,8 @@ class Plan:
                     offset = (offset + part) % total
                 epoch += 1
         self.total_batches, self.total_steps = first, step
-        self._ring: Order = "block" if any(segment.order == "block" for segment in self.segments) else "full"
-        self._firsts = [segment.first for segment in self.segments]
+        self._ring: Order = "block" if any(segment.order == "block" for segment in self.passes) else "full"
+        self._firsts = [segment.first for segment in self.passes]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -201,10 +201,10 @@ class Plan:
             stages.append({
                 "res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction,
                 "order": stage.order or self.order,
-                "eval_res": next((s.res for s in self.segments if s.stage == number and s.split == "val"), None),
+                "eval_res": next((s.res for s in self.passes if s.stage == number and s.split == "val"), None),
                 "augment": dataclasses.asdict(stage.augment),
             })  # fmt: skip
-        resolutions = {segment.stored_res for segment in self.segments}
+        resolutions = {segment.stored_res for segment in self.passes}
         identity = {
             "format": _FORMAT, "seed": self.seed, "order": self.order, "fraction_mode": self._fraction_mode,
             "eval_batch_size": self._eval_batch_size, "eval_every_epochs": self._eval_every_epochs,
@@ -219,65 +219,65 @@ class Plan:
         text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def segment(self, index: int) -> Segment:
+    def segment(self, index: int) -> Pass:
         if not 0 <= index < self.total_batches:
             raise IndexError(f"batch {index} of {self.total_batches}")
-        return self.segments[bisect.bisect_right(self._firsts, index) - 1]
+        return self.passes[bisect.bisect_right(self._firsts, index) - 1]
 
-    def check_ranks(self, world: int) -> None:
-        """Raises `ResoluteError` if some batch of the run has not enough samples for `world` ranks."""
-        for segment in self.segments:
-            train, smallest = segment.split == "train", segment.smallest()
-            if (smallest + 1) // 2 < world if train else smallest < world:
+    def check_ranks(self, world_size: int) -> None:
+        """Raises `ResoluteError` if some batch of the run has not enough samples for `world_size` ranks."""
+        for segment in self.passes:
+            train, smallest = segment.split == "train", segment.min_batch()
+            if (smallest + 1) // 2 < world_size if train else smallest < world_size:
                 raise ResoluteError(
-                    f"epoch {segment.epoch}, {segment.split}: a batch of {smallest} samples cannot feed {world} ranks, "
+                    f"epoch {segment.epoch}, {segment.split}: a batch of {smallest} samples cannot feed {world_size} ranks, "
                     f"expected {2 if train else 1} a rank; use a larger "
                     f"{'batch_size' if train else 'eval.batch_size'} or fewer ranks"
                 )
 
     def batch(
-        self, index: int, *, rank: int = 0, world: int = 1, instead: Mapping[int, int] | None = None
+        self, index: int, *, rank: int = 0, world_size: int = 1, replacements: Mapping[int, int] | None = None
     ) -> BatchSpec:
         """Rank `rank`'s part of batch `index`; the parts of all ranks, one after another, are the batch.
 
         In training, neighbours in the (random) order are each other's mix partners and are never split over ranks,
         so mixing needs no further image and does not depend on the number of ranks. In validation a rank may get a
         single sample. Every rank has the same number of batches, and none is empty (see `check_ranks`).
-        `instead` (sample -> sample) puts samples in the places of others that cannot be read.
+        `replacements` (sample -> sample) puts samples in the places of others that cannot be read.
         """
-        segment = self.segment(index)
+        segment = self.pass_at(index)
         k = index - segment.first
         start, end = segment.bounds(k)
-        ids = self.ids(index, rank=rank, world=world)
+        ids = self.ids(index, rank=rank, world_size=world_size)
         n = len(ids)
         modes, lam, boxes = np.zeros(n, np.int32), np.ones(n, np.float32), np.zeros((n, 4), np.int32)
         drawn: Mapping[str, NDArray[np.generic]] = {}
-        if instead:
-            ids = np.array([instead.get(i, i) for i in ids.tolist()], np.int64)
+        if replacements:
+            ids = np.array([replacements.get(i, i) for i in ids.tolist()], np.int64)
         stored = self.shards.splits[segment.split].stored[segment.stored_res][ids]
         sizes = np.stack([stored["width"], stored["height"]], axis=1).astype(np.int64)
         if segment.split == "train":
             augment = self.stages[segment.stage].augment
             key = stream_key(self.seed, _AUGMENT, segment.epoch)
-            u = uniforms(key, ids, 1 + CROP_NUMBERS)
-            windows = random_crops(sizes, u[:, 1:], augment)
+            u = uniforms(key, ids, 1 + CROP_UNIFORMS)
+            crops = random_crops(sizes, u[:, 1:], augment)
             flips = u[:, 0] < augment.flip_prob
             partners = np.minimum(np.arange(n) ^ 1, n - 1).astype(np.int32)
-            drawn = draw(augment, seed=self.seed, epoch=segment.epoch, ids=ids, res=segment.res)
+            drawn = augment_params(augment, seed=self.seed, epoch=segment.epoch, ids=ids, res=segment.res)
             if augment.mix_per == "sample" and augment.mixes:
                 modes, lam, boxes = mixes(augment, seed=self.seed, epoch=segment.epoch, ids=ids, res=segment.res)
             else:
                 modes[:], lam[:], boxes[:] = self._mix(segment, k, augment)
         else:
-            windows = centre_crops(sizes, self._crop_frac(segment))
+            crops = centre_crops(sizes, self._crop_frac(segment))
             flips = np.zeros(n, bool)
             partners = np.arange(n, dtype=np.int32)
         return BatchSpec(
             index=index, step=segment.first_step + (k if segment.split == "train" else 0),
             split=segment.split, stage=segment.stage, epoch=segment.epoch, res=segment.res,
             stored_res=segment.stored_res,
-            last=k == segment.batches - 1, global_size=end - start, ids=ids, windows=windows, flips=flips,
-            partners=partners, modes=modes, lam=lam, boxes=boxes, draws=drawn,
+            last=k == segment.batches - 1, global_size=end - start, ids=ids, crops=crops, flips=flips,
+            partners=partners, modes=modes, lam=lam, boxes=boxes, augment_params=drawn,
         )  # fmt: skip
 
     def _stored_res(self, trained: int, res: int) -> int:
@@ -294,21 +294,21 @@ class Plan:
             f"{res} or more; lower eval_res, or run {self.shards.command_that_adds([res])}"
         )
 
-    def _crop_frac(self, segment: Segment) -> float:
+    def _crop_frac(self, segment: Pass) -> float:
         if self._eval_crop_frac is not None:
             return self._eval_crop_frac
         # why: at its own resolution the crop is exactly res x res stored pixels, not just nearly
         own = segment.res == segment.stored_res
         return segment.res / self.shards.short_side(segment.res) if own else 1 / self.shards.margin
 
-    def ids(self, index: int, *, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+    def ids(self, index: int, *, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
         """The samples of `batch(index)`, (N,), and nothing else of it."""
-        segment = self.segment(index)
+        segment = self.pass_at(index)
         start, end = segment.bounds(index - segment.first)
-        low, high = rank_bounds(start, end, rank=rank, world=world, pairs=segment.split == "train")
+        low, high = rank_bounds(start, end, rank=rank, world_size=world_size, pairs=segment.split == "train")
         if high <= low:
-            self.check_ranks(world)
-            raise AssertionError((index, rank, world))  # why: every part is empty only where check_ranks says so
+            self.check_ranks(world_size)
+            raise AssertionError((index, rank, world_size))  # why: every part is empty only where check_ranks says so
         places = np.arange(low, high)
         if segment.split == "val":
             return places
@@ -317,7 +317,7 @@ class Plan:
             offset=segment.offset, total=len(self.shards.splits["train"]), ring=self._ring,
         )  # fmt: skip
 
-    def _mix(self, segment: Segment, k: int, augment: Augment) -> tuple[int, float, tuple[int, ...]]:
+    def _mix(self, segment: Pass, k: int, augment: Augment) -> tuple[int, float, tuple[int, ...]]:
         """Mode, lam and cutmix box of a batch. Source: timm.data.mixup (rand_bbox, lam corrected to the box)."""
         none = (UNMIXED, 1.0, (0, 0, 0, 0))
         alphas = {MIXUP: augment.mixup_alpha, CUTMIX: augment.cutmix_alpha}

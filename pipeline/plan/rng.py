@@ -6,7 +6,7 @@ rank count or where a run was cut:
 * `uniforms`: Philox4x32-10, numbers for a key and a counter;
 * `permute`: a Feistel network with cycle walking, one element of a permutation in O(1) memory.
 
-Both are compiled; `image` and `derive` are their parts for the compiled loops of other modules.
+Both are compiled; `permute_index` and `derive` are their parts for the compiled loops of other modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.jit import compiled
 
-__all__ = ["beta", "derive", "half_bits", "image", "permute", "philox", "stream_key", "uniforms"]
+__all__ = ["beta", "derive", "half_bits", "permute_index", "permute", "philox", "stream_key", "uniforms"]
 
 U64 = np.uint64
 _LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)
@@ -133,7 +133,7 @@ def permute(key: int, positions: NDArray[np.int64], n: int) -> NDArray[np.int64]
 def _permute(key: Any, positions: Any, n: Any, out: Any) -> None:
     half = half_bits(n)
     for i in range(len(positions)):
-        out[i] = image(key, positions[i], n, half)
+        out[i] = permute_index(key, positions[i], n, half)
 
 
 @compiled
@@ -146,7 +146,7 @@ def half_bits(n: Any) -> Any:
 
 
 @compiled
-def image(key: Any, position: Any, n: Any, half: Any) -> Any:
+def permute_index(key: Any, position: Any, n: Any, half: Any) -> Any:
     """One element of `permute`: `key` uint64 is `stream_key(key)` of its key, `half` is `half_bits(n)`; int64."""
     mask = (_ONE << half) - _ONE
     value = U64(position)

@@ -20,7 +20,7 @@ from . import autoaugment as p
 from .rng import stream_key, uniforms
 from .stage import Augment
 
-__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "cutmix_boxes", "draw", "features", "mixes", "program"]
+__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "cutmix_boxes", "augment_params", "features", "mixes", "pack_ops"]
 
 UNMIXED, MIXUP, CUTMIX = 0, 1, 2
 # Purposes of random numbers; 0 to 3 are the plan's own.
@@ -30,7 +30,7 @@ NOISE_PX = 256  # period of the noise that erasing may fill with
 _JITTER_KINDS = np.array([p.BRIGHTNESS, p.CONTRAST, p.SATURATION, p.HUE], np.int32)
 _ORDERS = np.array(list(itertools.permutations(range(4))))
 
-Draws = dict[str, NDArray[np.generic]]
+AugmentParams = dict[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def features(augments: Sequence[Augment]) -> Features:
     return Features(slots=tuple(slots), fills=fills, mixing=any(a.mixes for a in augments))
 
 
-def draw(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res: int) -> Draws:
+def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res: int) -> AugmentParams:
     """The numbers of the samples `ids` (N,) at `res` px; only of what `augment` has on.
 
     PART_kinds    (N, slots) int32 and PART_values (N, slots, 6) float32, PART being policy, jitter, grey, blur
@@ -71,7 +71,7 @@ def draw(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res
     def u(purpose: int, count: int) -> NDArray[np.float64]:
         return uniforms(stream_key(seed, purpose, epoch), ids, count)
 
-    out: Draws = {}
+    out: AugmentParams = {}
     if augment.policy != "none":
         out["policy_kinds"], out["policy_values"] = _policy(augment, u(_POLICY, 8), res)
     if any(augment.jitters):
@@ -91,7 +91,7 @@ def draw(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res
     return out
 
 
-def program(
+def pack_ops(
     given: Mapping[str, NDArray[np.generic]], slots: Sequence[tuple[str, frozenset[int]]], n: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The draws of one batch in a run's slots: kinds (n, slots) int32 and values (n, slots, 6) float32."""

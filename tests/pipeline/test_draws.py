@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from pipeline.plan import autoaugment as p
 from pipeline.plan.crops import random_crops
 from pipeline.plan.rng import stream_key, uniforms
-from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, draw, features, mixes, program
+from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, features, mixes, pack_ops
 from pipeline.plan.stage import Augment
 from tests import reference_ops
 
@@ -26,7 +26,7 @@ ALL = Augment(policy="randaugment", jitter=(0.4, 0.3, 0.2, 0.1), jitter_prob=0.8
 
 
 def numbers(augment: Augment, *, ids: NDArray[np.int64] = IDS, res: int = 224, epoch: int = 3) -> dict[str, NDArray]:
-    return draw(augment, seed=1, epoch=epoch, ids=ids, res=res)
+    return augment_params(augment, seed=1, epoch=epoch, ids=ids, res=res)
 
 
 def assert_follows(values: NDArray[np.float64], cdf: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> None:
@@ -246,7 +246,7 @@ def test_crop_areas_are_uniform_and_ratios_log_uniform() -> None:
 def test_a_samples_numbers_depend_on_it_its_epoch_and_nothing_else() -> None:
     whole = numbers(ALL)
     part = np.random.default_rng(0).permutation(N)[:50]
-    other, reseeded = numbers(ALL, epoch=4), draw(ALL, seed=2, epoch=3, ids=IDS, res=224)
+    other, reseeded = numbers(ALL, epoch=4), augment_params(ALL, seed=2, epoch=3, ids=IDS, res=224)
     for name, values in numbers(ALL, ids=IDS[part]).items():
         np.testing.assert_array_equal(values, whole[name][part])
         if name != "grey_values":
@@ -281,7 +281,7 @@ def test_a_runs_slots_hold_what_its_stages_use_and_are_neutral_elsewhere() -> No
     assert [kinds for part, kinds in run.slots if part == "jitter"] == [{p.BRIGHTNESS, p.HUE}] * 2
     assert run.mixing
     assert not run.fills
-    kinds, values = program(numbers(jitter, ids=IDS[:9]), run.slots, 9)
+    kinds, values = pack_ops(numbers(jitter, ids=IDS[:9]), run.slots, 9)
     assert (kinds[:, [0, 1, 4]] == p.NONE).all()
     np.testing.assert_array_equal(kinds[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_kinds"])
     np.testing.assert_array_equal(values[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_values"])

@@ -202,7 +202,7 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
 
-    def place(self, *args: Any) -> None:
+    def locate(self, *args: Any) -> None:
         return None  # so that all is read here
 
     def read(self, *args: Any, **options: Any) -> bytes:
@@ -238,12 +238,12 @@ def test_loading_the_compiled_read_is_not_taken_for_slow_storage(
 def test_slow_storage_gets_more_requests_and_fast_storage_does_not(shard_root: Path, shard_set: ShardSet) -> None:
     slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.01)))  # type: ignore[arg-type]
     ids = np.arange(64) % 75
-    with Reader(slow, threads=2, most_threads=16) as reader:
+    with Reader(slow, threads=2, max_threads=16) as reader:
         for _ in range(5):
             reader.submit("train", 32, ids).result()
         assert reader.threads == 16
         assert 8 <= files.most <= 16
-    with Reader(shard_set, threads=2, most_threads=16) as reader:
+    with Reader(shard_set, threads=2, max_threads=16) as reader:
         for _ in range(50):
             pending = reader.submit("train", 32, ids)
             while not pending.done():

@@ -33,13 +33,13 @@ from pipeline.dataset.index_array import Records, checksums, checksums_name, rea
 from pipeline.dataset.shard_set import SAMPLE, STORED, manifest_bytes
 from pipeline.errors import Missing, ResoluteError, StorageError
 from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.exclusive_writer import owned_part, refused
+from pipeline.storage.exclusive_writer import exclusive_writer, cache_error
 from pipeline.storage.files import DaemonPool, Files, retry_local
 
-from .sample_check import Look, Wanted, look
+from .sample_check import CheckedSamples, SampleFields, look
 from .tar_reader import Sample, samples
 
-__all__ = ["REPAIR", "ForeignIndex", "find_index"]
+__all__ = ["REPAIR", "ForeignIndex", "open_index"]
 
 REPAIR = "fetch the tar again, or index it as it is: `python -m pipeline index SOURCE`"
 _FORMAT, _VERSION = "resolute-foreign-index", 1
@@ -71,9 +71,9 @@ class ForeignIndex:
     rejected: int
 
 
-def find_index(
-    files: Files, names: Sequence[str], wanted: Wanted, *, threads: int, folder: Path | None,
-    tell: Callable[[str], None],
+def open_index(
+    files: Files, names: Sequence[str], fields: SampleFields, *, threads: int, folder: Path | None,
+    log: Callable[[str], None],
 ) -> ForeignIndex:  # fmt: skip
     """The index of the tars `names`: the one that is there if it fits, else a new one.
 
@@ -81,24 +81,24 @@ def find_index(
     no sample can be used.
     """
     states = _states(files, names)
-    which = _hash([_VERSION, list(names), wanted.image, wanted.label])
+    which = _hash([_VERSION, list(names), fields.image, fields.label])
     name = f"{which}-{_hash(states)}"
     places = [folder] if folder is not None else _places(files)
     for place in places:
-        if (found := _opened(place / name, tell)) is not None:
+        if (found := _opened(place / name, log)) is not None:
             return found
     place = next((place for place in places if _writable(place)), places[-1])
     meta = place / name / "meta.json"
     if (old := _others(place, which, name)) and not meta.exists():
-        tell(f"{files.root}: the tars changed since they were indexed; indexing them again")
+        log(f"{files.root}: the tars changed since they were indexed; indexing them again")
     while True:
-        with owned_part(meta, float("inf"), None) as part:
-            if (found := _opened(place / name, tell)) is not None:
+        with exclusive_writer(meta, float("inf"), None) as part:
+            if (found := _opened(place / name, log)) is not None:
                 return found
             if part is not None:
                 meta.unlink(missing_ok=True)  # damaged
                 try:
-                    made = _made(files, names, wanted, meta.parent, threads, tell)
+                    made = _made(files, names, fields, meta.parent, threads, log)
                     _write_all(part, manifest_bytes({**made, "states": states}))
                     os.rename(f"{meta}.part", meta)  # noqa: PTH104
                 except ResoluteError:
@@ -107,7 +107,7 @@ def find_index(
                         place.rmdir()
                     raise
                 except OSError as error:
-                    raise refused(meta, error) from None
+                    raise cache_error(meta, error) from None
         for path in old:
             shutil.rmtree(path, ignore_errors=True)  # why: who still reads it has it mapped
 
@@ -142,8 +142,8 @@ def _others(place: Path, which: str, name: str) -> list[Path]:
     return [path for path in place.glob(f"{which}-*") if path.name != name]
 
 
-def _opened(folder: Path, tell: Callable[[str], None]) -> ForeignIndex | None:
-    """The index in a folder; None if there is none for us to read, or, which `tell` gets, none that is sound.
+def _opened(folder: Path, log: Callable[[str], None]) -> ForeignIndex | None:
+    """The index in a folder; None if there is none for us to read, or, which `log` gets, none that is sound.
 
     Raises `StorageError` if the disk does not deliver it: a new one takes hours for a large set.
     """
@@ -164,7 +164,7 @@ def _opened(folder: Path, tell: Callable[[str], None]) -> ForeignIndex | None:
     except StorageError:
         raise
     except (ValueError, KeyError, TypeError, ResoluteError) as error:
-        tell(f"{folder}: a damaged index ({error}); making it again")
+        log(f"{folder}: a damaged index ({error}); making it again")
         return None
     return ForeignIndex(
         folder=folder, hash=meta["hash"], counts=tuple(meta["counts"]), classes=meta["classes"], labels=meta["labels"],
@@ -173,18 +173,18 @@ def _opened(folder: Path, tell: Callable[[str], None]) -> ForeignIndex | None:
 
 
 def _made(
-    files: Files, names: Sequence[str], wanted: Wanted, folder: Path, threads: int, tell: Callable[[str], None]
+    files: Files, names: Sequence[str], fields: SampleFields, folder: Path, threads: int, log: Callable[[str], None]
 ) -> dict[str, Any]:
     """Look at all samples, write all but the meta, which is returned."""
-    tell(f"{files.root}: indexing {len(names)} tars, once: every image is decoded")
-    looks: list[Look] = []
+    log(f"{files.root}: indexing {len(names)} tars, once: every image is decoded")
+    looks: list[CheckedSamples] = []
     began = told = time.monotonic()
     with DaemonPool(threads, name="resolute-index", files=files) as pool:
-        for done in _looked(files, names, wanted, pool, 4 * threads):
+        for done in _looked(files, names, fields, pool, 4 * threads):
             looks.append(done)
             if time.monotonic() - told > _TELL_S:
                 told, count = time.monotonic(), sum(len(one.samples) for one in looks)
-                tell(f"  tar {done.tar + 1} of {len(names)}, {count} images, {count / (told - began):.0f} images/s")
+                log(f"  tar {done.tar + 1} of {len(names)}, {count} images, {count / (told - began):.0f} images/s")
     rejects = [reject for one in looks for reject in one.rejects]
     reasons = Counter(reject["reason"].partition(":")[0] for reject in rejects)
     reason = ", ".join(f"{count} {text}" for text, count in reasons.most_common(5))
@@ -193,16 +193,16 @@ def _made(
     if not len(arrays["samples"]):
         raise ResoluteError(
             f"{files.root}: no sample can be used in {len(names)} tars, got {reason or 'no files'}, expected images "
-            f"({', '.join(wanted.image)}) with a label ({', '.join(wanted.label)}); name yours with image= and label="
+            f"({', '.join(fields.image)}) with a label ({', '.join(fields.label)}); name yours with image= and label="
         )
     try:
         hashes = {name: _write_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
         lines = "".join(json.dumps(reject) + "\n" for reject in rejects)
         (folder / "rejects.jsonl").write_text(lines)
     except OSError as error:
-        raise refused(folder, error) from None
+        raise cache_error(folder, error) from None
     if rejects:
-        tell(f"  left out {len(rejects)} of {len(rejects) + len(arrays['samples'])}: {reason}; see "
+        log(f"  left out {len(rejects)} of {len(rejects) + len(arrays['samples'])}: {reason}; see "
              f"{folder / 'rejects.jsonl'}")  # fmt: skip
     used = np.unique(arrays["samples"]["label"])
     counts = np.bincount(arrays["stored"]["shard"], minlength=len(names))
@@ -213,13 +213,13 @@ def _made(
     }  # fmt: skip
 
 
-def _looked(files: Files, names: Sequence[str], wanted: Wanted, pool: DaemonPool, most: int) -> Iterator[Look]:
+def _looked(files: Files, names: Sequence[str], fields: SampleFields, pool: DaemonPool, most: int) -> Iterator[CheckedSamples]:
     """What became of all samples, in their order, a few at a time; `most` tasks run ahead."""
-    tasks: deque[Future[Look]] = deque()
+    tasks: deque[Future[CheckedSamples]] = deque()
     number = 0  # of a sample in the source
     for tar, name in enumerate(names):
         for some in _some(_walk(files, name)):
-            tasks.append(pool.submit(partial(look, files, name, tar, some, number, wanted)))
+            tasks.append(pool.submit(partial(look, files, name, tar, some, number, fields)))
             number += len(some)
             if len(tasks) > most:
                 yield tasks.popleft().result()
@@ -244,7 +244,7 @@ def _walk(files: Files, name: str) -> Iterator[Sample]:
     def read(offset: int, nbytes: int) -> bytes:
         nonlocal wished
         if files.chunk_bytes and offset + _AHEAD_BYTES // 2 > wished:
-            files.want(name, offset, _AHEAD_BYTES)
+            files.prefetch(name, offset, _AHEAD_BYTES)
             wished = offset + _AHEAD_BYTES
         return files.read(name, offset, nbytes)
 

@@ -30,8 +30,8 @@ from pipeline.errors import ResoluteError, StorageError, strip_credentials
 from pipeline.storage.disk_cache import CacheSettings
 from pipeline.storage.files import is_url, open_files
 
-from .index import REPAIR, ForeignIndex, find_index
-from .sample_check import Wanted
+from .index import REPAIR, ForeignIndex, open_index
+from .sample_check import SampleFields
 
 __all__ = ["open_webdataset"]
 
@@ -46,9 +46,9 @@ def _tell(line: str) -> None:
 
 def open_webdataset(
     source: str | Path | Sequence[str | Path], *, val: str | float | None = None,
-    image: str | Sequence[str] = Wanted.image, label: str | Sequence[str] = Wanted.label,
+    image: str | Sequence[str] = SampleFields.image, label: str | Sequence[str] = SampleFields.label,
     classes: str | Path | Sequence[str] | None = None, threads: int | None = None,
-    index: str | Path | None = None, cache: CacheSettings | None = None, tell: Callable[[str], None] = _tell,
+    index: str | Path | None = None, cache: CacheSettings | None = None, log: Callable[[str], None] = _tell,
 ) -> ShardSet:  # fmt: skip
     """Open tars of KEY.jpg and KEY.cls (or png, webp, bmp; a number in .json) for `Plan` and `Loader`.
 
@@ -74,19 +74,19 @@ def open_webdataset(
         raise ResoluteError(f"threads: out of range, got {threads}, expected at least 1; choose another")
     root, names = _tars(source)
     files = open_files(root, cache=cache)
-    wanted = Wanted(image=_extensions(image), label=_extensions(label))
+    fields = SampleFields(image=_extensions(image), label=_extensions(label))
     # why here: indexing may take hours
-    for name, extensions in (("image", wanted.image), ("label", wanted.label)):
+    for name, extensions in (("image", fields.image), ("label", fields.label)):
         if not all(extensions):
-            example = getattr(Wanted, name)[0]
+            example = getattr(SampleFields, name)[0]
             raise ResoluteError(f"{name}: got an empty extension, expected some such as {example}; name one")
     if isinstance(val, (int, float)) and not 0 < val < 1:
         raise ResoluteError(f"{files.root}: got val {val}, expected a part above 0, below 1, or a pattern; change it")
     if isinstance(classes, str | Path):
         classes = _lines(Path(classes))
     try:
-        found = find_index(files, names, wanted, threads=threads or available_cpus(),
-                           folder=None if index is None else Path(index), tell=tell)  # fmt: skip
+        found = open_index(files, names, fields, threads=threads or available_cpus(),
+                           folder=None if index is None else Path(index), log=log)  # fmt: skip
         class_names = _class_names(classes, found, files.root)
         splits = _splits(found, names, val, files.root)
     except BaseException:
@@ -94,7 +94,7 @@ def open_webdataset(
         raise
     classes_hash = hashlib.sha256(json.dumps(class_names).encode()).hexdigest()[:12]
     return ShardSet(
-        files=files, classes=class_names, resolutions=(), margin=_MARGIN, splits=splits, one_size=True, repair=REPAIR,
+        files=files, classes=class_names, resolutions=(), margin=_MARGIN, splits=splits, single_resolution=True, repair=REPAIR,
         hash=hashlib.sha256(json.dumps([found.hash, val, class_names]).encode()).hexdigest()[:12],
         states=dict(zip(names, found.states, strict=True)),
         digests={"classes": classes_hash, "val": str(val), "tars, labels and images": found.hash},
@@ -235,6 +235,6 @@ def _splits(found: ForeignIndex, names: Sequence[str], val: str | float | None, 
     splits = {}
     for name, chosen in (("train", ~mask), ("val", mask)):
         places = np.flatnonzero(chosen).astype(np.uint32)
-        stored = _EveryRes(found.stored.part(places))
-        splits[name] = Split(name=name, samples=found.samples.part(places), stored=stored, shards=tuple(names))
+        stored = _EveryRes(found.stored.subset(places))
+        splits[name] = Split(name=name, samples=found.samples.subset(places), stored=stored, shards=tuple(names))
     return splits

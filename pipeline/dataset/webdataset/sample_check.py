@@ -27,7 +27,7 @@ _MAX_IMAGE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SampleFields:
     """Which files of a sample are its image and its label, by their extensions (all after the name's first dot)."""
 
     image: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "bmp")  # a sample has one of them
@@ -35,7 +35,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class CheckedSamples:
     """What became of a few samples of one tar."""
 
     tar: int
@@ -44,13 +44,13 @@ class Look:
     rejects: list[dict[str, str]]  # tar, key, reason
 
 
-def look(files: Files, name: str, tar: int, some: Sequence[Sample], first: int, wanted: Wanted) -> Look:
+def look(files: Files, name: str, tar: int, some: Sequence[Sample], first: int, fields: SampleFields) -> CheckedSamples:
     """Read and decode `some` neighbours of the tar `name`, the first of which is number `first` of the source."""
     found, stored, rejects = [], [], []
     for number, sample in enumerate(some, first):
         try:
-            image = _image(sample.members, wanted.image)
-            label = _label(files, name, sample.members, wanted.label)
+            image = _image(sample.members, fields.image)
+            label = _label(files, name, sample.members, fields.label)
             data = files.read(name, image.offset, image.nbytes)
             width, height = upright_size(data)
         except Unusable as error:
@@ -60,7 +60,7 @@ def look(files: Files, name: str, tar: int, some: Sequence[Sample], first: int, 
         digest = hashlib.blake2b(sample.key.encode("utf-8", "surrogateescape"), digest_size=4).digest()
         found.append((number, label, int.from_bytes(digest, "little")))
         stored.append((image.offset, image.nbytes, zlib.crc32(data), tar, width, height))
-    return Look(tar=tar, samples=np.array(found, SAMPLE), stored=np.array(stored, STORED), rejects=rejects)
+    return CheckedSamples(tar=tar, samples=np.array(found, SAMPLE), stored=np.array(stored, STORED), rejects=rejects)
 
 
 def _image(members: Sequence[Member], extensions: Sequence[str]) -> Member:
@@ -73,8 +73,8 @@ def _image(members: Sequence[Member], extensions: Sequence[str]) -> Member:
     return images[0]
 
 
-def _label(files: Files, name: str, members: Sequence[Member], wanted: Sequence[str]) -> int:
-    for extension, _, key in (rule.partition(":") for rule in wanted):
+def _label(files: Files, name: str, members: Sequence[Member], fields: Sequence[str]) -> int:
+    for extension, _, key in (rule.partition(":") for rule in fields):
         for member in members:
             if member.extension == extension:
                 if member.nbytes > _MAX_LABEL_BYTES:

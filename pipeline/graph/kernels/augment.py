@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.jit import compiled
 from pipeline.plan import autoaugment as p
 
-__all__ = ["blend", "run_slots"]
+__all__ = ["blend", "apply_ops"]
 
 
 @compiled
@@ -215,7 +215,7 @@ def _turn_hue(image: Any, sixths: Any) -> None:
 
 
 @compiled
-def run_slots(image: Any, kinds: Any, values: Any) -> None:
+def apply_ops(image: Any, kinds: Any, values: Any) -> None:
     """Run `kinds` (slots,) int32 with their `values` (slots, 6) float32 on `image`, in place, one after another."""
     table = np.empty((3, 256), np.uint8)
     for slot in range(len(kinds)):

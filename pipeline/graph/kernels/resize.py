@@ -140,7 +140,7 @@ _down_2, _down_3, _down_4, _down_n = _down(2), _down(3), _down(4), _down(None)
 
 
 @compiled
-def windows(length: int, out: int) -> Any:
+def resample_weights(length: int, out: int) -> Any:
     """Where each of `out` outputs starts among `length` inputs, (out,), and its weights there, (out, taps), sum 1.
 
     Source: the windows are Pillow's, Resample.c, for its bilinear filter.
@@ -211,8 +211,8 @@ def resize(image: Any, mirrored: bool, upturned: bool, out: Any, scale: Any, shi
     """
     height, width = image.shape[0], image.shape[1]
     high, wide = out.shape[0], out.shape[1]
-    tops, row_weights = windows(height, high)
-    lefts, pixel_weights = windows(width, wide)
+    tops, row_weights = resample_weights(height, high)
+    lefts, pixel_weights = resample_weights(width, wide)
     down_taps, taps = row_weights.shape[1], pixel_weights.shape[1]
     starts = np.empty(wide + wide % 2, np.int64)
     spread = np.empty((len(starts) // 2, taps, 2, 4), np.float32)

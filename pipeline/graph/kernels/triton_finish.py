@@ -27,12 +27,12 @@ def _within(box, x, y):
 
 
 @triton.jit
-def _erased(source, number, program, fields, erase, noise, fill, side,
+def _erased(source, number, params, fields, erase, noise, fill, side,
             place, inside, ERASES: tl.constexpr):  # fmt: skip
     """Red, green, blue (int32) of pixels of image `number`, with its box filled."""
     red, green, blue = _read(source + number * (3 * side * side), place, inside)
     if ERASES:
-        box = program + number * fields + erase
+        box = params + number * fields + erase
         x, y = place % side, place // side
         filled = inside & _within(box, x, y)
         from_y, from_x = tl.load(box + 4), tl.load(box + 5)
@@ -59,10 +59,10 @@ def _mixed(own, partner, lam):
 
 @triton.jit(
     do_not_specialize=["fields", "erase", "mix", "side"],
-    do_not_specialize_on_alignment=["source", "target", "program", "noise", "fill", "scales"],
+    do_not_specialize_on_alignment=["source", "target", "params", "noise", "fill", "scales"],
 )
 def finish(
-    source, target, program, noise, fill, scales, fields, erase, mix,
+    source, target, params, noise, fill, scales, fields, erase, mix,
     side, ERASES: tl.constexpr, MIXES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Images as the network gets them; program (i, k) writes block k of image i.
@@ -76,17 +76,17 @@ def finish(
     number = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < side * side
-    red, green, blue = _erased(source, number, program, fields, erase, noise, fill, side, place, inside, ERASES)
+    red, green, blue = _erased(source, number, params, fields, erase, noise, fill, side, place, inside, ERASES)
     if MIXES:
-        row = program + number * fields + mix
+        row = params + number * fields + mix
         mode, partner = tl.load(row), tl.load(row + 1).to(tl.int64)
         if mode == _MIXUP:
             lam = tl.load(row + 2).to(tl.float32, bitcast=True)
-            r, g, b = _erased(source, partner, program, fields, erase, noise, fill, side, place, inside, ERASES)
+            r, g, b = _erased(source, partner, params, fields, erase, noise, fill, side, place, inside, ERASES)
             red, green, blue = _mixed(red, r, lam), _mixed(green, g, lam), _mixed(blue, b, lam)
         elif mode == _CUTMIX:
             cut = inside & _within(row + 3, place % side, place // side)
-            r, g, b = _erased(source, partner, program, fields, erase, noise, fill, side, place, cut, ERASES)
+            r, g, b = _erased(source, partner, params, fields, erase, noise, fill, side, place, cut, ERASES)
             red, green, blue = tl.where(cut, r, red), tl.where(cut, g, green), tl.where(cut, b, blue)
     at = target + number * (3 * side * side) + 3 * place
     kind: tl.constexpr = target.dtype.element_ty

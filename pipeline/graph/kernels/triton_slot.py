@@ -1,7 +1,7 @@
 """Triton kernel of one slot: each image of a batch under the operation that its own numbers name.
 
 Every program reads a whole image, if its operation needs that (histograms, neighbours), and writes its own part of the
-image in another buffer, so that programs never wait for each other. The operations follow `pixels.run_slots` step by
+image in another buffer, so that programs never wait for each other. The operations follow `pixels.apply_ops` step by
 step; coordinates and the tables of 256 levels are computed in double precision, as there.
 """
 
@@ -152,10 +152,10 @@ def _turned(hue, top, chroma, n):
 # why not specialised: a kernel for another size or alignment would be compiled in the middle of a run
 @triton.jit(
     do_not_specialize=["slot", "slots", "fields", "side", "part"],
-    do_not_specialize_on_alignment=["source", "target", "program"],
+    do_not_specialize_on_alignment=["source", "target", "params"],
 )
-def run_slot(
-    source, target, program, slot, slots, fields, side, part,
+def apply_slot(
+    source, target, params, slot, slots, fields, side, part,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Operation `slot` of every image; program (i, k) writes pixels k * part to (k + 1) * part of image i.
@@ -166,7 +166,7 @@ def run_slot(
     number = tl.program_id(0).to(tl.int64)
     pixels = side * side
     image, out = source + number * (3 * pixels), target + number * (3 * pixels)
-    row = program + number * fields
+    row = params + number * fields
     kind = tl.load(row + slot)
     values = row + slots + slot * _VALUES
     factor = tl.load(values).to(tl.float32, bitcast=True)
