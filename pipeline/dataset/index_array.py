@@ -124,7 +124,9 @@ class Records:
             if len(flat) and (flat.min() < 0 or flat.max() >= len(self)):
                 raise IndexError(f"{self._where}: index out of range of {len(self)} records")
             flat = self._rows[flat].astype(np.int64)
-        unchecked, count = _unchecked_blocks(flat, len(self._file_rows), self._first, self.dtype.itemsize, self._checked)
+        unchecked, count = _unchecked_blocks(
+            flat, len(self._file_rows), self._first, self.dtype.itemsize, self._checked
+        )
         if count < 0:
             raise IndexError(f"{self._where}: index out of range of {len(self)} records")
         if count:

@@ -343,14 +343,14 @@ def _apply_fold(root: str, splits: dict[str, Split], folds: int | None, fold: in
         got = "no fold" if fold is None else f"fold {fold}"
         expected = "none: the set has no folds" if folds is None else f"0 to {folds - 1}: the set has {folds} folds"
         raise ResoluteError(f"{root}: got {got}, expected {expected}; correct `fold` in the recipe's [data]")
-    all_samples = splits["train"]
-    held_out = all_samples.samples["fold"] == fold
+    unfolded = splits["train"]
+    held_out = unfolded.samples["fold"] == fold
     folded = {}
     for name, mask in (("train", ~held_out), ("val", held_out)):
         rows = np.flatnonzero(mask).astype(np.uint32)
-        stored = {res: records.subset(rows) for res, records in all_samples.stored.items()}
-        samples = all_samples.samples.subset(rows)
-        folded[name] = Split(name=name, samples=samples, shards=all_samples.shards, stored=stored)
+        stored = {res: records.subset(rows) for res, records in unfolded.stored.items()}
+        samples = unfolded.samples.subset(rows)
+        folded[name] = Split(name=name, samples=samples, shards=unfolded.shards, stored=stored)
     return folded
 
 

@@ -29,12 +29,12 @@ class PassLoader:
     """An epoch of training, or a validation, as a loader of pairs on the device; iterate once, in the plan's order."""
 
     loader: Loader
-    segment: Pass
+    pass_: Pass
     classes: int
     mixup_enabled: bool = False  # asked by timm's train.py
 
     def __len__(self) -> int:
-        return self.segment.batches
+        return self.pass_.batches
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for _ in range(len(self)):
@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> AverageMeter:
     schedule = CosineLRScheduler(optimizer, t_initial=plan.total_steps, t_in_epochs=False)
     loss_fn = SoftTargetCrossEntropy()
     with Loader(plan, device=device) as loader:
-        for segment in plan.passes:
-            part, top1 = PassLoader(loader, segment, classes), AverageMeter()
-            if segment.split == "train":
-                for step, (images, target) in enumerate(part, segment.first_step + 1):
+        for pass_ in plan.passes:
+            part, top1 = PassLoader(loader, pass_, classes), AverageMeter()
+            if pass_.split == "train":
+                for step, (images, target) in enumerate(part, pass_.first_step + 1):
                     loss = loss_fn(model(images), target)
                     optimizer.zero_grad()
                     loss.backward()
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> AverageMeter:
             for images, target in part:
                 with torch.inference_mode():
                     top1.update(accuracy(ema.module(images), target)[0].item(), len(target))
-            print(f"epoch {segment.epoch} {segment.res} px: top-1 {top1.avg:.2f} % of {top1.count}")
+            print(f"epoch {pass_.epoch} {pass_.res} px: top-1 {top1.avg:.2f} % of {top1.count}")
     return top1
 
 

@@ -118,11 +118,11 @@ class Loader(Iterator[Batch]):
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
         if dtype != torch.float32 and not (dtype == torch.float16 and on_gpu):
             raise ResoluteError(f"dtype: got {dtype}, expected torch.float32, or torch.float16 on a GPU; choose one")
-        for segment in plan.passes:
-            if segment.stored_res not in plan.shards.splits[segment.split].stored:
+        for pass_ in plan.passes:
+            if pass_.stored_res not in plan.shards.splits[pass_.split].stored:
                 raise ResoluteError(
-                    f"{plan.shards.root}: {segment.stored_res} px is not open, got "
-                    f"{sorted(plan.shards.splits[segment.split].stored)}; name it in ShardSet.open"
+                    f"{plan.shards.root}: {pass_.stored_res} px is not open, got "
+                    f"{sorted(plan.shards.splits[pass_.split].stored)}; name it in ShardSet.open"
                 )
         plan.check_ranks(world_size)
         self._features = features([stage.augment for stage in plan.stages])
@@ -137,13 +137,13 @@ class Loader(Iterator[Batch]):
         # why: that a GPU's decoders do not look behind an image's end has not been tried
         self._reader = Reader(plan.shards, threads=readers, check_crc=check_crc, padded=decode == "cpu")
         self._prefetcher = Prefetcher(plan, rank=rank, world_size=world_size)
-        sizes = [segment.max_batch(rank=rank, world_size=world_size) for segment in plan.passes]
+        sizes = [pass_.max_batch(rank=rank, world_size=world_size) for pass_ in plan.passes]
         try:
             self._graph = Graph(
                 batch_size=max(sizes, default=1), threads=threads, device_id=self.device.index if on_gpu else None,
                 decode=decode, depth=depth, mean=mean, std=std,
                 half=dtype == torch.float16, features=self._features,
-                largest_res=max((segment.res for segment in plan.passes), default=1),
+                largest_res=max((pass_.res for pass_ in plan.passes), default=1),
                 largest_bytes=max((12 * s.res**2 * n for s, n in zip(plan.passes, sizes, strict=True)), default=0),
             )  # fmt: skip
             self._prime()
@@ -229,8 +229,8 @@ class Loader(Iterator[Batch]):
     def _submit(self, batch: _PlannedBatch) -> None:
         """Plan a batch with the replacements known now, and start to read just its samples."""
         try:
-            segment = self.plan.pass_at(batch.index)
-            replacements = self._replacements.get((segment.split, segment.stored_res))
+            pass_ = self.plan.pass_at(batch.index)
+            replacements = self._replacements.get((pass_.split, pass_.stored_res))
             spec = self.plan.batch(batch.index, rank=self.rank, world_size=self.world_size, replacements=replacements)
             labels = self.plan.shards.splits[spec.split].samples[spec.ids]["label"].astype(np.int64)
             batch.spec, batch.labels = spec, labels
@@ -314,11 +314,11 @@ class Loader(Iterator[Batch]):
         Raises what is wrong with the largest if none can be read, and `StorageError` at once.
         """
         refused: ResoluteError | None = None
-        for segment in sorted(
+        for pass_ in sorted(
             self.plan.passes, key=lambda s: -(s.res**2) * s.max_batch(rank=self.rank, world_size=self.world_size)
         ):
             try:
-                self._graph.prime(*self._readable(segment))
+                self._graph.prime(*self._readable(pass_))
                 return
             except StorageError:
                 raise
@@ -327,9 +327,9 @@ class Loader(Iterator[Batch]):
         if refused is not None:
             raise refused
 
-    def _readable(self, segment: Pass) -> tuple[BatchSpec, Pieces]:
+    def _readable(self, pass_: Pass) -> tuple[BatchSpec, Pieces]:
         """The first batch of a segment, with a sample that can be read in the place of each that cannot."""
-        spec = self.plan.batch(segment.first, rank=self.rank, world_size=self.world_size)
+        spec = self.plan.batch(pass_.first, rank=self.rank, world_size=self.world_size)
         read = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
         if not read.errors:
             return spec, read.pieces
@@ -341,7 +341,7 @@ class Loader(Iterator[Batch]):
             sample = self._next_sound(spec, ids[0], read.errors[0])
             piece = self._reader.submit(spec.split, spec.stored_res, np.array([sample])).result().pieces[0]
         replacements = {ids[place]: sample for place in read.errors}
-        spec = self.plan.batch(segment.first, rank=self.rank, world_size=self.world_size, replacements=replacements)
+        spec = self.plan.batch(pass_.first, rank=self.rank, world_size=self.world_size, replacements=replacements)
         return spec, [piece if place in read.errors else pieces[place] for place in range(len(spec))]
 
     def close(self) -> None:

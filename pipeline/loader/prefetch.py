@@ -40,8 +40,8 @@ class Prefetcher:
             self._next, self._left = index + 1, []
         self._now = index
         while self._hint():
-            segment = self._plan.pass_at(min(self._next, self._plan.total_batches - 1))
-            if self._next >= self._plan.total_batches or (self._next - index) * segment.batch_size > self._samples:
+            pass_ = self._plan.pass_at(min(self._next, self._plan.total_batches - 1))
+            if self._next >= self._plan.total_batches or (self._next - index) * pass_.batch_size > self._samples:
                 return
             with suppress(ResoluteError):  # why: a damaged index ends the run when its batch is due, not now
                 self._left = self._chunks(self._next)
@@ -64,13 +64,13 @@ class Prefetcher:
 
     def _chunks(self, index: int) -> list[tuple[str, int]]:
         """The chunks that hold this rank's part of a batch."""
-        segment = self._plan.pass_at(index)
+        pass_ = self._plan.pass_at(index)
         shards = self._plan.shards
-        split = shards.splits[segment.split]
-        records = split.stored[segment.stored_res][self._plan.ids(index, rank=self._rank, world_size=self._world)]
+        split = shards.splits[pass_.split]
+        records = split.stored[pass_.stored_res][self._plan.ids(index, rank=self._rank, world_size=self._world)]
         first = records["offset"].astype(np.int64)
         last = first + records["nbytes"] - 1
         shard = records["shard"].astype(np.int64) << 32
         codes = np.unique(np.concatenate([shard | first // self._step, shard | last // self._step]))
-        names = [shards.tar(segment.stored_res, shard) for shard in split.shards]
+        names = [shards.tar(pass_.stored_res, shard) for shard in split.shards]
         return [(names[code >> 32], code & 0xFFFFFFFF) for code in codes.tolist()]

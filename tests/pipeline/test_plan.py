@@ -188,14 +188,14 @@ def test_parts_of_ranks_are_even_and_never_empty(pairs: bool) -> None:
 def test_too_many_ranks_for_a_batch_are_refused_before_the_run(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8)], eval_batch_size=4)
     plan.check_ranks(3)  # the smallest training batch has 5 samples, the smallest of validation 3
-    for world, words in ((4, "epoch 0, train: a batch of 5 samples cannot feed 4 ranks, expected 2 a rank"),
+    for world, words in ((4, "epoch 0, train: a batch of 5 samples cannot feed 4 ranks, expected 2 per rank"),
                          (8, "a batch of 5 samples cannot feed 8 ranks")):  # fmt: skip
         with pytest.raises(ResoluteError, match=words):
             plan.check_ranks(world)
     with pytest.raises(ResoluteError, match="cannot feed 8 ranks"):
         plan.batch(0, rank=0, world_size=8)
     few = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=75)], eval_batch_size=4)
-    with pytest.raises(ResoluteError, match=r"0, val: a batch of 3 .* 5 ranks, expected 1 a rank.*eval\.batch_size"):
+    with pytest.raises(ResoluteError, match=r"0, val: a batch of 3 .* 5 ranks, expected 1 per rank.*eval\.batch_size"):
         few.check_ranks(5)
 
 
