@@ -43,7 +43,7 @@ def augmented(
     images: NDArray[np.uint8], spec_: BatchSpec, wanted: Features, *, dtype: torch.dtype = torch.float32,
     mean: Any = EXACT["mean"], std: Any = EXACT["std"],
 ) -> torch.Tensor:  # fmt: skip
-    kernels = GpuAugment(wanted, mean=mean, std=std, noise=ops.noise(MEAN, STD), dtype=dtype, device=CPU)
+    kernels = GpuAugment(wanted, mean=mean, std=std, noise=ops.erase_noise(MEAN, STD), dtype=dtype, device=CPU)
     kernels._fill = torch.tensor([round(255 * m) for m in MEAN], dtype=torch.int32)
     return kernels(torch.from_numpy(images), *kernels.pack(spec_))
 
@@ -175,6 +175,6 @@ def test_launches_are_the_slots_and_one_whatever_the_policy_draws(
 
 def test_the_warm_up_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, launches = features([Augment(policy="randaugment", policy_ops=2)]), counted(monkeypatch)
-    kernels = GpuAugment(wanted, mean=MEAN, std=STD, noise=ops.noise(MEAN, STD), dtype=torch.float32, device=CPU)
+    kernels = GpuAugment(wanted, mean=MEAN, std=STD, noise=ops.erase_noise(MEAN, STD), dtype=torch.float32, device=CPU)
     kernels.warm_up()
     assert launches == ["apply_slot", "apply_slot", "finish"]

@@ -124,7 +124,7 @@ def test_hints_that_are_refused_come_again_and_a_jump_starts_anew(url: str, tmp_
     for _ in range(200):
         ahead.advance(0)
         waited(files)
-        if ahead._next == 6 and not ahead._left:
+        if ahead._next == 6 and not ahead._pending:
             break
     with Reader(shards) as reader:
         before = files.counts()["requests"]

@@ -342,7 +342,7 @@ def test_a_call_that_is_interrupted_loses_no_batch(
     plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C anywhere in `next()`: before the batch is there, and when it is but was not returned."""
-    for name in ("_run_ahead", "_to_device"):
+    for name in ("_fill_graph", "_to_device"):
         with Loader(plan) as loader:
             assert next(loader).spec.index == 0
             method, calls = getattr(loader, name), []

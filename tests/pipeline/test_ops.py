@@ -64,8 +64,8 @@ def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: Features) -> Any:
     def graph() -> Any:
         given = {n: fn.external_source(name=n, dtype=kind, ndim=d) for n, (kind, d) in ops.input_types(wanted).items()}
         out = fn.external_source(name="images", layout="HWC", dtype=types.UINT8)
-        out = ops.augmented(out, given, wanted, mean=MEAN, std=STD, res=spec_.res)
-        return ops.mixed(out, given) if wanted.mixing else out
+        out = ops.augment(out, given, wanted, mean=MEAN, std=STD, res=spec_.res)
+        return ops.mix(out, given) if wanted.mixing else out
 
     built = graph()
     built.build()
@@ -226,11 +226,11 @@ def test_mean_colour_over_many_samples_is_its_formula() -> None:
 
 def test_what_a_run_does_not_use_is_not_in_its_graph() -> None:
     assert ops.input_types(features([Augment(), Augment(vflip_prob=0.5, flip_prob=0.1)])) == {}
-    assert set(ops.input_types(features([Augment(grey_prob=0.1)]))) == {"changed", "kinds", "values"}
+    assert set(ops.input_types(features([Augment(grey_prob=0.1)]))) == {"has_ops", "kinds", "values"}
     marker = object()
 
     class Images:
         device = "cpu"
 
     images: Any = Images()
-    assert ops.augmented(images, {"x": marker}, Features(), mean=MEAN, std=STD, res=RES) is images
+    assert ops.augment(images, {"x": marker}, Features(), mean=MEAN, std=STD, res=RES) is images

@@ -184,7 +184,7 @@ def test_one_huge_image_does_not_widen_a_whole_batch(shard_set: ShardSet, monkey
     ids = np.arange(16)
     with Reader(shard_set) as reader:
         assert isinstance(reader.submit("train", 32, ids).result().pieces, np.ndarray)
-        monkeypatch.setattr("pipeline.loader.reader._MOST_PADDING", 0.5)
+        monkeypatch.setattr("pipeline.loader.reader._MAX_PADDING", 0.5)
         read = reader.submit("train", 32, ids).result()
         assert [len(piece) for piece in read.pieces] == shard_set.splits["train"].stored[32][ids]["nbytes"].tolist()
         assert_members(shard_set, 32, ids, read)
