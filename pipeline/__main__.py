@@ -27,13 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, or 2 with one line on stderr for a `ResoluteError`."""
     parser = Parser(prog="python -m pipeline", description="Index WebDataset tars.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    index = commands.add_parser("index", help="check and index all samples of a WebDataset, for pipeline.open_webdataset")
+    index = commands.add_parser("index", help="check and index all samples of a WebDataset")
     index.add_argument("source", nargs="+", metavar="SOURCE", help="a folder, tars, a pattern, a URL with {000..146}")
-    index.add_argument("--val", metavar="PATTERN|FRACTION", help="validation: pattern for tar names, or fraction of samples")
+    index.add_argument("--val", metavar="PATTERN|FRACTION", help="validation: a pattern, or a fraction of samples")
     index.add_argument("--image", metavar="EXT,...", help="extensions of the images (default: jpg,jpeg,png,webp,bmp)")
     index.add_argument("--label", metavar="EXT,...", help="extensions of the labels; json:KEY (default: cls,json)")
     index.add_argument("--classes", metavar="FILE", help="class names, one per line")
-    index.add_argument("--index", metavar="FOLDER", help="folder for the index (default: .resolute-index beside the tars, or the cache)")
+    index.add_argument("--index", metavar="FOLDER", help="default: .resolute-index beside the tars, or the cache")
     index.add_argument("--threads", type=number(1, 1024), metavar="N", help="decoding threads (default: one per core)")
     try:
         _index(parser.parse_args(argv))

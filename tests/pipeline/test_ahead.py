@@ -143,5 +143,5 @@ def test_a_folder_needs_no_hints(shard_set: ShardSet, monkeypatch: pytest.Monkey
     def refuse(*args: object) -> bool:
         raise AssertionError
 
-    monkeypatch.setattr(shard_set.files, "want", refuse)
+    monkeypatch.setattr(shard_set.files, "prefetch", refuse)
     Prefetcher(planned(shard_set)).advance(0)
