@@ -32,12 +32,12 @@ def open_dataset(
         for name, value in (("val", val), ("classes", classes)):
             if value is not None:
                 raise ResoluteError(
-                    f"{shown}: got {name}={value} for a shard set that prep made, expected none: prep has decided its "
-                    f"{'validation part' if name == 'val' else 'classes'}; leave {name} out"
+                    f"{shown}: got {name}={value} for a shard set of prep, expected none: prep has fixed its "
+                    f"{'validation split' if name == 'val' else 'classes'}; leave {name} out"
                 )
         return ShardSet.open(source, resolutions=resolutions, fold=fold)
     if fold is not None:
-        raise ResoluteError(f"{shown}: got fold {fold} for tars that others made, which have no folds; leave fold out")
+        raise ResoluteError(f"{shown}: got fold {fold} for third-party tars, which have no folds; leave fold out")
     from pipeline.dataset.webdataset.open import open_webdataset
 
     val_split: str | float | None = val

@@ -275,7 +275,7 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
         )
     if not _is_sealed(text):
         raise ResoluteError(
-            f"{where}: damaged, got other bytes than its own hash says, expected them as prep wrote them; "
+            f"{where}: damaged, got bytes that do not match its own hash, expected them as prep wrote them; "
             f"run {shards_command(files.root, _stored(manifest), _record(files))}, which repairs it"
         )
     return manifest, hashlib.sha256(text).hexdigest()[:12]

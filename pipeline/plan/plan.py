@@ -151,11 +151,11 @@ class Plan:
         """
         if order not in ("full", "block"):
             raise ResoluteError(
-                f"order: got {order}, expected full or block; for auto ask `choose_order` and keep it"
+                f"order: got {order}, expected full or block; for auto call `choose_order` and store its result"
             )
         if any(stage.batch_size == AUTO for stage in stages):
             raise ResoluteError(
-                "stages.batch_size: got auto, expected a number: only training on a GPU finds one; put it in the recipe"
+                "stages.batch_size: got auto, expected a number: only training on a GPU resolves auto; set one"
             )
         self.shards, self.stages, self.seed, self.order = shards, tuple(stages), seed, order
         self._fraction_mode, self._eval_batch_size = fraction_mode, eval_batch_size

@@ -60,6 +60,6 @@ class CacheSettings:
                 raise ResoluteError(f"cache: {name} got {getattr(self, name)}, expected above 0, below 3600; change it")
         if self.limit_bytes < 2 * (self.chunk_bytes + HEADER.size):
             raise ResoluteError(
-                f"cache: limit_bytes got {self.limit_bytes}, expected room for two chunks of {self.chunk_bytes} bytes "
-                "at least, and for the set's index; raise RESOLUTE_CACHE_GIB"
+                f"cache: limit_bytes got {self.limit_bytes}, expected room for at least two chunks of "
+                f"{self.chunk_bytes} bytes and the set's index; raise RESOLUTE_CACHE_GIB"
             )

@@ -115,7 +115,7 @@ class Cache:
                 elif time.monotonic() > until:
                     raise StorageError(
                         f"{path}: another process has been fetching it for {10 * self._patience_s:.0f} s, expected it "
-                        "to end; look for a stopped one, or set RESOLUTE_CACHE to another folder"
+                        "to end; look for a suspended one, or set RESOLUTE_CACHE to another folder"
                     )
         return path
 

@@ -32,7 +32,7 @@ def cache_error(path: Path | str, error: OSError) -> StorageError:
         )
     return StorageError(
         f"{path}: the cache cannot be used, got '{error.strerror or error}', expected a folder that can be written, "
-        "on a disk that knows file locks; set RESOLUTE_CACHE to one"
+        "on a disk with file locks; set RESOLUTE_CACHE to one"
     )
 
 

@@ -88,7 +88,7 @@ class Store:
             raise
         if info.get("size") is None:
             raise ResoluteError(
-                f"{self.where(name)}: its server does not tell its size, expected a Content-Length; use another"
+                f"{self.where(name)}: the server does not report its size, expected a Content-Length; use another one"
             )
         return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
 
@@ -99,7 +99,7 @@ class Store:
         data: bytes = self._call(cat, name, nbytes, stop, **span)
         if len(data) > nbytes:
             raise ResoluteError(
-                f"{self.where(name)}: its server sends whole files only, got {len(data)} bytes, expected {nbytes}; "
+                f"{self.where(name)}: the server ignores byte ranges, got {len(data)} bytes, expected {nbytes}; "
                 "use a server that serves byte ranges, or download the set"
             )
         if len(data) < nbytes:
@@ -211,7 +211,7 @@ def _connect(url: str, root: str, stall_s: float) -> tuple[Any, str]:
         raise ResoluteError(f"{root}: no driver for {protocol}://, got '{text}', expected one; {remedy}") from None
     except ValueError as error:
         raise ResoluteError(
-            f"{root}: not understood, got '{strip_credentials(str(error))}', expected a folder or a URL such as "
+            f"{root}: invalid, got '{strip_credentials(str(error))}', expected a folder or a URL such as "
             "s3://bucket/shards; correct it"
         ) from None
     if hasattr(fs, "retries"):

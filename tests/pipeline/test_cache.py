@@ -180,7 +180,7 @@ def test_a_damaged_chunk_is_dropped_and_fetched_again(tmp_path: Path, how: str, 
 DYING = """
 import os, sys
 from pathlib import Path
-from pipeline import cache as caching
+from pipeline.storage import disk_cache as caching
 from tests.pipeline.test_cache import FULL, content, key, read
 def half(handle, head, whole):
     os.pwrite(handle, head + whole[:5_000], 0)
@@ -263,7 +263,7 @@ def test_a_disk_without_file_locks_is_an_error_everywhere(tmp_path: Path, monkey
     for kind in (fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB):
         with monkeypatch.context() as patch:
             patch.setattr(fcntl, "flock", none_of(kind))
-            with pytest.raises(StorageError, match=r"'No locks available', expected a folder .* that knows file locks"):
+            with pytest.raises(StorageError, match=r"'No locks available', expected a folder .* with file locks"):
                 read(cache, 9)
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", none_of(fcntl.LOCK_EX | fcntl.LOCK_NB))

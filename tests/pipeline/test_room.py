@@ -82,7 +82,7 @@ def test_a_cache_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ResoluteError, match=r"the cache cannot be used, got '.*'.*set RESOLUTE_CACHE"):
         Cache(tmp_path / "file", 10 * FULL)
     monkeypatch.setattr("fcntl.flock", partial(_no_locks))
-    with pytest.raises(ResoluteError, match="knows file locks"):
+    with pytest.raises(ResoluteError, match="with file locks"):
         Cache(tmp_path / "new", 10 * FULL)
 
 

@@ -180,7 +180,7 @@ def _build(
     files: Files, names: Sequence[str], fields: SampleFields, folder: Path, threads: int, log: Callable[[str], None]
 ) -> dict[str, Any]:
     """Check all samples and write all files of the index except meta.json, whose entries are returned."""
-    log(f"{files.root}: indexing {len(names)} tars, once: every image is decoded")
+    log(f"{files.root}: indexing {len(names)} tars; every image is decoded once")
     checked: list[CheckedSamples] = []
     began = logged = time.monotonic()
     with DaemonPool(threads, name="resolute-index", files=files) as pool:
@@ -196,7 +196,7 @@ def _build(
               for name, dtype in _ARRAYS.items()}  # fmt: skip
     if not len(arrays["samples"]):
         raise ResoluteError(
-            f"{files.root}: no sample can be used in {len(names)} tars, got {reason or 'no files'}, expected images "
+            f"{files.root}: no usable sample in {len(names)} tars, got {reason or 'no files'}, expected images "
             f"({', '.join(fields.image)}) with a label ({', '.join(fields.label)}); name yours with image= and label="
         )
     try:

@@ -79,9 +79,9 @@ def open_webdataset(
     for name, extensions in (("image", fields.image), ("label", fields.label)):
         if not all(extensions):
             example = getattr(SampleFields, name)[0]
-            raise ResoluteError(f"{name}: got an empty extension, expected some such as {example}; name one")
+            raise ResoluteError(f"{name}: got an empty extension, expected one such as {example}; correct it")
     if isinstance(val, (int, float)) and not 0 < val < 1:
-        raise ResoluteError(f"{files.root}: got val {val}, expected a part above 0, below 1, or a pattern; change it")
+        raise ResoluteError(f"{files.root}: got val {val}, expected a fraction above 0, below 1; change it")
     if isinstance(classes, str | Path):
         classes = _lines(Path(classes))
     try:
@@ -156,8 +156,8 @@ def _expand(pattern: str) -> list[str]:
         urls = _braces(pattern)
         if any(not url.endswith((".tar", ".tar.gz", ".tgz")) or "*" in url for url in urls):
             raise ResoluteError(
-                f"{strip_credentials(pattern)}: got a URL of no .tar, expected names of tars, since stores are not "
-                "listed; write them as train-{000000..000146}.tar"
+                f"{strip_credentials(pattern)}: expected URLs of .tar files, since stores are not listed; "
+                "write them as train-{000000..000146}.tar"
             )
         return urls
     paths: list[str] = []
@@ -186,8 +186,8 @@ def _refuse_copies(paths: Sequence[str]) -> None:
 
 def _made_by_prep(root: str) -> ResoluteError:
     return ResoluteError(
-        f"{root}: got a shard set that prep made, which holds each photo once for each resolution, expected tars that "
-        "others made; open it with ShardSet.open, or give this folder alone as SHARDS"
+        f"{root}: got a shard set of prep, which holds each photo once per resolution, expected third-party tars; "
+        "open it with ShardSet.open, or pass only this folder as SHARDS"
     )
 
 
@@ -196,7 +196,7 @@ def _braces(pattern: str) -> list[str]:
         return list(braceexpand(pattern))
     except ValueError:
         shown = strip_credentials(pattern)
-        raise ResoluteError(f"{shown}: braces do not match, expected a pattern like train-{{000..146}}.tar") from None
+        raise ResoluteError(f"{shown}: unbalanced braces, expected a pattern like train-{{000..146}}.tar") from None
 
 
 def _class_names(classes: Sequence[str] | None, index: ForeignIndex, root: str) -> tuple[str, ...]:
@@ -205,8 +205,8 @@ def _class_names(classes: Sequence[str] | None, index: ForeignIndex, root: str) 
     names = tuple(classes)
     if len(names) < index.classes:
         raise ResoluteError(
-            f"{root}: got names of {len(names)} classes, expected {index.classes}: the largest label is "
-            f"{index.classes - 1}; add the others"
+            f"{root}: got {len(names)} class names, expected {index.classes}: the largest label is "
+            f"{index.classes - 1}; add the missing ones"
         )
     return names
 
@@ -228,12 +228,12 @@ def _splits(index: ForeignIndex, names: Sequence[str], val: str | float | None, 
         held = [any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in names]
         mask = np.repeat(held, index.counts)
         if val is not None and not any(held):
-            raise ResoluteError(f"{root}: val '{val}' fits no tar, the first is {names[0]}; correct it")
+            raise ResoluteError(f"{root}: val '{val}' matches no tar, the first is {names[0]}; correct it")
     else:
         mask = index.samples["fold"] < np.uint32(round(val * 2**32) if val < 1 else 0)
     if val is not None and (not mask.any() or mask.all()):
         raise ResoluteError(
-            f"{root}: val {val!r} takes {mask.sum()} of {len(mask)} samples, expected some for each split; change it"
+            f"{root}: val {val!r} selects {mask.sum()} of {len(mask)} samples, expected some for each split; change it"
         )
     splits = {}
     for name, chosen in (("train", ~mask), ("val", mask)):

@@ -80,8 +80,8 @@ def _files(read: Read, nbytes: int, where: str) -> Iterator[tuple[str, int, int]
         raise _damaged(where, "got 0 bytes")
     if nbytes >= 2 and (packed := _COMPRESSED.get(get(0, 2))):
         raise ResoluteError(
-            f"{where}: got a {packed} file, expected a plain tar, whose images can be read one by one; unpack it, or "
-            f"make shards of it: run `make shards SRC={shlex.quote(where)} OUT=shards`"
+            f"{where}: got a {packed} file, expected an uncompressed tar, whose images can be read one by one; "
+            f"unpack it, or make shards of it: run `make shards SRC={shlex.quote(where)} OUT=shards`"
         )
     while at < nbytes:
         head = get(at, _BLOCK)
@@ -145,4 +145,4 @@ def _pax(data: bytes, where: str) -> dict[bytes, bytes]:
 
 
 def _damaged(where: str, what: str) -> ResoluteError:
-    return ResoluteError(f"{where}: cut short or damaged, {what}, expected a whole tar; fetch it again")
+    return ResoluteError(f"{where}: cut short or damaged, {what}, expected a complete tar; fetch it again")
