@@ -101,7 +101,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from pipeline.cache import Cache
+from pipeline.storage.disk_cache import Cache
 from tests.pipeline.test_cache import FULL, read
 folder, seed, keys, limit, log = sys.argv[1:]
 cache, rng = Cache(Path(folder), int(limit) * FULL), Random(int(seed))

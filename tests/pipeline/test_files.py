@@ -309,7 +309,7 @@ def test_work_that_was_submitted_never_keeps_a_process_from_ending() -> None:
     code = """
 import threading, time
 from pathlib import Path
-from pipeline.files import DaemonPool, open_files
+from pipeline.storage.files import DaemonPool, open_files
 pool = DaemonPool(2, name="pool", files=open_files("."))
 begun = threading.Event()
 for _ in range(100):
