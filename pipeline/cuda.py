@@ -40,7 +40,7 @@ def indexed(device: str | torch.device) -> torch.device:
 
 
 def usable(device: str | torch.device) -> torch.device:
-    """Resolve "cpu", "cuda" or "cuda:N" to a device with an index. Raises `ResoluteError` if it is not available."""
+    """Resolve "cpu", "cuda" or "cuda:N" (see `indexed`). Raises `ResoluteError` if the device is not available."""
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
         raise ResoluteError(f"device: got {device}, expected cpu or cuda; choose one")

@@ -23,7 +23,7 @@ from pipeline.plan.sampling import Features
 
 from . import augment_nodes as ops
 from . import cpu_nodes as cpu
-from .kernels.pread import Pieces
+from .kernels.pread import EncodedImages
 
 __all__ = ["Graph"]
 
@@ -74,7 +74,7 @@ class Graph:
         self._on_cpu, self._features, self._mean, self._std = device_id is None, features, mean, std
         self._depth, self._resize_only = depth, device_id is None and features == Features()
         # of each batch in flight: encoded images; on a CPU, its output; on a GPU, parameters of the kernels
-        self._in_flight: deque[tuple[Pieces, NDArray[np.float32] | None, Any]] = deque()
+        self._in_flight: deque[tuple[EncodedImages, NDArray[np.float32] | None, Any]] = deque()
         self._kernels = None
         if device_id is not None and ops.uses_triton(features):
             from .gpu_augment import GpuAugment  # why here: only this needs Triton
@@ -96,7 +96,7 @@ class Graph:
         )  # fmt: skip
         self._pipe.build()
 
-    def prime(self, spec: BatchSpec, jpegs: Pieces) -> None:
+    def prime(self, spec: BatchSpec, jpegs: EncodedImages) -> None:
         """Run a batch `depth` times and discard the results. Call this first, with the plan's largest batch.
 
         DALI's first `schedule_run` starts that many runs; they give its buffers their final sizes, so that nothing is
@@ -107,7 +107,7 @@ class Graph:
         self._pipe.schedule_run()
         self.drain()
 
-    def start(self, spec: BatchSpec, jpegs: Pieces) -> None:
+    def start(self, spec: BatchSpec, jpegs: EncodedImages) -> None:
         """Start to process a batch; at most `depth` may be in flight."""
         self._feed(spec, jpegs)
         self._pipe.schedule_run()
@@ -143,7 +143,7 @@ class Graph:
         self.__dict__.pop("_pipe", None)
         self._in_flight.clear()
 
-    def _feed(self, spec: BatchSpec, jpegs: Pieces) -> None:
+    def _feed(self, spec: BatchSpec, jpegs: EncodedImages) -> None:
         n, crops = len(spec), spec.crops
         vflips = spec.augment_params.get("vflips", np.zeros(n, bool)).astype(bool)
         values: dict[str, Any] = {

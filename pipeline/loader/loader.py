@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pipeline import cuda
 from pipeline.errors import DamagedSample, ResoluteError, StorageError, differences
 from pipeline.graph.graph import Graph
-from pipeline.graph.kernels.pread import Pieces
+from pipeline.graph.kernels.pread import EncodedImages
 from pipeline.plan.plan import BatchSpec, Pass, Plan
 from pipeline.plan.sampling import features
 
@@ -90,7 +90,7 @@ class Loader(Iterator[Batch]):
         mean, std      of values in 0..1
         threads        CPU threads of DALI (one more on a CPU)
         readers        reader threads; more are added if the storage is slow
-        depth          batches that DALI processes ahead of the consumer; one more is being read
+        depth          batches that DALI processes ahead of the consumer; depth + 1 more are being read
         check_crc      verify the CRC-32 of every image
         on_bad_sample  "error": a damaged sample raises `DamagedSample`; `load_state_dict` can move past its batch.
                        "skip": the next intact sample of the split replaces it, the same one in every run and on every
@@ -263,7 +263,7 @@ class Loader(Iterator[Batch]):
             self._graph.start(batch.spec, jpegs)
             self._running.append((batch.spec, batch.labels))
 
-    def _read_result(self, batch: _PlannedBatch) -> Pieces | None:
+    def _read_result(self, batch: _PlannedBatch) -> EncodedImages | None:
         """Wait for the encoded images of `batch.spec`; None if `batch.error` is set.
 
         If damaged samples may be skipped, the batch is planned and read again with replacements, so that its spec and
@@ -275,7 +275,7 @@ class Loader(Iterator[Batch]):
             try:
                 read = batch.pending.result()
                 if not read.errors:
-                    return read.pieces
+                    return read.images
                 if not self._skip:
                     raise next(iter(read.errors.values()))
                 for place, error in read.errors.items():
@@ -327,22 +327,22 @@ class Loader(Iterator[Batch]):
         if first_error is not None:
             raise first_error
 
-    def _readable_batch(self, pass_: Pass) -> tuple[BatchSpec, Pieces]:
+    def _readable_batch(self, pass_: Pass) -> tuple[BatchSpec, EncodedImages]:
         """The first batch of a pass, with every damaged sample replaced by an intact one."""
         spec = self.plan.batch(pass_.first, rank=self.rank, world_size=self.world_size)
         read = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
         if not read.errors:
-            return spec, read.pieces
-        ids, pieces = spec.ids.tolist(), list(read.pieces)
+            return spec, read.images
+        ids, images = spec.ids.tolist(), list(read.images)
         intact = [place for place in range(len(spec)) if place not in read.errors]
         if intact:
-            sample, piece = ids[intact[0]], pieces[intact[0]]
+            sample, piece = ids[intact[0]], images[intact[0]]
         else:
             sample = self._next_intact(spec, ids[0], read.errors[0])
-            piece = self._reader.submit(spec.split, spec.stored_res, np.array([sample])).result().pieces[0]
+            piece = self._reader.submit(spec.split, spec.stored_res, np.array([sample])).result().images[0]
         replacements = {ids[place]: sample for place in read.errors}
         spec = self.plan.batch(pass_.first, rank=self.rank, world_size=self.world_size, replacements=replacements)
-        return spec, [piece if place in read.errors else pieces[place] for place in range(len(spec))]
+        return spec, [piece if place in read.errors else images[place] for place in range(len(spec))]
 
     def close(self) -> None:
         """End threads and close files. Batches already returned stay valid."""

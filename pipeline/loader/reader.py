@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.shard_set import ShardSet, key_name
 from pipeline.errors import DamagedSample, FileEndsEarly, Interrupted, Missing
-from pipeline.graph.kernels.pread import Pieces, fetch
+from pipeline.graph.kernels.pread import EncodedImages, fetch
 from pipeline.storage.files import OpenFile, end_threads
 
-__all__ = ["Encoded", "PendingBatch", "Reader"]
+__all__ = ["EncodedBatch", "PendingBatch", "Reader"]
 
 _TASK_SAMPLES, _MIN_TASK_SAMPLES = 32, 4  # samples per task; the minimum while storage is slow or not yet measured
 _SLOW_S = 0.5e-3  # blocked time per sample above which the data did not come from memory
@@ -56,34 +56,34 @@ class _Task:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedBatch:
     """The encoded images of a batch, and the errors of damaged ones by position.
 
-    `pieces` is either (N, width) uint8, each row an image followed by arbitrary bytes (decoders stop at the end of the
+    `images` is either (N, width) uint8, each row an image followed by arbitrary bytes (decoders stop at the end of the
     image), or a list of N arrays (nbytes,).
     """
 
-    pieces: Pieces
+    images: EncodedImages
     errors: Errors
 
 
 class PendingBatch:
     """A batch whose bytes are being read."""
 
-    def __init__(self, pieces: Pieces, tasks: list[_Task], reader: Reader) -> None:
-        self._pieces, self._tasks, self._reader = pieces, tasks, reader
+    def __init__(self, images: EncodedImages, tasks: list[_Task], reader: Reader) -> None:
+        self._images, self._tasks, self._reader = images, tasks, reader
 
     def done(self) -> bool:
         return all(task.future.done() for task in self._tasks)
 
-    def result(self) -> Encoded:
+    def result(self) -> EncodedBatch:
         """Wait for all reads. Raises `StorageError` if the storage fails."""
         errors: Errors = {}
         for task in self._tasks:
             if not task.future.done():
                 self._reader.add_readers()
             errors |= task.future.result()
-        return Encoded(self._pieces, errors)
+        return EncodedBatch(self._images, errors)
 
 
 class Reader:
@@ -118,15 +118,15 @@ class Reader:
         records = self._shards.splits[split].stored[res][ids]
         sizes = records["nbytes"].astype(np.int64)
         width, total = int(sizes.max()), int(sizes.sum())
-        pieces: Pieces
+        images: EncodedImages
         if self._padded and width * len(ids) <= _MAX_PADDING * total:
             starts = width * np.arange(len(ids))
-            pieces = np.empty((len(ids), width), np.uint8)
-            buffer = pieces.reshape(-1)
+            images = np.empty((len(ids), width), np.uint8)
+            buffer = images.reshape(-1)
         else:
             starts = np.cumsum(sizes) - sizes
             buffer = np.empty(total, np.uint8)
-            pieces = np.split(buffer, starts[1:])
+            images = np.split(buffer, starts[1:])
         step = _MIN_TASK_SAMPLES
         if self._fast():
             step = min(_TASK_SAMPLES, max(step, len(ids) // self.threads))
@@ -136,7 +136,7 @@ class Reader:
         ]
         for task in tasks:
             self._tasks.put(task)
-        return PendingBatch(pieces, tasks, self)
+        return PendingBatch(images, tasks, self)
 
     def add_readers(self) -> None:
         """Add reader threads, up to `max_threads`, if the last four tasks were blocked on I/O.

@@ -108,7 +108,7 @@ def _blocks(
     epoch_key: Any, out: Any,
 ) -> None:  # fmt: skip
     ring, chosen, slots = derive(ring_key, _RING_BLOCKS), derive(epoch_key, _EPOCH_BLOCKS), derive(epoch_key, _SLOT)
-    groups, others = derive(epoch_key, _GROUPS), derive(epoch_key, _REST)
+    groups, rest_key = derive(epoch_key, _GROUPS), derive(epoch_key, _REST)
     blocks, spread, group = runs[0, 1] + runs[1, 1], rest[:, 1].sum(), size // window
     shift = np.int64(derive(epoch_key, _SHIFT) % U64(samples))
     skipped = (shift * spread + samples - 1) // samples
@@ -121,7 +121,7 @@ def _blocks(
         turned = (s + shift) % samples
         k = (turned * spread + samples - 1) // samples
         if ((turned + 1) * spread + samples - 1) // samples > k:
-            left, row = permute_index(others, k, spread, half_spread), 0
+            left, row = permute_index(rest_key, k, spread, half_spread), 0
             while left >= rest[row, 1]:
                 left -= rest[row, 1]
                 row += 1

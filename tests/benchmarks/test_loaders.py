@@ -45,7 +45,7 @@ def test_the_peer_reads_what_our_reader_reads(shard_set: ShardSet) -> None:
     with Reader(shard_set) as reader:
         read = reader.submit("train", 48, ids).result()
         assert not read.errors
-        for sample, jpeg in zip(ids, read.pieces, strict=True):
+        for sample, jpeg in zip(ids, read.images, strict=True):
             ours = np.asarray(Image.open(io.BytesIO(jpeg.tobytes())).convert("RGB"))
             np.testing.assert_array_equal(np.asarray(pillow(peer.jpeg(int(sample)))), ours)
 

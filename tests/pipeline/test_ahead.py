@@ -52,7 +52,7 @@ def batch_bytes(reader: Reader, plan: Plan, index: int) -> list[bytes]:
     spec = plan.batch(index)
     read = reader.submit(spec.split, spec.stored_res, spec.ids).result()
     assert not read.errors
-    return [bytes(piece) for piece in read.pieces]
+    return [bytes(piece) for piece in read.images]
 
 
 def waited(files: Remote) -> None:

@@ -435,7 +435,7 @@ def test_the_batch_in_the_place_of_another_is_noticed_at_any_distance(plan: Plan
         graph = loader._graph
         graph.drain()
         for number in (0, 2**24 + 1, 2**53 + 1):
-            jpegs = reader.submit(spec.split, spec.stored_res, spec.ids).result().pieces
+            jpegs = reader.submit(spec.split, spec.stored_res, spec.ids).result().images
             graph.start(dataclasses.replace(spec, index=number), jpegs)
             graph.take(dataclasses.replace(spec, index=number), None)
             graph.start(dataclasses.replace(spec, index=number), jpegs)

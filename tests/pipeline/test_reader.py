@@ -18,7 +18,7 @@ import pytest
 from pipeline.dataset.shard_set import ShardSet, manifest_bytes
 from pipeline.errors import DamagedSample, StorageError
 from pipeline.graph.kernels.pread import crc32, fetch
-from pipeline.loader.reader import Encoded, Reader
+from pipeline.loader.reader import EncodedBatch, Reader
 from tests.reference import stored_jpeg
 
 
@@ -28,12 +28,12 @@ def test_the_checksum_is_zlibs(size: int) -> None:
     assert crc32(data) == zlib.crc32(data.tobytes())
 
 
-def assert_members(shards: ShardSet, res: int, ids: np.ndarray, read: Encoded) -> None:
-    assert len(read.pieces) == len(ids)
+def assert_members(shards: ShardSet, res: int, ids: np.ndarray, read: EncodedBatch) -> None:
+    assert len(read.images) == len(ids)
     for place, i in enumerate(ids.tolist()):
         if place not in read.errors:
             expected = stored_jpeg(shards, "train", res, i)
-            assert read.pieces[place][: len(expected)].tobytes() == expected
+            assert read.images[place][: len(expected)].tobytes() == expected
 
 
 @pytest.mark.parametrize("padded", [True, False])
@@ -183,10 +183,10 @@ def test_a_disk_that_keeps_failing_is_unavailable_and_nothing_is_damaged(
 def test_one_huge_image_does_not_widen_a_whole_batch(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = np.arange(16)
     with Reader(shard_set) as reader:
-        assert isinstance(reader.submit("train", 32, ids).result().pieces, np.ndarray)
+        assert isinstance(reader.submit("train", 32, ids).result().images, np.ndarray)
         monkeypatch.setattr("pipeline.loader.reader._MAX_PADDING", 0.5)
         read = reader.submit("train", 32, ids).result()
-        assert [len(piece) for piece in read.pieces] == shard_set.splits["train"].stored[32][ids]["nbytes"].tolist()
+        assert [len(piece) for piece in read.images] == shard_set.splits["train"].stored[32][ids]["nbytes"].tolist()
         assert_members(shard_set, 32, ids, read)
 
 

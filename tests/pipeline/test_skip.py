@@ -13,7 +13,7 @@ import torch
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, ResoluteError
 from pipeline.loader.loader import Loader
-from pipeline.loader.reader import Encoded, Reader
+from pipeline.loader.reader import EncodedBatch, Reader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Augment, Stage
 from tests import reference
@@ -93,10 +93,10 @@ def test_pixels_and_labels_of_a_batch_follow_from_the_same_replacements(
             bad = {2: first, 3: second}.get(reads)  # the first read is that of the largest batch, unseen
             result = pending.result
 
-            def with_damage() -> Encoded:
+            def with_damage() -> EncodedBatch:
                 read = result()
                 places = np.flatnonzero(ids == bad).tolist() if bad is not None else []
-                return Encoded(read.pieces, {place: DamagedSample(f"sample {bad}") for place in places})
+                return EncodedBatch(read.images, {place: DamagedSample(f"sample {bad}") for place in places})
 
             monkeypatch.setattr(pending, "result", with_damage)
         return pending

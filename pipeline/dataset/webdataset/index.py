@@ -131,9 +131,9 @@ def _hash(value: Any) -> str:
 
 def _index_folders(files: Files) -> list[Path]:
     """Folders where an index may be, in order of preference."""
-    beside = [] if files.remote else [Path(files.where("")) / _FOLDER]
-    root = files.root if files.remote else str(beside[0].absolute())
-    return [*beside, CacheSettings().folder / "foreign" / _hash(root)]
+    local = [] if files.remote else [Path(files.where("")) / _FOLDER]
+    root = files.root if files.remote else str(local[0].absolute())
+    return [*local, CacheSettings().folder / "foreign" / _hash(root)]
 
 
 def _writable(place: Path) -> bool:

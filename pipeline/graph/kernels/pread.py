@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from pipeline.jit import compiled
 
-__all__ = ["CHANGED", "COMPLETE", "FAILED", "SHORT", "Pieces", "crc32", "fetch"]
+__all__ = ["CHANGED", "COMPLETE", "FAILED", "SHORT", "EncodedImages", "crc32", "fetch"]
 
 # The encoded images of a batch: (N, width) with padded rows, or a list of N arrays (nbytes,).
-Pieces = NDArray[np.uint8] | list[NDArray[np.uint8]]
+EncodedImages = NDArray[np.uint8] | list[NDArray[np.uint8]]
 
 # Status of a range: complete; file ends early; read error; CRC-32 differs.
 COMPLETE, SHORT, FAILED, CHANGED = range(4)
