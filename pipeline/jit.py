@@ -15,7 +15,10 @@ __all__ = ["c_function", "compiled"]
 
 
 def _stamp() -> tuple[tuple[str, int, int], ...]:
-    """Path, mtime and size of every file of the package with compiled functions, which may inline each other."""
+    """Path, mtime and size of every file that contains the word "compiled".
+
+    why not only of files with compiled functions: these also inline constants, such as those of `plan/autoaugment.py`.
+    """
     root = Path(__file__).parent
     files = [path for path in sorted(root.rglob("*.py")) if b"compiled" in path.read_bytes()]
     states = [(path, path.stat()) for path in files]

@@ -102,7 +102,7 @@ class Reader:
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
         self._read_s: deque[float] = deque(maxlen=_TASKS_SEEN)  # per sample, of the last tasks
-        empty = np.zeros(0, np.int64)  # why: the first call loads the compiled code, which would look like slow storage
+        empty = np.zeros(0, np.int64)  # why: the first call loads machine code, which would look like slow storage
         fetch(empty.astype(np.int32), empty, empty, empty, check_crc, np.zeros(0, np.uint8), empty)
         self._start(threads)
 

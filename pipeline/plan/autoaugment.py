@@ -1,7 +1,7 @@
 """Operation tables of the augmentation policies: RandAugment, TrivialAugment, AutoAugment, 3-Augment.
 
-An operation is a kind (one of the constants below, implemented in `pipeline.graph.kernels.augment`) and a row of six
-float32 values:
+An operation is a kind (one of the constants below, which are compiled into `pipeline.graph.kernels.augment`) and a row
+of six float32 values:
 
     AFFINE                  2 x 3 matrix from output px to input px; (0, 0) is the corner of the first pixel
     BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS     factor: 0 gives black, grey, flat grey, smoothed; 1 is the identity
@@ -24,6 +24,7 @@ from .stage import BINS
 __all__ = ["AFFINE", "AUTOAUGMENT", "AUTOCONTRAST", "BLUR", "BRIGHTNESS", "CONTRAST", "EQUALIZE", "HUE", "NONE",
            "OPERATIONS", "POINT", "POLICY_KINDS", "SATURATION", "SHARPNESS", "VALUES", "operations"]  # fmt: skip
 
+# Compiled into the kernels: `pipeline.jit` compiles them again when this file changes, since it contains that word.
 (NONE, AFFINE, BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS, POINT, AUTOCONTRAST, EQUALIZE, BLUR, HUE) = range(11)
 VALUES = 6
 
