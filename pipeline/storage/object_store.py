@@ -211,7 +211,7 @@ def _connect(url: str, root: str, stall_s: float) -> tuple[Any, str]:
         raise ResoluteError(f"{root}: no driver for {protocol}://, got '{text}', expected one; {remedy}") from None
     except ValueError as error:
         raise ResoluteError(
-            f"{root}: invalid, got '{strip_credentials(str(error))}', expected a folder or a URL such as "
+            f"{root}: not understood, got '{strip_credentials(str(error))}', expected a folder or a URL such as "
             "s3://bucket/shards; correct it"
         ) from None
     if hasattr(fs, "retries"):
