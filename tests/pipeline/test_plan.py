@@ -87,7 +87,7 @@ def test_epochs_have_different_orders_and_a_seed_fixes_them(shard_set: ShardSet)
 
 
 def test_auto_is_no_order_to_plan_with(shard_set: ShardSet) -> None:
-    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; for auto ask"):
+    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; for auto call"):
         _plan(shard_set, order="auto")  # type: ignore[arg-type]
 
 
