@@ -78,14 +78,14 @@ def _run(got: argparse.Namespace) -> None:
     # why: --help and mistakes on the command line need not wait for these
     import timm
 
-    from pipeline.dataset.open_dataset import open_either
+    from pipeline.dataset.open_dataset import open_dataset
 
     from . import loader, stalls, switch
 
     if not timm.is_model(got.model):
         raise ResoluteError(f"--model: got {got.model!r}, expected a timm model; see timm.list_models()")
     device = find_device(got.device)
-    shards = open_either(got.shards, val=got.val, classes=got.classes)
+    shards = open_dataset(got.shards, val=got.val, classes=got.classes)
     shards = dataclasses.replace(shards, resolutions=_resolutions(got.res, shards))
     head = header(FORMAT, device=device)
     record = head["machine"]
@@ -137,7 +137,7 @@ def _resolutions(text: str | None, shards: ShardSet) -> tuple[int, ...]:
     if not all(word.isdecimal() and int(word) for word in words):
         raise ResoluteError(f"--res: got {text}, expected px separated by commas; write it as 128,160")
     chosen = tuple(sorted({int(word) for word in words}))
-    if not shards.one_size and not set(chosen) <= set(shards.resolutions):
+    if not shards.single_resolution and not set(chosen) <= set(shards.resolutions):
         there = ",".join(map(str, shards.resolutions))
         raise ResoluteError(f"--res: got {text}, expected some of {there}, which {shards.root} holds; correct it")
     return chosen

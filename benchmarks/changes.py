@@ -28,7 +28,7 @@ from pipeline.cli import Parser
 from pipeline.cpu_count import available_cpus
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan, Segment
+from pipeline.plan.plan import Pass, Plan
 from pipeline.plan.stage import Augment, Stage
 
 from .machine import read_into_cache
@@ -73,20 +73,20 @@ def measure(shards: ShardSet, *, batch_size: int, rounds: int, threads: int) -> 
     """{"borders": [{"kind", "lost_s", "lost_steps", "slowest_steps"}], "raw": waits}; each `repeated` over rounds."""
     named = stages(shards, batch_size)
     plan = Plan(shards, [stage for _, stage in named], eval_batch_size=batch_size, eval_every_epochs=2)
-    drained = _waits(plan, threads, [0.0] * len(plan.segments))
+    drained = _waits(plan, threads, [0.0] * len(plan.passes))
     pace = [_PACE * statistics.fmean(each[len(each) // 4 :]) for each in drained]
     raw = [_waits(plan, threads, pace) for _ in range(rounds)]
     found: dict[str, dict[str, list[float]]] = {}
     for waits in raw:
         one: dict[str, list[tuple[float, float, float]]] = {}
-        for number, (before, segment) in enumerate(itertools.pairwise(plan.segments), start=1):
+        for number, (before, segment) in enumerate(itertools.pairwise(plan.passes), start=1):
             kind = _kind(before, segment, named)
             one.setdefault(kind, []).append(_lost(waits[number], pace[number]))
         for kind, losses in one.items():
             values = found.setdefault(kind, {"lost_s": [], "lost_steps": [], "slowest_steps": []})
             for name, each in zip(values, zip(*losses, strict=True), strict=True):
                 values[name].append(statistics.median(each))
-    times = Counter(_kind(a, b, named) for a, b in itertools.pairwise(plan.segments))
+    times = Counter(_kind(a, b, named) for a, b in itertools.pairwise(plan.passes))
     borders = [
         {"kind": kind, "times": times[kind], **{name: repeated(each) for name, each in values.items()}}
         for kind, values in found.items()
@@ -95,7 +95,7 @@ def measure(shards: ShardSet, *, batch_size: int, rounds: int, threads: int) -> 
     return {"batch_size": batch_size, "first": _FIRST, "step_s": pace, "borders": borders, "waits_s": waits_s}
 
 
-def _kind(before: Segment, segment: Segment, named: list[tuple[str, Stage]]) -> str:
+def _kind(before: Pass, segment: Pass, named: list[tuple[str, Stage]]) -> str:
     if segment.split == "val":
         return "training to validation"
     if before.stage != segment.stage:  # a validation may lie between two stages; it is the stage's change all the same
@@ -106,7 +106,7 @@ def _kind(before: Segment, segment: Segment, named: list[tuple[str, Stage]]) -> 
 def _waits(plan: Plan, threads: int, pace: Sequence[float]) -> list[list[float]]:
     """Seconds waited for each batch of each segment by a consumer whose step takes `pace[segment]` s."""
     with Loader(plan, threads=threads) as loader:
-        return clock(loader, [segment.batches for segment in plan.segments], pace, torch.device("cpu"))
+        return clock(loader, [segment.batches for segment in plan.passes], pace, torch.device("cpu"))
 
 
 def _lost(waits: Sequence[float], step_s: float) -> tuple[float, float, float]:

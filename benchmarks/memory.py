@@ -82,7 +82,7 @@ def measure(shards: ShardSet, *, batches: int, changes: int, batch_size: int, th
     fifth = len(curve) // 5
     first, last = (statistics.median(row[2] for row in part) for part in (curve[fifth : 2 * fifth], curve[-fifth:]))
     return {
-        "batches": plan.total_batches, "stages": len(plan.stages), "segments": len(plan.segments),
+        "batches": plan.total_batches, "stages": len(plan.stages), "segments": len(plan.passes),
         "took_s": round(time.perf_counter() - began, 1), "rss_second_fifth_mib": first, "rss_last_fifth_mib": last,
         "growth_mib": round(last - first, 1), "most_files": max(row[3] for row in curve),
         "most_threads": max(row[4] for row in curve), "curve": curve,

@@ -197,7 +197,7 @@ def measure(shards: ShardSet, root: Path, folder: Path, *, small: int, large: in
         plan = Plan(shards, parsed.stages, seed=parsed.seed, eval_batch_size=64)
         planned = {spec.step: frozenset(spec.ids.tolist()) for spec in map(plan.batch, range(plan.total_batches))
                    if spec.split == "train"}  # fmt: skip
-        change = next(s.first_step for s in plan.segments if (s.stage, s.split) == (1, "train"))
+        change = next(s.first_step for s in plan.passes if (s.stage, s.split) == (1, "train"))
         whole, cut = Run(folder / name / "whole", root, recipe), Run(folder / name / "cut", root, recipe)
         took = [whole.go(1)]
         print(f"{name}: {len(planned)} steps, uninterrupted in {took[0]:.0f} s", flush=True)

@@ -70,8 +70,8 @@ class Delayed(Files):
         time.sleep(self._delay_s)
         return self._files.read(name, offset, nbytes, fresh=fresh)
 
-    def want(self, name: str, offset: int, nbytes: int) -> bool:
-        return self._files.want(name, offset, nbytes)
+    def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
+        return self._files.prefetch(name, offset, nbytes)
 
     def release(self) -> None:
         self._files.release()

@@ -84,7 +84,7 @@ def measure(
     batches = batches or max(30, 10 * threads)
     stages = [full_batches(shards, res, batches=batches, batch_size=batch_size) for res in resolutions]
     plan = train_plan(shards, stages)
-    per_stage = [sum(s.batches for s in plan.segments if s.stage == i) for i in range(len(stages))]
+    per_stage = [sum(s.batches for s in plan.passes if s.stage == i) for i in range(len(stages))]
     loaders: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
         "ours": lambda: our_batches(plan, device=device, threads=threads),
         "peer": lambda: peer_batches(

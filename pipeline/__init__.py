@@ -1,15 +1,15 @@
-"""The stream: one planned sequence of batches for a whole progressive-resizing run.
+"""The data pipeline: one planned sequence of batches for a complete progressive-resizing run.
 
     from pipeline import Loader, Plan, ShardSet, Stage
 
     storage/   bytes from disks and object stores
-    dataset/   shard sets, and WebDataset tars that others made
-    plan/      which samples, crops, flips and mixes make up batch i of the run
-    graph/     what happens to the pixels, in one DALI graph
-    loader/    the run's batches, for a training loop
+    dataset/   shard sets, and third-party WebDataset tars
+    plan/      samples, crops, flips and mixes of batch i
+    graph/     decoding and augmentation in one DALI graph
+    loader/    iterates over the batches, for a training loop
 
-Each imports only what stands above it. `storage`, `dataset` and `plan` need neither torch nor DALI.
-Every name is imported on first use, so that a command line can guard itself before anything slow is loaded.
+Each package imports only those above it; `storage`, `dataset` and `plan` need neither torch nor DALI.
+Names are imported on first use, so that commands can install their signal handling before anything slow is loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m pipeline index SOURCE`: index WebDataset tars that others made, as the first run on them does.
+"""`python -m pipeline index SOURCE`: index third-party WebDataset tars, as the first run on them would.
 
     python -m pipeline index imagenet/ --val '*validation*'
 """
@@ -27,14 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, or 2 with one line on stderr for a `ResoluteError`."""
     parser = Parser(prog="python -m pipeline", description="Index WebDataset tars.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    index = commands.add_parser("index", help="look at all samples of a WebDataset once, for pipeline.open_webdataset")
+    index = commands.add_parser("index", help="check and index all samples of a WebDataset")
     index.add_argument("source", nargs="+", metavar="SOURCE", help="a folder, tars, a pattern, a URL with {000..146}")
-    index.add_argument("--val", metavar="PATTERN|PART", help="tars that are validation, or a part of all samples")
+    index.add_argument("--val", metavar="PATTERN|FRACTION", help="validation: a pattern, or a fraction of samples")
     index.add_argument("--image", metavar="EXT,...", help="extensions of the images (default: jpg,jpeg,png,webp,bmp)")
     index.add_argument("--label", metavar="EXT,...", help="extensions of the labels; json:KEY (default: cls,json)")
-    index.add_argument("--classes", metavar="FILE", help="names of the classes, one a line")
+    index.add_argument("--classes", metavar="FILE", help="class names, one per line")
     index.add_argument("--index", metavar="FOLDER", help="default: .resolute-index beside the tars, or the cache")
-    index.add_argument("--threads", type=number(1, 1024), metavar="N", help="that decode (default: one a core)")
+    index.add_argument("--threads", type=number(1, 1024), metavar="N", help="decoding threads (default: one per core)")
     try:
         _index(parser.parse_args(argv))
     except ResoluteError as error:
@@ -45,17 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _index(args: argparse.Namespace) -> None:
     val = args.val
-    with suppress(TypeError, ValueError):  # not a part but a pattern, or none
+    with suppress(TypeError, ValueError):  # not a fraction but a pattern, or None
         val = float(args.val)
-    given = {name: value.split(",") for name in ("image", "label") if (value := getattr(args, name)) is not None}
+    fields = {name: value.split(",") for name in ("image", "label") if (value := getattr(args, name)) is not None}
     from pipeline.dataset.webdataset.open import open_webdataset
 
     shards = open_webdataset(
-        args.source, val=val, classes=args.classes, threads=args.threads, index=args.index, **given
+        args.source, val=val, classes=args.classes, threads=args.threads, index=args.index, **fields
     )
-    parts = ", ".join(f"{name} {len(split)}" for name, split in shards.splits.items())
+    splits = ", ".join(f"{name} {len(split)}" for name, split in shards.splits.items())
     used = len(np.unique(np.concatenate([split.samples["label"] for split in shards.splits.values()])))
-    print(f"{shards.root}: {parts}; {len(shards.classes)} classes, {used} of them used ({shards.hash})")
+    print(f"{shards.root}: {splits}; {len(shards.classes)} classes, {used} of them used ({shards.hash})")
     shards.close()
 
 

@@ -1,9 +1,9 @@
-"""What all command lines share: one line for each error, exit statuses, and output that nobody may be reading.
+"""Shared behaviour of all command lines: one-line errors, exit statuses, and tolerance of closed output streams.
 
-Exit status: 0 done, 2 for a `ResoluteError` (one line on stderr), 130 for Ctrl-C. A closed or broken stdout never
-stops the work: `python -m train ... | head -3` trains to the end.
+Exit status: 0 success, 2 for a `ResoluteError` (one line on stderr), 130 for Ctrl-C. A closed or broken stdout does not
+stop the work: `python -m train ... | head -3` trains to the end.
 
-An entry point (`__main__.py`) starts with these lines, above its other imports:
+Every entry point (`__main__.py`) begins with these lines, above its other imports:
 
     from pipeline.cli import guard_process
     guard_process()
@@ -32,14 +32,14 @@ _STORAGE = frozenset({
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises `ResoluteError` where argparse would print its usage and exit."""
+    """An argument parser that raises `ResoluteError` instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ResoluteError(f"command line: {message}; see `{self.prog} --help`")
 
 
 def number(low: float, high: float, kind: type[int] | type[float] = int) -> Callable[[str], Any]:
-    """A `type=` for argparse: a number from `low` to `high`, both allowed; nan and inf never are."""
+    """A `type=` for argparse: a number from `low` to `high` (inclusive); rejects nan and inf."""
 
     def parse(text: str) -> int | float:
         try:
@@ -55,7 +55,7 @@ def number(low: float, high: float, kind: type[int] | type[float] = int) -> Call
 
 
 def print_error(error: BaseException | str, prefix: str = "error") -> None:
-    """Print one line on stderr, without credentials. Never raises."""
+    """Print `error` as one line on stderr, without credentials. Never raises."""
     line = strip_credentials(" ".join(f"{prefix}: {error}".split("\n")))
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(line.encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)
@@ -64,7 +64,10 @@ def print_error(error: BaseException | str, prefix: str = "error") -> None:
 def command(
     parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int | None], arguments: Sequence[str] | None
 ) -> int:
-    """Parse, then `work`; the exit status, 0 for None. A `ResoluteError` is one line on stderr, and status 2."""
+    """Parse `arguments` and call `work`; returns the exit status (`work`'s, None counts as 0).
+
+    A `ResoluteError` is printed as one line on stderr, with status 2; Ctrl-C gives 130.
+    """
     try:
         return work(parser.parse_args(arguments)) or 0
     except ResoluteError as error:
@@ -76,16 +79,16 @@ def command(
 
 
 def guard_process() -> None:
-    """Prepare the process for whatever the shell does to it; call it before any slow import.
+    """Prepare the process for signals, closed streams and locales; call it before any slow import.
 
-    From here on until `run_main`, Ctrl-C ends the process quietly with status 130. Standard streams that are closed
-    lead to /dev/null, so that no file ever gets descriptor 0, 1 or 2. In a locale that is not UTF-8 the program is
-    started again in Python's UTF-8 mode: names of files are UTF-8 in tables, lists and manifests.
+    Until `run_main`, Ctrl-C ends the process silently with status 130. Closed standard streams are redirected to
+    /dev/null, so that no file gets descriptor 0, 1 or 2. In a non-UTF-8 locale the program restarts itself in Python's
+    UTF-8 mode, because file names in tables, lists and manifests are UTF-8.
     """
     if sys.getfilesystemencoding().lower() != "utf-8" and not sys.flags.utf8_mode:
-        os.environ["PYTHONUTF8"] = "1"  # for the processes that this one starts
+        os.environ["PYTHONUTF8"] = "1"  # inherited by child processes
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-    # why the condition: nohup and shells' background jobs ignore Ctrl-C, and so shall we
+    # why the condition: under nohup or as a background job of a shell, Ctrl-C stays ignored
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     for descriptor in (0, 1, 2):
@@ -99,9 +102,10 @@ def guard_process() -> None:
 
 
 def run_main(main: Callable[[], int]) -> NoReturn:
-    """Run a command line's `main` and exit with its status; if stdout cannot be written: one line, and status 2.
+    """Run `main` and exit with its status.
 
-    So too for an error of storage that `main` let through: folders may vanish between any two lines of it.
+    A storage error (OSError) that `main` did not handle, or a failure to write stdout, is printed as one line on
+    stderr, with status 2.
     """
     if callable(handler := signal.getsignal(signal.SIGINT)) and handler is not signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -128,13 +132,13 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         print_error(f"stdout: got '{reason}', expected a place for the output; the work itself is done")
         status = status or 2
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # why: from here on Ctrl-C would print a traceback of whatever libraries do at exit
+        # why: else Ctrl-C would print a traceback from the exit handlers of libraries
         signal.signal(signal.SIGINT, lambda *_: os._exit(status))
     sys.exit(status)
 
 
 class _TolerantOutput(io.RawIOBase):
-    """File descriptor 1 or 2; what cannot be written is dropped. `failed`: the errno, unless the reader went away."""
+    """File descriptor 1 or 2; drops what cannot be written. `failed`: the errno, None if only the reader is gone."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -167,7 +171,7 @@ class _TolerantOutput(io.RawIOBase):
 
 def _text(raw: _TolerantOutput, old: TextIO | None) -> TextIO:
     encoding = getattr(old, "encoding", None) or "utf-8"
-    # why: file names may hold bytes that are no text; messages about them have to come through
+    # why: file names may contain undecodable bytes; messages about them must still be printed
     return io.TextIOWrapper(
         io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace",
         line_buffering=raw.fileno() == 2 or raw.isatty(),

@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use: the one source of every default number of threads and workers."""
+"""Number of CPU cores available to this process; all defaults for threads and workers use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cpus(*, cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Cores of the affinity mask, limited by the container's CPU quota (rounded up); at least 1.
+    """CPU cores in the affinity mask, limited by the cgroup's CPU quota (rounded up); at least 1.
 
     Source: Linux kernel documentation, cgroup-v2 (`cpu.max`) and CFS bandwidth control (`cpu.cfs_quota_us`).
     """
@@ -23,7 +23,7 @@ def available_cpus(*, cgroup: Path = _CGROUP, membership: Path = Path("/proc/sel
 
 
 def _quotas(root: Path, membership: Path) -> list[float]:
-    """The quota, in cores, of this process's cgroup and of each of its ancestors that has one."""
+    """CPU quotas, in cores, of this process's cgroup and its ancestors."""
     quotas = []
     for line in _read(membership).splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "none", "")

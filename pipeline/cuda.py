@@ -1,8 +1,8 @@
-"""Every question that Resolute asks of CUDA devices, and every order that it gives them.
+"""All access to CUDA devices: a thin wrapper around `torch.cuda`.
 
-Devices are given as `torch.device`, with an index or without: "cuda" is the current device, as everywhere in torch,
-but some of torch's own functions refuse it (`set_per_process_memory_fraction`). Nothing else in `pipeline` and `train`
-calls `torch.cuda`, so a test that replaces `driver` has a machine with any number of GPUs.
+Devices may lack an index: "cuda" is the current device, as everywhere in torch (although some torch functions, such as
+`set_per_process_memory_fraction`, reject it). Nothing else in `pipeline` and `train` calls `torch.cuda`, so a test can
+simulate any number of GPUs by replacing `driver`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def device_count() -> int:
 
 
 def indexed(device: str | torch.device) -> torch.device:
-    """The device with its index: that of the current device where there was none. Other kinds stay as they are."""
+    """Add the index of the current device to a CUDA device without one; other devices are returned unchanged."""
     device = torch.device(device)
     if device.type != "cuda" or device.index is not None:
         return device
@@ -40,27 +40,27 @@ def indexed(device: str | torch.device) -> torch.device:
 
 
 def usable(device: str | torch.device) -> torch.device:
-    """The device with its index. Raises `ResoluteError` if it is not there."""
+    """Resolve "cpu", "cuda" or "cuda:N" (see `indexed`). Raises `ResoluteError` if the device is not available."""
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
         raise ResoluteError(f"device: got {device}, expected cpu or cuda; choose one")
     if kind == "cuda" and not available():
         raise ResoluteError(f"device {device}: no CUDA device found, expected one; use device cpu")
-    found = indexed(device)
-    if kind == "cuda" and (found.index or 0) >= device_count():
+    resolved = indexed(device)
+    if kind == "cuda" and (resolved.index or 0) >= device_count():
         raise ResoluteError(f"device {device}: got {device_count()} CUDA devices, expected more; choose another")
-    return found
+    return resolved
 
 
 def select(device: str | torch.device) -> torch.device:
-    """Make it this process's current device; returns it with its index."""
+    """Make `device` the current device of this process; returns it with its index."""
     device = indexed(device)
     driver.set_device(device)
     return device
 
 
 def on(device: torch.device) -> Any:
-    """A block in which it is the current device."""
+    """Context manager: `device` is the current device within the block."""
     return driver.device(indexed(device))
 
 
@@ -69,7 +69,7 @@ def device_name(device: torch.device) -> str:
 
 
 def utilization(device: torch.device) -> float:
-    """Part of the time in which it ran kernels, 0 to 1. Raises whatever NVML does where it cannot tell."""
+    """Fraction of time in which kernels were running, 0 to 1. Raises NVML's errors if it is not supported."""
     return float(driver.utilization(indexed(device))) / 100
 
 
@@ -78,32 +78,32 @@ def total_bytes(device: torch.device) -> int:
 
 
 def limit_memory(device: torch.device, limit_bytes: float) -> None:
-    """Let tensors of this process take at most so much."""
+    """Limit the memory of this process's tensors to `limit_bytes`."""
     driver.set_per_process_memory_fraction(limit_bytes / total_bytes(device), indexed(device))
 
 
 def memory_limit_bytes(device: torch.device) -> float:
-    """What tensors of this process may take: all there is, unless `limit_memory` said less."""
+    """Memory limit of this process's tensors: the device's memory unless `limit_memory` set less."""
     return float(driver.get_per_process_memory_fraction(indexed(device)) * total_bytes(device))
 
 
 def available_bytes(device: torch.device) -> int:
-    """What nobody uses, and what torch keeps for this process."""
+    """Free memory of the device plus what torch's allocator reserves for this process."""
     return int(driver.mem_get_info(indexed(device))[0] + driver.memory_reserved(indexed(device)))
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Of this process's tensors."""
+    """Memory of this process's tensors."""
     return int(driver.memory_allocated(indexed(device)))
 
 
 def reserved_bytes(device: torch.device) -> int:
-    """Of this process's tensors, and what torch keeps for more."""
+    """Memory that torch's allocator holds for this process, tensors included."""
     return int(driver.memory_reserved(indexed(device)))
 
 
 def peak_allocated_bytes(device: torch.device) -> int:
-    """The most that tensors held since `reset_peak_memory`."""
+    """Peak of `allocated_bytes` since `reset_peak_memory`."""
     return int(driver.max_memory_allocated(indexed(device)))
 
 
@@ -116,12 +116,12 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def empty_cache() -> None:
-    """Give back what torch keeps and no tensor uses."""
+    """Return reserved memory that no tensor uses to the device."""
     driver.empty_cache()
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until it has done all that was launched. Every call is marked `# sync:` with its reason."""
+    """Wait until the device has finished all launched work. Every call is marked `# sync:` with its reason."""
     driver.synchronize(indexed(device))
 
 
@@ -130,19 +130,19 @@ def current_stream(device: torch.device) -> Any:
 
 
 def record_event(device: torch.device) -> Any:
-    """A mark in the current stream of work, for `elapsed_s`; the host does not wait."""
+    """Record a timing event on the current stream, for `elapsed_s`; the host does not wait."""
     event = driver.Event(enable_timing=True)
     event.record(current_stream(device))
     return event
 
 
 def elapsed_s(first: Any, last: Any) -> float:
-    """Seconds of the device between two marks. Both must have been reached: synchronise, or read what came after."""
+    """Device time in seconds between two events, both of which must have completed."""
     return float(first.elapsed_time(last)) / 1e3
 
 
 def reached(event: Any) -> bool:
-    """Whether the device has come to a mark; the host does not wait."""
+    """Whether the device has completed an event; the host does not wait."""
     return bool(event.query())
 
 
@@ -156,7 +156,7 @@ def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
 
 
 def rng_states() -> list[torch.Tensor]:
-    """Of all devices; none without a GPU."""
+    """Random generator states of all CUDA devices; empty without a GPU."""
     return list(driver.get_rng_state_all()) if available() else []
 
 

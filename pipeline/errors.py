@@ -1,9 +1,9 @@
-"""The error types of all packages: each message is one line that says where, what, got, expected, and what to do.
+"""The error types of all packages. Each message is one line: where, what, got, expected, and what to do.
 
-Damaged and unavailable are two different things. Damaged (`DamagedSample`): the bytes are there and wrong; such a
-sample may be skipped, rejected or recorded. Unavailable (`StorageError`): storage did not deliver the bytes (EIO,
-ESTALE, HTTP 403 or 5xx, a timeout, a vanished mount); it is retried until a deadline, then ends the command, and the
-same command continues later. An unavailable sample is never skipped, rejected or recorded.
+Damaged and unavailable are distinguished. Damaged (`DamagedSample`): the bytes were read and are wrong; the sample may
+be skipped, rejected or recorded. Unavailable (`StorageError`): storage did not deliver the bytes (EIO, ESTALE, HTTP
+403 or 5xx, a timeout, a lost mount); reads are retried until a deadline, then the command ends and can be run again to
+continue. An unavailable sample is never skipped, rejected or recorded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ _SECRET_QUERY = re.compile(
 
 
 class ResoluteError(Exception):
-    """Bad input or a bad environment, explained in one line.
+    """An error in the input or the environment, explained in one line.
 
-    The message reads *where: what is wrong, got X, expected Y; do Z.* Command lines print it without a
-    traceback and exit with status 2; anything else that escapes is a bug of ours and keeps its traceback.
-    Credentials of URLs in it are removed.
+    Messages have the form *where: what is wrong, got X, expected Y; do Z*. Command lines print them without a traceback
+    and exit with status 2; any other exception is a bug and keeps its traceback. Credentials in URLs are removed.
     """
 
     def __init__(self, *args: object) -> None:
@@ -37,23 +36,23 @@ class ResoluteError(Exception):
 
 
 class StorageError(ResoluteError):
-    """Storage did not deliver bytes that should be there, after all retries. Never a reason to skip a sample."""
+    """Storage did not deliver existing data, even after retries. Never a reason to skip a sample."""
 
 
 class Missing(StorageError):
-    """A file that should be there is not: deleted, replaced, or on a volume that is no longer mounted."""
+    """An expected file does not exist: deleted, replaced, or on a volume that is no longer mounted."""
 
 
 class Interrupted(StorageError):
-    """A read was ended from outside (`Files.interrupt`, `Files.close`); it says nothing about the storage."""
+    """A read was cancelled (`Files.interrupt`, `Files.close`); this implies nothing about the storage."""
 
 
 class DamagedSample(ResoluteError):
-    """The bytes of one sample are there and wrong. The only error that `on_bad_sample = "skip"` may skip."""
+    """The bytes of a sample were read but are wrong. The only error that `on_bad_sample = "skip"` skips."""
 
 
 class FileEndsEarly(DamagedSample):
-    """A file is there but shorter than the bytes asked of it: `got_bytes` of them were there."""
+    """A file ends before the requested range does; `got_bytes` of the range exist."""
 
     def __init__(self, message: str, got_bytes: int) -> None:
         super().__init__(message)
@@ -61,12 +60,12 @@ class FileEndsEarly(DamagedSample):
 
 
 def is_unavailable(error: OSError) -> bool:
-    """True if `error` means that storage did not answer; False if the path itself can never name a readable file."""
+    """True if `error` means that storage did not answer; False if the path can never be a readable file."""
     return error.errno not in _DAMAGED_ERRNO
 
 
 def from_os_error(error: OSError) -> StorageError:
-    """What the system refused, as one line: for command lines, where nothing more specific has caught it."""
+    """Convert an OSError to a one-line `StorageError`, for command lines, if nothing more specific handled it."""
     where = error.filename if isinstance(error.filename, str) else "storage"
     return StorageError(
         f"{where}: got '{error.strerror or error}', expected a file system that answers; check the disk, its mount and "
@@ -75,21 +74,21 @@ def from_os_error(error: OSError) -> StorageError:
 
 
 def strip_credentials(text: str) -> str:
-    """`text` without the user names, passwords, tokens and signatures of the URLs in it.
+    """Remove user names, passwords, tokens and signatures of URLs from `text`.
 
-    Everything that is printed, logged, reported or recorded passes through here first.
+    Applied to everything that is printed, logged, reported or recorded.
     """
     return _SECRET_QUERY.sub(r"\1=***", _USER_INFO.sub("", text))
 
 
 def check(good: bool, key: str, got: object, expected: str) -> None:
-    """Raise `ResoluteError` for the recipe's `key` unless `good`."""
+    """Raise `ResoluteError` for the recipe's `key` if `good` is false."""
     if not good:
         raise ResoluteError(f"{key}: got {got}, expected {expected}; change it in the recipe")
 
 
 def differences(got: Any, expected: Any, name: str = "") -> list[str]:
-    """What differs between two values as JSON has them, one text for each: "stages[1].res got 48, expected 64"."""
+    """Differences between two JSON-like values, one text each, such as "stages[1].res got 48, expected 64"."""
     if isinstance(got, Mapping) and isinstance(expected, Mapping):
         dot = f"{name}." if name else ""
         keys = [*got, *(key for key in expected if key not in got)]

@@ -1,4 +1,4 @@
-"""Compiled functions: by numba, on their first call, kept on disk until any file of compiled functions changes."""
+"""Compilation with numba: on the first call, cached on disk until any file with compiled functions changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["c_function", "compiled"]
 
 
 def _stamp() -> tuple[tuple[str, int, int], ...]:
-    """Path, time and size of every file of the package with compiled functions in it, those they inline included."""
+    """Path, mtime and size of every file that contains the word "compiled".
+
+    why not only of files with compiled functions: these also inline constants, such as those of `plan/autoaugment.py`.
+    """
     root = Path(__file__).parent
     files = [path for path in sorted(root.rglob("*.py")) if b"compiled" in path.read_bytes()]
     states = [(path, path.stat()) for path in files]
@@ -26,32 +29,32 @@ _STAMP = _stamp()
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """`function` as machine code that releases the GIL: compiled when it is first called, not at import.
+    """Compile `function` on its first call (not at import) to machine code that releases the GIL.
 
-    Division by zero gives inf or nan as in NumPy. Nothing checks bounds: do that before.
+    Division by zero gives inf or nan, as in NumPy. Array bounds are not checked.
     """
     try:
-        made = njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # why: neither this folder nor the user's own is writable; compiling costs seconds, once a run
+        dispatcher = njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # no writable cache folder: compile in each run, which takes seconds
         return njit(nogil=True, error_model="numpy")(function)
-    _keep_for_stamp(made)
-    return made
+    _extend_stamp(dispatcher)
+    return dispatcher
 
 
 def c_function(function: Callable[..., Any], signature: Any) -> Any:
-    """`function` as a C function, its `.address` valid while it lives; kept and with rules as `compiled`.
+    """Compile `function` to a C function whose `.address` is valid while the object lives; cached as by `compiled`.
 
-    Source: `numba.cfunc`, which compiles before it can be told what else the kept code depends on.
+    Source: `numba.cfunc`, which compiles before its cache stamp can be extended.
     """
-    made = CFunc(function, normalize_signature(signature), locals={}, options={"error_model": "numpy"})
-    with contextlib.suppress(RuntimeError):  # why: as above
-        made.enable_caching()
-        _keep_for_stamp(made)
-    made.compile()
-    return made
+    c_func = CFunc(function, normalize_signature(signature), locals={}, options={"error_model": "numpy"})
+    with contextlib.suppress(RuntimeError):  # no writable cache folder
+        c_func.enable_caching()
+        _extend_stamp(c_func)
+    c_func.compile()
+    return c_func
 
 
-def _keep_for_stamp(made: Any) -> None:
-    # why: numba compiles again when the function's own file changes, not when that of a function it calls does
-    kept = made._cache._cache_file
-    kept._source_stamp = (kept._source_stamp, _STAMP)
+def _extend_stamp(function: Any) -> None:
+    # why: numba's own stamp covers only the function's file, not the files of functions it calls
+    cache_file = function._cache._cache_file
+    cache_file._source_stamp = (cache_file._source_stamp, _STAMP)

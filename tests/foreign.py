@@ -84,7 +84,7 @@ def write_all(root: Path) -> Path:
 
 def opened(source: Any, **options: Any) -> tuple[ShardSet, list[str]]:
     lines: list[str] = []
-    return open_webdataset(source, tell=lines.append, **{"threads": 2, **options}), lines
+    return open_webdataset(source, log=lines.append, **{"threads": 2, **options}), lines
 
 
 BAD = frozenset({"cut", "flipped", "unlabelled", "named", "negative", "gif", "two", "text"})

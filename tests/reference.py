@@ -32,10 +32,10 @@ def view(shards: ShardSet, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
 
 def shown(image: Image.Image, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
     """Sample i of a batch before mixing, (res, res, 3) uint8, from its stored image."""
-    x, y, w, h = (int(v) for v in spec.windows[i])
+    x, y, w, h = (int(v) for v in spec.crops[i])
     image = image.crop((x, y, x + w, y + h)).resize((spec.res, spec.res), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)[:, ::-1] if spec.flips[i] else np.asarray(image)
-    return pixels[::-1] if "vflips" in spec.draws and spec.draws["vflips"][i] else pixels
+    return pixels[::-1] if "vflips" in spec.augment_params and spec.augment_params["vflips"][i] else pixels
 
 
 def mix(images: NDArray[np.uint8], spec: BatchSpec) -> NDArray[np.uint8]:

@@ -90,7 +90,7 @@ def row(name: str, magnitude: float, res: int) -> tuple[int, list[float]]:
 
 def sample(image: Pixels, spec: BatchSpec, i: int, mean: tuple[float, ...]) -> Pixels:
     """Everything of a sample's draws but its flips and noise, on its resized image."""
-    draws = spec.draws
+    draws = spec.augment_params
     for part in PARTS:
         if f"{part}_kinds" in draws:
             for kind, values in zip(draws[f"{part}_kinds"][i], draws[f"{part}_values"][i], strict=True):

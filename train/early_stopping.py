@@ -70,7 +70,7 @@ class NotFinite(ResoluteError):
     @classmethod
     def after(cls, plan: Plan, step: int, *, lr: float) -> NotFinite:
         """Of the weights after optimizer step `step`."""
-        of = next(s for s in reversed(plan.segments) if s.split == "train" and s.first_step <= step)
+        of = next(s for s in reversed(plan.passes) if s.split == "train" and s.first_step <= step)
         return cls("weights are not finite", {
             "index": of.first + step - of.first_step, "step": step, "epoch": of.epoch, "stage": of.stage, "res": of.res,
             "lr": lr,

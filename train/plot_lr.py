@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from pipeline.cli import Parser, command
-from pipeline.dataset.open_dataset import open_either
+from pipeline.dataset.open_dataset import open_dataset
 from pipeline.errors import ResoluteError
 from pipeline.plan.stage import AUTO
 from pipeline.storage.atomic_file import check_output, output_file
@@ -120,7 +120,7 @@ def _run(got: argparse.Namespace) -> None:
 
 def _samples(got: argparse.Namespace, recipe: Recipe) -> int:
     if got.samples is None:
-        shards = open_either(
+        shards = open_dataset(
             got.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=got.val, classes=got.classes
         )
         return len(shards.splits["train"])

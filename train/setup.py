@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from pipeline.dataset.open_dataset import open_either
+from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.loader.probe import choose_order
@@ -72,7 +72,7 @@ def prepare(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lea
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=options.fold))
     device = pick_device(options.device, ranks)
     cap_memory(device, options.gpu_memory_gib)
-    shards = open_either(
+    shards = open_dataset(
         options.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=options.val, classes=options.classes
     )
     order = _order(recipe, shards, options.newest, ranks)
@@ -90,8 +90,8 @@ def prepare(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lea
         )  # fmt: skip
         learner = Learner(
             recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device, ranks=ranks,
-            epoch_steps=[segment.batches for segment in plan.segments if segment.split == "train"],
-            epoch_samples=[segment.samples for segment in plan.segments if segment.split == "train"],
+            epoch_steps=[segment.batches for segment in plan.passes if segment.split == "train"],
+            epoch_samples=[segment.samples for segment in plan.passes if segment.split == "train"],
         )  # fmt: skip
         return plan, learner
 

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cli import Parser, command, number
-from pipeline.dataset.open_dataset import open_either
+from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Batch, Loader
 from pipeline.loader.probe import choose_order
-from pipeline.plan.plan import Plan, Segment
+from pipeline.plan.plan import Pass, Plan
 from pipeline.storage.atomic_file import check_output, output_file
 from train.recipe.schema import Recipe
 
@@ -50,8 +50,8 @@ def seen(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
         eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
         eval_crop_frac=recipe.eval.crop_frac,
     )  # fmt: skip
-    first: dict[tuple[str, int], Segment] = {}
-    for segment in plan.segments:
+    first: dict[tuple[str, int], Pass] = {}
+    for segment in plan.passes:
         first.setdefault((segment.split, segment.stage), segment)
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
     rows = []
@@ -116,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(got: argparse.Namespace) -> None:
     check_output(got.out, setting="--out", suffixes=(".png", ".jpg", ".jpeg", ".svg", ".pdf"))
     recipe = Recipe.load(got.recipe)
-    shards = open_either(
+    shards = open_dataset(
         got.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=got.val, classes=got.classes
     )
     rows = seen(shards, recipe, count=got.count)

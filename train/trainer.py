@@ -70,7 +70,7 @@ def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
         try:
             yield one
         except (DoesNotFit, torch.OutOfMemoryError) as error:
-            spec = one.plan.batch(one.position, rank=ranks.rank, world=ranks.world)
+            spec = one.plan.batch(one.position, rank=ranks.rank, world_size=ranks.world)
             known = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
             raise known.told(one.plan, one.recipe, one.learner.device) from None
         finally:
@@ -122,7 +122,7 @@ class _Session:
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once a run
         # what whoever uses the weights needs to know beside the recipe
         self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin,
-                      "one_size": shards.one_size}
+                      "one_size": shards.single_resolution}
         if state:
             learner.load_state_dict(state)
             self.meter.load_state_dict(state["meter"])
@@ -210,7 +210,7 @@ class _Session:
     def _loader(self, decode: Decode | None, *, start: int = 0) -> Loader:
         return Loader(
             self.plan, device=self.learner.device, decode=decode, threads=self.options.threads, start=start,
-            rank=self.ranks.rank, world=self.ranks.world,
+            rank=self.ranks.rank, world_size=self.ranks.world,
             mean=self.recipe.data.mean, std=self.recipe.data.std, on_bad_sample=self.recipe.data.on_bad_sample,
             dtype=self.learner.image_dtype,
         )  # fmt: skip
@@ -258,7 +258,7 @@ class _Session:
 
     def _after(self, spec: BatchSpec) -> bool:
         """Bookkeeping between batches, outside the clocks. False once a signal asked to stop."""
-        segment = self.plan.segment(spec.index)
+        segment = self.plan.pass_at(spec.index)
         # a cut validation starts again: the weights are the same, the counts are not saved
         self.position = spec.index + 1 if spec.split == "train" or spec.last else segment.first
         self._progress(spec, segment.batches)
@@ -266,7 +266,7 @@ class _Session:
         late = self.ranks.first and time.monotonic() - self.saved_at > self.options.save_every_s
         stop, save = self.ranks.vote(self.stopped_by, self.position if late else 0)
         self.stopped_by = stop or self.stopped_by
-        following = self.plan.segment(spec.index + 1) if spec.index + 1 < self.plan.total_batches else None
+        following = self.plan.pass_at(spec.index + 1) if spec.index + 1 < self.plan.total_batches else None
         if spec.last and (following is None or following.split == "train"):
             self._end_epoch(spec)
         elif spec.split == "train" and (save > self.saved_position or self._due(spec.step)):
@@ -294,7 +294,7 @@ class _Session:
 
     def _save(self, *, best: bool = False) -> None:
         self._tell_skipped()
-        folder, segment = self.options.folder, self.plan.segment(max(0, self.position - 1))
+        folder, segment = self.options.folder, self.plan.pass_at(max(0, self.position - 1))
         step = segment.first_step + (self.position - segment.first if segment.split == "train" else 0)
         meter = self.meter.state_dict()
         if not finite(self.learner.network):
@@ -355,7 +355,7 @@ class _Session:
         return signal.Signals(self.stopped_by).name
 
     def _progress(self, spec: BatchSpec, batches: int) -> None:
-        if self.bar is None or spec.index == self.plan.segment(spec.index).first:
+        if self.bar is None or spec.index == self.plan.pass_at(spec.index).first:
             if self.bar is not None:
                 self.bar.close()
             title = f"epoch {spec.epoch} {spec.split} {spec.res} px"

@@ -12,7 +12,7 @@ from torch import nn
 from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch
-from pipeline.plan.plan import BatchSpec, Plan, Segment
+from pipeline.plan.plan import BatchSpec, Pass, Plan
 from train.logs.hardware import peak_memory_bytes
 from train.planner.batch_size import DoesNotFit
 from train.recipe.schema import Recipe
@@ -31,11 +31,11 @@ def shapes(
 ) -> list[tuple[str, int, int]]:
     """All (split, res in px, local batch size) of the run, or of `stages`, the largest first; as many on every rank."""
     found = {}
-    for segment in plan.segments:
+    for segment in plan.passes:
         if stages is not None and segment.stage not in stages:
             continue
         for k in {0, max(0, segment.batches - 2), segment.batches - 1}:
-            spec = plan.batch(segment.first + k, rank=rank, world=world)
+            spec = plan.batch(segment.first + k, rank=rank, world_size=world)
             found[spec.split, spec.res, spec.global_size] = len(spec)
     # why: the largest first, so that the allocator's blocks fit all that follow
     order = sorted(found, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
@@ -51,13 +51,13 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
     if recipe.model.norm == "sync" or not batch_norms(learner.network):
         return
     checked = set()
-    for segment in plan.segments:
+    for segment in plan.passes:
         if segment.split != "train" or segment.stage in checked:
             continue
         checked.add(segment.stage)
         learner.freezer.enter(segment.stage)
         for k in sorted({0, max(0, segment.batches - 2), segment.batches - 1}):
-            spec = plan.batch(segment.first + k, rank=ranks.rank, world=ranks.world)
+            spec = plan.batch(segment.first + k, rank=ranks.rank, world_size=ranks.world)
             smallest = min(len(part) for part in torch.arange(len(spec)).chunk(recipe.optim.accumulate))
             if smallest == 1 and not _normalises_one(learner, segment.res):
                 raise ResoluteError(
@@ -80,7 +80,7 @@ def _normalises_one(learner: Learner, res: int) -> bool:
     return True
 
 
-def _too_small(recipe: Recipe, segment: Segment, spec: BatchSpec, *, world: int) -> str:
+def _too_small(recipe: Recipe, segment: Pass, spec: BatchSpec, *, world: int) -> str:
     """The key, its value, and how it makes a micro-batch of one sample."""
     stage, of_ranks = recipe.stages[segment.stage], f" on {world} ranks" if world > 1 else ""
     if len(spec) > 1:

@@ -37,4 +37,4 @@ def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDA
     order = np.argsort(batch.spec.ids)
     assert np.array_equal(batch.spec.ids[order], np.arange(len(jpegs))), "validation is not in the order of the tars"
     pixels = batch.images.permute(0, 2, 3, 1) * torch.tensor(STD) + torch.tensor(MEAN)
-    return (255 * pixels).numpy().astype(np.float32)[order], batch.spec.windows.astype(np.int64)[order]
+    return (255 * pixels).numpy().astype(np.float32)[order], batch.spec.crops.astype(np.int64)[order]

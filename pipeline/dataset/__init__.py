@@ -1,1 +1,1 @@
-"""What a shard set is: its manifest and index on disk, opened and checked. Imports neither torch nor DALI."""
+"""Shard sets: their on-disk format, and opening and checking them. No torch, no DALI."""

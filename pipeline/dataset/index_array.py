@@ -1,9 +1,8 @@
-"""Index arrays: records by number at once, checked before they are trusted.
+"""Index arrays: memory-mapped record arrays with O(1) access, verified block by block on first use.
 
-An index array is a .npy file that may be gigabytes; beside it lies a small one (`NAME.crc.npy`) with the CRC-32 of
-each of its blocks of 4 KiB. Opening maps the first into memory and reads the second, whose hash is in the manifest;
-a block is checked when a record in it is asked for the first time. So opening costs about 0.03 bytes a sample, and
-the price of checking is paid by the records that are used: a page that is read anyway, and a microsecond.
+An index array is a .npy file, possibly of several gigabytes. `NAME.crc.npy` beside it holds the CRC-32 of each 4 KiB
+block. Opening maps the array and reads the checksums, whose SHA-256 is in the manifest; a block is verified when one
+of its records is first accessed. Opening reads about 0.03 bytes per sample; verifying costs a microsecond per block.
 """
 
 from __future__ import annotations
@@ -27,56 +26,56 @@ from pipeline.storage.read_at import read_at
 
 __all__ = ["BLOCK_BYTES", "REPAIR", "Records", "checksums", "checksums_name", "read_checksums"]
 
-BLOCK_BYTES = 4096  # a page: the least that a disk is asked for
+BLOCK_BYTES = 4096  # one page: the smallest unit that is read from a disk
 REPAIR = "run `make verify` with this set as SHARDS: it finds all damage and prints the command that repairs it"
-_CHUNK = 1 << 20  # records of a whole column that are in memory at once
+_CHUNK = 1 << 20  # records per step when a column is copied
 
 
 def checksums_name(name: str) -> str:
-    """The file that holds the checksums of the index array `name`."""
+    """File name of the checksums of the index array `name`."""
     return name.removesuffix(".npy") + ".crc.npy"
 
 
 def checksums(pieces: Iterable[bytes]) -> NDArray[np.uint32]:
-    """CRC-32 of each block of a file that comes in pieces of any length; the last block may be short."""
-    found = bytearray()
+    """CRC-32 of each block (the last may be short) of a file passed as `pieces` of any length: (blocks,) uint32."""
+    crcs = bytearray()
     rest = b""
     for piece in pieces:
         data = memoryview(rest + piece if rest else piece)
-        whole = len(data) // BLOCK_BYTES * BLOCK_BYTES
-        for at in range(0, whole, BLOCK_BYTES):
-            found += zlib.crc32(data[at : at + BLOCK_BYTES]).to_bytes(4, "little")
-        rest = bytes(data[whole:])
+        end = len(data) // BLOCK_BYTES * BLOCK_BYTES
+        for at in range(0, end, BLOCK_BYTES):
+            crcs += zlib.crc32(data[at : at + BLOCK_BYTES]).to_bytes(4, "little")
+        rest = bytes(data[end:])
     if rest:
-        found += zlib.crc32(rest).to_bytes(4, "little")
-    return np.frombuffer(bytes(found), "<u4")
+        crcs += zlib.crc32(rest).to_bytes(4, "little")
+    return np.frombuffer(bytes(crcs), "<u4")
 
 
 class Records:
-    """The records of one index array, (N,) of its dtype, read-only and safe to share between threads.
+    """The records of one index array, (N,) of a structured dtype; read-only and thread-safe.
 
-        records[ids]       copies of the records `ids` (any shape of integers, each in [0, N))
-        records[7]         one of them; records[10:20] and records[:] copies of a run of them
-        records["label"]   a whole column, checked and copied: O(N), not for the hot path
+        records[ids]       copies of the records `ids` (integers of any shape, each in [0, N))
+        records[7]         one record; records[10:20] and records[:] are copies of a range
+        records["label"]   a copy of a complete column: O(N), not for the hot path
 
-    Every access raises `ResoluteError` if it needs a block that is not what prep wrote, `StorageError` if the disk does
-    not deliver it, IndexError out of range.
+    Every access raises `ResoluteError` if a block differs from what prep wrote, `StorageError` if the disk fails,
+    IndexError if an index is out of range.
     """
 
-    repair = REPAIR  # what to do about damage, for messages
+    repair = REPAIR  # remedy for damage, in messages
 
     def __init__(self, path: Path, crcs: NDArray[np.uint32], dtype: np.dtype[Any], *, where: str = "",
-                 places: NDArray[np.uint32] | None = None) -> None:  # fmt: skip
-        """Map `path`, whose blocks have the checksums `crcs`. `places`: record i of this is the file's places[i].
+                 rows: NDArray[np.uint32] | None = None) -> None:  # fmt: skip
+        """Map `path`, whose blocks have the checksums `crcs`.
 
-        `where` names the file in messages. Raises `ResoluteError` if its header is damaged or of another dtype,
-        `StorageError` if it cannot be read.
+        `rows` selects a subset: record i is the file's record rows[i]. `where` names the file in messages.
+        Raises `ResoluteError` if the header is damaged or has another dtype, `StorageError` if it cannot be read.
         """
-        self._path, self._crcs, self.dtype, self._where, self._places = path, crcs, dtype, where or str(path), places
+        self._path, self._crcs, self.dtype, self._where, self._rows = path, crcs, dtype, where or str(path), rows
         self._file = retry_local(lambda: OpenFile(path), self._where)
         try:
             self._map = retry_local(lambda: mmap.mmap(self._file.fd, 0, access=mmap.ACCESS_READ), self._where)
-        except ValueError:  # what mmap says of an empty file
+        except ValueError:  # mmap of an empty file
             raise self._damaged("got 0 bytes, expected a .npy file") from None
         self._checked = np.zeros(len(crcs), np.bool_)
         if -(-len(self._map) // BLOCK_BYTES) != len(crcs):
@@ -91,20 +90,20 @@ class Records:
         self._first = head.tell()
         if version != (1, 0) or got != dtype or self._first + shape[0] * dtype.itemsize != len(self._map):
             raise self._damaged(f"got {shape} records of {got}, expected {dtype}")
-        self._rows = np.frombuffer(self._map, dtype, count=shape[0], offset=self._first)
-        self._length = len(self._rows if places is None else places)
+        self._file_rows = np.frombuffer(self._map, dtype, count=shape[0], offset=self._first)
+        self._length = len(self._file_rows if rows is None else rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (type(self), self._path, self._crcs, self.dtype, self._where, self._places)
+        return _restore, (type(self), self._path, self._crcs, self.dtype, self._where, self._rows)
 
     def __len__(self) -> int:
         return self._length
 
-    def part(self, places: NDArray[np.uint32]) -> Records:
-        """Those of the records whose numbers are `places`, in that order; nothing is copied."""
-        if self._places is not None:
-            places = self._places[places]
-        return type(self)(self._path, self._crcs, self.dtype, where=self._where, places=places)
+    def subset(self, rows: NDArray[np.uint32]) -> Records:
+        """View of the records `rows` (M,), in that order; shares the mapped file."""
+        if self._rows is not None:
+            rows = self._rows[rows]
+        return type(self)(self._path, self._crcs, self.dtype, where=self._where, rows=rows)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
@@ -114,24 +113,26 @@ class Records:
             return out
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
-            if self._places is None and step == 1:
-                return self._run(start, max(start, stop))
+            if self._rows is None and step == 1:
+                return self._range(start, max(start, stop))
             key = np.arange(start, stop, step)
         ids = np.asarray(key)
         if ids.dtype.kind not in "iu":
             raise IndexError(f"{self._where}: got indices of {ids.dtype}, expected integers")
         flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
-        if self._places is not None:
+        if self._rows is not None:
             if len(flat) and (flat.min() < 0 or flat.max() >= len(self)):
                 raise IndexError(f"{self._where}: index out of range of {len(self)} records")
-            flat = self._places[flat].astype(np.int64)
-        missing, count = _unchecked(flat, len(self._rows), self._first, self.dtype.itemsize, self._checked)
+            flat = self._rows[flat].astype(np.int64)
+        unchecked, count = _unchecked_blocks(
+            flat, len(self._file_rows), self._first, self.dtype.itemsize, self._checked
+        )
         if count < 0:
             raise IndexError(f"{self._where}: index out of range of {len(self)} records")
         if count:
-            self._check(np.unique(missing[:count]).tolist())
-        found = self._rows[flat].reshape(ids.shape)
-        return found[()] if ids.ndim == 0 else found
+            self._check(np.unique(unchecked[:count]).tolist())
+        records = self._file_rows[flat].reshape(ids.shape)
+        return records[()] if ids.ndim == 0 else records
 
     def __iter__(self) -> Iterator[Any]:
         for at in range(0, len(self), _CHUNK):
@@ -140,23 +141,23 @@ class Records:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
 
-    def _run(self, start: int, stop: int) -> NDArray[Any]:
-        """Copies of the file's records [start, stop)."""
+    def _range(self, start: int, stop: int) -> NDArray[Any]:
+        """Copy of the file's records [start, stop)."""
         size = self.dtype.itemsize
         low, high = (self._first + start * size) // BLOCK_BYTES, -(-(self._first + stop * size) // BLOCK_BYTES)
         if stop > start:
             self._check((low + np.flatnonzero(~self._checked[low:high])).tolist(), ahead=False)
-        return np.array(self._rows[start:stop])
+        return np.array(self._file_rows[start:stop])
 
     def _check(self, blocks: list[int], *, ahead: bool = True) -> None:
-        """Compare blocks with their checksums. Two threads may both do it; the mark is set after it went well."""
-        if ahead and len(blocks) > 1:  # why: a cold disk gets all its reads at once, not one after another
+        """Verify blocks and mark them as checked. Two threads may verify the same block, which is harmless."""
+        if ahead and len(blocks) > 1:  # why: lets a cold disk serve all reads at once
             for block in blocks:
                 length = min(BLOCK_BYTES, len(self._map) - block * BLOCK_BYTES)
                 self._map.madvise(mmap.MADV_WILLNEED, block * BLOCK_BYTES, length)
         for block in blocks:
             at = block * BLOCK_BYTES
-            # why not from the map: there an I/O error is a signal that ends the process
+            # why not from the mapping: an I/O error there is a SIGBUS that kills the process
             data = retry_local(functools.partial(read_at, self._file.fd, BLOCK_BYTES, at), self._where)
             got, expected = zlib.crc32(data), int(self._crcs[block])
             if got != expected:
@@ -167,33 +168,33 @@ class Records:
         return ResoluteError(f"{self._where}: changed since prep, {what}; {self.repair}")
 
 
-def _opened(kind: type[Records], path: Path, crcs: NDArray[np.uint32], dtype: Any, where: str, places: Any) -> Records:
-    return kind(path, crcs, dtype, where=where, places=places)
+def _restore(kind: type[Records], path: Path, crcs: NDArray[np.uint32], dtype: Any, where: str, rows: Any) -> Records:
+    return kind(path, crcs, dtype, where=where, rows=rows)
 
 
 @compiled
-def _unchecked(rows: Any, length: Any, first: Any, size: Any, checked: Any) -> Any:
-    """The blocks that `rows` need and that are not `checked`, and how many; -1 for a row out of range."""
-    missing = np.empty(2 * len(rows), np.int64)
+def _unchecked_blocks(rows: Any, length: Any, first: Any, size: Any, checked: Any) -> Any:
+    """(blocks, count): the blocks of `rows` that are not yet `checked`; count -1 if a row is out of range."""
+    blocks = np.empty(2 * len(rows), np.int64)
     count = 0
     for row in rows:
         if row < 0 or row >= length:
-            return missing, -1
+            return blocks, -1
         low = (first + row * size) // BLOCK_BYTES
-        high = (first + (row + 1) * size - 1) // BLOCK_BYTES  # a record may lie in two blocks
+        high = (first + (row + 1) * size - 1) // BLOCK_BYTES  # a record may span two blocks
         if not checked[low]:
-            missing[count] = low
+            blocks[count] = low
             count += 1
         if high != low and not checked[high]:
-            missing[count] = high
+            blocks[count] = high
             count += 1
-    return missing, count
+    return blocks, count
 
 
 def read_checksums(path: Path, sha256: str, where: str) -> NDArray[np.uint32]:
-    """The checksums in a file whose own SHA-256 is known.
+    """Read a checksum file and verify its own SHA-256: (blocks,) uint32.
 
-    Raises `FileNotFoundError`, `StorageError` if it cannot be read, `ResoluteError` if its SHA-256 is another.
+    Raises `FileNotFoundError`, `StorageError` if it cannot be read, `ResoluteError` if its SHA-256 differs.
     """
     data = retry_local(path.read_bytes, where)
     got = hashlib.sha256(data).hexdigest()

@@ -1,6 +1,6 @@
-"""Opens what a command line's SHARDS names: a shard set that prep made, or tars that others made.
+"""`open_dataset`: opens the SHARDS argument of the commands, a shard set of prep or third-party WebDataset tars.
 
-A manifest (or an unfinished prep) at that very path decides first, so a path may hold any character.
+A manifest (or an unfinished prep) at exactly that path wins, so a folder's name may contain pattern characters.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from pipeline.storage.files import is_url
 
 from .shard_set import ShardSet, is_shard_set
 
-__all__ = ["is_foreign", "open_either"]
+__all__ = ["is_foreign", "open_dataset"]
 
 
-def open_either(
+def open_dataset(
     source: str | Path, *, resolutions: tuple[int, ...] | None = None, fold: int | None = None,
     val: str | None = None, classes: str | None = None,
 ) -> ShardSet:  # fmt: skip
-    """`ShardSet.open` for a set that prep made, `open_webdataset` for tars that others made (see `is_foreign`).
+    """Call `ShardSet.open` for a shard set of prep, `open_webdataset` for third-party tars (see `is_foreign`).
 
-    `val` and `classes` are for the latter, `resolutions` and `fold` for the former. Raises `ResoluteError` as these two
-    do, and where an argument is given that has no effect.
+    `resolutions` and `fold` apply to the former, `val` and `classes` to the latter. Raises `ResoluteError` as these
+    functions do, and if an argument would have no effect.
     """
     shown = strip_credentials(str(source))
     if not is_foreign(str(source)):
         for name, value in (("val", val), ("classes", classes)):
             if value is not None:
                 raise ResoluteError(
-                    f"{shown}: got {name}={value} for a shard set that prep made, expected none: prep has decided its "
-                    f"{'validation part' if name == 'val' else 'classes'}; leave {name} out"
+                    f"{shown}: got {name}={value} for a shard set of prep, expected none: prep has fixed its "
+                    f"{'validation split' if name == 'val' else 'classes'}; leave {name} out"
                 )
         return ShardSet.open(source, resolutions=resolutions, fold=fold)
     if fold is not None:
-        raise ResoluteError(f"{shown}: got fold {fold} for tars that others made, which have no folds; leave fold out")
+        raise ResoluteError(f"{shown}: got fold {fold} for third-party tars, which have no folds; leave fold out")
     from pipeline.dataset.webdataset.open import open_webdataset
 
-    part: str | float | None = val
-    with suppress(TypeError, ValueError):  # not a part but a pattern, or none
-        part = float(val)  # type: ignore[arg-type]
-    return open_webdataset(source, val=part, classes=classes)
+    val_split: str | float | None = val
+    with suppress(TypeError, ValueError):  # not a fraction but a pattern, or None
+        val_split = float(val)  # type: ignore[arg-type]
+    return open_webdataset(source, val=val_split, classes=classes)
 
 
 def is_foreign(source: str) -> bool:
-    """Whether `source` names tars that others made: a pattern, a tar, or a folder with tars that prep did not make.
+    """Whether `source` names third-party tars: a pattern, a tar, or a folder with tars that is not a shard set.
 
-    Raises `StorageError` if the disk does not tell.
+    Raises `StorageError` if the disk does not answer.
     """
     if is_url(source) and not source.startswith(("file://", "local://")):
         return source.endswith((".tar", ".tar.gz", ".tgz")) or ("{" in source and ".tar" in source)

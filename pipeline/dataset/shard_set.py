@@ -1,14 +1,14 @@
-"""Shard sets on disk or behind a URL: the manifest and the index, opened and checked.
+"""The shard set format (file names, record dtypes, manifest) and `ShardSet`, which opens and checks a set.
 
-    SHARDS/manifest.json             written last: whoever can read it can trust all the rest
-    SHARDS/RES/SPLIT-NNNNNN.tar      members KEY.jpg, KEY.cls; same keys, same order at every resolution
+    SHARDS/manifest.json             written last: if it is valid, the set is complete
+    SHARDS/RES/SPLIT-NNNNNN.tar      members KEY.jpg, KEY.cls; same keys in the same order at every resolution
     SHARDS/RES/SPLIT-NNNNNN.idx      DALI index of that tar
-    SHARDS/index/SPLIT.npy           SAMPLE records, one a sample, in shard order
-    SHARDS/index/SPLIT-RES.npy       STORED records: where that sample's JPEG lies at that resolution
-    SHARDS/index/SPLIT.crc.npy       checksums of the blocks of SPLIT.npy; SPLIT-RES.crc.npy those of SPLIT-RES.npy
-    SHARDS/index/SPLIT.source.npy    SOURCE records: what that sample was made from
+    SHARDS/index/SPLIT.npy           SAMPLE records, one per sample, in shard order
+    SHARDS/index/SPLIT-RES.npy       STORED records: where the sample's JPEG is stored at that resolution
+    SHARDS/index/SPLIT.crc.npy       block checksums of SPLIT.npy; SPLIT-RES.crc.npy those of SPLIT-RES.npy
+    SHARDS/index/SPLIT.source.npy    SOURCE records: the input file of each sample
 
-`prep` writes this and `pipeline` reads it; both take the record types, names and key formats from here.
+`prep` writes this format and `pipeline` reads it; both use the dtypes and names defined here.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split
 
 FORMAT, VERSION = "resolute-shards", 3
 KEY_DIGITS = 9
-# Only prep writes these: the first while it works, the second at its end.
-_TRACES = (".prep", "index/train.npy")
-_SIZES_S = 0.3  # the most that opening spends on sizes of tars; the reader notices the others
+# Written only by prep: the first while it runs, the second at its end.
+_PREP_FILES = (".prep", "index/train.npy")
+_SIZES_S = 0.3  # time limit for checking tar sizes when a set is opened; the reader detects the rest
 
-# A sample's number in prep's global order names its members (KEY = 000000042); rejected inputs leave gaps.
-# `fold` is 0 unless the set was made with FOLDS.
+# `key`: number in prep's global order, names the members (KEY = 000000042); rejected inputs leave gaps.
+# `fold`: 0 unless the set was made with FOLDS.
 SAMPLE = np.dtype([("key", "<u8"), ("label", "<u4"), ("fold", "<u4")])
-# `offset` and `nbytes` are those of the JPEG itself inside the tar, in bytes; width and height in px.
+# `offset`, `nbytes`: position of the JPEG in the tar, in bytes; width and height in px.
 STORED = np.dtype([("offset", "<u8"), ("nbytes", "<u4"), ("crc32", "<u4"), ("shard", "<u4"),
                    ("width", "<u2"), ("height", "<u2")])  # fmt: skip
-# The input file: first 8 bytes of its SHA-256 (little-endian), its bytes, and its upright width and height in px.
+# The input file: first 8 bytes of its SHA-256 (little-endian), its size in bytes, its upright width and height in px.
 SOURCE = np.dtype([("digest", "<u8"), ("nbytes", "<u4"), ("width", "<u2"), ("height", "<u2")])
 
 
@@ -54,7 +54,7 @@ def key_name(key: int) -> str:
 
 
 def label_digits(classes: int) -> int:
-    """Digits of every `.cls`: the same for a whole set."""
+    """Number of digits of every `.cls` of a set."""
     return max(4, len(str(classes - 1)))
 
 
@@ -68,9 +68,9 @@ def tar_name(res: int, shard: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """One split of a shard set: `samples` (N,) SAMPLE, `stored[res]` (N,) STORED, `shards` their names.
+    """One split: `samples` (N,) SAMPLE, `stored[res]` (N,) STORED, and the names of its `shards`.
 
-    The records stay on disk and are checked when they are used: see `Records`.
+    Records stay on disk and are verified on first use, see `Records`.
     """
 
     name: str
@@ -84,58 +84,57 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSet:
-    """A shard set that was opened: its manifest was read and the index it needs is there, at its size."""
+    """An open shard set: its manifest is valid, and its index files exist with the expected sizes."""
 
     files: Files
     classes: tuple[str, ...]
     resolutions: tuple[int, ...]
     margin: float
-    hash: str  # of the manifest, 12 hex digits: names the data in checkpoints and results
+    hash: str  # of the manifest, 12 hex digits
     splits: Mapping[str, Split]
-    digests: Mapping[str, str] = field(default_factory=dict)  # see `contents`; the keys of pixels end in "at RES px"
-    # of each tar that others made, its `Files.identity` when it was indexed
+    digests: Mapping[str, str] = field(default_factory=dict)  # see `contents`; keys about pixels end in "at RES px"
+    # third-party tars: `Files.identity` of each when it was indexed
     states: Mapping[str, tuple[int, str]] = field(default_factory=dict, repr=False)
-    one_size: bool = False  # tars that others made (`open_webdataset`): named as their files are, for every `res`
-    repair: str = REPAIR  # what to do about damage, for messages
+    single_resolution: bool = False  # third-party tars (`open_webdataset`): one stored size serves every `res`
+    repair: str = REPAIR  # remedy for damage, in messages
     _known_state: dict[str, tuple[int, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def short_side(self, res: int) -> int:
-        """Nominal stored short side in px: round(res * margin). Smaller images are stored as they came."""
+        """Nominal stored short side in px: round(res * margin). Smaller images are not enlarged."""
         return round(res * self.margin)
 
     def contents(self, resolutions: Iterable[int] | None = None) -> dict[str, str]:
-        """Digests of all that a run on `resolutions` (px, those that are open if None) gets from this set, by name.
+        """Digests of everything a run on `resolutions` (px; None: all open ones) reads from this set, by name.
 
-        Equal for two sets exactly if these runs get the same labels, classes, images and folds; other resolutions of
-        the set do not count. A message can say which of the names differ. Raises `ResoluteError` for a resolution that
-        is not open.
+        Two sets have equal contents exactly if such runs get the same labels, classes, images and folds; other
+        resolutions do not matter. Raises `ResoluteError` for a resolution that is not open.
         """
         is_open = sorted({res for split in self.splits.values() for res in split.stored})
-        wanted = is_open if resolutions is None else sorted(set(resolutions))
-        if missing := [res for res in wanted if any(res not in split.stored for split in self.splits.values())]:
+        requested = is_open if resolutions is None else sorted(set(resolutions))
+        if missing := [res for res in requested if any(res not in split.stored for split in self.splits.values())]:
             raise ResoluteError(f"{self.root}: {missing[0]} px is not open, got {is_open}; name it in ShardSet.open")
-        ends = tuple(f" at {res} px" for res in wanted)
+        ends = tuple(f" at {res} px" for res in requested)
         return {name: digest for name, digest in self.digests.items() if " at " not in name or name.endswith(ends)}
 
     def identity(self, resolutions: Iterable[int] | None = None) -> str:
-        """12 hex digits over `contents`: what names the data of a run on `resolutions` in checkpoints."""
+        """12 hex digits over `contents`: identifies the data of a run on `resolutions` in its checkpoints."""
         return hashlib.sha256(json.dumps(self.contents(resolutions), sort_keys=True).encode()).hexdigest()[:12]
 
     def check_unchanged(self, tar: str) -> None:
-        """Raise `StorageError` if the set, or `tar` of tars that others made, is gone or no longer the one opened.
+        """Raise `StorageError` if the set (third-party tars: `tar`) is gone or was replaced since it was opened.
 
-        A resolution that was added meanwhile is no change. Ask before a sample is called damaged: what lies at a set's
-        place may be another set by now, and then there is nothing to skip or repair.
+        Adding a resolution is not a change. Call this before reporting a sample as damaged: if the set was replaced,
+        there is nothing to skip or repair.
         """
-        name = tar if self.one_size else "manifest.json"
-        what = f"{self.files.where(tar)}: the tar" if self.one_size else f"{self.root}: the shard set"
+        name = tar if self.single_resolution else "manifest.json"
+        what = f"{self.files.where(tar)}: the tar" if self.single_resolution else f"{self.root}: the shard set"
         state = self.files.identity(name)
         if state is None:
             raise StorageError(
                 f"{what} is gone, expected it as it was opened; put it back or mount its volume, then run the same "
                 "command again: it continues"
             )
-        if self.one_size:
+        if self.single_resolution:
             names = ("bytes", "time of change or ETag")
             expected = self.states.get(tar, state)
             changes = differences(dict(zip(names, state, strict=True)), dict(zip(names, expected, strict=True)))
@@ -167,19 +166,19 @@ class ShardSet:
         return self.files.root
 
     def path(self, res: int, shard: str) -> Path:
-        """A shard as a whole file on this machine; of a remote set a copy, which takes a download."""
+        """Local path of a complete shard; a remote one is downloaded first."""
         return self.files.local(self.tar(res, shard))
 
     def tar(self, res: int, shard: str) -> str:
-        """The name, below the root, of the tar that holds `shard` for `res` px."""
-        return shard if self.one_size else tar_name(res, shard)
+        """Name, relative to the root, of the tar that holds `shard` at `res` px."""
+        return shard if self.single_resolution else tar_name(res, shard)
 
     def command_that_adds(self, resolutions: Iterable[int]) -> str:
-        """The `make shards` that gives this set `resolutions` (px) besides its own, for messages."""
+        """The `make shards` command that adds `resolutions` (px) to this set, for messages."""
         return shards_command(self.root, {*self.resolutions, *resolutions}, _record(self.files))
 
     def close(self) -> None:
-        """End what the files keep open. Records and batches already handed out stay valid."""
+        """Close the files. Records and batches already returned stay valid."""
         self.files.close()
 
     @classmethod
@@ -187,38 +186,40 @@ class ShardSet:
         cls, root: str | Path, *, resolutions: tuple[int, ...] | None = None, fold: int | None = None,
         files: Files | None = None,
     ) -> ShardSet:  # fmt: skip
-        """Open the set at `root`; `resolutions` (px) are those that will be read, all of them if None.
+        """Open the set at `root`, a folder or URL.
 
-        `files` is where its files come from, `open_files(root)` if None. A set made with FOLDS=k is opened with
-        `fold` (0..k-1): that fold becomes `val`, the others `train`. Costs the same for any number of samples, but
-        with folds, whose column is read.
-        Raises `ResoluteError` when there is no manifest, it is of another version or damaged, a resolution is
-        missing, a shard or an index is not at its size, checksums are not what the manifest hashed, or `fold` does
-        not fit; `StorageError` if the storage does not deliver. Of a remote set, or of one with very many shards, the
-        reader notices shards of other sizes.
+        resolutions   those that will be read, in px; None: all
+        fold          for a set made with FOLDS=k: this fold (0..k-1) becomes `val`, the others `train`
+        files         source of the files; None: `open_files(root)`
+
+        O(1) in the number of samples, except that `fold` reads one column. Shard sizes are checked up to a time limit
+        and only locally; the reader detects the rest.
+        Raises `ResoluteError` if the manifest is missing, damaged or of another version, a resolution is missing, the
+        size of a shard or index or the hash of a checksum file is wrong, or `fold` does not exist; `StorageError` if
+        the storage fails.
         """
         files = files or open_files(root)
         root = files.root  # without credentials
         manifest, digest = read_manifest(files)
         stored = tuple(sorted(int(res) for res in manifest["resolutions"]))
-        wanted = stored if resolutions is None else resolutions
-        for res in wanted:
+        requested = stored if resolutions is None else resolutions
+        for res in requested:
             if res not in stored:
                 raise ResoluteError(
                     f"{root}: no shards at {res} px, got {','.join(map(str, stored))}; "
-                    f"run {shards_command(files.root, {*stored, *wanted}, _record(files))}"
+                    f"run {shards_command(files.root, {*stored, *requested}, _record(files))}"
                 )
         splits = {}
         for name, info in manifest["splits"].items():
             splits[name] = Split(
                 name=name,
                 samples=_records(files, manifest["files"], f"index/{name}.npy", SAMPLE),
-                stored={r: _records(files, manifest["files"], f"index/{name}-{r}.npy", STORED) for r in wanted},
+                stored={r: _records(files, manifest["files"], f"index/{name}-{r}.npy", STORED) for r in requested},
                 shards=tuple(info["shards"]),
             )
         if not files.remote:
-            _check_tars(files, manifest["files"], wanted, splits)
-        splits = _folded(files.root, splits, manifest["settings"]["val"].get("folds"), fold)
+            _check_tars(files, manifest["files"], requested, splits)
+        splits = _apply_fold(files.root, splits, manifest["settings"]["val"].get("folds"), fold)
         return cls(
             files=files,
             classes=tuple(manifest["classes"]),
@@ -226,18 +227,18 @@ class ShardSet:
             margin=manifest["settings"]["margin"],
             hash=digest,
             splits=splits,
-            digests=_digests(manifest, wanted, fold),
+            digests=_digests(manifest, requested, fold),
             repair=repair_hint(files.root),
         )
 
 
 def is_shard_set(folder: str | Path) -> bool:
-    """Whether prep made what lies in a folder on a disk, also if it is unfinished or its manifest damaged or gone.
+    """Whether a local folder is a shard set of prep, including unfinished ones and ones with a damaged manifest.
 
     Raises `StorageError` if the disk does not answer.
     """
     files = open_files(folder)
-    if any(files.identity(name) is not None for name in _TRACES):
+    if any(files.identity(name) is not None for name in _PREP_FILES):
         return True
     if files.identity("manifest.json") is None:
         return False
@@ -250,9 +251,9 @@ def is_shard_set(folder: str | Path) -> bool:
 
 
 def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
-    """The manifest's tables and its 12-digit hash.
+    """Read and check the manifest; returns its tables and its hash (12 hex digits).
 
-    Raises `ResoluteError` if there is none that can be used, `StorageError` if it cannot be read.
+    Raises `ResoluteError` if it is missing, damaged or of another version, `StorageError` if it cannot be read.
     """
     where = files.where("manifest.json")
     try:
@@ -274,14 +275,14 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
         )
     if not _is_sealed(text):
         raise ResoluteError(
-            f"{where}: damaged, got other bytes than its own hash says, expected them as prep wrote them; "
+            f"{where}: damaged, got bytes that do not match its own hash, expected them as prep wrote them; "
             f"run {shards_command(files.root, _stored(manifest), _record(files))}, which repairs it"
         )
     return manifest, hashlib.sha256(text).hexdigest()[:12]
 
 
 def command_with_folds(files: Files, manifest: Mapping[str, Any]) -> str:
-    """The `make shards` that makes another set, beside this one and of the same photos, with folds."""
+    """The `make shards` command that makes a set with folds from the same photos, for messages."""
     record = {name: value for name, value in (_record(files) or {}).items() if not name.startswith("VAL")}
     if record:
         record["FOLDS"] = "5"
@@ -289,7 +290,7 @@ def command_with_folds(files: Files, manifest: Mapping[str, Any]) -> str:
 
 
 def _record(files: Files) -> dict[str, str] | None:
-    """What the set was made from, for messages; None if that is not known, or cannot be read now."""
+    """The arguments the set was made with, for messages; None if they are unknown or cannot be read."""
     try:
         return parse_record(files.local(SOURCE_RECORD).read_bytes())
     except (OSError, ResoluteError):
@@ -297,13 +298,13 @@ def _record(files: Files) -> dict[str, str] | None:
 
 
 def _stored(manifest: Mapping[str, Any]) -> list[int]:
-    """The resolutions (px) of a manifest that may be of another version, for messages."""
+    """Resolutions (px) of a manifest of any version, for messages."""
     resolutions = manifest.get("resolutions")
     return [int(res) for res in resolutions if str(res).isdecimal()] if isinstance(resolutions, dict) else []
 
 
 def _digests(manifest: Mapping[str, Any], resolutions: Iterable[int], fold: int | None) -> dict[str, str]:
-    """The digests of `ShardSet.contents`, from the manifest. STORED records hold the CRC-32 of each image."""
+    """The digests of `ShardSet.contents`. Those of images follow from STORED, which holds each image's CRC-32."""
     listed = manifest["files"]
     digests = {"classes": hashlib.sha256(json.dumps(manifest["classes"]).encode()).hexdigest()[:12]}
     if fold is not None:
@@ -318,9 +319,9 @@ def _digests(manifest: Mapping[str, Any], resolutions: Iterable[int], fold: int 
 
 
 def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
-    """What `manifest` looks like on disk, `sha256` over all before it at its end: no byte can change unseen."""
-    rest = {name: value for name, value in manifest.items() if name != "sha256"}
-    text = json.dumps(rest, indent=1).removesuffix("\n}").encode()
+    """`manifest` as written to disk; its last entry, `sha256`, covers all bytes before it."""
+    unsealed = {name: value for name, value in manifest.items() if name != "sha256"}
+    text = json.dumps(unsealed, indent=1).removesuffix("\n}").encode()
     return text + _seal(text)
 
 
@@ -329,39 +330,40 @@ def _seal(text: bytes) -> bytes:
 
 
 def _is_sealed(text: bytes) -> bool:
-    """Whether these are `manifest_bytes`. Why not write them again: that takes seconds for 10 000s of shards."""
+    """Whether `text` ends with the correct seal. why not serialise again: seconds for 10 000s of shards."""
     end = len(text) - len(_seal(b""))
     return end > 0 and text[end:] == _seal(text[:end])
 
 
-def _folded(root: str, splits: dict[str, Split], folds: int | None, fold: int | None) -> dict[str, Split]:
-    """Make `train` and `val` of a set with folds; other sets stay as they are."""
+def _apply_fold(root: str, splits: dict[str, Split], folds: int | None, fold: int | None) -> dict[str, Split]:
+    """Split a set with folds into `train` and `val`; other sets are returned unchanged."""
     if folds is None and fold is None:
         return splits
     if folds is None or fold is None or not 0 <= fold < folds:
         got = "no fold" if fold is None else f"fold {fold}"
         expected = "none: the set has no folds" if folds is None else f"0 to {folds - 1}: the set has {folds} folds"
         raise ResoluteError(f"{root}: got {got}, expected {expected}; correct `fold` in the recipe's [data]")
-    every = splits["train"]
-    held_out = every.samples["fold"] == fold
-    parts = {}
-    for name, chosen in (("train", ~held_out), ("val", held_out)):
-        places = np.flatnonzero(chosen).astype(np.uint32)
-        stored = {res: records.part(places) for res, records in every.stored.items()}
-        parts[name] = Split(name=name, samples=every.samples.part(places), shards=every.shards, stored=stored)
-    return parts
+    unfolded = splits["train"]
+    held_out = unfolded.samples["fold"] == fold
+    folded = {}
+    for name, mask in (("train", ~held_out), ("val", held_out)):
+        rows = np.flatnonzero(mask).astype(np.uint32)
+        stored = {res: records.subset(rows) for res, records in unfolded.stored.items()}
+        samples = unfolded.samples.subset(rows)
+        folded[name] = Split(name=name, samples=samples, shards=unfolded.shards, stored=stored)
+    return folded
 
 
 def _check_tars(
-    files: Files, known: Mapping[str, Any], resolutions: tuple[int, ...], splits: Mapping[str, Split]
+    files: Files, listed: Mapping[str, Any], resolutions: tuple[int, ...], splits: Mapping[str, Split]
 ) -> None:
-    """Compare the sizes of the tars that will be read with the manifest's, as many as it can in a moment."""
+    """Compare tar sizes with the manifest, as many as fit into `_SIZES_S`."""
     end = time.monotonic() + _SIZES_S
     for split in splits.values():
         for res in resolutions:
             for shard in split.shards:
                 name = tar_name(res, shard)
-                _check_size(files, name, files.size(name), known[name]["bytes"])
+                _check_size(files, name, files.size(name), listed[name]["bytes"])
                 if time.monotonic() > end:
                     return
 
@@ -378,19 +380,19 @@ def _check_size(files: Files, name: str, got: int | None, expected: int) -> None
         )
 
 
-def _records(files: Files, known: Mapping[str, Any], name: str, dtype: np.dtype[Any]) -> Records:
-    """An index array and its checksums, both at their sizes; the checksums as the manifest hashed them."""
-    path, beside = (_local(files, known, one) for one in (name, checksums_name(name)))
-    crcs = read_checksums(beside, known[checksums_name(name)]["sha256"], files.where(checksums_name(name)))
+def _records(files: Files, listed: Mapping[str, Any], name: str, dtype: np.dtype[Any]) -> Records:
+    """Open an index array; checks its size, and the size and SHA-256 of its checksums."""
+    path, crc_path = (_local(files, listed, file) for file in (name, checksums_name(name)))
+    crcs = read_checksums(crc_path, listed[checksums_name(name)]["sha256"], files.where(checksums_name(name)))
     return Records(path, crcs, dtype, where=files.where(name))
 
 
-def _local(files: Files, known: Mapping[str, Any], name: str) -> Path:
+def _local(files: Files, listed: Mapping[str, Any], name: str) -> Path:
     try:
         path = files.local(name)
         got = retry_local(path.stat, files.where(name)).st_size
     except FileNotFoundError:
-        _check_size(files, name, None, known[name]["bytes"])
+        _check_size(files, name, None, listed[name]["bytes"])
         raise
-    _check_size(files, name, got, known[name]["bytes"])
+    _check_size(files, name, got, listed[name]["bytes"])
     return path

@@ -1,7 +1,7 @@
-"""`source.json`: which arguments a shard set was made with, so that messages can suggest complete commands.
+"""`source.json`: the arguments a shard set was made with, so that messages can suggest complete commands.
 
-It lies beside the manifest but is no part of the set: the same photos give the same manifest wherever they lie. It
-holds no credentials. A set without it (made by an earlier version) works as any other.
+It lies beside the manifest but is not part of the set: the same photos give the same manifest wherever they are.
+It contains no credentials, and is optional.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORMAT = "resolute-source-1"
 
 
 def record_bytes(variables: Mapping[str, object]) -> bytes:
-    """The file's content. `variables` of `make shards` by name, but OUT and RES; None is left out."""
+    """The file's content for the `make shards` variables (without OUT and RES); those that are None are left out."""
     texts = {name: strip_credentials(str(value)) for name, value in variables.items() if value is not None}
     absolute = {name: _absolute(text) if name in PATHS else text for name, text in texts.items()}
     record = {"format": _FORMAT, "make": absolute, "sha256": _digest(absolute)}
@@ -31,22 +31,22 @@ def record_bytes(variables: Mapping[str, object]) -> bytes:
 
 
 def parse_record(data: bytes | None) -> dict[str, str] | None:
-    """The variables in the content of a `source.json`; None if there is none, or it is damaged."""
+    """The variables in the content of a `source.json`; None if it is missing or damaged."""
     try:
         record = json.loads(data or b"")
         variables: dict[str, str] = record["make"]
-        is_sound = record["format"] == _FORMAT and record["sha256"] == _digest(variables) and variables["SRC"]
+        is_valid = record["format"] == _FORMAT and record["sha256"] == _digest(variables) and variables["SRC"]
     except (ValueError, KeyError, TypeError):
         return None
-    return variables if is_sound else None
+    return variables if is_valid else None
 
 
 def shards_command(
     root: str, resolutions: Iterable[int], record: Mapping[str, str] | None, *, rebuild: bool = False
 ) -> str:
-    """The `make shards` that completes or repairs the set at `root` (px of all its resolutions), ready to be run.
+    """The `make shards` command that completes or repairs the set at `root`; `resolutions`: all of the set, in px.
 
-    Where the source is not known, the text says which variables are to be added.
+    If the source is unknown (`record` None), the text names the variables to add.
     """
     res = ",".join(map(str, sorted(set(resolutions))))
     variables = {"SRC": "", **(record or {}), "OUT": root} | ({"RES": res} if res else {})
@@ -57,7 +57,7 @@ def shards_command(
 
 
 def repair_hint(root: str) -> str:
-    """What to do about damage in the set at `root`."""
+    """The remedy for damage in the set at `root`, for messages."""
     return f"run `make verify SHARDS={shlex.quote(root)}`: it finds all damage and prints the command that repairs it"
 
 
@@ -67,11 +67,11 @@ def _digest(variables: Mapping[str, str]) -> str:
 
 def _absolute(path: str) -> str:
     path = path.removeprefix("file://")
-    return path if "://" in path else os.path.abspath(path)  # noqa: PTH100  # why: a link stays a link
+    return path if "://" in path else os.path.abspath(path)  # noqa: PTH100  # why: keeps symbolic links
 
 
 def _shown(name: str, value: str) -> str:
-    """`value`, as short as it can be written from the folder that the user is in."""
+    """`value`, with paths below the current folder made relative."""
     if name in PATHS and value.startswith("/"):
         here = str(Path.cwd()).rstrip("/") + "/"
         return value.removeprefix(here)

@@ -1,1 +1,1 @@
-"""How does the stream serve a loop that is not ours? In plain PyTorch, with timm's parts, and with Accelerate."""
+"""Examples of `Loader` in other training loops: plain PyTorch, timm and Hugging Face Accelerate."""

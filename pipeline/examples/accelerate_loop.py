@@ -1,8 +1,9 @@
-"""Several processes that train under Hugging Face Accelerate, with its checkpoints.
+"""Multi-process training with Hugging Face Accelerate and its checkpoints.
 
     accelerate launch --num_processes 8 -m pipeline.examples.accelerate_loop SHARDS --res 128,160 --checkpoint run
 
-The loader is not prepared by Accelerate: it cuts each batch by rank itself. It is registered for its checkpoints.
+The loader must not be passed to `Accelerator.prepare`, since it splits each batch over ranks itself; it is registered
+for checkpointing instead.
 """
 
 from __future__ import annotations
@@ -22,45 +23,45 @@ from .start import flags, open_shards, run, soft_targets
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
-    """Train; returns the weights."""
+    """Train; returns the model's state dict."""
     args = flags(argv, __doc__)
     accelerator = Accelerator()
     torch.manual_seed(0)
     shards, resolutions = open_shards(args)
-    classes, mixed = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
-    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=mixed) for res in resolutions]
+    classes, augment = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=augment) for res in resolutions]
     plan = Plan(shards, stages)
-    # group norm: with batch norm, results would depend on the number of processes
+    # why group norm: with batch norm, results would depend on the number of processes
     model = resnet18(num_classes=classes, norm_layer=partial(nn.GroupNorm, 8)).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-5)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=plan.total_steps)
-    # the schedule is not prepared: Accelerate would step it once a process, and the plan counts global steps
+    # why the schedule is not prepared: Accelerate would step it once per process, but the plan counts global steps
     model, optimizer = accelerator.prepare(model, optimizer)
-    rank, world = accelerator.process_index, accelerator.num_processes
-    with Loader(plan, device=accelerator.device, rank=rank, world=world) as loader:
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    with Loader(plan, device=accelerator.device, rank=rank, world_size=world_size) as loader:
         accelerator.register_for_checkpointing(loader, schedule)
         if args.checkpoint.exists():
             accelerator.load_state(str(args.checkpoint))
-        right = torch.zeros((), dtype=torch.int64, device=accelerator.device)
+        correct = torch.zeros((), dtype=torch.int64, device=accelerator.device)
         for batch in loader:
             spec = batch.spec
             if spec.split == "train":
                 model.train()
                 with accelerator.autocast():
                     losses = cross_entropy(model(batch.images), soft_targets(batch, classes), reduction="sum")
-                # gradients are averaged over processes, whose parts of a batch may differ by a sample or two
-                accelerator.backward(losses * world / spec.global_size)
+                # why: gradients are averaged over processes, whose local batch sizes may differ by a sample or two
+                accelerator.backward(losses * world_size / spec.global_size)
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()
                 continue
             model.eval()
             with torch.inference_mode():
-                right += (model(batch.images).argmax(1) == batch.labels).sum()
+                correct += (model(batch.images).argmax(1) == batch.labels).sum()
             if spec.last:
-                total = int(accelerator.reduce(right))
+                total = int(accelerator.reduce(correct))
                 accelerator.print(f"epoch {spec.epoch} {spec.res} px: top-1 {total / len(shards.splits['val']):.2%}")
-                right.zero_()
+                correct.zero_()
                 accelerator.save_state(str(args.checkpoint))
                 if spec.epoch + 1 == args.stop:
                     break

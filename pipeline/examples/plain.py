@@ -1,8 +1,9 @@
-"""A plain PyTorch loop that trains in two stages, validates exactly and resumes after a stop.
+"""A plain PyTorch loop that trains in stages, validates on every sample and resumes after an interruption.
 
     python -m pipeline.examples.plain SHARDS --res 128,160 --checkpoint run.pt --device cuda
 
-Run it again after stopping it: it continues after the last whole epoch and, on a CPU, ends with the same weights.
+Run it again after an interruption: it continues after the last complete epoch and, on a CPU, ends with bit-identical
+weights.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from .start import flags, open_shards, run, soft_targets
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
-    """Train; returns the weights."""
+    """Train; returns the model's state dict."""
     args = flags(argv, __doc__)
     device = cuda.usable(args.device)
     torch.manual_seed(0)
     shards, resolutions = open_shards(args)
-    classes, mixed = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
-    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=mixed) for res in resolutions]
+    classes, augment = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=augment) for res in resolutions]
     plan = Plan(shards, stages)
 
     model = resnet18(num_classes=classes).to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-5)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=plan.total_steps)
     with Loader(plan, device=device) as loader:
-        parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+        checkpointed: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
         if args.checkpoint.exists():
             for name, state in torch.load(args.checkpoint, map_location=device).items():
-                parts[name].load_state_dict(state)
-        right = 0
+                checkpointed[name].load_state_dict(state)
+        correct = 0
         for batch in loader:
             spec = batch.spec
             if spec.split == "train":
@@ -50,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
                 continue
             model.eval()
             with torch.inference_mode():
-                right += int((model(batch.images).argmax(1) == batch.labels).sum())
-            if spec.last:  # of the epoch: every sample of the validation split was seen exactly once
-                print(f"epoch {spec.epoch} {spec.res} px: top-1 {right / len(shards.splits['val']):.2%}")
-                right = 0
-                torch.save({name: part.state_dict() for name, part in parts.items()}, args.checkpoint)
+                correct += int((model(batch.images).argmax(1) == batch.labels).sum())
+            if spec.last:  # every validation sample has been seen exactly once
+                print(f"epoch {spec.epoch} {spec.res} px: top-1 {correct / len(shards.splits['val']):.2%}")
+                correct = 0
+                torch.save({name: value.state_dict() for name, value in checkpointed.items()}, args.checkpoint)
                 if spec.epoch + 1 == args.stop:
                     break
     return dict(model.state_dict())

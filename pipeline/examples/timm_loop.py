@@ -1,9 +1,9 @@
-"""timm's way to train, `for epoch: for input, target in loader`, on the stream.
+"""Training in timm's style, `for epoch: for input, target in loader`.
 
     python -m pipeline.examples.timm_loop SHARDS --res 128,160
 
-`Pass` is what timm's `train_one_epoch` and `validate` want of a loader. Training targets are mixed already, so the
-loss is a soft one and timm's own mixup stays off.
+`PassLoader` provides the loader interface of timm's `train_one_epoch` and `validate`. Training batches are already
+mixed, so the loss takes soft targets and timm's own mixup stays off.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
 from pipeline import Augment, Loader, Plan, Stage, cuda
-from pipeline.plan.plan import Segment
+from pipeline.plan.plan import Pass
 
 from .start import flags, open_shards, run, soft_targets
 
 
 @dataclass
-class Pass:
-    """An epoch of training, or a validation, as a loader of pairs on the device; iterate once, in the plan's order."""
+class PassLoader:
+    """A training epoch or a validation as a loader of (images, targets) on the device; iterate once, in plan order."""
 
     loader: Loader
-    segment: Segment
+    pass_: Pass
     classes: int
-    mixup_enabled: bool = False  # asked by timm's train.py
+    mixup_enabled: bool = False  # read by timm's train.py
 
     def __len__(self) -> int:
-        return self.segment.batches
+        return self.pass_.batches
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for _ in range(len(self)):
@@ -43,12 +43,12 @@ class Pass:
 
 
 def main(argv: Sequence[str] | None = None) -> AverageMeter:
-    """Train; returns the last top-1 in percent."""
+    """Train; returns the top-1 accuracy in percent of the last validation."""
     args = flags(argv, __doc__)
     device = cuda.usable(args.device)
     shards, resolutions = open_shards(args)
-    classes, mixed = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
-    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=mixed) for res in resolutions]
+    classes, augment = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=augment) for res in resolutions]
     plan = Plan(shards, stages)
     model = timm.create_model("resnet18", num_classes=classes).to(device).to(memory_format=torch.channels_last)
     ema = ModelEmaV3(model, decay=0.99, use_warmup=True)
@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> AverageMeter:
     schedule = CosineLRScheduler(optimizer, t_initial=plan.total_steps, t_in_epochs=False)
     loss_fn = SoftTargetCrossEntropy()
     with Loader(plan, device=device) as loader:
-        for segment in plan.segments:
-            part, top1 = Pass(loader, segment, classes), AverageMeter()
-            if segment.split == "train":
-                for step, (images, target) in enumerate(part, segment.first_step + 1):
+        for pass_ in plan.passes:
+            pass_loader, top1 = PassLoader(loader, pass_, classes), AverageMeter()
+            if pass_.split == "train":
+                for step, (images, target) in enumerate(pass_loader, pass_.first_step + 1):
                     loss = loss_fn(model(images), target)
                     optimizer.zero_grad()
                     loss.backward()
@@ -67,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> AverageMeter:
                     ema.update(model, step=step)
                     schedule.step_update(step)
                 continue
-            for images, target in part:
+            for images, target in pass_loader:
                 with torch.inference_mode():
                     top1.update(accuracy(ema.module(images), target)[0].item(), len(target))
-            print(f"epoch {segment.epoch} {segment.res} px: top-1 {top1.avg:.2f} % of {top1.count}")
+            print(f"epoch {pass_.epoch} {pass_.res} px: top-1 {top1.avg:.2f} % of {top1.count}")
     return top1
 
 

@@ -1,1 +1,1 @@
-"""What happens to the pixels: the one DALI graph of a run, and the compiled kernels it calls."""
+"""The DALI graph that turns encoded images into batches, and the compiled kernels it uses."""

@@ -1,6 +1,6 @@
-"""Host side of the GPU's augmentation: a batch's numbers in one array, and the launches that read them.
+"""Host side of GPU augmentation: packs a batch's parameters into one array and launches the Triton kernels.
 
-The number of launches is that of the run's slots and one more, whatever the policy draws; nothing waits for the device.
+A batch takes at most one launch per slot plus one, whatever the policy draws. The host never waits for the device.
 """
 
 from __future__ import annotations
@@ -15,27 +15,32 @@ import triton
 
 from pipeline import cuda
 from pipeline.graph.kernels.triton_finish import ERASE_FIELDS, MIX_FIELDS, finish
-from pipeline.graph.kernels.triton_slot import BLOCK, run_slot
+from pipeline.graph.kernels.triton_slot import BLOCK, apply_slot
 from pipeline.plan import autoaugment as p
 from pipeline.plan.plan import BatchSpec
-from pipeline.plan.sampling import CUTMIX, NOISE_PX, Features, program
+from pipeline.plan.sampling import CUTMIX, NOISE_PX, Features, pack_ops
 
 __all__ = ["GpuAugment"]
 
-_PARTS = 8  # programs that share an image in a slot: those that need its histogram each read all of it
-# why: without it a * b + c is rounded twice, as on the CPU
+_PARTS = 8  # programs per image; why so few: those that need a histogram each read the complete image
+# why no fusion: a * b + c is then rounded twice, as on the CPU
 _OPTIONS = {"enable_fp_fusion": False, "num_warps": 4}
 
 
 class GpuAugment:
-    """Slots, erasing, mixing and normalisation of the batches of a run."""
+    """Applies the slots, erasing, mixing and normalisation of a run to its batches on the device."""
 
     def __init__(
         self, features: Features, *, mean: tuple[float, ...], std: tuple[float, ...], noise: np.ndarray[Any, Any],
         dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
-        """`mean`, `std`: of values in 0..1. `noise` (256, 256, 3) uint8: what erasing fills with. `dtype`: of the
-        output. A CPU as `device` is for Triton's interpreter."""
+        """Copy the constants to the device.
+
+        mean, std   of values in 0..1
+        noise       (NOISE_PX, NOISE_PX, 3) uint8: the noise fill of erasing
+        dtype       of the output
+        device      a CUDA device; a CPU for Triton's interpreter
+        """
         self._features, self._dtype, self._device = features, dtype, device
         self._slots = len(features.slots)
         self._erase = (1 + p.VALUES) * self._slots
@@ -46,27 +51,28 @@ class GpuAugment:
         self._fill = torch.tensor([round(255 * m) for m in mean], dtype=torch.int32, device=device)
         assert noise.shape == (NOISE_PX, NOISE_PX, 3)
         self._noise = torch.from_numpy(noise).to(device)
-        self._in_use: deque[tuple[Any, torch.Tensor]] = deque()  # images that the device may still have to read
+        self._in_use: deque[tuple[Any, torch.Tensor]] = deque()  # images the device may not have read yet
 
     def warm_up(self) -> None:
-        """Compile both kernels, for images of any size: the first thing to do."""
+        """Compile both kernels, for images of any size. Call this first."""
         images = torch.zeros((1, 1, 1, 3), dtype=torch.uint8, device=self._device)
         packed = torch.zeros((1, self._fields), dtype=torch.int32, pin_memory=self._device.type == "cuda")
         self(images, packed, list(range(self._slots)))
 
     def pack(self, spec: BatchSpec) -> tuple[torch.Tensor, list[int]]:
-        """The numbers of a batch, (N, fields) int32 in pinned memory, and the slots in which any image has work."""
+        """(parameters of a batch, (N, fields) int32 in pinned memory; the slots that any image of it uses)."""
         n, features = len(spec), self._features
         packed = torch.empty((n, self._fields), dtype=torch.int32, pin_memory=self._device.type == "cuda")
         rows, busy = packed.numpy(), list[int]()
         if self._slots:
-            kinds, values = program(spec.draws, features.slots, n)
+            kinds, values = pack_ops(spec.augment_params, features.slots, n)
             rows[:, : self._slots] = kinds
             rows[:, self._slots : self._erase] = values.view(np.int32).reshape(n, -1)
             busy = np.flatnonzero((kinds != p.NONE).any(axis=0)).tolist()
         if features.fills:
             erase = rows[:, self._erase : self._mix]
-            erase[:, :4], erase[:, 4:] = spec.draws.get("erase_boxes", 0), spec.draws.get("erase_from", 0)
+            erase[:, :4] = spec.augment_params.get("erase_boxes", 0)
+            erase[:, 4:] = spec.augment_params.get("erase_from", 0)
         if features.mixing:
             mix = rows[:, self._mix :]
             mix[:, 0], mix[:, 1], mix[:, 2] = spec.modes, spec.partners, spec.lam.view(np.int32)
@@ -74,32 +80,33 @@ class GpuAugment:
         return packed, busy
 
     def __call__(self, images: torch.Tensor, packed: torch.Tensor, busy: list[int]) -> torch.Tensor:
-        """(N, res, res, 3) of the run's dtype, of `images` (N, res, res, 3) uint8, on the current stream.
+        """Augment, mix and normalise `images` (N, res, res, 3) uint8; returns a new tensor of the run's dtype.
 
-        `packed` and `busy` are `pack`'s. `images` are kept until the device has read them.
+        Runs asynchronously on the current stream. `packed` and `busy` come from `pack`. `images` are kept alive until
+        the device has read them.
         """
         source = images
         n, side = images.shape[:2]
         with cuda.on(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
-            numbers = packed.to(self._device, non_blocking=True)
+            params = packed.to(self._device, non_blocking=True)
             parts = max(1, min(_PARTS, triton.cdiv(side * side, BLOCK)))
             part = triton.cdiv(triton.cdiv(side * side, parts), BLOCK) * BLOCK
             grid = n, triton.cdiv(side * side, part)
             buffers = [torch.empty_like(images) for _ in busy[:2]]
             for turn, slot in enumerate(busy):
-                changed = buffers[turn % 2]
-                run_slot[grid](
-                    images, changed, numbers, slot, self._slots, self._fields, side, part, BLOCK=BLOCK, **_OPTIONS
+                augmented = buffers[turn % 2]
+                apply_slot[grid](
+                    images, augmented, params, slot, self._slots, self._fields, side, part, BLOCK=BLOCK, **_OPTIONS
                 )
-                images = changed
+                images = augmented
             out = torch.empty(images.shape, dtype=self._dtype, device=self._device)
             finish[n, triton.cdiv(side * side, BLOCK)](
-                images, out, numbers, self._noise, self._fill, self._scales, self._fields, self._erase, self._mix,
+                images, out, params, self._noise, self._fill, self._scales, self._fields, self._erase, self._mix,
                 side, ERASES=bool(self._features.fills), MIXES=self._features.mixing, BLOCK=BLOCK, **_OPTIONS,
             )  # fmt: skip
             if self._device.type == "cuda":
                 while self._in_use and cuda.reached(self._in_use[0][0]):
                     self._in_use.popleft()
-                # why: DALI may take the memory back as soon as nobody holds it, whatever our stream still has to do
+                # why: DALI reuses the memory once the tensor is released, even if this stream has not read it yet
                 self._in_use.append((cuda.record_event(self._device), source))
         return out

@@ -1,8 +1,8 @@
-"""What happens to the pixels? The one DALI graph of the run, for both backends.
+"""`Graph`: the one DALI graph of a run, on CPU and GPU.
 
-Everything that varies is data: crop window, resolution, flips, augmentation, mixing and even the batch size come in
-with each batch, so a stage change is just the next batch. Training and validation run through the same graph; what no
-stage of the run uses is not built into it.
+Everything that varies is input data: crop, resolution, flips, augmentation, mixing and even the batch size come with
+each batch, so a stage change is just another batch. Training and validation share the graph. Operations that no stage
+uses are not part of it.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali._autograph.pyct import loader as generated_code
 
-from pipeline.graph.buffers import Buffers
+from pipeline.graph.buffers import BufferPool
 from pipeline.plan.plan import BatchSpec
 from pipeline.plan.sampling import Features
 
 from . import augment_nodes as ops
 from . import cpu_nodes as cpu
-from .kernels.pread import Pieces
+from .kernels.pread import EncodedImages
 
 __all__ = ["Graph"]
 
 Device = Literal["cpu", "gpu"]
 _INPUTS = {
     "jpeg": (types.UINT8, 1),
-    "start": (types.INT32, 1),  # window in the stored image: y, x
-    "shape": (types.INT32, 1),  # height, width
+    "start": (types.INT32, 1),  # corner of the crop in the stored image: y, x
+    "shape": (types.INT32, 1),  # size of the crop: height, width
 }
-_CPU_INPUTS = {"parameters": (types.FLOAT, 1), "output": (types.INT64, 1)}  # see `cpu`
+_CPU_INPUTS = {"parameters": (types.FLOAT, 1), "output": (types.INT64, 1)}  # see cpu_nodes.py
 _GPU_INPUTS = {
     "size": (types.FLOAT, 1),  # output height, width
-    "roi": (types.FLOAT, 1),  # relative y0, x0, y1, x1 of the window; x0 > x1 mirrors, y0 > y1 turns upside down
+    "roi": (types.FLOAT, 1),  # relative y0, x0, y1, x1 of the crop; x0 > x1 flips horizontally, y0 > y1 vertically
 }
 _load_source = generated_code.load_source
 
 
 def _load_and_delete(source: str, delete_on_exit: bool) -> tuple[Any, str]:
-    """As DALI's own function, but its temporary file is gone at once: a killed process never gets to its exit."""
+    """DALI's own function, but it deletes its temporary file at once: a killed process would leave it behind."""
     module, name = _load_source(source, False)
     if delete_on_exit:
         Path(name).unlink(missing_ok=True)
@@ -53,37 +53,42 @@ generated_code.load_source = _load_and_delete
 
 
 class Graph:
-    """A built pipeline: what is fed to it comes out as (N, res, res, 3) normalised images, in order."""
+    """A built DALI pipeline: turns encoded images into normalised (N, res, res, 3) batches, in order."""
 
     def __init__(
         self, *, batch_size: int, threads: int, device_id: int | None, decode: Device, depth: int,
         mean: tuple[float, ...], std: tuple[float, ...], half: bool, features: Features, largest_res: int,
         largest_bytes: int,
     ) -> None:  # fmt: skip
-        """`device_id` None is the CPU backend; the output is float32, or float16 if `half`, on a GPU only.
+        """Build the graph.
 
-        `decode` "cpu" with a device decodes crops on the CPU and does all the rest on the GPU. `batch_size`,
-        `largest_res` (px) and `largest_bytes` (of a batch as float32) are the largest of the run, `features` what it
-        uses.
+        batch_size     largest of the run; so are `largest_res` (px) and `largest_bytes` (of a float32 batch)
+        threads        CPU threads of DALI (one more on the CPU backend)
+        device_id      CUDA device; None: the CPU backend
+        decode         "cpu" with a CUDA device: decode crops on the CPU, do the rest on the GPU
+        depth          batches in flight
+        mean, std      of values in 0..1
+        half           float16 instead of float32 output, GPU only
+        features       the operations that the run uses
         """
         self._on_cpu, self._features, self._mean, self._std = device_id is None, features, mean, std
-        self._depth, self._plain = depth, device_id is None and features == Features()
-        # of each run under way what it reads in place; on a CPU, where it writes; on a GPU, numbers for the kernels
-        self._under_way: deque[tuple[Pieces, NDArray[np.float32] | None, Any]] = deque()
+        self._depth, self._resize_only = depth, device_id is None and features == Features()
+        # of each batch in flight: encoded images; on a CPU, its output; on a GPU, parameters of the kernels
+        self._in_flight: deque[tuple[EncodedImages, NDArray[np.float32] | None, Any]] = deque()
         self._kernels = None
-        if device_id is not None and ops.finishes_in_kernels(features):
-            from .gpu_augment import GpuAugment  # why here: nothing else needs Triton
+        if device_id is not None and ops.uses_triton(features):
+            from .gpu_augment import GpuAugment  # why here: only this needs Triton
 
             self._kernels = GpuAugment(
-                features, mean=mean, std=std, noise=ops.noise(mean, std), device=torch.device("cuda", device_id),
+                features, mean=mean, std=std, noise=ops.erase_noise(mean, std), device=torch.device("cuda", device_id),
                 dtype=torch.float16 if half else torch.float32,
             )  # fmt: skip
             self._kernels.warm_up()
-            self._features = Features()  # of the graph itself
-        # why 2 more than run at once: the consumer's, and the one that it had before
-        self._buffers = Buffers(nbytes=largest_bytes, keep=depth + 2) if self._on_cpu else None
-        # why one thread more on a CPU: all wait for the last between two operators, and a core is idle meanwhile
-        # why: exec_dynamic: outputs own their memory, so a torch view of one stays valid for as long as it lives
+            self._features = Features()  # the graph itself then has none
+        # why 2 more than in flight: the consumer's batch and the one before it
+        self._buffers = BufferPool(nbytes=largest_bytes, count=depth + 2) if self._on_cpu else None
+        # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
+        # why exec_dynamic: outputs own their memory, so a torch view of one stays valid while it lives
         self._pipe = _graph(
             batch_size=batch_size, num_threads=threads + self._on_cpu, device_id=device_id, prefetch_queue_depth=depth,
             exec_dynamic=True, decode_device="mixed" if decode == "gpu" else "cpu", features=features,
@@ -91,68 +96,69 @@ class Graph:
         )  # fmt: skip
         self._pipe.build()
 
-    def prime(self, spec: BatchSpec, jpegs: Pieces) -> None:
-        """Run a batch `depth` times, unseen: the first thing to do.
+    def prime(self, spec: BatchSpec, jpegs: EncodedImages) -> None:
+        """Run a batch `depth` times and discard the results. Call this first, with the plan's largest batch.
 
-        DALI's first `schedule_run` starts so many runs at once; with the plan's largest batch its buffers get their
-        final sizes, so that nothing grows at a stage change.
+        DALI's first `schedule_run` starts that many runs; they give its buffers their final sizes, so that nothing is
+        reallocated at a stage change.
         """
         for _ in range(self._depth):
             self._feed(spec, jpegs)
         self._pipe.schedule_run()
         self.drain()
 
-    def start(self, spec: BatchSpec, jpegs: Pieces) -> None:
-        """Start to work on a batch; at most `depth` at a time."""
+    def start(self, spec: BatchSpec, jpegs: EncodedImages) -> None:
+        """Start to process a batch; at most `depth` may be in flight."""
         self._feed(spec, jpegs)
         self._pipe.schedule_run()
 
     def take(self, spec: BatchSpec, stream: torch.cuda.Stream | None) -> torch.Tensor:
-        """Images of the batch that was started first, which was `spec`; waits for it.
+        """Return the oldest batch in flight, which must be `spec`: (N, res, res, 3) normalised images. Blocks.
 
-        On a GPU they are ordered after `stream`, not awaited. They own their memory or keep it lent.
+        On a GPU the host does not wait for the images; they are ordered on `stream`. Their memory stays valid as long
+        as the tensor lives. Raises RuntimeError if DALI returned another batch.
         """
-        (found,) = self._pipe.share_outputs(cuda_stream=stream)
-        _, out, numbers = self._under_way.popleft()
+        (output,) = self._pipe.share_outputs(cuda_stream=stream)
+        _, out, kernel_params = self._in_flight.popleft()
         if out is None:
-            images = torch.from_dlpack(found.as_tensor())
-            whole = tuple(images.shape) == (len(spec), spec.res, spec.res, 3)
+            images = torch.from_dlpack(output.as_tensor())
+            matches = tuple(images.shape) == (len(spec), spec.res, spec.res, 3)
         else:
             images = torch.from_numpy(out)
-            whole = bool((np.asarray(found.as_tensor()) == spec.index).all())
+            matches = bool((np.asarray(output.as_tensor()) == spec.index).all())
         self._pipe.release_outputs()
-        if not whole:  # DALI issue 5222: never train on another batch's size
+        if not matches:  # why: DALI issue 5222, it may return a batch of another size
             raise RuntimeError(f"batch {spec.index}: DALI returned another one, expected {len(spec)} at {spec.res} px")
-        return images if self._kernels is None else self._kernels(images, *numbers)
+        return images if self._kernels is None else self._kernels(images, *kernel_params)
 
     def drain(self) -> None:
-        """Wait for all batches that were started, and forget them."""
-        while self._under_way:
+        """Wait for all batches in flight and discard them."""
+        while self._in_flight:
             self._pipe.share_outputs()
             self._pipe.release_outputs()
-            self._under_way.popleft()
+            self._in_flight.popleft()
 
     def close(self) -> None:
-        """End DALI's threads. why not by leaving it to Python: what runs still reads and writes memory of ours."""
+        """End DALI's threads. why explicitly: running batches still use buffers of this object."""
         self.__dict__.pop("_pipe", None)
-        self._under_way.clear()
+        self._in_flight.clear()
 
-    def _feed(self, spec: BatchSpec, jpegs: Pieces) -> None:
-        n, windows = len(spec), spec.windows
-        vflips = spec.draws.get("vflips", np.zeros(n, bool)).astype(bool)
+    def _feed(self, spec: BatchSpec, jpegs: EncodedImages) -> None:
+        n, crops = len(spec), spec.crops
+        vflips = spec.augment_params.get("vflips", np.zeros(n, bool)).astype(bool)
         values: dict[str, Any] = {
             "jpeg": jpegs,
-            "start": np.ascontiguousarray(windows[:, 1::-1]),
-            "shape": np.ascontiguousarray(windows[:, :1:-1]),
-            **ops.numbers(self._features, spec),
+            "start": np.ascontiguousarray(crops[:, 1::-1]),
+            "shape": np.ascontiguousarray(crops[:, :1:-1]),
+            **ops.graph_inputs(self._features, spec),
         }
         out = None
         if self._buffers is not None:
             out = self._buffers.take((n, spec.res, spec.res, 3))
             values["parameters"] = cpu.parameters(spec.flips, vflips, self._mean, self._std)
-            values["output"] = cpu.outputs(out, spec.index)
-            if not self._plain:
-                values["canvas"] = cpu.canvas(n, spec.res)
+            values["output"] = cpu.output_pointers(out, spec.index)
+            if not self._resize_only:
+                values["output_shape"] = cpu.output_shape(n, spec.res)
         else:
             roi = np.empty((n, 4), np.float32)
             roi[:] = (0, 0, 1, 1)
@@ -161,8 +167,8 @@ class Graph:
             values |= {"size": np.full((n, 2), spec.res, np.float32), "roi": roi}
         for name, value in values.items():
             self._pipe.feed_input(name, value)
-        numbers = None if self._kernels is None else self._kernels.pack(spec)
-        self._under_way.append((jpegs, out, numbers))
+        kernel_params = None if self._kernels is None else self._kernels.pack(spec)
+        self._in_flight.append((jpegs, out, kernel_params))
 
 
 @pipeline_def(enable_conditionals=True)
@@ -170,38 +176,38 @@ def _graph(
     decode_device: str, on_cpu: bool, features: Features, mean: tuple[float, ...], std: tuple[float, ...], half: bool,
     largest_res: int,
 ) -> Any:  # fmt: skip
-    in_kernels = not on_cpu and ops.finishes_in_kernels(features)
-    features = Features() if in_kernels else features
-    plain = features == Features()  # why: on a CPU, with nothing in between, resize and normalise are one pass
-    wanted = {**_INPUTS, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS), **ops.inputs(features)}
-    if on_cpu and not plain:
-        wanted["canvas"] = (types.UINT8, 3)
-    lent = {"jpeg"} if decode_device == "cpu" else set()
-    given = {name: fn.external_source(name=name, dtype=kind, ndim=ndim, no_copy=name in lent)
-             for name, (kind, ndim) in wanted.items()}  # fmt: skip
+    ends_with_resize = not on_cpu and ops.uses_triton(features)
+    features = Features() if ends_with_resize else features
+    resize_only = features == Features()  # on a CPU, resize and normalise are then one pass
+    sources = {**_INPUTS, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS), **ops.input_types(features)}
+    if on_cpu and not resize_only:
+        sources["output_shape"] = (types.UINT8, 3)
+    not_copied = {"jpeg"} if decode_device == "cpu" else set()
+    inputs = {name: fn.external_source(name=name, dtype=kind, ndim=ndim, no_copy=name in not_copied)
+              for name, (kind, ndim) in sources.items()}  # fmt: skip
     images = fn.decoders.image_slice(
-        given["jpeg"], start=given["start"], shape=given["shape"], axes=[0, 1], device=decode_device,
+        inputs["jpeg"], start=inputs["start"], shape=inputs["shape"], axes=[0, 1], device=decode_device,
         output_type=types.RGB,
-        # why: nvJPEG's default repeats chroma samples, libjpeg-turbo's (CPU) interpolates: where images are decoded
-        # must not change what the model is trained on
+        # why: nvJPEG by default repeats chroma samples while libjpeg-turbo (CPU) interpolates; the decoder must not
+        # change what the model is trained on
         jpeg_fancy_upsampling=True,
     )  # fmt: skip
     if on_cpu:
-        if plain:
-            return cpu.finished(images, given["parameters"], given["output"])
-        images = cpu.resized(images, given["canvas"], given["parameters"])
+        if resize_only:
+            return cpu.resize_normalize(images, inputs["parameters"], inputs["output"])
+        images = cpu.resize_mirror(images, inputs["output_shape"], inputs["parameters"])
     else:
         images = fn.resize(
-            images.gpu(), size=given["size"], roi_start=given["roi"][:2], roi_end=given["roi"][2:], roi_relative=True,
-            interp_type=types.INTERP_LINEAR, antialias=True,
+            images.gpu(), size=inputs["size"], roi_start=inputs["roi"][:2], roi_end=inputs["roi"][2:],
+            roi_relative=True, interp_type=types.INTERP_LINEAR, antialias=True,
         )  # fmt: skip
-        if in_kernels:
+        if ends_with_resize:
             return images
-    images = ops.augmented(images, given, features, mean=mean, std=std, res=largest_res)
+    images = ops.augment(images, inputs, features, mean=mean, std=std, res=largest_res)
     if features.mixing:
-        images = ops.mixed(images, given)
+        images = ops.mix(images, inputs)
     if on_cpu:
-        return cpu.normalised(images, given["parameters"], given["output"])
+        return cpu.normalize(images, inputs["parameters"], inputs["output"])
     return fn.crop_mirror_normalize(
         images, mean=[255 * m for m in mean], std=[255 * s for s in std],
         dtype=types.FLOAT16 if half else types.FLOAT, output_layout="HWC",

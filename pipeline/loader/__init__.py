@@ -1,1 +1,1 @@
-"""From encoded images to batches: reader threads, prefetching, buffers, and the loader itself."""
+"""`Loader` and its parts: reader threads, prefetching from remote storage, and the probe of the storage's speed."""

@@ -1,4 +1,4 @@
-"""The run's batches, for a training loop.
+"""`Loader`: iterates over the batches of a plan, for a training loop.
 
     shards = ShardSet.open("shards")
     plan = Plan(shards, recipe.stages)
@@ -6,8 +6,8 @@
         for batch in loader:                      # training and validation batches, as planned
             ...                                   # batch.images, batch.labels, batch.spec.split
 
-One object for the run: its threads and its DALI graph start once. Its state is the index of the next batch. What fails
-for a batch is raised by the `next()` that would return it, never earlier; the batches before it are delivered.
+One object serves the complete run: its threads and its DALI graph are started once. Its state is the index of the next
+batch. If a batch fails, the `next()` that would return it raises; all batches before it are delivered.
 """
 
 from __future__ import annotations
@@ -26,36 +26,33 @@ from numpy.typing import NDArray
 from pipeline import cuda
 from pipeline.errors import DamagedSample, ResoluteError, StorageError, differences
 from pipeline.graph.graph import Graph
-from pipeline.graph.kernels.pread import Pieces
-from pipeline.plan.plan import BatchSpec, Plan, Segment
+from pipeline.graph.kernels.pread import EncodedImages
+from pipeline.plan.plan import BatchSpec, Pass, Plan
 from pipeline.plan.sampling import features
 
-from .prefetch import Ahead
+from .prefetch import Prefetcher
 from .reader import PendingBatch, Reader
 
 __all__ = ["Batch", "Loader"]
 
 _LOG = logging.getLogger("resolute")
-_MOST_BAD = 1000  # neighbours tried in the place of one
+_MAX_NEIGHBOURS = 1000  # samples tried as the replacement of a damaged one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One batch on its device; N is this rank's number of samples.
-
-    The tensors keep their memory for as long as they live.
-    """
+    """A batch on its device; N is the local batch size. The tensors stay valid as long as they are referenced."""
 
     images: torch.Tensor  # (N, 3, res, res) float32 or float16, normalised, channels_last memory
     labels: torch.Tensor  # (N,) int64
-    partner_labels: torch.Tensor  # (N,) int64: of the image mixed in (its own where there is none)
-    lam: torch.Tensor  # (N,) float32: weight of `labels`; 1 - lam is that of `partner_labels`
+    partner_labels: torch.Tensor  # (N,) int64: label of the image mixed in; equal to `labels` if there is none
+    lam: torch.Tensor  # (N,) float32: weight of `labels`; that of `partner_labels` is 1 - lam
     spec: BatchSpec
 
 
 @dataclass(kw_only=True)
-class _Ahead:
-    """A batch that is being read: its plan and the read of just that plan's samples, or why there is none."""
+class _PlannedBatch:
+    """A batch being read: its spec, labels and pending reads; or the `error` that prevents them."""
 
     index: int
     spec: BatchSpec | None = None
@@ -65,7 +62,7 @@ class _Ahead:
 
 
 class Loader(Iterator[Batch]):
-    """Iterates over the batches of a plan, from any of them on. Use as a context manager."""
+    """Iterates over the batches of a plan, from any index on. Use as a context manager."""
 
     def __init__(
         self,
@@ -82,34 +79,37 @@ class Loader(Iterator[Batch]):
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         start: int = 0,
     ) -> None:
-        """Start the threads and build the graph.
+        """Start the threads, build the graph, and run the plan's largest batch through it.
 
-        device   where batches arrive; "cuda:N" needs a GPU. No silent fallback.
-        decode   on a GPU device: decode there ("gpu", the default) or on the CPU.
-        dtype    torch.float32, or torch.float16 (on a GPU, for AMP: half the bytes).
-        threads  DALI's CPU threads (on a CPU, one more); readers: threads that read ahead, more where storage is slow.
-        depth    batches DALI works on ahead of the consumer; as many again are being read.
-        start    index of the first batch wanted (see `state_dict`).
-        on_bad_sample  "error": a damaged sample ends in a `DamagedSample` that names it, and the loader can be moved on
-                 with `load_state_dict`. "skip": the next sound sample of its split takes its place, the same one in
-                 every run and on every rank; see `skipped`. Storage that does not deliver is a `StorageError` in
-                 either case: `next()` tries again, and so does a new loader at the same batch.
+        device         of the batches; "cuda:N" requires that GPU, there is no silent fallback
+        decode         on a CUDA device: decode on the GPU ("gpu", the default) or on the CPU
+        dtype          of the images: torch.float32, or, on a GPU, torch.float16
+        mean, std      of values in 0..1
+        threads        CPU threads of DALI (one more on a CPU)
+        readers        reader threads; more are added if the storage is slow
+        depth          batches that DALI processes ahead of the consumer; depth + 1 more are being read
+        check_crc      verify the CRC-32 of every image
+        on_bad_sample  "error": a damaged sample raises `DamagedSample`; `load_state_dict` can move past its batch.
+                       "skip": the next intact sample of the split replaces it, the same one in every run and on every
+                       rank; see `skipped`. In both cases a storage failure raises `StorageError`, and the next
+                       `next()`, or a new loader at the same batch, tries again
+        start          index of the first batch (see `state_dict`)
 
-        Raises `ResoluteError` when the device is not there, an option is out of range or a resolution is not in the
-        open shards.
+        Raises `ResoluteError` if the device is not available, an option is out of range or a resolution is not open;
+        `StorageError` if the storage fails.
         """
         _check_range("threads", threads, 1)
         _check_range("readers", readers, 1)
         _check_range("depth", depth, 1)
-        _check_range("world", world, 1)
-        _check_range("rank", rank, 0, world - 1)
+        _check_range("world_size", world_size, 1)
+        _check_range("rank", rank, 0, world_size - 1)
         _check_range("start", start, 0, plan.total_batches)
         if on_bad_sample not in ("error", "skip"):
             raise ResoluteError(f"on_bad_sample: got {on_bad_sample!r}, expected error or skip; choose one")
-        self.plan, self.rank, self.world = plan, rank, world
+        self.plan, self.rank, self.world_size = plan, rank, world_size
         self.device = cuda.usable(device)
         on_gpu = self.device.type == "cuda"
         if decode not in (None, "cpu", "gpu"):
@@ -118,33 +118,33 @@ class Loader(Iterator[Batch]):
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
         if dtype != torch.float32 and not (dtype == torch.float16 and on_gpu):
             raise ResoluteError(f"dtype: got {dtype}, expected torch.float32, or torch.float16 on a GPU; choose one")
-        for segment in plan.segments:
-            if segment.stored_res not in plan.shards.splits[segment.split].stored:
+        for pass_ in plan.passes:
+            if pass_.stored_res not in plan.shards.splits[pass_.split].stored:
                 raise ResoluteError(
-                    f"{plan.shards.root}: {segment.stored_res} px is not open, got "
-                    f"{sorted(plan.shards.splits[segment.split].stored)}; name it in ShardSet.open"
+                    f"{plan.shards.root}: {pass_.stored_res} px is not open, got "
+                    f"{sorted(plan.shards.splits[pass_.split].stored)}; name it in ShardSet.open"
                 )
-        plan.check_ranks(world)
+        plan.check_ranks(world_size)
         self._features = features([stage.augment for stage in plan.stages])
         self._skip = on_bad_sample == "skip"
-        self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): why it could not be read
-        self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: the one in its place
+        self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): reason
+        self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement
         self._depth, self._next = depth, start
-        self._reading: deque[_Ahead] = deque()
+        self._reading: deque[_PlannedBatch] = deque()
         self._running: deque[tuple[BatchSpec, NDArray[np.int64]]] = deque()  # with labels
         self._read_next = start
         decode = decode or ("gpu" if on_gpu else "cpu")
-        # why: that a GPU's decoders do not look behind an image's end has not been tried
+        # why only on a CPU: it has not been verified that GPU decoders ignore bytes after the end of an image
         self._reader = Reader(plan.shards, threads=readers, check_crc=check_crc, padded=decode == "cpu")
-        self._ahead = Ahead(plan, rank=rank, world=world)
-        sizes = [segment.largest(rank=rank, world=world) for segment in plan.segments]
+        self._prefetcher = Prefetcher(plan, rank=rank, world_size=world_size)
+        sizes = [pass_.max_batch(rank=rank, world_size=world_size) for pass_ in plan.passes]
         try:
             self._graph = Graph(
                 batch_size=max(sizes, default=1), threads=threads, device_id=self.device.index if on_gpu else None,
                 decode=decode, depth=depth, mean=mean, std=std,
                 half=dtype == torch.float16, features=self._features,
-                largest_res=max((segment.res for segment in plan.segments), default=1),
-                largest_bytes=max((12 * s.res**2 * n for s, n in zip(plan.segments, sizes, strict=True)), default=0),
+                largest_res=max((pass_.res for pass_ in plan.passes), default=1),
+                largest_bytes=max((12 * s.res**2 * n for s, n in zip(plan.passes, sizes, strict=True)), default=0),
             )  # fmt: skip
             self._prime()
             self._read_ahead()
@@ -153,18 +153,18 @@ class Loader(Iterator[Batch]):
             raise
 
     def __len__(self) -> int:
-        """Batches still to come."""
+        """Number of remaining batches."""
         return self.plan.total_batches - self._next
 
     def state_dict(self) -> dict[str, Any]:
-        """The state: the index of the next batch that `next()` returns, and of which plan."""
+        """The index of the batch that `next()` returns next, and the identity of its plan."""
         return {"next_batch": self._next, "fingerprint": self.plan.fingerprint, "plan": self.plan.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at another batch. What runs ahead is dropped; the graph and the threads stay.
+        """Continue at the batch of `state`; batches in flight are discarded, graph and threads are kept.
 
-        A bare {"next_batch": index} moves the loader within its plan.
-        Raises `ResoluteError` for the state of another plan, naming what differs, and for a batch that it has not.
+        A bare {"next_batch": index} is allowed. Raises `ResoluteError` if the state belongs to another plan (naming
+        the differences) or the index is out of range.
         """
         if state.get("fingerprint", self.plan.fingerprint) != self.plan.fingerprint:
             changes = "; ".join(differences(state.get("plan"), self.plan.identity))
@@ -192,13 +192,13 @@ class Loader(Iterator[Batch]):
             raise ResoluteError("Loader: next() after close(), expected an open loader; open another")
         if self._next >= self.plan.total_batches:
             raise StopIteration
-        if self._first_ahead() != self._next:  # the last call was interrupted, and its batch never returned
+        if self._first_ahead() != self._next:  # the previous call was interrupted before it returned its batch
             self._move(self._next)
-        self._run_ahead(wait=True)
+        self._fill_graph(wait=True)
         stream = cuda.current_stream(self.device) if self.device.type == "cuda" else None
         spec, labels = self._running.popleft()
-        images = self._graph.take(spec, stream)  # the wait for data is here
-        self._run_ahead(wait=False)
+        images = self._graph.take(spec, stream)  # blocks until the batch is ready
+        self._fill_graph(wait=False)
         batch = Batch(
             images=images.permute(0, 3, 1, 2),
             labels=self._to_device(labels),
@@ -206,11 +206,11 @@ class Loader(Iterator[Batch]):
             lam=self._to_device(spec.lam),
             spec=spec,
         )
-        self._next += 1  # why last: the state never counts a batch that was not returned
+        self._next += 1  # why last: the state must not count a batch that was not returned
         return batch
 
     def _first_ahead(self) -> int:
-        """The index of the first batch that is worked on, read, or to be read."""
+        """Index of the oldest batch that is being processed or read, else of the next to read."""
         if self._running:
             return self._running[0][0].index
         return self._reading[0].index if self._reading else self._read_next
@@ -220,39 +220,39 @@ class Loader(Iterator[Batch]):
 
     def _read_ahead(self) -> None:
         while len(self._reading) < self._depth + 1 and self._read_next < self.plan.total_batches:
-            batch = _Ahead(index=self._read_next)
+            batch = _PlannedBatch(index=self._read_next)
             self._submit(batch)
             self._reading.append(batch)
-            self._ahead.follow(self._read_next)
+            self._prefetcher.advance(self._read_next)
             self._read_next += 1
 
-    def _submit(self, batch: _Ahead) -> None:
-        """Plan a batch with the replacements known now, and start to read just its samples."""
+    def _submit(self, batch: _PlannedBatch) -> None:
+        """Plan a batch with the replacements known so far, and submit its reads."""
         try:
-            segment = self.plan.segment(batch.index)
-            replacements = self._replacements.get((segment.split, segment.stored_res))
-            spec = self.plan.batch(batch.index, rank=self.rank, world=self.world, instead=replacements)
+            pass_ = self.plan.pass_at(batch.index)
+            replacements = self._replacements.get((pass_.split, pass_.stored_res))
+            spec = self.plan.batch(batch.index, rank=self.rank, world_size=self.world_size, replacements=replacements)
             labels = self.plan.shards.splits[spec.split].samples[spec.ids]["label"].astype(np.int64)
             batch.spec, batch.labels = spec, labels
             batch.pending = self._reader.submit(spec.split, spec.stored_res, spec.ids)
-        except Exception as error:  # a damaged index, for one; raised when the batch is due
+        except Exception as error:  # e.g. a damaged index; raised when the batch is due
             batch.error = error
 
-    def _run_ahead(self, *, wait: bool) -> None:
+    def _fill_graph(self, *, wait: bool) -> None:
         """Keep `depth` batches in DALI.
 
-        `wait` for a read, or raise what is wrong with it, only when there is no other batch to hand out.
+        Blocks for a read, or raises its error, only if `wait` is set and no other batch can be returned.
         """
         self._read_ahead()
         while len(self._running) < self._depth and self._reading:
             batch, due = self._reading[0], wait and not self._running
             if batch.pending is not None and not batch.pending.done() and not due:
                 return
-            jpegs = self._usable(batch)
+            jpegs = self._read_result(batch)
             if batch.error is not None:
                 if not due:
                     return
-                self._reading.clear()  # so that the next call reads it again, and what comes after it
+                self._reading.clear()  # so that the next call reads this batch and those after it again
                 self._read_next = self._next
                 raise batch.error
             assert batch.spec is not None
@@ -263,11 +263,11 @@ class Loader(Iterator[Batch]):
             self._graph.start(batch.spec, jpegs)
             self._running.append((batch.spec, batch.labels))
 
-    def _usable(self, batch: _Ahead) -> Pieces | None:
-        """The encoded images of `batch.spec`; None if `batch.error` says why there are none.
+    def _read_result(self, batch: _PlannedBatch) -> EncodedImages | None:
+        """Wait for the encoded images of `batch.spec`; None if `batch.error` is set.
 
-        Where samples are damaged and may be skipped, the batch is planned and read again with others in their places:
-        its plan and its bytes always come from the same set of replacements.
+        If damaged samples may be skipped, the batch is planned and read again with replacements, so that its spec and
+        its bytes always use the same replacements.
         """
         while batch.error is None:
             assert batch.spec is not None
@@ -275,7 +275,7 @@ class Loader(Iterator[Batch]):
             try:
                 read = batch.pending.result()
                 if not read.errors:
-                    return read.pieces
+                    return read.images
                 if not self._skip:
                     raise next(iter(read.errors.values()))
                 for place, error in read.errors.items():
@@ -287,65 +287,65 @@ class Loader(Iterator[Batch]):
         return None
 
     def _replace(self, spec: BatchSpec, sample: int, error: DamagedSample) -> None:
-        """Put the next sound sample in the place of a damaged one, also where that one stood in for another."""
+        """Replace a damaged sample by the next intact one, also where it was itself a replacement."""
         replacements = self._replacements.setdefault((spec.split, spec.stored_res), {})
         if sample not in replacements:
-            sound = self._next_sound(spec, sample, error)
+            intact = self._next_intact(spec, sample, error)
             for damaged, replacement in replacements.items():
                 if replacement == sample:
-                    replacements[damaged] = sound
-            replacements[sample] = sound
+                    replacements[damaged] = intact
+            replacements[sample] = intact
         if (key := (spec.split, spec.stored_res, sample)) not in self.skipped:
             self.skipped[key] = str(error)
             _LOG.warning("skipped, sample %d in its place: %s", replacements[sample], error)
 
-    def _next_sound(self, spec: BatchSpec, sample: int, error: DamagedSample) -> int:
-        """The first sample after `sample` that can be read. Raises `StorageError` if the storage does not deliver."""
+    def _next_intact(self, spec: BatchSpec, sample: int, error: DamagedSample) -> int:
+        """The first sample after `sample` that is intact. Raises `StorageError` if the storage fails."""
         total = len(self.plan.shards.splits[spec.split])
-        for distance in range(1, min(total, _MOST_BAD)):
+        for distance in range(1, min(total, _MAX_NEIGHBOURS)):
             neighbour = (sample + distance) % total
             if not self._reader.submit(spec.split, spec.stored_res, np.array([neighbour])).result().errors:
                 return neighbour
-        raise ResoluteError(f"{error} (nor can the {min(total, _MOST_BAD) - 1} samples after it be read)")
+        raise ResoluteError(f"{error} (nor can the {min(total, _MAX_NEIGHBOURS) - 1} samples after it be read)")
 
     def _prime(self) -> None:
-        """Run the plan's largest batch that can be read through the graph, unseen: nothing has to grow later.
+        """Run the plan's largest readable batch through the graph, so that no buffer has to grow later.
 
-        Raises what is wrong with the largest if none can be read, and `StorageError` at once.
+        Raises `StorageError` immediately, and the error of the largest batch if none is readable.
         """
-        refused: ResoluteError | None = None
-        for segment in sorted(
-            self.plan.segments, key=lambda s: -(s.res**2) * s.largest(rank=self.rank, world=self.world)
+        first_error: ResoluteError | None = None
+        for pass_ in sorted(
+            self.plan.passes, key=lambda s: -(s.res**2) * s.max_batch(rank=self.rank, world_size=self.world_size)
         ):
             try:
-                self._graph.prime(*self._readable(segment))
+                self._graph.prime(*self._readable_batch(pass_))
                 return
             except StorageError:
                 raise
-            except ResoluteError as error:  # why: damage is raised when its batch is due
-                refused = refused or error
-        if refused is not None:
-            raise refused
+            except ResoluteError as error:  # why not raised: damage is reported when its batch is due
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
-    def _readable(self, segment: Segment) -> tuple[BatchSpec, Pieces]:
-        """The first batch of a segment, with a sample that can be read in the place of each that cannot."""
-        spec = self.plan.batch(segment.first, rank=self.rank, world=self.world)
+    def _readable_batch(self, pass_: Pass) -> tuple[BatchSpec, EncodedImages]:
+        """The first batch of a pass, with every damaged sample replaced by an intact one."""
+        spec = self.plan.batch(pass_.first, rank=self.rank, world_size=self.world_size)
         read = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
         if not read.errors:
-            return spec, read.pieces
-        ids, pieces = spec.ids.tolist(), list(read.pieces)
-        sound = [place for place in range(len(spec)) if place not in read.errors]
-        if sound:
-            sample, piece = ids[sound[0]], pieces[sound[0]]
+            return spec, read.images
+        ids, images = spec.ids.tolist(), list(read.images)
+        intact = [place for place in range(len(spec)) if place not in read.errors]
+        if intact:
+            sample, piece = ids[intact[0]], images[intact[0]]
         else:
-            sample = self._next_sound(spec, ids[0], read.errors[0])
-            piece = self._reader.submit(spec.split, spec.stored_res, np.array([sample])).result().pieces[0]
+            sample = self._next_intact(spec, ids[0], read.errors[0])
+            piece = self._reader.submit(spec.split, spec.stored_res, np.array([sample])).result().images[0]
         replacements = {ids[place]: sample for place in read.errors}
-        spec = self.plan.batch(segment.first, rank=self.rank, world=self.world, instead=replacements)
-        return spec, [piece if place in read.errors else pieces[place] for place in range(len(spec))]
+        spec = self.plan.batch(pass_.first, rank=self.rank, world_size=self.world_size, replacements=replacements)
+        return spec, [piece if place in read.errors else images[place] for place in range(len(spec))]
 
     def close(self) -> None:
-        """End threads and files. Batches already handed out stay valid."""
+        """End threads and close files. Batches already returned stay valid."""
         self._reader.close()
         self._reading.clear()
         self._running.clear()
@@ -361,7 +361,7 @@ class Loader(Iterator[Batch]):
         self.close()
 
 
-def _check_range(name: str, value: int, least: int, most: int | None = None) -> None:
-    if value < least or (most is not None and value > most):
-        expected = f"at least {least}" if most is None else f"{least} to {most}"
+def _check_range(name: str, value: int, minimum: int, maximum: int | None = None) -> None:
+    if value < minimum or (maximum is not None and value > maximum):
+        expected = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
         raise ResoluteError(f"{name}: out of range, got {value}, expected {expected}; choose another")

@@ -1,8 +1,7 @@
-"""Prefetch hints: what of a remote set will be read soon is fetched before a batch waits for it.
+"""`Prefetcher`: fetches the chunks of a remote set that upcoming batches will read.
 
-The plan is known: batches far ahead are asked for their samples, and the files for the chunks these lie in. A batch
-that is read meets its chunks in the cache; a block that opens, or an epoch that begins with sixteen new ones, was
-fetched while earlier batches trained.
+The plan gives the samples of batches far ahead, and the index the chunks they are stored in. These are fetched into
+the disk cache while earlier batches train, so that opening a new block does not stall a batch.
 """
 
 from __future__ import annotations
@@ -15,62 +14,62 @@ import numpy as np
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 
-__all__ = ["SAMPLES_AHEAD", "Ahead"]
+__all__ = ["PREFETCH_SAMPLES", "Prefetcher"]
 
-# why: the blocks that an epoch opens at once; `CacheSettings.ahead_bytes` is the bound where samples are large
-SAMPLES_AHEAD = 16 * 1024
-_REMEMBERED = 4096  # chunks hinted at lately: neighbours in a batch share theirs
+# why: the blocks that are open at a time (order.py); `CacheSettings.ahead_bytes` is the limit for large samples
+PREFETCH_SAMPLES = 16 * 1024
+_RECENT_CHUNKS = 4096  # why remembered: neighbouring batches share chunks
 
 
-class Ahead:
-    """Follows a rank through the plan. Costs nothing where the files of the set are not fetched in chunks."""
+class Prefetcher:
+    """Follows one rank through the plan. Does nothing if the set's files are not fetched in chunks."""
 
-    def __init__(self, plan: Plan, *, rank: int = 0, world: int = 1, samples: int = SAMPLES_AHEAD) -> None:
-        self._plan, self._rank, self._world, self._samples = plan, rank, world, samples
+    def __init__(self, plan: Plan, *, rank: int = 0, world_size: int = 1, samples: int = PREFETCH_SAMPLES) -> None:
+        self._plan, self._rank, self._world_size, self._samples = plan, rank, world_size, samples
         self._files, self._step = plan.shards.files, plan.shards.files.chunk_bytes
-        self._now = self._next = 0  # the batch that was followed last, and the one whose chunks are hinted at next
-        self._left: list[tuple[str, int]] = []  # of the batch before it: (name, chunk) that were not taken yet
-        self._lately: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._current = self._next = 0  # the batch of the last `advance`; the next one to prefetch
+        self._pending: list[tuple[str, int]] = []  # (name, chunk) not accepted yet
+        self._recent: OrderedDict[tuple[str, int], None] = OrderedDict()
 
-    def follow(self, index: int) -> None:
-        """Batch `index` is read now: hint at what comes after it, as far as the files take hints."""
+    def advance(self, index: int) -> None:
+        """Batch `index` is being read: prefetch the batches after it, as far as the files accept hints."""
         if not self._step:
             return
-        if not self._now <= index < self._next:  # another place in the plan
-            self._next, self._left = index + 1, []
-        self._now = index
+        if not self._current <= index < self._next:  # the loader moved in the plan
+            self._next, self._pending = index + 1, []
+        self._current = index
         while self._hint():
-            segment = self._plan.segment(min(self._next, self._plan.total_batches - 1))
-            if self._next >= self._plan.total_batches or (self._next - index) * segment.batch_size > self._samples:
+            pass_ = self._plan.pass_at(min(self._next, self._plan.total_batches - 1))
+            if self._next >= self._plan.total_batches or (self._next - index) * pass_.batch_size > self._samples:
                 return
-            with suppress(ResoluteError):  # why: a damaged index ends the run when its batch is due, not now
-                self._left = self._chunks(self._next)
+            with suppress(ResoluteError):  # why: a damaged index is reported when its batch is due
+                self._pending = self._chunks(self._next)
             self._next += 1
 
     def _hint(self) -> bool:
-        """Hand over what is left; False if the files want no more for now."""
-        while self._left:
-            chunk = self._left[-1]
-            if chunk in self._lately:
-                self._lately.move_to_end(chunk)
-            elif self._files.want(chunk[0], chunk[1] * self._step, self._step):
-                self._lately[chunk] = None
-                if len(self._lately) > _REMEMBERED:
-                    self._lately.popitem(last=False)
+        """Pass the pending chunks to the files; False if these accept no more for now."""
+        while self._pending:
+            chunk = self._pending[-1]
+            if chunk in self._recent:
+                self._recent.move_to_end(chunk)
+            elif self._files.prefetch(chunk[0], chunk[1] * self._step, self._step):
+                self._recent[chunk] = None
+                if len(self._recent) > _RECENT_CHUNKS:
+                    self._recent.popitem(last=False)
             else:
                 return False
-            self._left.pop()
+            self._pending.pop()
         return True
 
     def _chunks(self, index: int) -> list[tuple[str, int]]:
-        """The chunks that hold this rank's part of a batch."""
-        segment = self._plan.segment(index)
+        """The (name, chunk number) that contain this rank's samples of a batch."""
+        pass_ = self._plan.pass_at(index)
         shards = self._plan.shards
-        split = shards.splits[segment.split]
-        records = split.stored[segment.stored_res][self._plan.ids(index, rank=self._rank, world=self._world)]
+        split = shards.splits[pass_.split]
+        records = split.stored[pass_.stored_res][self._plan.ids(index, rank=self._rank, world_size=self._world_size)]
         first = records["offset"].astype(np.int64)
         last = first + records["nbytes"] - 1
         shard = records["shard"].astype(np.int64) << 32
         codes = np.unique(np.concatenate([shard | first // self._step, shard | last // self._step]))
-        names = [shards.tar(segment.stored_res, shard) for shard in split.shards]
+        names = [shards.tar(pass_.stored_res, shard) for shard in split.shards]
         return [(names[code >> 32], code & 0xFFFFFFFF) for code in codes.tolist()]

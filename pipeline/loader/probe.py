@@ -1,4 +1,4 @@
-"""Which order suits the place a shard set lies on? A second of random reads, as the `full` order would do them."""
+"""Chooses the sample order for a shard set by timing random reads for up to a second."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pipeline.plan.order import Order
 __all__ = ["Probe", "choose_order"]
 
 _READS, _THREADS, _LIMIT_S = 512, 4, 1.0
-# why: four readers at 1 ms a sample feed 4 000 images/s. SSDs answer in 0.1 ms, turning disks in 8, network disks in 1
-# to 10, and for the slow ones a block at once is many times faster than its samples one by one.
+# why 1 ms: four readers then deliver 4 000 images/s. SSDs take 0.1 ms, hard disks 8 ms, network disks 1 to 10 ms; on
+# slow ones reading a block at once is many times faster than reading its samples one by one.
 _FAST_S = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What was found; nothing was read (`reads` 0) of a set behind a URL."""
+    """Result of `choose_order`; `reads` is 0 for a remote set, which is not read."""
 
     order: Order
     reads: int = 0
-    mean_s: float = 0.0  # of a read
+    mean_s: float = 0.0  # per read
 
     def __str__(self) -> str:
         if not self.reads:
@@ -34,15 +34,15 @@ class Probe:
 
 
 def choose_order(shards: ShardSet, res: int) -> Probe:
-    """The order to read `shards` in, judged by random training samples of `res` px. Takes a second at most.
+    """Choose the order by timing reads of random training samples at `res` px, for at most a second.
 
-    Not a pure function: ask once a run and keep the answer (`Plan(order=...)`), or a resumed run is another one.
-    Raises `ResoluteError` if what it reads is damaged.
+    Not deterministic: call it once per run and store the result (`Plan(order=...)`), else a resumed run may differ.
+    Raises `ResoluteError` if what it reads is damaged, `StorageError` if the storage fails.
     """
     if shards.files.remote:
         return Probe(order="block")
     split = shards.splits["train"]
-    # why: other places each time; those of the last run are in memory still
+    # why unseeded: the samples of an earlier call would still be in the page cache
     ids = np.random.default_rng().integers(0, len(split), _READS)
     records = split.stored[res][ids]
     end = time.monotonic() + _LIMIT_S

@@ -1,1 +1,1 @@
-"""Which samples, crops, flips and mixes make up batch i: a pure function of recipe, seed and i. No torch, no DALI."""
+"""The plan: samples, crops and augmentation of batch i as a pure function of recipe, seed and i. No torch, no DALI."""

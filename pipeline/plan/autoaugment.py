@@ -1,14 +1,14 @@
-"""Which operations do the augmentation policies choose from, and how strong is each?
+"""Operation tables of the augmentation policies: RandAugment, TrivialAugment, AutoAugment, 3-Augment.
 
-An operation of a sample is a kind (one of the constants, compiled into `pixels`) and up to six numbers: a row of
-"values".
+An operation is a kind (one of the constants below, which are compiled into `pipeline.graph.kernels.augment`) and a row
+of six float32 values:
 
-    AFFINE                  2 x 3 matrix from the output's to the input's px, (0, 0) the corner of the first pixel
-    BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS     factor: 0 gives black, grey, even, smooth; 1 changes nothing
-    POINT                   threshold and mask: x becomes (255 - x if x >= threshold else x) & mask
-    AUTOCONTRAST, EQUALIZE  none
+    AFFINE                  2 x 3 matrix from output px to input px; (0, 0) is the corner of the first pixel
+    BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS     factor: 0 gives black, grey, flat grey, smoothed; 1 is the identity
+    POINT                   threshold, mask: x becomes (255 - x if x >= threshold else x) & mask
+    AUTOCONTRAST, EQUALIZE  unused
     BLUR                    sigma in px
-    HUE                     turn in sixths of the colour circle
+    HUE                     rotation in sixths of the colour circle
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from .stage import BINS
 __all__ = ["AFFINE", "AUTOAUGMENT", "AUTOCONTRAST", "BLUR", "BRIGHTNESS", "CONTRAST", "EQUALIZE", "HUE", "NONE",
            "OPERATIONS", "POINT", "POLICY_KINDS", "SATURATION", "SHARPNESS", "VALUES", "operations"]  # fmt: skip
 
+# Compiled into the kernels: `pipeline.jit` compiles them again when this file changes, since it contains that word.
 (NONE, AFFINE, BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS, POINT, AUTOCONTRAST, EQUALIZE, BLUR, HUE) = range(11)
 VALUES = 6
 
-# In torchvision's order; an index into this is what the policies draw. Invert is AutoAugment's alone.
+# In torchvision's order; the policies draw an index into it. Only AutoAugment uses Invert.
 OPERATIONS = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
               "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize", "Invert")  # fmt: skip
 _KIND = {"Identity": NONE, "ShearX": AFFINE, "ShearY": AFFINE, "TranslateX": AFFINE, "TranslateY": AFFINE,
@@ -38,7 +39,7 @@ _ALL = frozenset({AFFINE, BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS, POINT, AU
 POLICY_KINDS = {"none": frozenset[int](), "randaugment": _ALL, "trivialaugment": _ALL, "autoaugment": _ALL,
                 "3-augment": frozenset({SATURATION, POINT, BLUR})}  # fmt: skip
 
-# Strongest magnitudes: shear, translation (part of the side, or px), degrees, enhancement, bits taken away.
+# Maximum magnitudes: shear, translation (fraction of the side, or px), degrees, enhancement, bits removed.
 # Source: torchvision.transforms.v2 RandAugment, TrivialAugmentWide, AutoAugment: _AUGMENTATION_SPACE.
 _SPACES: dict[str, dict[str, Any]] = {
     "randaugment": {"bins": BINS, "shear": 0.3, "side": 150 / 331, "degrees": 30.0, "factor": 0.9, "bits": 4},
@@ -46,8 +47,8 @@ _SPACES: dict[str, dict[str, Any]] = {
     "autoaugment": {"bins": 10, "shear": 0.3, "side": 150 / 331, "degrees": 30.0, "factor": 0.9, "bits": 4},
 }
 
-# The 25 sub-policies for ImageNet: operation, probability, magnitude; twice.
-# Source: Cubuk et al., arXiv 1805.09501, table 9, as torchvision's AutoAugmentPolicy.IMAGENET has it.
+# The 25 sub-policies for ImageNet: two times (operation, probability, magnitude).
+# Source: Cubuk et al., arXiv 1805.09501, table 9, as in torchvision's AutoAugmentPolicy.IMAGENET.
 AUTOAUGMENT = (
     (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
     (("Solarize", 0.6, 5), ("AutoContrast", 0.6, None)),
@@ -79,9 +80,9 @@ AUTOAUGMENT = (
 
 @functools.cache
 def operations(policy: str, res: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """All operations of a policy at `res` px: kinds (15,) int32 and values (15, bins, 2, 6) float32.
+    """All operations of a policy at `res` px: kinds (15,) int32 and values (15, bins, 2, 6) float32, read-only.
 
-    The third axis is the sign: 0 positive, 1 negative; both are the same where a magnitude has no sign.
+    The third axis is the sign: 0 positive, 1 negative; operations without a sign have the same values for both.
     """
     space = _SPACES[policy]
     bins = space["bins"]
@@ -95,27 +96,27 @@ def operations(policy: str, res: int) -> tuple[NDArray[np.int32], NDArray[np.flo
     return kinds, values
 
 
-def _values(name: str, part: float, sign: float, space: dict[str, Any], res: int) -> list[float]:
-    """The numbers of an operation at `part` (0..1) of its strongest magnitude."""
+def _values(name: str, strength: float, sign: float, space: dict[str, Any], res: int) -> list[float]:
+    """The six values of an operation at `strength` (0..1) of its maximum magnitude."""
     if name == "ShearX":
-        return [1, sign * part * space["shear"], 0, 0, 1, 0]
+        return [1, sign * strength * space["shear"], 0, 0, 1, 0]
     if name == "ShearY":
-        return [1, 0, 0, sign * part * space["shear"], 1, 0]
+        return [1, 0, 0, sign * strength * space["shear"], 1, 0]
     if name in ("TranslateX", "TranslateY"):
         reach = space["side"] * res if "side" in space else space["px"]
-        px = float(int(np.float32(sign * part * reach)))  # whole px, as torchvision
+        px = float(int(np.float32(sign * strength * reach)))  # whole px, as torchvision
         return [1, 0, -px, 0, 1, 0] if name == "TranslateX" else [1, 0, 0, 0, 1, -px]
     if name == "Rotate":
-        turn = np.deg2rad(sign * part * space["degrees"])
+        turn = np.deg2rad(sign * strength * space["degrees"])
         c, s, middle = np.cos(turn), np.sin(turn), res / 2
         return [c, -s, middle - c * middle + s * middle, s, c, middle - s * middle - c * middle]
     if _KIND[name] in (BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS):
-        return [1 + sign * part * space["factor"], 0, 0, 0, 0, 0]
+        return [1 + sign * strength * space["factor"], 0, 0, 0, 0, 0]
     if name == "Posterize":
-        bits = 8 - round(part * space["bits"])  # halves to even, as torch rounds
+        bits = 8 - round(strength * space["bits"])  # halves to even, as torch rounds
         return [256, 256 - 2 ** (8 - bits), 0, 0, 0, 0]
     if name == "Solarize":
-        return [255 * (1 - part), 255, 0, 0, 0, 0]
+        return [255 * (1 - strength), 255, 0, 0, 0, 0]
     if name == "Invert":
         return [0, 255, 0, 0, 0, 0]
     return [0] * VALUES

@@ -1,4 +1,4 @@
-"""Which part of the stored image does the model see? Windows of training and of validation, in px."""
+"""Crop boxes in px of the stored image: random resized crops for training, centre crops for validation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pipeline.jit import compiled
 
 from .stage import Augment
 
-__all__ = ["CROP_NUMBERS", "centre_crops", "random_crops"]
+__all__ = ["CROP_UNIFORMS", "centre_crops", "random_crops"]
 
 _TRIES = 10  # Source: torchvision RandomResizedCrop.get_params
-CROP_NUMBERS = 2 + 2 * _TRIES  # uniforms a crop: its place in x and y, then areas, then ratios
+CROP_UNIFORMS = 2 + 2 * _TRIES  # uniforms per crop: position x, y, then one area per try, then one ratio per try
 
 
 def random_crops(sizes: NDArray[np.int64], u: NDArray[np.float64], augment: Augment) -> NDArray[np.int32]:
-    """Random-resized-crop windows (N, 4) x, y, w, h for `sizes` (N, 2) w, h and uniforms `u` (N, 22).
+    """Random resized crops (N, 4) int32 x, y, w, h for `sizes` (N, 2) w, h and uniforms `u` (N, CROP_UNIFORMS).
 
-    Source: torchvision RandomResizedCrop.get_params: ten tries of (area, log ratio), then a centre crop.
+    Source: torchvision RandomResizedCrop.get_params: ten tries of (area, log ratio), else a centre crop.
     """
     out = np.empty((len(sizes), 4), np.int32)
     _random_crops(sizes, u, *augment.crop_area, *augment.crop_ratio, out)
@@ -33,17 +33,17 @@ def _random_crops(sizes: Any, u: Any, area_low: Any, area_high: Any, ratio_low: 
     log_low, log_high = math.log(ratio_low), math.log(ratio_high)
     for i in range(len(sizes)):
         width, height = sizes[i, 0], sizes[i, 1]
-        found = False
+        fits = False
         for k in range(_TRIES):
             area = width * height * (area_low + (area_high - area_low) * u[i, 2 + k])
             ratio = math.exp(log_low + (log_high - log_low) * u[i, 2 + _TRIES + k])
             w, h = np.rint(math.sqrt(area * ratio)), np.rint(math.sqrt(area / ratio))
             if 1 <= w <= width and 1 <= h <= height:
-                found = True
+                fits = True
                 break
-        if found:
+        if fits:
             x, y = math.floor(u[i, 0] * (width - w + 1)), math.floor(u[i, 1] * (height - h + 1))
-        else:  # long, thin images: the largest centred window of an allowed ratio
+        else:  # elongated images: the largest centred crop with an allowed ratio
             limited = min(max(width / height, ratio_low), ratio_high)
             w = max(1.0, min(float(width), np.rint(height * limited)))
             h = max(1.0, min(float(height), np.rint(width / limited)))
@@ -52,7 +52,7 @@ def _random_crops(sizes: Any, u: Any, area_low: Any, area_high: Any, ratio_low: 
 
 
 def centre_crops(sizes: NDArray[np.int64], frac: float) -> NDArray[np.int32]:
-    """Validation windows (N, 4): centred squares whose side is `frac` of the short side, in px."""
+    """Validation crops (N, 4) int32 x, y, w, h: centred squares with side `frac` of the short side."""
     side = np.maximum(1, np.rint(sizes.min(axis=1) * frac)).astype(np.int64)
     corner = np.rint((sizes - side[:, None]) / 2)
     return np.concatenate([corner, side[:, None], side[:, None]], axis=1).astype(np.int32)

@@ -1,12 +1,11 @@
-"""How does a random number follow from (seed, epoch, sample) alone?
+"""Counter-based random numbers: pure functions of a key and a counter, without state.
 
-Two counter-based primitives, both free of state, so that order and augmentation never depend on worker count,
-rank count or where a run was cut:
+They make order and augmentation independent of the number of workers and ranks and of where a run was interrupted.
 
-* `uniforms`: Philox4x32-10, numbers for a key and a counter;
-* `permute`: a Feistel network with cycle walking, one element of a permutation in O(1) memory.
+* `uniforms`: Philox4x32-10, uniform numbers for a key and a counter;
+* `permute`: a Feistel network with cycle walking, elements of a permutation in O(1) memory.
 
-Both are compiled; `image` and `derive` are their parts for the compiled loops of other modules.
+`permute_index` and `derive` are the same primitives for compiled callers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.jit import compiled
 
-__all__ = ["beta", "derive", "half_bits", "image", "permute", "philox", "stream_key", "uniforms"]
+__all__ = ["beta", "derive", "half_bits", "permute", "permute_index", "philox", "stream_key", "uniforms"]
 
 U64 = np.uint64
 _LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)
@@ -35,7 +34,7 @@ _ZERO, _ONE = U64(0), U64(1)
 
 
 def stream_key(*parts: int) -> int:
-    """One 64-bit key from a few integers (seed, purpose, epoch ...). Source: SplitMix64's finalizer."""
+    """Hash integers (seed, purpose, epoch, ...) to a 64-bit key. Source: SplitMix64's finalizer."""
     key = 0
     for part in parts:
         key = (key ^ (part & _MASK64)) + 0x9E3779B97F4A7C15 & _MASK64
@@ -47,7 +46,7 @@ def stream_key(*parts: int) -> int:
 
 @compiled
 def derive(key: Any, part: Any) -> Any:
-    """`stream_key(..., part)` where `key` is `stream_key(...)`, both uint64; for compiled callers."""
+    """`stream_key(*parts, part)` for `key` = `stream_key(*parts)`, both uint64; for compiled callers."""
     return _mix((key ^ part) + _STEP)
 
 
@@ -82,7 +81,7 @@ def _block(c0: Any, c1: Any, c2: Any, c3: Any, key: Any) -> Any:
 
 
 def uniforms(key: int, ids: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-    """`count` numbers in [0, 1) for each of `ids` (N,), 32 bits each: (N, count) float64."""
+    """`count` uniform numbers in [0, 1), of 32 random bits, for each of `ids` (N,): (N, count) float64."""
     out = np.empty((len(ids), count))
     _uniforms(U64(key), np.ascontiguousarray(ids, np.int64), out)
     return out
@@ -100,10 +99,10 @@ def _uniforms(key: Any, ids: Any, out: Any) -> None:
 
 
 def beta(key: int, index: int, alpha: float) -> float:
-    """One draw of Beta(alpha, alpha) for counter `index`.
+    """A random number of Beta(alpha, alpha) for counter `index`.
 
     Source: M. D. Jöhnk, "Erzeugung von betaverteilten und gammaverteilten Zufallszahlen", Metrika 8, 1964:
-    accept u^(1/a) / (u^(1/a) + v^(1/a)) where the sum is at most 1. Accepts half the pairs at alpha = 1,
+    accept u^(1/a) / (u^(1/a) + v^(1/a)) if the denominator is at most 1. Accepts half the pairs at alpha = 1,
     nearly all at small alpha.
     """
     attempt = 0
@@ -117,10 +116,10 @@ def beta(key: int, index: int, alpha: float) -> float:
 
 
 def permute(key: int, positions: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    """Images of `positions` (any shape, each in [0, n)) under the permutation of [0, n) named by `key`.
+    """Apply the permutation of [0, n) selected by `key` to `positions` (any shape, each in [0, n)): int64.
 
-    A balanced Feistel network over the next power of four, walked until the value falls below n (under
-    four rounds of the walk on average). O(1) memory: nothing of length n exists.
+    A balanced Feistel network over the next power of four, applied again until the value is below n (fewer than
+    four times on average). O(1) memory.
     Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
     """
     places = np.ascontiguousarray(positions, np.int64)
@@ -133,12 +132,12 @@ def permute(key: int, positions: NDArray[np.int64], n: int) -> NDArray[np.int64]
 def _permute(key: Any, positions: Any, n: Any, out: Any) -> None:
     half = half_bits(n)
     for i in range(len(positions)):
-        out[i] = image(key, positions[i], n, half)
+        out[i] = permute_index(key, positions[i], n, half)
 
 
 @compiled
 def half_bits(n: Any) -> Any:
-    """Half the bits of the smallest power of four that is not below `n`, at least 1."""
+    """Half the number of bits of the smallest power of four >= `n`; at least 1."""
     half = _ONE
     while (_ONE << (half + half)) < U64(n):
         half += _ONE
@@ -146,8 +145,8 @@ def half_bits(n: Any) -> Any:
 
 
 @compiled
-def image(key: Any, position: Any, n: Any, half: Any) -> Any:
-    """One element of `permute`: `key` uint64 is `stream_key(key)` of its key, `half` is `half_bits(n)`; int64."""
+def permute_index(key: Any, position: Any, n: Any, half: Any) -> Any:
+    """One element (int64) of `permute(k, ...)`: `key` is uint64(stream_key(k)), `half` is `half_bits(n)`."""
     mask = (_ONE << half) - _ONE
     value = U64(position)
     while True:

@@ -1,10 +1,11 @@
-"""Which numbers drive the augmentation of a sample?
+"""Augmentation parameters of each sample, drawn as a pure function of (seed, epoch, sample).
 
-A pure function of (seed, epoch, sample): nothing here knows the batch, the rank or what came before. Each purpose has
-its own stream of random numbers, so switching one operation on or off leaves the numbers of all others as they were.
+They do not depend on the batch, the rank or earlier samples. Each purpose has its own random stream, so switching one
+operation on or off does not change the parameters of the others.
 
-A sample's operations are "slots", run one after another: those of the policy, of the jitter, greyscale and blur. Each
-has a kind and six values (see `policies`). `Features` are the slots of a whole run: what any of its stages uses.
+A sample's operations are arranged in slots, applied one after another: those of the policy, then of jitter, greyscale
+and blur. Each slot has a kind and six values (see `autoaugment.py`). `Features` describes the slots of a complete run,
+the union over its stages.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ from . import autoaugment as p
 from .rng import stream_key, uniforms
 from .stage import Augment
 
-__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "cutmix_boxes", "draw", "features", "mixes", "program"]
+__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "augment_params", "cutmix_boxes", "features", "mix_params",
+           "pack_ops"]  # fmt: skip
 
 UNMIXED, MIXUP, CUTMIX = 0, 1, 2
-# Purposes of random numbers; 0 to 3 are the plan's own.
+# Stream purposes; order.py uses 0 and 1, plan.py 2 and 3.
 _POLICY, _JITTER, _GREY, _BLUR, _ERASE, _VFLIP, _MIX = range(16, 23)
 _ERASE_TRIES = 10  # Source: torchvision RandomErasing.get_params
-NOISE_PX = 256  # period of the noise that erasing may fill with
+NOISE_PX = 256  # px: period of the noise tile for erasing
 _JITTER_KINDS = np.array([p.BRIGHTNESS, p.CONTRAST, p.SATURATION, p.HUE], np.int32)
 _ORDERS = np.array(list(itertools.permutations(range(4))))
 
-Draws = dict[str, NDArray[np.generic]]
+AugmentParams = dict[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """What the graph of a run must be able to do: the kinds of operations of each slot, fills, mixing."""
+    """What the graph of a run must support: the operation kinds of each slot, erasing fills, mixing."""
 
-    slots: tuple[tuple[str, frozenset[int]], ...] = ()  # (part, kinds), in the order they run
-    fills: frozenset[str] = frozenset()  # of erasing
+    slots: tuple[tuple[str, frozenset[int]], ...] = ()  # (policy | jitter | grey | blur, kinds), in order
+    fills: frozenset[str] = frozenset()  # of erasing: mean, noise
     mixing: bool = False
 
 
 def features(augments: Sequence[Augment]) -> Features:
-    """What any of `augments` uses: operations off in all of them are left out."""
+    """The features that at least one of `augments` uses."""
     slots: list[tuple[str, frozenset[int]]] = []
     for k in range(max(map(_policy_slots, augments), default=0)):
         kinds = (p.POLICY_KINDS[a.policy] for a in augments if _policy_slots(a) > k)
@@ -59,19 +61,19 @@ def features(augments: Sequence[Augment]) -> Features:
     return Features(slots=tuple(slots), fills=fills, mixing=any(a.mixes for a in augments))
 
 
-def draw(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res: int) -> Draws:
-    """The numbers of the samples `ids` (N,) at `res` px; only of what `augment` has on.
+def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res: int) -> AugmentParams:
+    """Draw the parameters of the samples `ids` (N,) at `res` px; contains only what `augment` switches on.
 
-    PART_kinds    (N, slots) int32 and PART_values (N, slots, 6) float32, PART being policy, jitter, grey, blur
+    PART_kinds    (N, slots) int32 and PART_values (N, slots, 6) float32; PART is policy, jitter, grey or blur
     vflips        (N,) bool
-    erase_boxes   (N, 4) int32 x, y, width, height in px of the output; width 0 = none
-    erase_from    (N, 2) int32 y, x where in the noise the fill begins, below `NOISE_PX`; -1 = the mean colour
+    erase_boxes   (N, 4) int32 x, y, width, height in px of the output; width 0 = no erasing
+    erase_from    (N, 2) int32 y, x of the fill's origin in the noise tile, below `NOISE_PX`; -1 = mean colour
     """
 
     def u(purpose: int, count: int) -> NDArray[np.float64]:
         return uniforms(stream_key(seed, purpose, epoch), ids, count)
 
-    out: Draws = {}
+    out: AugmentParams = {}
     if augment.policy != "none":
         out["policy_kinds"], out["policy_values"] = _policy(augment, u(_POLICY, 8), res)
     if any(augment.jitters):
@@ -91,17 +93,17 @@ def draw(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res
     return out
 
 
-def program(
-    given: Mapping[str, NDArray[np.generic]], slots: Sequence[tuple[str, frozenset[int]]], n: int
+def pack_ops(
+    params: Mapping[str, NDArray[np.generic]], slots: Sequence[tuple[str, frozenset[int]]], n: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The draws of one batch in a run's slots: kinds (n, slots) int32 and values (n, slots, 6) float32."""
+    """Arrange the params of `n` samples in a run's slots: kinds (n, slots) int32, values (n, slots, 6) float32."""
     kinds, values = np.zeros((n, len(slots)), np.int32), np.zeros((n, len(slots), p.VALUES), np.float32)
     parts = [part for part, _ in slots]
     for part in dict.fromkeys(parts):
-        if f"{part}_kinds" in given:
-            first, count = parts.index(part), given[f"{part}_kinds"].shape[1]
-            kinds[:, first : first + count] = given[f"{part}_kinds"]
-            values[:, first : first + count] = given[f"{part}_values"]
+        if f"{part}_kinds" in params:
+            first, count = parts.index(part), params[f"{part}_kinds"].shape[1]
+            kinds[:, first : first + count] = params[f"{part}_kinds"]
+            values[:, first : first + count] = params[f"{part}_values"]
     return kinds, values
 
 
@@ -112,7 +114,7 @@ def _policy_slots(augment: Augment) -> int:
 
 
 def _policy(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Kinds (N, slots), values (N, slots, 6) from uniforms (N, 8)."""
+    """Kinds (N, slots) and values (N, slots, 6) from uniforms `u` (N, 8)."""
     rows = np.arange(len(u))
     if augment.policy == "3-augment":
         kinds = np.array([p.SATURATION, p.POINT, p.BLUR], np.int32)[(u[:, :1] * 3).astype(int)]
@@ -146,7 +148,7 @@ def _jitter(augment: Augment, u: NDArray[np.float64]) -> tuple[NDArray[np.int32]
     factors = 1 + strengths * (2 * u[:, 2:6] - 1)
     factors[:, 3] = 6 * (factors[:, 3] - 1)
     order = _ORDERS[(u[:, 1] * len(_ORDERS)).astype(int)]
-    order = order[strengths[order] > 0].reshape(len(u), -1)  # the same operations in every row: as many are left
+    order = order[strengths[order] > 0].reshape(len(u), -1)  # every row keeps the same number of operations
     on = u[:, :1] < augment.jitter_prob
     kinds = np.where(on, _JITTER_KINDS[order], p.NONE).astype(np.int32)
     return kinds, _first_value(np.take_along_axis(factors, order, axis=1))
@@ -168,10 +170,10 @@ def _erase(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray[
     return boxes, (u[:, 3:5] * NOISE_PX).astype(np.int32)
 
 
-def mixes(
+def mix_params(
     augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """Mixing drawn for each sample: modes (N,) int32, lam (N,) float32, boxes (N, 4) int32.
+    """Mixing per sample: modes (N,) int32, lam (N,) float32, boxes (N, 4) int32 x, y, width, height in px.
 
     Source: timm.data.mixup, mode "elem".
     """
@@ -196,7 +198,9 @@ def mixes(
 def cutmix_boxes(
     lam: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64], res: int
 ) -> NDArray[np.int32]:
-    """Boxes (N, 4) x, y, width, height of part 1 - `lam` (N,) around `x`, `y` (N,) in 0..1, cut at the border.
+    """Boxes (N, 4) int32 x, y, width, height in px, clipped to the image, with area fraction 1 - `lam` (N,).
+
+    `x`, `y` (N,) in 0..1 are the centres.
 
     Source: timm.data.mixup rand_bbox.
     """
@@ -207,7 +211,7 @@ def cutmix_boxes(
 
 
 def _betas(key: int, ids: NDArray[np.int64], alpha: float) -> NDArray[np.float64]:
-    """Beta(alpha, alpha) for each of `ids` (N,), by the same method as `rng.beta`."""
+    """Beta(alpha, alpha) for each of `ids` (N,): (N,) float64, by the method of `rng.beta`."""
     out = np.full(len(ids), np.nan)
     for attempt in itertools.count():
         left = np.flatnonzero(np.isnan(out))
@@ -228,7 +232,7 @@ def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.
 
 
 def _first_value(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Rows of six with `values` (N, slots) in the first place."""
+    """(N, slots, 6) float32: `values` (N, slots) as the first value, else 0."""
     out = np.zeros((*values.shape, p.VALUES), np.float32)
     out[..., 0] = values
     return out

@@ -1,7 +1,7 @@
-"""Stages of a run and the augmentation of their training images: checked values, and which of them have an effect.
+"""`Stage` and `Augment`: the validated settings of a run's stages, and which of them would have no effect.
 
-Order in the graph: crop, resize, flips; policy; jitter; greyscale; blur; erase; mix; normalise. Images are uint8 until
-they are normalised; what an operation does is what torchvision.transforms.v2 does to an 8-bit image.
+Order of the operations: crop, resize, flips; policy; jitter; greyscale; blur; erase; mix; normalise. Images are uint8
+until they are normalised; operations do to them what torchvision.transforms.v2 does to 8-bit images.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pipeline.errors import check
 
 __all__ = ["AUTO", "BATCH_SIZES", "MAX_BATCH", "MAX_EPOCHS", "Augment", "Stage", "without_effect"]
 
-AUTO = 0  # a batch size that is yet to be measured: "auto" in a recipe
-# what no run can mean, and what would otherwise end in an error of some library, or in a start that does not end
+AUTO = 0  # batch size "auto": measured before training
+# Sanity limits: larger values would fail in a library or never finish starting.
 _MAX_RES, MAX_BATCH, MAX_EPOCHS = 16_384, 2**20, 100_000
 BATCH_SIZES = f'an integer from 1 to {MAX_BATCH}, or "auto"'
 
@@ -25,33 +25,34 @@ BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torc
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Training augmentation; `[augment]`, and `[stages.augment]` to override single keys in one stage.
+    """Training augmentation: `[augment]`, with single keys overridden per stage by `[stages.augment]`.
 
-    Every `_prob` is drawn for each sample. What is off in all stages is not built into the graph.
+    Every `_prob` is per sample, except `mix_prob` and `cutmix_prob` (see `mix_per`). Operations that are off in all
+    stages are not built into the graph.
     """
 
-    crop_area: tuple[float, float] = (0.25, 1.0)  # random-resized-crop: part of the stored image's area
+    crop_area: tuple[float, float] = (0.25, 1.0)  # random resized crop: fraction of the stored image's area
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height
-    flip_prob: float = 0.5  # left and right exchanged
-    vflip_prob: float = 0.0  # upside down
-    # 3-augment: one of greyscale, solarize and blur, and a jitter of 0.3 unless `jitter` says another
+    flip_prob: float = 0.5  # horizontal flip
+    vflip_prob: float = 0.0  # vertical flip
+    # 3-augment: greyscale, solarize or blur, and a colour jitter of 0.3 unless `jitter` is set
     policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = "none"
-    policy_ops: int = 2  # randaugment: operations a sample
+    policy_ops: int = 2  # randaugment: operations per sample
     policy_magnitude: int = 9  # randaugment: 0 (none) to 30
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue; 0 = off
-    jitter_prob: float = 1.0  # that a sample is jittered
+    jitter_prob: float = 1.0  # probability of the jitter
     grey_prob: float = 0.0  # greyscale
     blur_prob: float = 0.0  # Gaussian
     blur_sigma: tuple[float, float] = (0.1, 2.0)  # px of the model's image
-    erase_prob: float = 0.0  # a rectangle is filled (random erasing)
-    erase_area: tuple[float, float] = (0.02, 1 / 3)  # part of the model's image
+    erase_prob: float = 0.0  # random erasing: a rectangle is filled
+    erase_area: tuple[float, float] = (0.02, 1 / 3)  # fraction of the model's image
     erase_ratio: tuple[float, float] = (0.3, 3.3)  # height / width
-    erase_fill: Literal["mean", "noise"] = "mean"  # the mean colour of `data`, or its normal noise in every pixel
+    erase_fill: Literal["mean", "noise"] = "mean"  # mean colour of `data`, or normal noise per pixel
     mixup_alpha: float = 0.0  # Beta(alpha, alpha); 0 = off
-    cutmix_alpha: float = 0.0  # the same of cutmix; 0 = off
-    mix_prob: float = 1.0  # part of the batches (or samples) that are mixed at all
-    cutmix_prob: float = 0.5  # with both on: part of the mixed ones that get cutmix
-    mix_per: Literal["batch", "sample"] = "batch"  # one draw of kind, weight and box for all, or each its own
+    cutmix_alpha: float = 0.0  # Beta(alpha, alpha); 0 = off
+    mix_prob: float = 1.0  # fraction of batches (or samples) that are mixed
+    cutmix_prob: float = 0.5  # if both are on: fraction of the mixed ones that use cutmix
+    mix_per: Literal["batch", "sample"] = "batch"  # draw kind, weight and box per batch or per sample
 
     def __post_init__(self) -> None:
         lo, hi = self.crop_area
@@ -62,7 +63,7 @@ class Augment:
             lo, hi = getattr(self, name)
             check(0 < lo <= hi, f"augment.{name}", [lo, hi], "0 < low <= high")
         lo, hi = self.blur_sigma
-        # why: a kernel reaches 3 sigma; one wider than the image has nothing left to mirror at its border
+        # why at most 8: the kernel extends to 3 sigma and must stay smaller than the image it is mirrored in
         check(0 < lo <= hi <= 8, "augment.blur_sigma", [lo, hi], "0 < low <= high <= 8")
         for name in ("flip_prob", "vflip_prob", "jitter_prob", "grey_prob", "blur_prob", "erase_prob", "mix_prob",
                      "cutmix_prob"):  # fmt: skip
@@ -79,12 +80,12 @@ class Augment:
 
     @property
     def mixes(self) -> bool:
-        """Whether any batch is mixed."""
+        """Whether any batch can be mixed."""
         return bool((self.mixup_alpha or self.cutmix_alpha) and self.mix_prob)
 
     @property
     def jitters(self) -> tuple[float, float, float, float]:
-        """Strengths of brightness, contrast, saturation and hue that are really drawn; all 0 = off."""
+        """Effective strengths of brightness, contrast, saturation and hue; all 0 = off."""
         if self.policy == "3-augment" and not any(self.jitter):
             return _THREE_AUGMENT_JITTER
         return self.jitter if self.jitter_prob else (0.0, 0.0, 0.0, 0.0)
@@ -92,23 +93,23 @@ class Augment:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Whole epochs at one resolution and batch size; one `[[stages]]` table."""
+    """A number of epochs at one resolution and batch size; one `[[stages]]` table of a recipe."""
 
-    res: int  # px: what the model sees, square
-    epochs: int  # passes over the samples that a stage takes
-    batch_size: int  # samples an optimizer step, over all ranks; "auto": the most that fit into the GPU, measured
-    fraction: float = 1.0  # part of the training samples that an epoch of this stage takes
-    lr_scale: float = 1.0  # factor on the global schedule
-    order: Literal["full", "block"] | None = None  # of reading, in this stage; None: that of `data`
-    eval_res: int | None = None  # px: validation at another resolution than training (FixRes); None: `res`
-    unfreeze_to: str | None = None  # freeze.mode unfreeze: this layer and all above train; "none": the head alone
-    freeze_to: str | None = None  # freeze.mode freeze: all below this layer is frozen; "all": all but the head
+    res: int  # px: side of the square images the model sees
+    epochs: int  # passes over the fraction of the data that the stage uses
+    batch_size: int  # global samples per optimizer step; AUTO: the largest that fits into the GPU, measured
+    fraction: float = 1.0  # fraction of the training samples used in an epoch of this stage
+    lr_scale: float = 1.0  # factor on the learning rate schedule
+    order: Literal["full", "block"] | None = None  # sample order; None: that of `data`
+    eval_res: int | None = None  # px: validation resolution (FixRes); None: `res`
+    unfreeze_to: str | None = None  # freeze.mode unfreeze: train this layer and all above it; "none": only the head
+    freeze_to: str | None = None  # freeze.mode freeze: freeze all layers below this one; "all": all but the head
     augment: Augment = field(default_factory=Augment)
 
     def __post_init__(self) -> None:
-        for name, most in (("res", _MAX_RES), ("epochs", MAX_EPOCHS)):
+        for name, maximum in (("res", _MAX_RES), ("epochs", MAX_EPOCHS)):
             value = getattr(self, name)
-            check(1 <= value <= most, f"stages.{name}", value, f"an integer from 1 to {most}")
+            check(1 <= value <= maximum, f"stages.{name}", value, f"an integer from 1 to {maximum}")
         good = 1 <= self.batch_size <= MAX_BATCH or self.batch_size == AUTO
         check(good, "stages.batch_size", self.batch_size, BATCH_SIZES)
         check(0 < self.fraction <= 1, "stages.fraction", self.fraction, "above 0, at most 1")
@@ -119,7 +120,7 @@ class Stage:
 
 
 def without_effect(augments: Sequence[Augment]) -> dict[str, str]:
-    """Keys that nothing would read in any of `augments`, and why."""
+    """Augmentation keys that have no effect in any of `augments`, with the reason."""
     reasons = {
         "policy_ops": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
         "policy_magnitude": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",

@@ -1,1 +1,1 @@
-"""Bytes on disks and object stores: locks and files that appear whole or not at all. Imports neither torch nor DALI."""
+"""Bytes on disks and in object stores: reads with retries, a disk cache, atomic writes, locks. No torch, no DALI."""

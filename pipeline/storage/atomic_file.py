@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and leave nothing behind that a later run would trust.
+"""Atomic file writes: a reader sees the old file or the complete new one, never a part of it.
 
-A file is written under a unique temporary name beside its destination, synced and renamed. The writer holds a
-flock(2) on it, so that `delete_partial` can tell what a killed process left from what is being written now.
+A file is written under a unique temporary name beside its destination, synced, then renamed. The writer holds a
+flock(2) on the temporary file, so `delete_partial` never deletes one that is still being written.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ PARTIAL = re.compile(r"\..+\.[0-9a-f]{12}\.partial")
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """An empty file, open for reading and writing, that replaces `path` when the block ends without an exception.
+    """Open an empty binary file that atomically replaces `path` when the block ends without an exception.
 
-    Durable when the block has ended. Raises `OSError` as the disk does; nothing is left behind then.
+    The file is durable once the block has ended. After an exception the temporary file is gone and `path` unchanged.
+    Raises `OSError`.
     """
     partial = _partial_name(path)
     # why not tempfile: its mode 0600 would keep other users from reading the finished file
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with open(descriptor, "w+b") as file:  # noqa: PTH123  # why: it is open already
-            with contextlib.suppress(OSError):  # a disk without locks: `delete_partial` leaves such files alone too
+        with open(descriptor, "w+b") as file:  # noqa: PTH123  # why: a descriptor, not a path
+            with contextlib.suppress(OSError):  # without locks `delete_partial` deletes nothing either
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
             file.flush()
@@ -50,13 +51,13 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
-    """Write a whole file (text as UTF-8). Raises `OSError`."""
+    """Atomically write `data` (text as UTF-8) to `path`. Raises `OSError`."""
     with atomic_file(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 def atomic_link(source: Path, path: Path) -> None:
-    """Make `path` another name of the file `source`, a copy where the disk has no hard links. Raises `OSError`."""
+    """Hard-link `path` to `source`, or copy it where the disk has no hard links. Raises `OSError`."""
     partial = _partial_name(path)
     try:
         os.link(source, partial)
@@ -67,16 +68,15 @@ def atomic_link(source: Path, path: Path) -> None:
     try:
         partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)  # why: rename(2) does nothing where both are names of one file already
+        partial.unlink(missing_ok=True)  # why: rename(2) is a no-op if both names already link to the same file
     sync_folder(path.parent)
 
 
 def check_output(path: Path, *, setting: str, suffixes: Sequence[str]) -> None:
-    """Whether `output_file(path)` will succeed, for commands to ask before their work; nothing is left behind.
+    """Check before a long command that `output_file(path)` will succeed. Leaves nothing behind.
 
-    One rule for the output files of all commands: the folder is there and can be written, the name ends in one of
-    `suffixes`, and what has that name already, if anything, is a file that may be replaced.
-    `setting` is what the path is called in messages. Raises `ResoluteError`.
+    The folder must exist and be writable, the name must end in one of `suffixes`, and an existing `path` must be a
+    writable regular file. `setting` is the name of the option in messages. Raises `ResoluteError`.
     """
     if path.suffix.lower() not in suffixes:
         raise ResoluteError(f"{setting}: got {path}, expected a name that ends in {' or '.join(suffixes)}; rename it")
@@ -89,57 +89,57 @@ def check_output(path: Path, *, setting: str, suffixes: Sequence[str]) -> None:
             raise OSError(errno.ENOTDIR, "not a regular file", str(path))
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "read-only file", str(path))
-        partial = _partial_name(path)  # why: permissions alone do not tell, on disks that others manage
+        partial = _partial_name(path)  # why: on network disks the permission bits are not the whole truth
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-        partial.unlink(missing_ok=True)  # it may have been deleted as a killed writer's
+        partial.unlink(missing_ok=True)  # another process may have deleted it as abandoned
 
 
 @contextlib.contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
-    """`atomic_file` for the files that commands write: raises one line, a `ResoluteError`, in place of `OSError`.
+    """`atomic_file` for the output files of commands: an `OSError` becomes a one-line `ResoluteError`.
 
-    Deletes what killed writers of the same file left beside it.
+    Afterwards deletes the temporary files that killed writers of the same `path` left.
     """
     with explain_write_error(path), atomic_file(path) as file:
         yield file
-    with contextlib.suppress(OSError):  # a folder that may be written but not listed
+    with contextlib.suppress(OSError):  # writable but not listable
         delete_partial(path.parent, of=path.name)
 
 
 @contextlib.contextmanager
 def explain_write_error(path: Path) -> Iterator[None]:
-    """Around a write of `path` that replaces it whole or not at all: an `OSError` becomes a `ResoluteError`."""
+    """Turn an `OSError` of an atomic write of `path` into a one-line `ResoluteError`."""
     try:
         yield
     except OSError as error:
-        kept = ", the old one is kept" if path.is_file() else ""
+        unchanged = ", the old one is kept" if path.is_file() else ""
         advice = {
             errno.ENOSPC: "make room and run again", errno.EDQUOT: "make room and run again",
             errno.ENOENT: "create its folder, or name another place", errno.EACCES: "name a place that you may write",
             errno.EPERM: "name a place that you may write", errno.EROFS: "name a place that you may write",
             errno.EISDIR: "name a file", errno.ENOTDIR: "name a file in a folder that is there",
         }.get(error.errno or 0, "run again when the disk can be written")  # fmt: skip
-        raise ResoluteError(f"{path}: not written ({error.strerror or error}){kept}; {advice}") from None
+        raise ResoluteError(f"{path}: not written ({error.strerror or error}){unchanged}; {advice}") from None
 
 
 @contextlib.contextmanager
 def used_folder(folder: Path) -> Iterator[None]:
-    """`folder` and its parents are there in the block; those made for it that are empty at its end are removed.
+    """Create `folder` and its parents for the block; created folders that are still empty at its end are removed.
 
-    So a command that is refused before it writes anything leaves nothing. Raises `OSError`.
+    A command that fails before it writes anything leaves nothing behind. Raises `OSError`.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            for path in made:  # the deepest first
+            for path in created:  # deepest first
                 path.rmdir()
 
 
 def delete_partial(folder: Path, *, of: str = "") -> None:
-    """Delete what killed writers left in `folder`, of all files or of `of` alone; files that are being written stay."""
+    """Delete what killed writers left in `folder` (only for the file `of`, if set); files being written stay."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if PARTIAL.fullmatch(path.name) and (not of or path.name.startswith(f".{of}.")):
             with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""Byte quota of a folder that many processes fill, with eviction of what was used longest ago.
+"""Cross-process byte quota of a folder with LRU eviction.
 
-Invariant: the sum of the files' sizes is at most `limit_bytes`. One counter of reserved bytes, in a file whose lock
-makes reserving one step for all processes; a file is reserved before it is written and has its full size from then on,
-so a killed process can only leave the counter too high. When the counter says full, the files are counted, and the
-least recently used ones removed until a twentieth of the quota is free. A disk without file locks is an error.
+Invariant: reserved bytes are at most `limit_bytes`, and the files' sizes at most the reserved bytes; a killed process
+can only leave the counter too high. The counter is a file whose lock makes a reservation atomic; a file gets its full
+size when it is reserved, before it is written. When the counter says the folder is full, the files are counted anew
+and the least recently used ones evicted until a twentieth of the quota is free. A disk without file locks is an error.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from pathlib import Path
 
 from pipeline.errors import ResoluteError
 
-from .exclusive_writer import PART, lock_now, refused, same_file
+from .exclusive_writer import PART_SUFFIX, cache_error, same_file, try_lock
 
-__all__ = ["DIGEST", "Room"]
+__all__ = ["DIGEST", "DiskQuota"]
 
-DIGEST = ".sha256"  # beside a whole file: its checksum, in hexadecimal
-_FREE_PART = 20  # one of so many parts of the bound is freed at once
+DIGEST = ".sha256"  # suffix of the file beside a complete file that holds its SHA-256 in hex
+_FREE_FRACTION = 20  # an eviction frees 1/20 of the quota
 _WORD = 8
-_PATIENCE_S, _POLL_S = 60.0, 0.005  # with files that others are writing
+_PATIENCE_S, _POLL_S = 60.0, 0.005  # wait for files that other processes are writing
 
 
-class Room:
-    """The bound of the files in `folder`, in bytes. Thread-safe, and safe between processes."""
+class DiskQuota:
+    """Keeps the files in `folder` at or below `limit_bytes`. Thread-safe, and safe to share between processes."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder, self.limit_bytes, self.evicted = folder, limit_bytes, 0
         self._counter = folder / "used"
         self._remove_abandoned()
-        if self.used() > limit_bytes:  # why: the bound was larger the last time
+        if self.used() > limit_bytes:  # why: the limit was larger in an earlier run
             with self._locked() as counter:
-                self._write(counter, self._make_room(0)[0])
+                self._write(counter, self._evict(0)[0])
 
     def used(self) -> int:
-        """Bytes reserved, by all processes; counted if nobody did so before."""
+        """Bytes reserved by all processes; the files are counted if there is no counter yet."""
         with self._locked() as counter:
             used = self._read(counter)
             if used is None:
-                used, _ = self._make_room(0)
+                used, _ = self._evict(0)
                 self._write(counter, used)
             return used
 
     def reserve(self, handle: int, nbytes: int) -> None:
-        """Make room for `nbytes` and give the open file `handle`, empty until now, that size (without writing).
+        """Reserve `nbytes`, evicting other files if necessary, and set the size of the empty open file `handle`.
 
-        Where files that are being written take all the room there is, waits until one of them is done and may go.
-        Raises `ResoluteError` when the bound cannot be kept.
+        If files that are being written fill the quota, waits until one of them is complete and can be evicted.
+        Raises `ResoluteError` if the quota is too small.
         """
         until = time.monotonic() + _PATIENCE_S
-        while not self._reserved(handle, nbytes, wait=time.monotonic() < until):
+        while not self._try_reserve(handle, nbytes, wait=time.monotonic() < until):
             time.sleep(_POLL_S)
 
-    def _reserved(self, handle: int, nbytes: int, *, wait: bool) -> bool:
+    def _try_reserve(self, handle: int, nbytes: int, *, wait: bool) -> bool:
         with self._locked() as counter:
             used, writing = self._read(counter), 0
             if used is None or used + nbytes > self.limit_bytes:
-                used, writing = self._make_room(nbytes)
+                used, writing = self._evict(nbytes)
                 self._write(counter, used)
             if used + nbytes <= self.limit_bytes:
                 os.ftruncate(handle, nbytes)
@@ -75,22 +75,22 @@ class Room:
         )
 
     def publish(self, path: Path) -> None:
-        """Give the part of `path` its name."""
-        # why here: whoever counts would miss a file that changes its name between two looks
+        """Rename the finished .part file to `path`."""
+        # why under the lock: a concurrent count would miss a file that is renamed while it lists the folder
         with self._locked():
-            os.rename(f"{path}{PART}", path)  # noqa: PTH104
+            os.rename(f"{path}{PART_SUFFIX}", path)  # noqa: PTH104
 
-    def give_back(self, handle: int, nbytes: int) -> None:
+    def release(self, handle: int, nbytes: int) -> None:
         """Undo `reserve`."""
         with self._locked() as counter:
             os.ftruncate(handle, 0)
             self._write(counter, max(0, (self._read(counter) or 0) - nbytes))
 
     def shrink(self, nbytes: int) -> int:
-        """Remove at least `nbytes` of what was used longest ago, if there is as much; what was removed, in bytes."""
+        """Evict at least `nbytes` (if there is that much) of the least recently used files; returns the bytes freed."""
         with self._locked() as counter:
             before = self._count()[0]
-            after, _ = self._make_room(max(0, self.limit_bytes - before + nbytes))
+            after, _ = self._evict(max(0, self.limit_bytes - before + nbytes))
             self._write(counter, after)
             return before - after
 
@@ -99,12 +99,12 @@ class Room:
         try:
             counter = os.open(self._counter, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise refused(self._counter, error) from None
+            raise cache_error(self._counter, error) from None
         try:
             try:
                 fcntl.flock(counter, fcntl.LOCK_EX)
             except OSError as error:
-                raise refused(self._counter, error) from None
+                raise cache_error(self._counter, error) from None
             yield counter
         finally:
             os.close(counter)
@@ -117,15 +117,18 @@ class Room:
     def _write(self, counter: int, used: int) -> None:
         try:
             os.pwrite(counter, used.to_bytes(_WORD, "little"), 0)
-        except OSError as error:  # its block may be the one that a full disk has not got
-            raise refused(self._counter, error) from None
+        except OSError as error:  # a full disk may lack even the block of the counter
+            raise cache_error(self._counter, error) from None
 
-    def _make_room(self, nbytes: int) -> tuple[int, int]:
-        """Count, and remove if `nbytes` do not fit; hold the lock. Bytes left, and those of them being written."""
-        used, writing, found = self._count()
+    def _evict(self, nbytes: int) -> tuple[int, int]:
+        """Count the files and evict if `nbytes` do not fit. Returns (bytes left, bytes of them being written).
+
+        The caller holds the lock.
+        """
+        used, writing, evictable = self._count()
         if used + nbytes > self.limit_bytes:
-            target = self.limit_bytes - nbytes - self.limit_bytes // _FREE_PART
-            for _, size_bytes, path in sorted(found):
+            target = self.limit_bytes - nbytes - self.limit_bytes // _FREE_FRACTION
+            for _, size_bytes, path in sorted(evictable):
                 if used <= target:
                     break
                 if _remove(path):
@@ -139,7 +142,7 @@ class Room:
             for entry in self._files():
                 if entry.name.endswith(DIGEST):
                     _remove_orphan(entry.path)
-                elif entry.name.endswith(PART):
+                elif entry.name.endswith(PART_SUFFIX):
                     _remove(entry.path)
 
     def _files(self) -> Iterator[os.DirEntry[str]]:
@@ -148,24 +151,24 @@ class Room:
                 yield from _entries(folder)
 
     def _count(self) -> tuple[int, int, list[tuple[int, int, str]]]:
-        """Bytes of all files, of those being written, and (when last used in ns, bytes, path) of each that may go."""
-        used, writing, found = 0, 0, []
+        """Bytes of all files, bytes being written, and (last use in ns, bytes, path) of each evictable file."""
+        used, writing, evictable = 0, 0, []
         for entry in self._files():
             if entry.name.endswith(DIGEST):
                 _remove_orphan(entry.path)
                 continue
             try:
                 stat = entry.stat()
-            except OSError:  # removed since
+            except OSError:  # removed meanwhile
                 continue
-            if not entry.name.endswith(PART):
-                found.append((stat.st_atime_ns, stat.st_size, entry.path))
+            if not entry.name.endswith(PART_SUFFIX):
+                evictable.append((stat.st_atime_ns, stat.st_size, entry.path))
             elif _remove(entry.path):  # its writer was killed
                 continue
             else:
                 writing += stat.st_size
             used += stat.st_size
-        return used, writing, found
+        return used, writing, evictable
 
 
 def _entries(folder: os.DirEntry[str] | Path) -> list[os.DirEntry[str]]:
@@ -175,28 +178,28 @@ def _entries(folder: os.DirEntry[str] | Path) -> list[os.DirEntry[str]]:
 
 
 def _remove_orphan(digest: str) -> None:
-    """Remove a checksum whose file's writer was killed. The room's lock keeps the part from being renamed meanwhile."""
+    """Remove a checksum whose file was never finished. The quota's lock keeps a .part from being renamed meanwhile."""
     file = digest.removesuffix(DIGEST)
-    if not os.path.exists(file) and not os.path.exists(file + PART):  # noqa: PTH110
+    if not os.path.exists(file) and not os.path.exists(file + PART_SUFFIX):  # noqa: PTH110
         with suppress(OSError):
             os.unlink(digest)  # noqa: PTH108
 
 
 def _remove(path: str) -> bool:
-    """Remove a file unless another process holds its lock: a part that is being written, a whole file in use.
+    """Remove a file unless another process holds its lock (a .part being written, a complete file in use).
 
-    Raises `StorageError` if the disk cannot lock.
+    Returns whether it was removed. Raises `StorageError` if the disk has no file locks.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:  # removed since, or another user's
+    except OSError:  # removed meanwhile, or owned by another user
         return False
     try:
         try:
-            locked = lock_now(handle)
+            locked = try_lock(handle)
         except OSError as error:
-            raise refused(path, error) from None
-        # why: a part is renamed by its holder alone, so that the name is still this file's while we hold it
+            raise cache_error(path, error) from None
+        # why: only the lock holder renames a .part file, so the name stays valid while the lock is held here
         if not locked or not same_file(path, handle):
             return False
         os.unlink(path)  # noqa: PTH108

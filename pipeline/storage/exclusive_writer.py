@@ -1,7 +1,7 @@
-"""One writer per file among many threads and processes: the others wait until the file is there.
+"""One writer per file among many threads and processes; the others wait until the file exists.
 
-A part is `NAME.part` beside the file, and its own lock: its holder writes the part and renames it. Locks end with
-their process, so that the next in line takes over from one that was killed. A disk without locks is an error.
+`NAME.part` beside the file is both the temporary file and the lock: whoever holds its flock(2) writes it and renames
+it. A lock ends with its process, so another process takes over from a killed one. A disk without locks is an error.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from pipeline.errors import Interrupted, StorageError
 
-__all__ = ["PART", "lock_now", "owned_part", "refused", "same_file"]
+__all__ = ["PART_SUFFIX", "cache_error", "exclusive_writer", "same_file", "try_lock"]
 
-PART = ".part"
-_POLLS_S = (0.001, 0.01)  # between looks at a part that another holds: first and longest
+PART_SUFFIX = ".part"
+_POLLS_S = (0.001, 0.01)  # between attempts to lock a .part file: first and longest
 
 
-def refused(path: Path | str, error: OSError) -> StorageError:
-    """The disk's refusal in words. why: a user who trains on shards from a URL may not know that there is a cache."""
+def cache_error(path: Path | str, error: OSError) -> StorageError:
+    """The error for a cache that cannot be written. why so explicit: users of a URL may not know there is a cache."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
             f"{path}: the disk of the cache is full, got '{error.strerror}' with nothing left to remove, expected "
@@ -32,14 +32,14 @@ def refused(path: Path | str, error: OSError) -> StorageError:
         )
     return StorageError(
         f"{path}: the cache cannot be used, got '{error.strerror or error}', expected a folder that can be written, "
-        "on a disk that knows file locks; set RESOLUTE_CACHE to one"
+        "on a disk with file locks; set RESOLUTE_CACHE to one"
     )
 
 
-def lock_now(handle: int) -> bool:
-    """Take a lock that ends with the process, however that ends; False if another holds it.
+def try_lock(handle: int) -> bool:
+    """Try to lock an open file exclusively; False if another process holds the lock. The lock ends with the process.
 
-    Raises `OSError` if the file cannot be locked (ENOLCK), which must never pass for "another holds it".
+    Raises `OSError` if the file cannot be locked at all (ENOLCK).
     """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,7 +49,7 @@ def lock_now(handle: int) -> bool:
 
 
 def same_file(path: Path | str, handle: int) -> bool:
-    """Whether the name is still that of the open file."""
+    """Whether `path` still names the open file `handle`."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))  # noqa: PTH116
     except FileNotFoundError:
@@ -57,41 +57,42 @@ def same_file(path: Path | str, handle: int) -> bool:
 
 
 @contextmanager
-def owned_part(path: Path, patience_s: float, closed: threading.Event | None) -> Iterator[int | None]:
-    """The part of `path`: open, empty and locked. None if `path` came to be there, or after `patience_s` s of waiting.
+def exclusive_writer(path: Path, patience_s: float, closed: threading.Event | None) -> Iterator[int | None]:
+    """Yield the handle of `path`'s .part file, open, empty and locked; the block fills and renames it.
 
-    What the block does not rename is removed at its end. Raises `StorageError` if the disk refuses, `Interrupted` if
-    `closed` is set meanwhile.
+    Yields None if `path` appears while waiting for the lock, or after `patience_s` seconds. A .part file that the
+    block does not rename is removed at its end. Raises `StorageError` if the disk fails, `Interrupted` if `closed` is
+    set while waiting.
     """
-    part = f"{path}{PART}"
+    part = f"{path}{PART_SUFFIX}"
     try:
         handle = _wait(path, part, patience_s, closed)
     except OSError as error:
-        raise refused(part, error) from None
+        raise cache_error(part, error) from None
     if handle is None:
         yield None
         return
     try:
         yield handle
     finally:
-        # why: only its holder renames or removes a part, so that the name is still this file's or nobody's
+        # why the check: the block may have renamed it
         if same_file(part, handle):
             os.unlink(part)  # noqa: PTH108
         os.close(handle)
 
 
 def _wait(path: Path, part: str, patience_s: float, closed: threading.Event | None) -> int | None:
-    # why polling: a wait for a lock of the system's ends neither with `closed` nor with our patience, and a
-    # process that was stopped must not stop all others
+    # why polling: a blocking flock would end neither when `closed` is set nor after `patience_s`, and a suspended
+    # process must not block all others
     until = time.monotonic() + patience_s
     poll_s = _POLLS_S[0]
     while True:
         handle = _open(part)
         try:
-            if lock_now(handle) and same_file(part, handle):
-                os.ftruncate(handle, 0)  # what one that was killed left there
-                handle, taken = -1, handle
-                return taken
+            if try_lock(handle) and same_file(part, handle):
+                os.ftruncate(handle, 0)  # drop what a killed writer left
+                locked, handle = handle, -1  # so that `finally` does not close it
+                return locked
         finally:
             if handle >= 0:
                 os.close(handle)

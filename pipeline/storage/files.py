@@ -1,8 +1,8 @@
-"""The files of a shard set, in a folder or in a store behind a URL.
+"""`Files`: uniform access to the files of a shard set, in a local folder or behind a URL.
 
-A folder is read in place; a URL is read through a cache on a local disk (`remote.py`, `disk_cache.py`), which is
-imported only for URLs. Both keep two kinds of error apart: `StorageError` if the storage does not deliver
-(after retries), `DamagedSample` if a file is there and too short. What a file holds is checked by its reader.
+A folder is read in place; a URL is read through a local disk cache (`remote.py`, `disk_cache.py`; imported only for
+URLs). Errors are of two kinds: `StorageError` if the storage does not deliver (after retries), `DamagedSample` if a
+file exists but is too short. Contents are checked by the reader, not here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from pipeline.errors import FileEndsEarly, Missing, ResoluteError
 
 from .read_at import read_at
-from .retry import ask_again
+from .retry import retry_call
 
 if TYPE_CHECKING:
     from .disk_cache import CacheSettings
@@ -31,67 +31,66 @@ __all__ = ["DaemonPool", "Files", "Folder", "OpenFile", "end_threads", "is_url",
 
 Answer = TypeVar("Answer")
 
-_OPEN_FILES = 256  # well under the usual limit of 1024 a process
-# Tries of a local read that failed (EIO, ESTALE, ...), and the wait before the second: 25 to 50 s in all, about what a
-# file server takes to start again.
+_OPEN_FILES = 256  # well below the usual limit of 1024 open files per process
+# Attempts of a local read that fails (EIO, ESTALE, ...) and the first wait: 25 to 50 s in all, about the time a file
+# server takes to restart.
 _TRIES, _FIRST_WAIT_S = 10, 0.1
-_PATIENCE_S = 1.5  # with threads that end: a system call on a dead mount never does
+_JOIN_S = 1.5  # why bounded: a system call on a dead mount never returns
 
 
 class Files(Protocol):
-    """The files of one shard set by name, POSIX paths relative to its root. All methods are thread-safe."""
+    """The files of one shard set, by POSIX path relative to its root. All methods are thread-safe."""
 
     @property
-    def root(self) -> str: ...  # as the user gave it, without a password, for messages
+    def root(self) -> str: ...  # folder or URL for messages, without credentials
     @property
-    def remote(self) -> bool: ...  # True: `local` and `read` may ask a server
+    def remote(self) -> bool: ...  # True: `local` and `read` may send requests
 
     @property
-    def chunk_bytes(self) -> int: ...  # what is read comes in aligned ranges of this size; 0: just as it is asked for
+    def chunk_bytes(self) -> int: ...  # reads are fetched in aligned ranges of this size; 0: exactly as requested
 
     def where(self, name: str) -> str:
         """Path or URL of a file, for messages."""
 
     def size(self, name: str) -> int | None:
-        """Its bytes; None if it is not there. A remote store is asked each time. Raises `StorageError`."""
-        known = self.identity(name)
-        return None if known is None else known[0]
+        """The file's size in bytes, never cached; None if it does not exist. Raises `StorageError`."""
+        identity = self.identity(name)
+        return None if identity is None else identity[0]
 
     def identity(self, name: str) -> tuple[int, str] | None:
-        """Its bytes, and what else shows that it changed (a time, an ETag); None if it is not there."""
+        """(size in bytes, change marker: mtime or ETag); None if the file does not exist. Raises `StorageError`."""
 
     def local(self, name: str) -> Path:
-        """A complete local copy of a small file (manifest, index); of a folder the file itself.
+        """Path of the file, or of a complete local copy of a small remote file (manifest, index).
 
-        The copy stays until `close`. Raises `FileNotFoundError` if it is not there, `StorageError` if its store fails.
+        A copy stays until `close`. Raises `FileNotFoundError` if the file does not exist, `StorageError` on failure.
         """
 
     def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
-        """`nbytes` bytes of a file from `offset` on. `fresh`: drop what is cached or open of it, and read it anew.
+        """Read `nbytes` bytes from `offset` on. `fresh`: bypass cached data and open handles.
 
-        Raises `StorageError` if they cannot be read after retries (`Missing` if the file is not there),
-        `FileEndsEarly` if the file is there and ends before them.
+        Raises `StorageError` if the storage fails after retries (`Missing` if the file does not exist),
+        `FileEndsEarly` if the file exists but ends too early.
         """
 
-    def place(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
-        """An open file on this machine that holds these bytes, and where in it; None: ask `read`.
+    def locate(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
+        """(open local file, offset) at which these bytes can be read; None: use `read`. Remote bytes are fetched first.
 
-        The file stays open for as long as the object lives. Of a remote store they are fetched first.
-        Raises as `read` if that fails.
+        The file stays open for as long as the `OpenFile` lives. Raises as `read`.
         """
         return None
 
-    def want(self, name: str, offset: int, nbytes: int) -> bool:
-        """A hint that these bytes will be read soon: start to fetch them. False: too much is under way, ask later."""
+    def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
+        """Hint that these bytes will be read soon: start fetching them. False: too much is pending, ask again later."""
 
     def release(self) -> None:
-        """Close what is kept open for the next `place` or `read`, which opens it again."""
+        """Close cached file handles; the next `locate` or `read` opens them again."""
 
     def interrupt(self) -> None:
-        """End the reads that are under way, their retries and unmet hints, with `Interrupted`; later reads work."""
+        """End running reads, their retries and pending prefetches with `Interrupted`; later reads work."""
 
     def close(self) -> None:
-        """End threads, connections and open files. A read under way ends as if it had come before or fails."""
+        """End threads, connections and open files. A read that is still running either completes or fails."""
 
 
 def is_url(root: str | Path) -> bool:
@@ -99,11 +98,11 @@ def is_url(root: str | Path) -> bool:
 
 
 def open_files(root: str | Path, *, cache: CacheSettings | None = None) -> Files:
-    """The files at a folder, `file://` or an fsspec URL (`s3://`, `gs://`, `http(s)://`, ...).
+    """Open a folder, a `file://` URL or an fsspec URL (`s3://`, `gs://`, `http(s)://`, ...).
 
-    `cache` is for URLs: where and how much to keep on this machine, see `CacheSettings`.
-    Raises `ResoluteError` for a URL whose driver is not installed, a cache that cannot be written, or a cache
-    given for a folder.
+    `cache` is only for remote URLs; None: the defaults of `CacheSettings`.
+    Raises `ResoluteError` if the URL's driver is not installed, the cache cannot be written, or `cache` is set for a
+    folder.
     """
     if is_url(root) and not str(root).startswith(("file://", "local://")):
         from .remote import Remote
@@ -115,7 +114,7 @@ def open_files(root: str | Path, *, cache: CacheSettings | None = None) -> Files
 
 
 class OpenFile:
-    """An open file that closes with its last reference, also when a thread still reads while it is evicted."""
+    """An open file that closes with its last reference, so a thread can still read it after its eviction."""
 
     def __init__(self, path: str | Path) -> None:
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -126,58 +125,58 @@ class OpenFile:
 
 
 class Folder(Files):
-    """A folder on a disk, local or mounted: every file is read in place."""
+    """A folder on a local or mounted disk; files are read in place."""
 
     remote = False
     chunk_bytes = 0
 
     def __init__(self, root: str) -> None:
-        self._given = root
+        self._root = root
         self._base = root.partition("://")[2] if is_url(root) else root
-        self._stop = threading.Event()  # ends the reads that began while it was this one
-        base = self._base  # why: with `self` in there, what is open would outlive its last user
+        self._stop = threading.Event()  # replaced by `interrupt`: set for the reads that began before
+        base = self._base  # why: a reference to `self` in the cache would keep the folder's files open for ever
         self._open: Callable[[str], OpenFile] = functools.lru_cache(_OPEN_FILES)(lambda n: OpenFile(f"{base}/{n}"))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Folder, (self._given,)
+        return Folder, (self._root,)
 
     @property
     def root(self) -> str:
-        return self._given
+        return self._root
 
     def where(self, name: str) -> str:
-        return os.path.join(self._base, name)  # noqa: PTH118  # why: a third of Path's cost, and this is per sample
+        return os.path.join(self._base, name)  # noqa: PTH118  # why: per sample, and a third of Path's cost
 
     def identity(self, name: str) -> tuple[int, str] | None:
-        def ask() -> tuple[int, str]:
+        def stat_file() -> tuple[int, str]:
             stat = os.stat(self.where(name))  # noqa: PTH116
             return stat.st_size, str(stat.st_mtime_ns)
 
         try:
-            return self._again(name, ask)
+            return self._retry(name, stat_file)
         except FileNotFoundError:
             return None
 
     def local(self, name: str) -> Path:
         path = Path(self.where(name))
-        self._again(name, path.stat)
+        self._retry(name, path.stat)
         return path
 
     def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
         if fresh:
             self.release()
 
-        def ask() -> bytes:
+        def read_file() -> bytes:
             try:
-                file = self._open(name)  # why: the name keeps it open until the read is done
+                file = self._open(name)  # why a variable: keeps it open until the read is done
                 data = read_at(file.fd, nbytes, offset)
             except OSError:
-                self.release()  # why: after ESTALE only a file that is opened again can be read
+                self.release()  # why: after ESTALE the file must be opened again
                 raise
             return data
 
         try:
-            data = self._again(name, ask)
+            data = self._retry(name, read_file)
         except FileNotFoundError:
             raise Missing(
                 f"{self.where(name)}: not found, expected a file of the set; put it back or mount its volume, then run "
@@ -190,14 +189,14 @@ class Folder(Files):
             )  # fmt: skip
         return data
 
-    def place(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
+    def locate(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
         try:
             return self._open(name), offset
         except OSError:
             return None
 
-    def want(self, name: str, offset: int, nbytes: int) -> bool:
-        return True  # why: the system reads ahead by itself
+    def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
+        return True  # the operating system reads ahead by itself
 
     def release(self) -> None:
         self._open.cache_clear()  # type: ignore[attr-defined]  # an lru_cache
@@ -210,9 +209,7 @@ class Folder(Files):
         self.interrupt()
         self.release()
 
-    def _again(self, name: str, ask: Callable[[], Answer]) -> Answer:
-        """`ask()`, again where the disk fails. Raises `FileNotFoundError` at once, `StorageError` in the end."""
-
+    def _retry(self, name: str, ask: Callable[[], Answer]) -> Answer:
         return retry_local(ask, self.where(name), stop=self._stop)
 
     def __enter__(self) -> Folder:
@@ -225,46 +222,47 @@ class Folder(Files):
 
 
 def retry_local(ask: Callable[[], Answer], where: object, *, stop: threading.Event | None = None) -> Answer:
-    """The result of a read from a disk, read again for up to a minute where that fails (EIO, ESTALE, ...).
+    """Return `ask()`, a read from a disk, retried for up to a minute if it fails (EIO, ESTALE, ...).
 
-    Raises `FileNotFoundError` at once, `StorageError` in the end or for a refusal, `Interrupted` if `stop` is set.
+    Raises `FileNotFoundError` immediately; `StorageError` if access is refused or all retries failed; `Interrupted` if
+    `stop` is set.
     """
 
     def checked() -> Answer:
         try:
             return ask()
-        except NotADirectoryError:  # a folder on the way was replaced by a file
+        except NotADirectoryError:  # a parent folder was replaced by a file
             raise FileNotFoundError(2, "No such file or directory", str(where)) from None
 
-    return ask_again(
+    return retry_call(
         checked, where=str(where), tries=_TRIES, first_wait_s=_FIRST_WAIT_S, stop=stop or threading.Event(),
         source="disk or the mount", retried=OSError,
     )  # fmt: skip
 
 
 class DaemonPool:
-    """Threads that do submitted work in order, and that never keep the process from ending.
+    """A pool of daemon threads that start submitted work in order and never keep the process from exiting.
 
-    why not ThreadPoolExecutor: at the interpreter's exit it first does all that was ever submitted. Use as a context
-    manager: an exception in the block drops what has not begun and interrupts the reads under way.
+    why not ThreadPoolExecutor: at interpreter exit it first finishes all submitted work. As a context manager, an
+    exception in the block drops work that has not begun and interrupts running reads.
     """
 
     def __init__(self, threads: int, *, name: str, files: Files) -> None:
-        """`files` are those that the work reads: `close` interrupts them."""
-        self._most, self._name, self._files = threads, name, files
+        """`files`: what the submitted work reads from; `close` interrupts its reads."""
+        self._max_threads, self._name, self._files = threads, name, files
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
 
     def submit(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """The result of `work()`, later. Raises `RuntimeError` after `close`."""
+        """Run `work()` in the pool. Raises `RuntimeError` after `close`."""
         future: Future[Answer] = Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError("closed")
             self._tasks.put((future, work))
-            if len(self._threads) < self._most:
+            if len(self._threads) < self._max_threads:
                 name = f"{self._name}-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()
@@ -276,19 +274,19 @@ class DaemonPool:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
-                except BaseException as error:  # why: it is raised where the result is awaited
+                except BaseException as error:  # re-raised by `Future.result`
                     future.set_exception(error)
-            del task, future, work  # why: what they hold shall not live until the next task
+            del task, future, work  # why: do not keep their memory alive until the next task
 
     def cancel(self) -> None:
-        """Cancel what has not begun."""
+        """Cancel work that has not begun."""
         with suppress(queue.Empty):
             while True:
                 if (task := self._tasks.get_nowait()) is not None:
                     task[0].cancel()
 
     def close(self, *, interrupt: bool = True) -> None:
-        """End the threads; with `interrupt` without the work that is submitted, and in 2 s."""
+        """End the threads: after all submitted work, or, with `interrupt`, without it and within 2 s."""
         with self._lock:
             self._closed = True
         if interrupt:
@@ -311,10 +309,11 @@ class DaemonPool:
 
 
 def end_threads(threads: Sequence[threading.Thread], interrupt: Callable[[], None]) -> None:
-    """Wait for threads that were told to end. `interrupt()` is called until they have: each may have one more request
-    to make. Daemon threads that a system call holds for longer than 1.5 s are left behind.
+    """Join threads that have been asked to end, calling `interrupt()` until they do.
+
+    Daemon threads that are stuck in a system call for longer than 1.5 s are abandoned.
     """
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _JOIN_S
     for thread in threads:
         thread.join(0.02)
         while thread.is_alive() and time.monotonic() < until:

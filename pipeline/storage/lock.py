@@ -1,7 +1,7 @@
-"""One writer per folder: an exclusive lock that ends with its process, however that ends.
+"""One writer per folder: an exclusive lock that is released whenever its process ends, even after `kill -9`.
 
-The lock is flock(2) on a small file that names its holder. The file is removed when the lock is released; after
-`kill -9` it stays, without a lock on it, and the next holder takes it over.
+The lock is flock(2) on a small file that names its holder. The file is removed when the lock is released; the file of
+a killed process stays, unlocked, and the next holder takes it over.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["describe_holder", "exclusive_lock", "holder_record"]
 
 
 def holder_record() -> bytes:
-    """JSON that names this process: host, pid, and the time."""
+    """JSON with this process's host and pid, and the current time."""
     since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode()
 
 
 def describe_holder(record: bytes) -> str:
-    """The holder in words; a record that is empty or damaged gives 'an unknown process'."""
+    """Describe the holder; 'an unknown process' if the record is empty or damaged."""
     try:
         holder = json.loads(record)
         return f"host {holder['host']}, pid {holder['pid']}, since {holder['since']}"
@@ -46,7 +46,7 @@ def exclusive_lock(path: Path, *, folder: Path | str, writer: str, remedy: str) 
     try:
         yield
     finally:
-        # why: unlink before release; a waiter that opened this file sees that the name is gone and opens it anew
+        # why unlink before release: a waiter that has the file open sees that the name is gone and opens it anew
         with contextlib.suppress(OSError):
             path.unlink()
         os.close(descriptor)
@@ -78,7 +78,7 @@ def _acquire(path: Path, *, folder: Path | str, writer: str, remedy: str) -> int
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, holder_record(), 0)
             return descriptor
-        os.close(descriptor)  # its holder removed it between our open and our lock
+        os.close(descriptor)  # the holder removed it between the open and the lock here
 
 
 def _is_named(path: Path, descriptor: int) -> bool:

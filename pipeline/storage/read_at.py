@@ -1,7 +1,7 @@
-"""Reading at an offset: all bytes up to the end of the file, whatever parts the system delivers them in.
+"""`read_at`: pread(2) that never returns short before the end of the file.
 
-One `pread` may return less than was asked for: network disks do so, and Linux always does above 2 GiB. Taken for the
-whole, such a part looks like damage.
+A single `pread` may return fewer bytes than asked: network disks do so, and Linux always does above 2 GiB. A caller
+that trusts it would take the short read for a damaged file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["read_at"]
 
 
 def read_at(descriptor: int, nbytes: int, offset: int) -> bytes:
-    """`nbytes` bytes of an open file from `offset` on, fewer only where the file ends. Raises `OSError`."""
+    """Read `nbytes` bytes of an open file from `offset` on; fewer only at the end of the file. Raises `OSError`."""
     data = os.pread(descriptor, nbytes, offset)
     if len(data) == nbytes or not data:
         return data

@@ -1,6 +1,6 @@
-"""Temporary folders that a killed process does not leave behind for good.
+"""Temporary folders that are cleaned up even after their process was killed.
 
-The owner holds a flock(2) on its folder; whoever makes the next one deletes the folders that nobody holds any more.
+The owner holds a flock(2) on its folder; creating the next scratch folder deletes those that nobody locks any more.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _PREFIX = "resolute-scratch-"
 
 
 class ScratchFolder:
-    """An empty folder at `path`, deleted with all that is in it by `close`, or when the `with` block ends."""
+    """An empty folder at `path`; `close`, or the end of the `with` block, deletes it with its contents."""
 
     def __init__(self) -> None:
         place = Path(tempfile.gettempdir())
         _delete_abandoned(place)
         unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
         self._descriptor = os.open(unlocked, os.O_RDONLY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # a disk without locks: nobody else can lock it, and so delete it, either
+        with contextlib.suppress(OSError):  # without locks no other process can delete it either
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # why renamed: under its first name no other process looks at it before it is locked
+        # why renamed: other processes ignore the first name, so they cannot delete it before it is locked
         self.path = unlocked.rename(place / f"{_PREFIX}{uuid.uuid4().hex[:12]}")
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class ScratchFolder:
 
 def _delete_abandoned(place: Path) -> None:
     for folder in place.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or deleted by another process just now
+        with contextlib.suppress(OSError):  # owned by another user, or just deleted by another process
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -45,7 +45,7 @@ def test_the_peer_reads_what_our_reader_reads(shard_set: ShardSet) -> None:
     with Reader(shard_set) as reader:
         read = reader.submit("train", 48, ids).result()
         assert not read.errors
-        for sample, jpeg in zip(ids, read.pieces, strict=True):
+        for sample, jpeg in zip(ids, read.images, strict=True):
             ours = np.asarray(Image.open(io.BytesIO(jpeg.tobytes())).convert("RGB"))
             np.testing.assert_array_equal(np.asarray(pillow(peer.jpeg(int(sample)))), ours)
 
@@ -93,8 +93,8 @@ def test_loaders_that_are_closed_early_leave_nothing_running(shard_set: ShardSet
 def test_stages_have_only_full_batches_and_enough_of_them(shard_set: ShardSet, batches: int, batch_size: int) -> None:
     plan = train_plan(shard_set, [full_batches(shard_set, 32, batches=batches, batch_size=batch_size)])
     assert plan.total_batches >= batches
-    assert plan.total_batches < batches + len(plan.segments)
-    for segment in plan.segments:
+    assert plan.total_batches < batches + len(plan.passes)
+    for segment in plan.passes:
         assert {end - start for start, end in map(segment.bounds, range(segment.batches))} == {batch_size}
 
 

@@ -18,7 +18,7 @@ from pipeline.graph.gpu_augment import GpuAugment
 from pipeline.graph.kernels import augment as pixels
 from pipeline.plan import autoaugment as p
 from pipeline.plan.plan import BatchSpec
-from pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, Features, draw, features
+from pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, Features, augment_params, features
 from pipeline.plan.stage import Augment
 from tests import reference_ops
 from tests.pipeline.test_ops import CASES, EVERY, MEAN, STD, run, spec
@@ -43,7 +43,7 @@ def augmented(
     images: NDArray[np.uint8], spec_: BatchSpec, wanted: Features, *, dtype: torch.dtype = torch.float32,
     mean: Any = EXACT["mean"], std: Any = EXACT["std"],
 ) -> torch.Tensor:  # fmt: skip
-    kernels = GpuAugment(wanted, mean=mean, std=std, noise=ops.noise(MEAN, STD), dtype=dtype, device=CPU)
+    kernels = GpuAugment(wanted, mean=mean, std=std, noise=ops.erase_noise(MEAN, STD), dtype=dtype, device=CPU)
     kernels._fill = torch.tensor([round(255 * m) for m in MEAN], dtype=torch.int32)
     return kernels(torch.from_numpy(images), *kernels.pack(spec_))
 
@@ -61,7 +61,7 @@ def under_every_operation(res: int, cases: dict[int, list[list[float]]]) -> tupl
     kinds = np.repeat(np.array([kind for kind, _ in listed], np.int32), len(images))[:, None]
     values = np.repeat(np.array([v for _, v in listed], np.float32), len(images), axis=0)[:, None]
     images = np.tile(images, (len(listed), 1, 1, 1))
-    given = spec(len(images), res=res, draws={"policy_kinds": kinds, "policy_values": values})
+    given = spec(len(images), res=res, augment_params={"policy_kinds": kinds, "policy_values": values})
     return images, kinds, values, levels(augmented(images, given, Features(slots=(("policy", EVERY),))))
 
 
@@ -71,7 +71,7 @@ def test_every_operation_is_that_of_the_cpu(res: int) -> None:
     images, kinds, values, got = under_every_operation(res, cases)
     for image, kind, value, ours in zip(images, kinds, values, got, strict=True):
         expected = image.copy()
-        pixels.run_slots(expected, kind, value)
+        pixels.apply_ops(expected, kind, value)
         assert np.abs(expected - ours).max() == 0, (kind, value)
 
 
@@ -79,7 +79,7 @@ def test_a_blur_wider_than_the_image_is_that_of_the_cpu() -> None:
     images, kinds, values, got = under_every_operation(4, {p.BLUR: [[1.1, 0, 0, 0, 0, 0]]})
     for image, kind, value, ours in zip(images, kinds, values, got, strict=True):
         expected = image.copy()
-        pixels.run_slots(expected, kind, value)
+        pixels.apply_ops(expected, kind, value)
         assert np.abs(expected - ours).max() <= 1
 
 
@@ -101,7 +101,7 @@ POLICIES = [
 def test_random_programs_are_those_of_the_cpus_graph(augment: Augment, n: int) -> None:
     """Slot after slot in alternating buffers, then erasing: whole batches against the CPU's graph."""
     images, wanted = photos(19, n), features([augment])
-    given = spec(n, res=19, draws=draw(augment, seed=n, epoch=0, ids=np.arange(n), res=19))
+    given = spec(n, res=19, augment_params=augment_params(augment, seed=n, epoch=0, ids=np.arange(n), res=19))
     np.testing.assert_array_equal(levels(augmented(images, given, wanted)), run(images, given, wanted))
 
 
@@ -109,14 +109,14 @@ def test_random_programs_are_those_of_the_cpus_graph(augment: Augment, n: int) -
 @pytest.mark.parametrize("n", [2, 8])
 def test_erasing_and_mixing_without_a_slot_are_those_of_the_cpus_graph(fill: Any, n: int) -> None:
     res, augment = 17, Augment(erase_prob=0.8, erase_fill=fill, mixup_alpha=0.5, cutmix_alpha=1.0)
-    drawn = draw(augment, seed=1, epoch=0, ids=np.arange(n), res=res)
+    drawn = augment_params(augment, seed=1, epoch=0, ids=np.arange(n), res=res)
     if fill == "noise":
         drawn["erase_from"][0], drawn["erase_boxes"][0] = (NOISE_PX - 2, NOISE_PX - 3), (1, 2, 9, 8)  # over its border
     modes = np.arange(n, dtype=np.int32) % 3
     boxes = np.zeros((n, 4), np.int32)
     boxes[modes == CUTMIX] = (3, 5, 8, 12)
     lam = np.where(modes == MIXUP, np.linspace(0.2, 0.8, n), 1).astype(np.float32)
-    given = spec(n, res=res, draws=drawn, modes=modes, boxes=boxes, lam=lam)
+    given = spec(n, res=res, augment_params=drawn, modes=modes, boxes=boxes, lam=lam)
     wanted = features([augment])
     assert not wanted.slots
     images = photos(res, n)
@@ -155,7 +155,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             launches.append(self.name)
             return self.kernel[grid]
 
-    for name in ("run_slot", "finish"):
+    for name in ("apply_slot", "finish"):
         monkeypatch.setattr(launch, name, Counting(name, getattr(launch, name)))
     return launches
 
@@ -168,13 +168,13 @@ def test_launches_are_the_slots_and_one_whatever_the_policy_draws(
     wanted, launches = features([augment]), counted(monkeypatch)
     for seed in range(2):
         launches.clear()
-        given = spec(8, res=3, draws=draw(augment, seed=seed, epoch=0, ids=np.arange(8), res=3))
+        given = spec(8, res=3, augment_params=augment_params(augment, seed=seed, epoch=0, ids=np.arange(8), res=3))
         augmented(photos(3, 8), given, wanted)
-        assert launches == ["run_slot"] * len(wanted.slots) + ["finish"]
+        assert launches == ["apply_slot"] * len(wanted.slots) + ["finish"]
 
 
 def test_the_warm_up_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, launches = features([Augment(policy="randaugment", policy_ops=2)]), counted(monkeypatch)
-    kernels = GpuAugment(wanted, mean=MEAN, std=STD, noise=ops.noise(MEAN, STD), dtype=torch.float32, device=CPU)
+    kernels = GpuAugment(wanted, mean=MEAN, std=STD, noise=ops.erase_noise(MEAN, STD), dtype=torch.float32, device=CPU)
     kernels.warm_up()
-    assert launches == ["run_slot", "run_slot", "finish"]
+    assert launches == ["apply_slot", "apply_slot", "finish"]

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.prefetch import Ahead
+from pipeline.loader.prefetch import Prefetcher
 from pipeline.loader.reader import Reader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
@@ -52,14 +52,14 @@ def batch_bytes(reader: Reader, plan: Plan, index: int) -> list[bytes]:
     spec = plan.batch(index)
     read = reader.submit(spec.split, spec.stored_res, spec.ids).result()
     assert not read.errors
-    return [bytes(piece) for piece in read.pieces]
+    return [bytes(piece) for piece in read.images]
 
 
 def waited(files: Remote) -> None:
     deadline = time.monotonic() + 20
-    while files.under_way() and time.monotonic() < deadline:
+    while files.pending_bytes() and time.monotonic() < deadline:
         time.sleep(0.002)
-    assert not files.under_way()
+    assert not files.pending_bytes()
 
 
 def test_batches_from_a_store_in_trouble_are_those_of_the_folder(
@@ -100,10 +100,10 @@ def test_a_chunk_with_a_sound_checksum_but_other_bytes_is_fetched_again(url: str
 def test_what_was_hinted_at_is_there_when_it_is_read(url: str, front: Front, tmp_path: Path) -> None:  # noqa: F811
     shards, files = opened(url, tmp_path)
     plan = planned(shards)
-    ahead = Ahead(plan, samples=20)
+    ahead = Prefetcher(plan, samples=20)
     with Reader(shards) as reader:
         for index in range(plan.total_batches):
-            ahead.follow(index)
+            ahead.advance(index)
             waited(files)
             if index:
                 before = files.counts()["requests"]
@@ -118,23 +118,23 @@ def test_what_was_hinted_at_is_there_when_it_is_read(url: str, front: Front, tmp
 def test_hints_that_are_refused_come_again_and_a_jump_starts_anew(url: str, tmp_path: Path) -> None:
     shards, files = opened(url, tmp_path, ahead_bytes=3 * STEP, requests=2)
     plan = planned(shards)
-    ahead = Ahead(plan, samples=50)
-    ahead.follow(0)
-    assert 0 < files.under_way() <= 3 * STEP
+    ahead = Prefetcher(plan, samples=50)
+    ahead.advance(0)
+    assert 0 < files.pending_bytes() <= 3 * STEP
     for _ in range(200):
-        ahead.follow(0)
+        ahead.advance(0)
         waited(files)
-        if ahead._next == 6 and not ahead._left:
+        if ahead._next == 6 and not ahead._pending:
             break
     with Reader(shards) as reader:
         before = files.counts()["requests"]
         for index in range(1, 6):
             batch_bytes(reader, plan, index)
         assert files.counts()["requests"] == before
-    ahead.follow(plan.total_batches - 3)  # a run that goes on somewhere else
+    ahead.advance(plan.total_batches - 3)  # a run that goes on somewhere else
     assert ahead._next > plan.total_batches - 3
-    ahead.follow(plan.total_batches - 1)
-    ahead.follow(0)
+    ahead.advance(plan.total_batches - 1)
+    ahead.advance(0)
     assert ahead._next <= 6
     shards.close()
 
@@ -143,5 +143,5 @@ def test_a_folder_needs_no_hints(shard_set: ShardSet, monkeypatch: pytest.Monkey
     def refuse(*args: object) -> bool:
         raise AssertionError
 
-    monkeypatch.setattr(shard_set.files, "want", refuse)
-    Ahead(planned(shard_set)).follow(0)
+    monkeypatch.setattr(shard_set.files, "prefetch", refuse)
+    Prefetcher(planned(shard_set)).advance(0)

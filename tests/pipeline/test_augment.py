@@ -15,7 +15,7 @@ from pipeline.graph.kernels import augment as kernels
 from pipeline.loader.loader import Loader
 from pipeline.plan import autoaugment as p
 from pipeline.plan.plan import Plan
-from pipeline.plan.sampling import features, program
+from pipeline.plan.sampling import features, pack_ops
 from pipeline.plan.stage import Augment, Stage
 from tests import reference
 from train.recipe.schema import Recipe
@@ -66,7 +66,7 @@ def test_a_sample_gets_the_same_pixels_on_any_rank_and_after_a_resume(shard_set:
     for world in (2, 3):
         together: Images = {}
         for rank in range(world):
-            part = seen(plan, rank=rank, world=world)
+            part = seen(plan, rank=rank, world_size=world)
             assert not part.keys() & together.keys()
             together |= part
         assert together.keys() == expected.keys()
@@ -84,7 +84,7 @@ def test_mixing_by_sample_does_not_depend_on_rank_or_resume(shard_set: ShardSet)
     whole, unmixed = seen(plan), seen(Plan(shard_set, [stage(ALL)], eval_batch_size=None))
     changed = [key for key in whole if not np.array_equal(whole[key], unmixed[key])]
     assert 0.5 < len(changed) / len(whole) < 0.9
-    for part in (seen(plan, rank=0, world=2), seen(plan, rank=1, world=2), seen(plan, start=3)):
+    for part in (seen(plan, rank=0, world_size=2), seen(plan, rank=1, world_size=2), seen(plan, start=3)):
         for key, image in part.items():
             np.testing.assert_array_equal(image, whole[key])
 
@@ -99,19 +99,19 @@ def test_the_stream_is_crop_then_operations_then_erasing_then_mixing(shard_set: 
     with Loader(plan) as loader:
         for batch in loader:
             spec, images = batch.spec, []
-            kinds, values = program(spec.draws, slots, len(spec))
+            kinds, values = pack_ops(spec.augment_params, slots, len(spec))
             for i, sample in enumerate(spec.ids):
                 image = plain[0, int(sample)]
-                image = np.ascontiguousarray(image[::-1]) if spec.draws["vflips"][i] else image.copy()
-                kernels.run_slots(image, kinds[i], values[i])
-                x, y, w, h = spec.draws["erase_boxes"][i]
+                image = np.ascontiguousarray(image[::-1]) if spec.augment_params["vflips"][i] else image.copy()
+                kernels.apply_ops(image, kinds[i], values[i])
+                x, y, w, h = spec.augment_params["erase_boxes"][i]
                 image[y : y + h, x : x + w] = np.rint(255 * np.array(MEAN))
                 images.append(image)
             mixed = reference.mix(np.stack(images), spec)
             for i in range(len(spec)):
                 error = np.abs(levels(batch.images[i].numpy()).astype(int) - mixed[i])
                 # why: where the window is turned, resizing rounds otherwise, and the operations spread that
-                upright = not (spec.draws["vflips"][i] or spec.draws["vflips"][spec.partners[i]])
+                upright = not (spec.augment_params["vflips"][i] or spec.augment_params["vflips"][spec.partners[i]])
                 assert error.max() <= 1 if upright else np.median(error) <= 4
 
 
@@ -123,7 +123,7 @@ def test_a_vertical_flip_is_pils(shard_set: ShardSet) -> None:
             for i in range(len(batch.spec)):
                 error = np.abs(levels(batch.images[i].numpy()) - reference.view(shard_set, batch.spec, i).astype(float))
                 assert error.mean() < 0.6
-                turned += batch.spec.draws["vflips"][i]
+                turned += batch.spec.augment_params["vflips"][i]
     assert 20 < turned < 55
 
 
@@ -135,7 +135,7 @@ def test_a_stage_with_all_off_and_validation_are_exactly_the_plain_stream(shard_
     with Loader(run) as ours, Loader(bare) as plain:
         for got, wanted in zip(ours, plain, strict=True):
             if got.spec.split == "val" or got.spec.stage == 1:
-                assert not got.spec.draws
+                assert not got.spec.augment_params
                 np.testing.assert_array_equal(got.images.numpy(), wanted.images.numpy())
             else:
                 changed += not np.array_equal(got.images.numpy(), wanted.images.numpy())
@@ -154,7 +154,7 @@ def test_each_policy_runs_by_stage_from_a_recipe(shard_set: ShardSet, policy: st
     same = [np.array_equal(got[key], plain[key]) for key in sorted(got)]
     assert all(same[:75])
     assert sum(same[75:]) < (45 if policy == "autoaugment" else 30)
-    kinds = np.concatenate([plan.batch(i).draws["policy_kinds"] for i in range(5, 10)])
+    kinds = np.concatenate([plan.batch(i).augment_params["policy_kinds"] for i in range(5, 10)])
     assert len(set(np.unique(kinds)) - {p.NONE}) >= 3
 
 

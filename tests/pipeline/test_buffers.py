@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.graph.buffers import Buffers
+from pipeline.graph.buffers import BufferPool
 
 
 def test_memory_is_lent_again_only_when_its_last_view_is_gone() -> None:
-    buffers = Buffers(nbytes=4 * 6 * 5, keep=1)
+    buffers = BufferPool(nbytes=4 * 6 * 5, count=1)
     first = buffers.take((2, 3, 5))
     address = first.ctypes.data
     row = torch.from_numpy(first).permute(2, 0, 1)[3]
@@ -25,7 +25,7 @@ def test_memory_is_lent_again_only_when_its_last_view_is_gone() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 3), (4, 4), (5, 5), (0, 3)])
 def test_any_shape_can_be_had(shape: tuple[int, ...]) -> None:
-    buffers = Buffers(nbytes=64, keep=2)
+    buffers = BufferPool(nbytes=64, count=2)
     held = [buffers.take(shape) for _ in range(4)]  # more than are kept, and (5, 5) larger than they are
     for i, array in enumerate(held):
         array[:] = i

@@ -69,7 +69,7 @@ def test_what_was_fetched_once_is_served_from_then_on(tmp_path: Path) -> None:
     assert not read(cache, 1, 10, 20)
     assert not read(cache, 1, 0, 0)
     assert not read(Cache(tmp_path, 10 * FULL), 1)  # after a restart
-    assert cache.room.used() == real_bytes(tmp_path) == FULL
+    assert cache.quota.used() == real_bytes(tmp_path) == FULL
     assert read(cache, 1, fresh=True)
     assert cache.has(key(1))
     assert not cache.has(key(2))
@@ -85,7 +85,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path, monkeypatch: pytes
     for number in (4, 5):  # one too many: a place, and a twentieth of the bound, are made free
         read(cache, number)
     assert [number for number in range(6) if cache.has(key(number))] == [0, 1, 4, 5]
-    assert cache.room.evicted == 2
+    assert cache.quota.evicted == 2
 
 
 def test_a_smaller_bound_holds_from_the_start(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_smaller_bound_holds_from_the_start(tmp_path: Path) -> None:
     for number in range(10):
         read(cache, number)
     assert real_bytes(tmp_path) == 10 * FULL
-    assert Cache(tmp_path, 3 * FULL).room.used() == real_bytes(tmp_path) <= 3 * FULL
+    assert Cache(tmp_path, 3 * FULL).quota.used() == real_bytes(tmp_path) <= 3 * FULL
 
 
 SHARE = """
@@ -101,7 +101,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from pipeline.cache import Cache
+from pipeline.storage.disk_cache import Cache
 from tests.pipeline.test_cache import FULL, read
 folder, seed, keys, limit, log = sys.argv[1:]
 cache, rng = Cache(Path(folder), int(limit) * FULL), Random(int(seed))
@@ -132,7 +132,7 @@ def share(tmp_path: Path, *, processes: int, keys: int, limit: int) -> list[int]
         assert one.stdin
         one.stdin.write("\n")
         one.stdin.flush()
-    most, room = 0, Cache(tmp_path / "cache", limit * FULL).room
+    most, room = 0, Cache(tmp_path / "cache", limit * FULL).quota
     while any(one.poll() is None for one in running):
         with room._locked():  # why: between a look at one folder and the next nothing may come or go
             most = max(most, real_bytes(tmp_path / "cache"))
@@ -141,7 +141,7 @@ def share(tmp_path: Path, *, processes: int, keys: int, limit: int) -> list[int]
         assert one.returncode == 0
     assert most <= limit * FULL, most / FULL
     assert real_bytes(tmp_path / "cache") >= min(keys, limit - 2) * FULL
-    assert real_bytes(tmp_path / "cache") == Cache(tmp_path / "cache", limit * FULL).room.used()
+    assert real_bytes(tmp_path / "cache") == Cache(tmp_path / "cache", limit * FULL).quota.used()
     assert not list((tmp_path / "cache").rglob("*.part"))
     return [int(line) for line in log.read_text().split()]
 
@@ -180,7 +180,7 @@ def test_a_damaged_chunk_is_dropped_and_fetched_again(tmp_path: Path, how: str, 
 DYING = """
 import os, sys
 from pathlib import Path
-from pipeline import cache as caching
+from pipeline.storage import disk_cache as caching
 from tests.pipeline.test_cache import FULL, content, key, read
 def half(handle, head, whole):
     os.pwrite(handle, head + whole[:5_000], 0)
@@ -200,7 +200,7 @@ def test_a_writer_that_was_killed_leaves_nothing_that_is_served_or_counted(tmp_p
     assert doomed.stdout.readline() == "half\n"
     cache = Cache(tmp_path, 3 * FULL)
     assert not cache.has(key(1))
-    assert real_bytes(tmp_path) == cache.room.used() == 2 * FULL  # what is being written counts in full
+    assert real_bytes(tmp_path) == cache.quota.used() == 2 * FULL  # what is being written counts in full
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(read, cache, 1)
         time.sleep(0.1)
@@ -211,7 +211,7 @@ def test_a_writer_that_was_killed_leaves_nothing_that_is_served_or_counted(tmp_p
     read(cache, 2)
     for number in range(3):
         assert not read(cache, number)
-    assert real_bytes(tmp_path) == cache.room.used() == 3 * FULL
+    assert real_bytes(tmp_path) == cache.quota.used() == 3 * FULL
 
 
 def test_an_opened_cache_removes_what_killed_writers_left(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(ResoluteError, match="no network"):
         cache.read(key(1), 0, 5, CHUNK, fail)
-    assert real_bytes(tmp_path) == cache.room.used() == 0
+    assert real_bytes(tmp_path) == cache.quota.used() == 0
     assert read(cache, 1)
 
 
@@ -277,12 +277,12 @@ def test_a_disk_without_file_locks_is_an_error_everywhere(tmp_path: Path, monkey
     for kind in (fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB):
         with monkeypatch.context() as patch:
             patch.setattr(fcntl, "flock", none_of(kind))
-            with pytest.raises(StorageError, match=r"'No locks available', expected a folder .* that knows file locks"):
+            with pytest.raises(StorageError, match=r"'No locks available', expected a folder .* with file locks"):
                 read(cache, 9)
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", none_of(fcntl.LOCK_EX | fcntl.LOCK_NB))
         with pytest.raises(StorageError, match="'No locks available'"):
-            cache.room.shrink(FULL)
+            cache.quota.shrink(FULL)
     assert read(cache, 9)
 
 
@@ -297,7 +297,7 @@ def test_a_checksum_whose_writer_was_killed_is_removed_when_files_are_counted(tm
     path = cache.file(name, CHUNK, write)
     left = path.with_name(f"{key(2)}-b.npy.sha256")
     left.write_text("0" * 64)
-    cache.room.shrink(0)
+    cache.quota.shrink(0)
     assert not left.exists()
     assert path.with_name(f"{path.name}.sha256").exists()
 

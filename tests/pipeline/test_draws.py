@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from pipeline.plan import autoaugment as p
 from pipeline.plan.crops import random_crops
 from pipeline.plan.rng import stream_key, uniforms
-from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, draw, features, mixes, program
+from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, features, mix_params, pack_ops
 from pipeline.plan.stage import Augment
 from tests import reference_ops
 
@@ -26,7 +26,7 @@ ALL = Augment(policy="randaugment", jitter=(0.4, 0.3, 0.2, 0.1), jitter_prob=0.8
 
 
 def numbers(augment: Augment, *, ids: NDArray[np.int64] = IDS, res: int = 224, epoch: int = 3) -> dict[str, NDArray]:
-    return draw(augment, seed=1, epoch=epoch, ids=ids, res=res)
+    return augment_params(augment, seed=1, epoch=epoch, ids=ids, res=res)
 
 
 def assert_follows(values: NDArray[np.float64], cdf: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> None:
@@ -204,7 +204,7 @@ def test_erased_area_ratio_and_place_follow_torchvision() -> None:
 @pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (1.0, 0.2), (0.8, 0.8), (4.0, 0.1)])
 def test_mixing_by_sample_draws_beta_weights_and_timms_boxes(alpha: float, other: float) -> None:
     augment = Augment(mixup_alpha=alpha, cutmix_alpha=other, mix_prob=0.7, cutmix_prob=0.4, mix_per="sample")
-    modes, lam, boxes = mixes(augment, seed=1, epoch=0, ids=IDS, res=1000)
+    modes, lam, boxes = mix_params(augment, seed=1, epoch=0, ids=IDS, res=1000)
     rng = np.random.default_rng(0)
     small = (1000 * np.sqrt(1 - rng.beta(other, other, 400_000)) < 2).mean()  # a box of no pixel mixes nothing
     for mode, part in ((UNMIXED, 0.3 + 0.28 * small), (MIXUP, 0.42), (CUTMIX, 0.28 * (1 - small))):
@@ -231,7 +231,7 @@ def test_mixing_by_sample_draws_beta_weights_and_timms_boxes(alpha: float, other
 def test_one_kind_of_mixing_leaves_the_other_out() -> None:
     for kind, augment in ((MIXUP, Augment(mixup_alpha=0.5, mix_per="sample")),
                           (CUTMIX, Augment(cutmix_alpha=0.5, mix_per="sample"))):  # fmt: skip
-        modes, _, _ = mixes(augment, seed=1, epoch=0, ids=IDS[:500], res=224)
+        modes, _, _ = mix_params(augment, seed=1, epoch=0, ids=IDS[:500], res=224)
         assert set(np.unique(modes)) <= {UNMIXED, kind}
         assert (modes == kind).mean() > 0.6
 
@@ -246,16 +246,16 @@ def test_crop_areas_are_uniform_and_ratios_log_uniform() -> None:
 def test_a_samples_numbers_depend_on_it_its_epoch_and_nothing_else() -> None:
     whole = numbers(ALL)
     part = np.random.default_rng(0).permutation(N)[:50]
-    other, reseeded = numbers(ALL, epoch=4), draw(ALL, seed=2, epoch=3, ids=IDS, res=224)
+    other, reseeded = numbers(ALL, epoch=4), augment_params(ALL, seed=2, epoch=3, ids=IDS, res=224)
     for name, values in numbers(ALL, ids=IDS[part]).items():
         np.testing.assert_array_equal(values, whole[name][part])
         if name != "grey_values":
             assert not np.array_equal(other[name], whole[name])
             assert not np.array_equal(reseeded[name], whole[name])
     mixing = Augment(mixup_alpha=0.3, cutmix_alpha=1.0, mix_per="sample")
-    expected = mixes(mixing, seed=1, epoch=0, ids=IDS[:5000], res=96)
+    expected = mix_params(mixing, seed=1, epoch=0, ids=IDS[:5000], res=96)
     some = part[part < 5000]
-    for got, all_ in zip(mixes(mixing, seed=1, epoch=0, ids=IDS[some], res=96), expected, strict=True):
+    for got, all_ in zip(mix_params(mixing, seed=1, epoch=0, ids=IDS[some], res=96), expected, strict=True):
         np.testing.assert_array_equal(got, all_[some])
 
 
@@ -281,7 +281,7 @@ def test_a_runs_slots_hold_what_its_stages_use_and_are_neutral_elsewhere() -> No
     assert [kinds for part, kinds in run.slots if part == "jitter"] == [{p.BRIGHTNESS, p.HUE}] * 2
     assert run.mixing
     assert not run.fills
-    kinds, values = program(numbers(jitter, ids=IDS[:9]), run.slots, 9)
+    kinds, values = pack_ops(numbers(jitter, ids=IDS[:9]), run.slots, 9)
     assert (kinds[:, [0, 1, 4]] == p.NONE).all()
     np.testing.assert_array_equal(kinds[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_kinds"])
     np.testing.assert_array_equal(values[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_values"])

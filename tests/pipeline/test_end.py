@@ -15,7 +15,7 @@ _CONSUMER = """
 import gc, json, os, signal, sys, threading, time
 from pathlib import Path
 from pipeline import Loader, Plan, ShardSet, Stage
-from pipeline.augment import Augment
+from pipeline.plan.stage import Augment
 
 
 def left():

@@ -44,7 +44,7 @@ def assert_same(got: Batch, expected: Batch) -> None:
 
 def borders(plan: Plan) -> list[int]:
     """First and last batches of all epochs, stages and validation passes, and ten places at random."""
-    found = {place for s in plan.segments for place in (s.first, s.first + s.batches - 1)}
+    found = {place for s in plan.passes for place in (s.first, s.first + s.batches - 1)}
     return sorted(found | set(np.random.default_rng(3).integers(0, plan.total_batches, 10).tolist()))
 
 
@@ -74,7 +74,8 @@ def union(parts: list[Batch], whole: Batch) -> None:
 def test_the_ranks_parts_are_the_batch_at_every_step(plan: Plan, batches: list[Batch], world: int) -> None:
     """In training and in validation, whose counts over the ranks are therefore those of one."""
     with ExitStack() as stack:
-        ranks = [stack.enter_context(Loader(plan, rank=r, world=world, threads=1, readers=1)) for r in range(world)]
+        loaders = (Loader(plan, rank=r, world_size=world, threads=1, readers=1) for r in range(world))
+        ranks = [stack.enter_context(loader) for loader in loaders]
         for whole in batches:
             union([next(rank) for rank in ranks], whole)
 
@@ -83,7 +84,7 @@ def test_a_run_cut_on_four_ranks_goes_on_with_two_and_then_one(plan: Plan, batch
     at = 0
     for world, steps in ((4, 7), (2, 9), (1, plan.total_batches)):
         with ExitStack() as stack:
-            ranks = [stack.enter_context(Loader(plan, rank=r, world=world, threads=1)) for r in range(world)]
+            ranks = [stack.enter_context(Loader(plan, rank=r, world_size=world, threads=1)) for r in range(world)]
             for rank in ranks:
                 rank.load_state_dict({"next_batch": at})
             for whole in batches[at : at + steps]:

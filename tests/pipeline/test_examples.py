@@ -56,7 +56,7 @@ def test_timm_sees_every_sample_once_in_passes_of_the_told_length(
     assert capsys.readouterr().out.count(f"% of {top1.count}") == 2
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=20)], eval_batch_size=4)
     with Loader(plan) as loader:
-        parts = [timm_loop.Pass(loader, segment, 3) for segment in plan.segments]
+        parts = [timm_loop.PassLoader(loader, segment, 3) for segment in plan.passes]
         train, val = (list(part) for part in parts)
     assert [len(train), len(val)] == [len(part) for part in parts]
     assert sum(len(images) for images, _ in train) == len(shard_set.splits["train"])

@@ -125,7 +125,7 @@ def test_a_store_in_trouble_is_asked_again_until_the_bytes_are_there(tmp_path: P
 
 
 def placed(files: Files, offset: int, nbytes: int) -> bytes | None:
-    found = files.place("32/a.tar", offset, nbytes)
+    found = files.locate("32/a.tar", offset, nbytes)
     return None if found is None else os.pread(found[0].fd, nbytes, found[1])
 
 
@@ -204,25 +204,25 @@ def test_a_final_answer_is_not_asked_for_again(tmp_path: Path, either: str, fron
 
 def test_a_server_without_ranges_is_told(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
     front.always = "whole"
-    with opened(either, tmp_path) as files, pytest.raises(ResoluteError, match="sends whole files only"):
+    with opened(either, tmp_path) as files, pytest.raises(ResoluteError, match="ignores byte ranges"):
         files.read("32/a.tar", STEP, 1)
 
 
 def test_what_is_wanted_is_fetched_beside_and_within_bounds(tmp_path: Path, url: str, front: Front) -> None:  # noqa: F811
     front.slow_bytes_per_s = 1 << 20
     with opened(url, tmp_path, requests=3, ahead_bytes=6 * STEP) as files:
-        assert not files.want("32/a.tar", 0, 20 * STEP)  # more than may be under way: the first six are taken
-        assert not files.want("32/a.tar", 0, 20 * STEP)
-        assert files.want("32/a.tar", 0, 6 * STEP)  # under way already
+        assert not files.prefetch("32/a.tar", 0, 20 * STEP)  # more than may be under way: the first six are taken
+        assert not files.prefetch("32/a.tar", 0, 20 * STEP)
+        assert files.prefetch("32/a.tar", 0, 6 * STEP)  # under way already
         deadline = time.monotonic() + 10
-        while files.under_way() and time.monotonic() < deadline:
+        while files.pending_bytes() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert files.counts()["fetched_bytes"] == 6 * STEP
         assert front.most_at_once == 3
         assert files.read("32/a.tar", 0, 6 * STEP) == TAR[: 6 * STEP]
-        assert files.want("32/a.tar", 0, 6 * STEP)  # there
-        assert files.want("gone", 0, 1)  # never will be
-        assert files.under_way() == 0
+        assert files.prefetch("32/a.tar", 0, 6 * STEP)  # there
+        assert files.prefetch("gone", 0, 1)  # never will be
+        assert files.pending_bytes() == 0
         assert set(front.asked.values()) == {1}
 
 
@@ -230,7 +230,7 @@ def test_close_ends_what_hangs(tmp_path: Path, either: str, front: Front) -> Non
     files = opened(either, tmp_path, stall_s=60.0)
     files.local("manifest.json")
     front.always = "hang"
-    files.want("32/a.tar", 0, 8 * STEP)
+    files.prefetch("32/a.tar", 0, 8 * STEP)
     told: list[str] = []
 
     def read() -> None:
@@ -255,7 +255,7 @@ def test_an_interruption_ends_what_hangs_and_later_reads_work(tmp_path: Path, ei
     with opened(either, tmp_path, stall_s=60.0, requests=3) as files:
         files.local("manifest.json")
         front.always = "hang"
-        files.want("32/a.tar", 0, 8 * STEP)  # three requests, and five that wait for them
+        files.prefetch("32/a.tar", 0, 8 * STEP)  # three requests, and five that wait for them
         told: list[Exception] = []
 
         def read() -> None:
@@ -271,7 +271,7 @@ def test_an_interruption_ends_what_hangs_and_later_reads_work(tmp_path: Path, ei
         began = time.monotonic()
         files.interrupt()
         reader.join()
-        while files.under_way():
+        while files.pending_bytes():
             time.sleep(0.01)
         assert time.monotonic() - began < 5
         assert isinstance(told[0], Interrupted)
@@ -291,7 +291,7 @@ def test_closing_a_reader_of_a_hung_store_takes_no_two_seconds(tmp_path: Path, s
         front.always = "hang"
         before = sum(front.asked.values())
         for name in ("32/train-000000.tar", "32/train-000001.tar"):
-            files.want(name, 0, 20 * STEP)
+            files.prefetch(name, 0, 20 * STEP)
         for _ in range(5):
             reader.submit("train", 32, np.arange(75))
         while sum(front.asked.values()) < before + 3:
@@ -309,7 +309,7 @@ def test_work_that_was_submitted_never_keeps_a_process_from_ending() -> None:
     code = """
 import threading, time
 from pathlib import Path
-from pipeline.files import DaemonPool, open_files
+from pipeline.storage.files import DaemonPool, open_files
 pool = DaemonPool(2, name="pool", files=open_files("."))
 begun = threading.Event()
 for _ in range(100):

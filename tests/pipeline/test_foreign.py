@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 
 from pipeline import Augment, Loader, Plan, ResoluteError, Stage
 from pipeline.__main__ import main
-from pipeline.dataset.open_dataset import open_either
+from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import StorageError
 from pipeline.loader.reader import Reader
@@ -118,23 +118,23 @@ def test_patterns_choose_tars_and_other_members(tmp_path: Path) -> None:
     assert (len(shards.splits["train"]), len(shards.splits["val"])) == (6, 0)
     assert set(shards.splits["train"].samples["label"]) == {4}
     assert shards.classes[4] == "c4"
-    with pytest.raises(ResoluteError, match="got names of 4 classes, expected 5: the largest label is 4"):
+    with pytest.raises(ResoluteError, match="got 4 class names, expected 5: the largest label is 4"):
         opened(str(tmp_path / "x" / "00[01].tar"), label="n.json:id", classes=["a", "b", "c", "d"])
 
 
 @pytest.mark.parametrize(
     ("change", "source", "options", "words"),
     [
-        ("gzip", "", {}, r"z\.tar\.gz: got a gzip file, expected a plain tar.*unpack it"),
+        ("gzip", "", {}, r"z\.tar\.gz: got a gzip file, expected an uncompressed tar.*unpack it"),
         ("cut", "", {}, r"train-000\.tar: cut short or damaged, got 20000 bytes, expected \d+ or more"),
         ("header", "", {}, r"train-000\.tar: cut short or damaged, got no header at byte 0"),
-        ("empty", "", {}, r"train-000\.tar: cut short or damaged, got 0 bytes, expected a whole tar"),
-        ("", "", {"val": "val-{0"}, "braces do not match"),
+        ("empty", "", {}, r"train-000\.tar: cut short or damaged, got 0 bytes, expected a complete tar"),
+        ("", "", {"val": "val-{0"}, "unbalanced braces"),
         ("", "", {"threads": 0}, "threads: out of range, got 0"),
-        ("", "", {"val": "test*"}, "val 'test.' fits no tar, the first is train-000.tar"),
-        ("", "", {"val": "*"}, "val '.' takes 38 of 38 samples"),
-        ("", "", {"val": 1.5}, r"got val 1\.5, expected a part above 0"),
-        ("", "", {"label": "label"}, r"no sample can be used in 4 tars, got 4\d no label, .*label= *"),
+        ("", "", {"val": "test*"}, "val 'test.' matches no tar, the first is train-000.tar"),
+        ("", "", {"val": "*"}, "val '.' selects 38 of 38 samples"),
+        ("", "", {"val": 1.5}, r"got val 1\.5, expected a fraction above 0"),
+        ("", "", {"label": "label"}, r"no usable sample in 4 tars, got 4\d no label, .*label= *"),
         ("", "nothing-*.tar", {}, "no tars found"),
         ("", "train-{000..009}.tar", {}, r"train-003\.tar: not found, expected a tar"),
     ],
@@ -180,15 +180,15 @@ def test_the_command_line_indexes_and_counts(tars: Path, capsys: pytest.CaptureF
 
 
 def test_a_command_line_takes_sets_of_ours_and_of_others(tars: Path, shard_root: Path, tmp_path: Path) -> None:
-    ours = open_either(shard_root, resolutions=(32,))
+    ours = open_dataset(shard_root, resolutions=(32,))
     assert ours.hash == ShardSet.open(shard_root).hash
     by_pattern = opened(tars, val="*val*")[0].hash
-    assert open_either(tars, val="*val*").hash == by_pattern
-    assert open_either(tars).splits.keys() == open_either(f"{tars}/**/*.tar").splits.keys() == {"train", "val"}
-    part = open_either(tars, val="0.5")
+    assert open_dataset(tars, val="*val*").hash == by_pattern
+    assert open_dataset(tars).splits.keys() == open_dataset(f"{tars}/**/*.tar").splits.keys() == {"train", "val"}
+    part = open_dataset(tars, val="0.5")
     assert 0 < len(part.splits["val"]) < sum(map(len, part.splits.values()))
     with pytest.raises(ResoluteError, match="expected a finished shard set"):
-        open_either(tmp_path / "mistyped")
+        open_dataset(tmp_path / "mistyped")
 
 
 @pytest.mark.parametrize("name", ["set[1]", "what?", "a*b", "{x,y}", "left{", "plain", "shards.tar"])
@@ -196,12 +196,12 @@ def test_a_set_that_prep_made_is_opened_as_such_whatever_its_path_holds(
     shard_root: Path, tmp_path: Path, name: str
 ) -> None:
     root = Path(shutil.copytree(shard_root, tmp_path / name))
-    shards = open_either(root)
-    assert not shards.one_size
+    shards = open_dataset(root)
+    assert not shards.single_resolution
     assert {split: len(part) for split, part in shards.splits.items()} == {"train": 75, "val": 15}
     for words in ({"val": "val-*"}, {"classes": "names.txt"}):
-        with pytest.raises(ResoluteError, match=r"for a shard set that prep made, expected none.*; leave"):
-            open_either(root, **words)
+        with pytest.raises(ResoluteError, match=r"for a shard set of prep, expected none.*; leave"):
+            open_dataset(root, **words)
 
 
 @pytest.mark.parametrize("state", ["finished", "unfinished", "a damaged manifest"])
@@ -215,21 +215,21 @@ def test_the_resolutions_of_a_set_never_become_samples_of_their_own(
         (root / ".prep").mkdir()
     elif state == "a damaged manifest":
         (root / "manifest.json").write_text("{")
-    with pytest.raises(ResoluteError, match="got a shard set that prep made, which holds each photo once for each"):
+    with pytest.raises(ResoluteError, match="got a shard set of prep, which holds each photo once per"):
         opened(f"{root}{pattern}")
     if state == "finished" and not pattern:
-        open_either(root)
+        open_dataset(root)
     else:
-        with pytest.raises(ResoluteError, match=r"got a shard set that prep made|manifest\.json"):
-            open_either(f"{root}{pattern}")
+        with pytest.raises(ResoluteError, match=r"got a shard set of prep|manifest\.json"):
+            open_dataset(f"{root}{pattern}")
     assert len(opened(root / "32", val="val-*")[0].splits["train"]) == 75  # one resolution, asked for by name
 
 
 def test_tars_whose_folder_has_a_manifest_of_another_kind_are_those_of_others(tars: Path) -> None:
     (tars / "manifest.json").write_text('{"name": "their own"}')
-    assert len(open_either(tars).splits["train"]) == 28
-    with pytest.raises(ResoluteError, match="got fold 1 for tars that others made, which have no folds"):
-        open_either(tars, fold=1)
+    assert len(open_dataset(tars).splits["train"]) == 28
+    with pytest.raises(ResoluteError, match="got fold 1 for third-party tars, which have no folds"):
+        open_dataset(tars, fold=1)
 
 
 def test_tars_in_a_folder_of_an_odd_name_are_found(written_tars: Path, tmp_path: Path) -> None:

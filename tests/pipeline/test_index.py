@@ -74,7 +74,7 @@ def test_copies_can_be_written_to_and_the_file_stays(made: tuple[Path, NDArray[A
 def test_out_of_range_is_an_error(made: tuple[Path, NDArray[Any], NDArray[np.uint32]], bad: int) -> None:
     path, rows, crcs = made
     records = Records(path, crcs, rows.dtype)
-    for view in (records, records.part(np.arange(N, dtype=np.uint32))):
+    for view in (records, records.subset(np.arange(N, dtype=np.uint32))):
         for key in (bad, np.asarray([5, bad])):
             with pytest.raises(IndexError, match="out of range of 5000 records"):
                 view[key]
@@ -126,13 +126,13 @@ def test_a_file_that_is_not_the_array_is_refused_when_opened(
 def test_a_part_of_a_part_is_numbered_anew(made: tuple[Path, NDArray[Any], NDArray[np.uint32]]) -> None:
     path, rows, crcs = made
     odd = np.arange(1, N, 2, dtype=np.uint32)
-    part = Records(path, crcs, rows.dtype).part(odd)
+    part = Records(path, crcs, rows.dtype).subset(odd)
     assert len(part) == N // 2
     ids = np.random.default_rng(2).integers(0, N // 2, 64)
     assert part[ids].tobytes() == rows[odd][ids].tobytes()
     assert part[10:20].tobytes() == rows[odd][10:20].tobytes()
     assert part[7].tobytes() == rows[15].tobytes()
-    again = part.part(np.asarray([3, 1], np.uint32))
+    again = part.subset(np.asarray([3, 1], np.uint32))
     assert again[:].tobytes() == rows[[7, 3]].tobytes()
 
 

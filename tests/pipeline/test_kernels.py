@@ -19,11 +19,11 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pipeline.kernels.finish import finish
-from pipeline.kernels.launch import _OPTIONS
-from pipeline.kernels.slot import BLOCK, run_slot
+from pipeline.graph.kernels.triton_finish import finish
+from pipeline.graph.gpu_augment import _OPTIONS
+from pipeline.graph.kernels.triton_slot import BLOCK, apply_slot
 
-TYPES = {"source": "*u8", "target": "*u8", "program": "*i32", "noise": "*u8", "fill": "*i32", "scales": "*fp32"}
+TYPES = {"source": "*u8", "target": "*u8", "params": "*i32", "noise": "*u8", "fill": "*i32", "scales": "*fp32"}
 
 def build(kernel, constants, **types):
     names, types = kernel.arg_names, {**TYPES, **types}
@@ -38,7 +38,7 @@ def build(kernel, constants, **types):
         text = subprocess.run([dump, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     print(kernel.__name__, types["target"], len(built.asm["cubin"]), " ".join(text.split("\\n")[-2:]))
 
-build(run_slot, {"BLOCK": BLOCK})
+build(apply_slot, {"BLOCK": BLOCK})
 for target in ("*fp32", "*fp16", "*bf16"):
     build(finish, {"ERASES": True, "MIXES": True, "BLOCK": BLOCK}, target=target)
 build(finish, {"ERASES": False, "MIXES": False, "BLOCK": BLOCK}, target="*fp16")

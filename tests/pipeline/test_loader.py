@@ -85,7 +85,7 @@ def test_mixed_batches_equal_the_numpy_oracle_within_rounding(shard_set: ShardSe
     seen = set()
     with Loader(Plan(shard_set, plain, seed=1, eval_batch_size=7)) as loader:
         for unmixed, mixed in zip(loader, batches, strict=True):
-            np.testing.assert_array_equal(unmixed.spec.windows, mixed.spec.windows)
+            np.testing.assert_array_equal(unmixed.spec.crops, mixed.spec.crops)
             before = pixels(unmixed)
             np.testing.assert_allclose(before, np.rint(before), atol=1e-3)
             expected = reference.mix(np.rint(before).astype(np.uint8), mixed.spec)
@@ -101,7 +101,7 @@ def test_validation_is_the_exact_centre_without_flip_or_mix(plan: Plan, batches:
         if batch.spec.split == "val":
             stored = plan.shards.splits["val"].stored[batch.spec.res][batch.spec.ids]
             full = np.minimum(stored["width"], stored["height"]) == plan.shards.short_side(batch.spec.res)
-            assert (batch.spec.windows[full, 2:] == batch.spec.res).all()
+            assert (batch.spec.crops[full, 2:] == batch.spec.res).all()
             assert not batch.spec.flips.any()
             assert (batch.lam == 1).all()
 
@@ -129,7 +129,7 @@ def test_validation_at_another_resolution_takes_shards_that_hold_its_detail(
                 seen += len(spec)
                 stored = shard_set.splits["val"].stored[stored_res][spec.ids]
                 short = np.minimum(stored["width"], stored["height"])
-                np.testing.assert_allclose(spec.windows[:, 2] / short, frac or 0.875, atol=0.6 / short.min())
+                np.testing.assert_allclose(spec.crops[:, 2] / short, frac or 0.875, atol=0.6 / short.min())
     assert seen == len(shard_set.splits["val"])
 
 
@@ -144,7 +144,7 @@ def test_batches_do_not_depend_on_threads(plan: Plan, batches: list[Batch], opti
 
 def test_a_resumed_run_continues_with_identical_batches(plan: Plan, batches: list[Batch]) -> None:
     """At every border of epochs, stages and validation, and in between."""
-    borders = {s.first + d for s in plan.segments for d in (-1, 0, 1)} | {plan.total_batches - 1}
+    borders = {s.first + d for s in plan.passes for d in (-1, 0, 1)} | {plan.total_batches - 1}
     for start in sorted(b for b in borders if 0 <= b < plan.total_batches):
         with Loader(plan, start=start) as loader:
             assert len(loader) == plan.total_batches - start
@@ -198,12 +198,12 @@ def test_the_state_of_another_plan_is_refused_with_what_differs(shard_root: Path
 
 def test_too_many_ranks_are_refused_when_the_loader_is_made(plan: Plan) -> None:
     with pytest.raises(ResoluteError, match="cannot feed 16 ranks"):
-        Loader(plan, rank=0, world=16)
+        Loader(plan, rank=0, world_size=16)
 
 
 def test_the_union_of_two_ranks_is_the_batch(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16, augment=MIXED)], eval_batch_size=None)
-    with Loader(plan) as whole, Loader(plan, rank=0, world=2) as left, Loader(plan, rank=1, world=2) as right:
+    with Loader(plan) as whole, Loader(plan, rank=0, world_size=2) as left, Loader(plan, rank=1, world_size=2) as right:
         for batch, a, b in zip(whole, left, right, strict=True):
             assert torch.equal(torch.cat([a.images, b.images]), batch.images)
             assert torch.equal(torch.cat([a.partner_labels, b.partner_labels]), batch.partner_labels)
@@ -300,7 +300,7 @@ def test_a_damaged_index_ends_the_run_at_the_batch_that_needs_it(shard_set: Shar
     shards = dataclasses.replace(shard_set, splits={"train": dataclasses.replace(split, stored=stored)})
     stages = [Stage(res=res, epochs=1, batch_size=batch_size) for res in (32, 64)]
     plan = Plan(shards, stages, eval_batch_size=None)
-    due = next(i for i in range(plan.segments[1].first, plan.total_batches) if 7 in plan.ids(i))
+    due = next(i for i in range(plan.passes[1].first, plan.total_batches) if 7 in plan.ids(i))
     with Loader(plan) as loader:
         for i in range(due):
             assert next(loader).spec.index == i
@@ -342,7 +342,7 @@ def test_a_call_that_is_interrupted_loses_no_batch(
     plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C anywhere in `next()`: before the batch is there, and when it is but was not returned."""
-    for name in ("_run_ahead", "_to_device"):
+    for name in ("_fill_graph", "_to_device"):
         with Loader(plan) as loader:
             assert next(loader).spec.index == 0
             method, calls = getattr(loader, name), []
@@ -381,8 +381,8 @@ def test_the_graph_is_made_for_the_largest_batch_of_the_rank(
     plan = Plan(shard_set, stages, eval_batch_size=15)
     for rank in range(world):
         with pytest.raises(Made):
-            Loader(plan, rank=rank, world=world)
-        specs = [plan.batch(i, rank=rank, world=world) for i in range(plan.total_batches)]
+            Loader(plan, rank=rank, world_size=world)
+        specs = [plan.batch(i, rank=rank, world_size=world) for i in range(plan.total_batches)]
         assert made["batch_size"] == max(map(len, specs))
         assert made["largest_bytes"] == max(12 * spec.res**2 * len(spec) for spec in specs)
 
@@ -391,9 +391,9 @@ def test_the_graph_is_made_for_the_largest_batch_of_the_rank(
     ({"readers": 0}, "readers: out of range, got 0, expected at least 1"),
     ({"threads": 0}, "threads: out of range, got 0"),
     ({"depth": 0}, "depth: out of range, got 0"),
-    ({"rank": 2, "world": 2}, "rank: out of range, got 2, expected 0 to 1"),
+    ({"rank": 2, "world_size": 2}, "rank: out of range, got 2, expected 0 to 1"),
     ({"rank": -1}, "rank: out of range, got -1, expected 0 to 0"),
-    ({"world": 0}, "world: out of range, got 0"),
+    ({"world_size": 0}, "world_size: out of range, got 0"),
     ({"start": -1}, "start: out of range, got -1"),
     ({"on_bad_sample": "ignore"}, "on_bad_sample: got 'ignore', expected error or skip"),
     ({"decode": "disk"}, "decode: got 'disk', expected cpu or gpu"),
@@ -435,7 +435,7 @@ def test_the_batch_in_the_place_of_another_is_noticed_at_any_distance(plan: Plan
         graph = loader._graph
         graph.drain()
         for number in (0, 2**24 + 1, 2**53 + 1):
-            jpegs = reader.submit(spec.split, spec.stored_res, spec.ids).result().pieces
+            jpegs = reader.submit(spec.split, spec.stored_res, spec.ids).result().images
             graph.start(dataclasses.replace(spec, index=number), jpegs)
             graph.take(dataclasses.replace(spec, index=number), None)
             graph.start(dataclasses.replace(spec, index=number), jpegs)

@@ -18,7 +18,7 @@ from pipeline.graph import augment_nodes as ops
 from pipeline.graph.kernels import augment as pixels
 from pipeline.plan import autoaugment as p
 from pipeline.plan.plan import BatchSpec
-from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, draw, features
+from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, features
 from pipeline.plan.stage import Augment
 from tests import reference, reference_ops
 
@@ -49,7 +49,7 @@ PHOTOS = photos()
 def spec(n: int, **changed: Any) -> BatchSpec:
     plain: dict[str, Any] = {
         "index": 0, "step": 0, "split": "train", "stage": 0, "epoch": 0, "res": RES, "stored_res": RES, "last": False,
-        "global_size": n, "ids": np.arange(n), "windows": np.zeros((n, 4), np.int32), "flips": np.zeros(n, bool),
+        "global_size": n, "ids": np.arange(n), "crops": np.zeros((n, 4), np.int32), "flips": np.zeros(n, bool),
         "partners": np.arange(n, dtype=np.int32) ^ 1, "modes": np.zeros(n, np.int32), "lam": np.ones(n, np.float32),
         "boxes": np.zeros((n, 4), np.int32),
     }  # fmt: skip
@@ -62,14 +62,14 @@ def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: Features) -> Any:
     @pipeline_def(batch_size=len(images), num_threads=2, device_id=None, exec_dynamic=True, enable_conditionals=True,
                   prefetch_queue_depth=1)  # fmt: skip
     def graph() -> Any:
-        given = {n: fn.external_source(name=n, dtype=kind, ndim=d) for n, (kind, d) in ops.inputs(wanted).items()}
+        given = {n: fn.external_source(name=n, dtype=kind, ndim=d) for n, (kind, d) in ops.input_types(wanted).items()}
         out = fn.external_source(name="images", layout="HWC", dtype=types.UINT8)
-        out = ops.augmented(out, given, wanted, mean=MEAN, std=STD, res=spec_.res)
-        return ops.mixed(out, given) if wanted.mixing else out
+        out = ops.augment(out, given, wanted, mean=MEAN, std=STD, res=spec_.res)
+        return ops.mix(out, given) if wanted.mixing else out
 
     built = graph()
     built.build()
-    for name, value in {"images": images, **ops.numbers(wanted, spec_)}.items():
+    for name, value in {"images": images, **ops.graph_inputs(wanted, spec_)}.items():
         built.feed_input(name, value)
     (out,) = built.run()
     return np.array(out.as_tensor())
@@ -81,7 +81,7 @@ def run_kinds(kinds: list[int], values: list[Any]) -> Any:
     each = {"policy_kinds": np.repeat(np.array(kinds, np.int32), len(PHOTOS))[:, None],
             "policy_values": np.repeat(np.array(values, np.float32), len(PHOTOS), axis=0)[:, None]}  # fmt: skip
     wanted = Features(slots=(("policy", EVERY),))
-    out = run(images, spec(len(images), draws=each), wanted)
+    out = run(images, spec(len(images), augment_params=each), wanted)
     return out.reshape(len(kinds), *PHOTOS.shape)
 
 
@@ -143,7 +143,7 @@ def test_every_strength_of_a_policy_is_torchvisions_operation(name: str) -> None
             elif name == "Solarize":
                 magnitude = 1 - k / 30 - 1e-7  # where the threshold is a level, that level turns
             ours = photo.copy()
-            pixels.run_slots(ours, kinds[row : row + 1], table[row, k, s : s + 1])
+            pixels.apply_ops(ours, kinds[row : row + 1], table[row, k, s : s + 1])
             error = np.abs(ours.astype(int) - reference_ops.named(photo, name, magnitude))
             assert (error > 1).mean() < 0.001, (k, sign)
 
@@ -152,13 +152,13 @@ def test_operations_run_one_after_another_and_each_sample_has_its_own() -> None:
     augment = Augment(policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.3, blur_prob=0.5, policy_ops=3)
     n = 4 * len(PHOTOS)
     images = np.tile(PHOTOS, (4, 1, 1, 1))
-    drawn = draw(augment, seed=0, epoch=0, ids=np.arange(n), res=RES)
-    given = spec(n, draws=drawn)
+    drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=RES)
+    given = spec(n, augment_params=drawn)
     got = run(images, given, features([augment]))
     for i in range(n):
         ours, kinds = images[i].copy(), [drawn[f"{part}_kinds"][i] for part in reference_ops.PARTS]
         values = [drawn[f"{part}_values"][i] for part in reference_ops.PARTS]
-        pixels.run_slots(ours, np.concatenate(kinds), np.concatenate(values))
+        pixels.apply_ops(ours, np.concatenate(kinds), np.concatenate(values))
         np.testing.assert_array_equal(got[i], ours)  # in the graph: the same, whatever the other samples are
         if p.EQUALIZE in drawn["policy_kinds"][i] or p.AUTOCONTRAST in drawn["policy_kinds"][i]:
             continue  # they spread one level's difference over many
@@ -171,12 +171,12 @@ def test_erasing_fills_its_box_and_leaves_the_rest(fill: Any) -> None:
     augment = Augment(erase_prob=0.8, erase_fill=fill)
     n = 8 * len(PHOTOS)
     images = np.tile(PHOTOS, (8, 1, 1, 1))
-    drawn = draw(augment, seed=0, epoch=0, ids=np.arange(n), res=RES)
+    drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=RES)
     origins = drawn["erase_from"]
     if fill == "noise":
         origins[:2] = [(200, 3), (210, 5)]
         drawn["erase_boxes"][:2] = [(10, 20, 50, 60), (0, 0, 48, 50)]
-    got = run(images, spec(n, draws=drawn), features([augment]))
+    got = run(images, spec(n, augment_params=drawn), features([augment]))
     inside = []
     for i, (x, y, w, h) in enumerate(drawn["erase_boxes"]):
         box = np.zeros((RES, RES), bool)
@@ -210,13 +210,13 @@ def test_mixing_by_sample_mixes_each_as_it_was_drawn() -> None:
 def test_mean_colour_over_many_samples_is_its_formula() -> None:
     colour, n = np.array([120, 60, 90]), 20_000
     augment = Augment(jitter=(0.5, 0.0, 0.0, 0.0), jitter_prob=0.6, grey_prob=0.3)
-    drawn = draw(augment, seed=0, epoch=0, ids=np.arange(n), res=4)
+    drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=4)
     total = np.zeros(3)
     names = ("jitter_kinds", "jitter_values", "grey_kinds", "grey_values")
     for jitter, factors, grey, zeros in zip(*(drawn[name] for name in names), strict=True):
         image = np.empty((1, 1, 3), np.uint8)
         image[:] = colour
-        pixels.run_slots(image, np.concatenate([jitter, grey]), np.concatenate([factors, zeros]))
+        pixels.apply_ops(image, np.concatenate([jitter, grey]), np.concatenate([factors, zeros]))
         total += image[0, 0]
     luma = colour @ (0.299, 0.587, 0.114)
     cut = 0.6 * 0.5  # brightness cuts to an integer: half a level in the mean
@@ -225,12 +225,12 @@ def test_mean_colour_over_many_samples_is_its_formula() -> None:
 
 
 def test_what_a_run_does_not_use_is_not_in_its_graph() -> None:
-    assert ops.inputs(features([Augment(), Augment(vflip_prob=0.5, flip_prob=0.1)])) == {}
-    assert set(ops.inputs(features([Augment(grey_prob=0.1)]))) == {"changed", "kinds", "values"}
+    assert ops.input_types(features([Augment(), Augment(vflip_prob=0.5, flip_prob=0.1)])) == {}
+    assert set(ops.input_types(features([Augment(grey_prob=0.1)]))) == {"has_ops", "kinds", "values"}
     marker = object()
 
     class Images:
         device = "cpu"
 
     images: Any = Images()
-    assert ops.augmented(images, {"x": marker}, Features(), mean=MEAN, std=STD, res=RES) is images
+    assert ops.augment(images, {"x": marker}, Features(), mean=MEAN, std=STD, res=RES) is images

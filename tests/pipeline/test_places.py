@@ -26,7 +26,7 @@ def test_a_folder_is_read_in_place(tmp_path: Path) -> None:
             assert files.size("32/a.tar/below") is None
             assert files.local("32/a.tar") == tmp_path / "32" / "a.tar"
             assert files.where("32/a.tar") == str(tmp_path / "32" / "a.tar")
-            assert files.want("32/a.tar", 0, 1)
+            assert files.prefetch("32/a.tar", 0, 1)
             read_everywhere(files)
             with pytest.raises(FileNotFoundError):
                 files.local("gone")

@@ -19,7 +19,7 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.crops import centre_crops, random_crops
 from pipeline.plan.order import Order
-from pipeline.plan.plan import CUTMIX, MIXUP, UNMIXED, BatchSpec, Plan, part_bounds, rank_bounds
+from pipeline.plan.plan import CUTMIX, MIXUP, UNMIXED, BatchSpec, Plan, batch_bounds, rank_bounds
 from pipeline.plan.rng import uniforms
 from pipeline.plan.stage import Augment, Stage
 from tests import reference_rng
@@ -46,7 +46,7 @@ def _ids(plan: Plan, epoch: int, split: str = "train") -> list[int]:
 
 @pytest.mark.parametrize(("samples", "size"), [(1, 8), (8, 8), (9, 8), (16, 8), (17, 8), (75, 16), (1000, 7)])
 def test_parts_cover_every_sample_once_and_none_is_a_remnant(samples: int, size: int) -> None:
-    parts = [part_bounds(samples, size, k) for k in range(-(-samples // size))]
+    parts = [batch_bounds(samples, size, k) for k in range(-(-samples // size))]
     assert [i for start, end in parts for i in range(start, end)] == list(range(samples))
     lengths = [end - start for start, end in parts]
     assert max(lengths) <= size
@@ -87,7 +87,7 @@ def test_epochs_have_different_orders_and_a_seed_fixes_them(shard_set: ShardSet)
 
 
 def test_auto_is_no_order_to_plan_with(shard_set: ShardSet) -> None:
-    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; for auto ask"):
+    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; for auto call"):
         _plan(shard_set, order="auto")  # type: ignore[arg-type]
 
 
@@ -125,12 +125,13 @@ def test_the_ranks_parts_are_the_batch_whatever_their_number(shard_set: ShardSet
         whole = plan.batch(index)
         if whole.split == "val" and world == 8:
             continue
-        parts = [plan.batch(index, rank=rank, world=world) for rank in range(world)]
+        parts = [plan.batch(index, rank=rank, world_size=world) for rank in range(world)]
         assert min(map(len, parts)) > 0
-        for name in ("ids", "windows", "flips", "modes", "lam", "boxes"):
+        for name in ("ids", "crops", "flips", "modes", "lam", "boxes"):
             np.testing.assert_array_equal(_joined(parts, name), getattr(whole, name))
-        for name in whole.draws:
-            np.testing.assert_array_equal(np.concatenate([part.draws[name] for part in parts]), whole.draws[name])
+        for name in whole.augment_params:
+            joined = np.concatenate([part.augment_params[name] for part in parts])
+            np.testing.assert_array_equal(joined, whole.augment_params[name])
         assert {part.global_size for part in parts} == {len(whole)}
         if whole.split == "train":
             partners = np.concatenate([part.ids[part.partners] for part in parts])
@@ -146,8 +147,8 @@ def test_a_run_cut_on_four_ranks_goes_on_with_two(shard_set: ShardSet, order: Or
     after.check_ranks(2)
     for index in range(whole.total_batches):
         world, plan = (4, before) if index < cut else (2, after)
-        parts = [plan.batch(index, rank=rank, world=world) for rank in range(world)]
-        for name in ("ids", "windows", "flips", "lam"):
+        parts = [plan.batch(index, rank=rank, world_size=world) for rank in range(world)]
+        for name in ("ids", "crops", "flips", "lam"):
             np.testing.assert_array_equal(_joined(parts, name), getattr(whole.batch(index), name))
 
 
@@ -157,12 +158,12 @@ def test_validation_counts_every_sample_once_on_up_to_four_ranks(shard_set: Shar
     plan = _plan(shard_set, eval_batch_size=eval_batch_size, stages=[Stage(res=32, epochs=2, batch_size=16)])
     labels = shard_set.splits["val"].samples["label"]
     predicted = np.random.default_rng(1).integers(0, 3, len(labels))
-    batches = [index for index in range(plan.total_batches) if plan.segment(index).split == "val"]
+    batches = [index for index in range(plan.total_batches) if plan.pass_at(index).split == "val"]
     for world in (1, 2, 3, 4) if eval_batch_size > 4 else (1, 2):
         plan.check_ranks(world)
         right, seen = 0, []
         for rank in range(world):
-            specs = [plan.batch(index, rank=rank, world=world) for index in batches]
+            specs = [plan.batch(index, rank=rank, world_size=world) for index in batches]
             assert len(specs) == len(batches)
             assert min(map(len, specs)) >= 1
             ids = np.concatenate([spec.ids for spec in specs])
@@ -176,7 +177,7 @@ def test_validation_counts_every_sample_once_on_up_to_four_ranks(shard_set: Shar
 def test_parts_of_ranks_are_even_and_never_empty(pairs: bool) -> None:
     for world in (1, 2, 3, 4, 8, 31):
         for size in range((2 * world - 1) if pairs else world, 4 * world + 3):
-            parts = [rank_bounds(5, 5 + size, rank=rank, world=world, pairs=pairs) for rank in range(world)]
+            parts = [rank_bounds(5, 5 + size, rank=rank, world_size=world, pairs=pairs) for rank in range(world)]
             assert [i for low, high in parts for i in range(low, high)] == list(range(5, 5 + size))
             lengths = [high - low for low, high in parts]
             assert min(lengths) >= 1
@@ -187,14 +188,14 @@ def test_parts_of_ranks_are_even_and_never_empty(pairs: bool) -> None:
 def test_too_many_ranks_for_a_batch_are_refused_before_the_run(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8)], eval_batch_size=4)
     plan.check_ranks(3)  # the smallest training batch has 5 samples, the smallest of validation 3
-    for world, words in ((4, "epoch 0, train: a batch of 5 samples cannot feed 4 ranks, expected 2 a rank"),
+    for world, words in ((4, "epoch 0, train: a batch of 5 samples cannot feed 4 ranks, expected 2 per rank"),
                          (8, "a batch of 5 samples cannot feed 8 ranks")):  # fmt: skip
         with pytest.raises(ResoluteError, match=words):
             plan.check_ranks(world)
     with pytest.raises(ResoluteError, match="cannot feed 8 ranks"):
-        plan.batch(0, rank=0, world=8)
+        plan.batch(0, rank=0, world_size=8)
     few = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=75)], eval_batch_size=4)
-    with pytest.raises(ResoluteError, match=r"0, val: a batch of 3 .* 5 ranks, expected 1 a rank.*eval\.batch_size"):
+    with pytest.raises(ResoluteError, match=r"0, val: a batch of 3 .* 5 ranks, expected 1 per rank.*eval\.batch_size"):
         few.check_ranks(5)
 
 
@@ -236,7 +237,7 @@ def test_crop_areas_and_flips_have_the_recipes_distribution(shard_set: ShardSet)
     specs = [plan.batch(i) for i in range(plan.total_batches)]
     stored = shard_set.splits["train"].stored[64]
     full = stored["width"].astype(float) * stored["height"]
-    areas = np.concatenate([s.windows[:, 2].astype(float) * s.windows[:, 3] / full[s.ids] for s in specs])
+    areas = np.concatenate([s.crops[:, 2].astype(float) * s.crops[:, 3] / full[s.ids] for s in specs])
     assert abs(areas.mean() - 0.45) < 0.01
     assert areas.min() > 0.27
     assert areas.max() < 0.63

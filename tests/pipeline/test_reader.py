@@ -18,7 +18,7 @@ import pytest
 from pipeline.dataset.shard_set import ShardSet, manifest_bytes
 from pipeline.errors import DamagedSample, StorageError
 from pipeline.graph.kernels.pread import crc32, fetch
-from pipeline.loader.reader import Encoded, Reader
+from pipeline.loader.reader import EncodedBatch, Reader
 from tests.reference import stored_jpeg
 
 
@@ -28,12 +28,12 @@ def test_the_checksum_is_zlibs(size: int) -> None:
     assert crc32(data) == zlib.crc32(data.tobytes())
 
 
-def assert_members(shards: ShardSet, res: int, ids: np.ndarray, read: Encoded) -> None:
-    assert len(read.pieces) == len(ids)
+def assert_members(shards: ShardSet, res: int, ids: np.ndarray, read: EncodedBatch) -> None:
+    assert len(read.images) == len(ids)
     for place, i in enumerate(ids.tolist()):
         if place not in read.errors:
             expected = stored_jpeg(shards, "train", res, i)
-            assert read.pieces[place][: len(expected)].tobytes() == expected
+            assert read.images[place][: len(expected)].tobytes() == expected
 
 
 @pytest.mark.parametrize("padded", [True, False])
@@ -183,10 +183,10 @@ def test_a_disk_that_keeps_failing_is_unavailable_and_nothing_is_damaged(
 def test_one_huge_image_does_not_widen_a_whole_batch(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = np.arange(16)
     with Reader(shard_set) as reader:
-        assert isinstance(reader.submit("train", 32, ids).result().pieces, np.ndarray)
-        monkeypatch.setattr("pipeline.loader.reader._MOST_PADDING", 0.5)
+        assert isinstance(reader.submit("train", 32, ids).result().images, np.ndarray)
+        monkeypatch.setattr("pipeline.loader.reader._MAX_PADDING", 0.5)
         read = reader.submit("train", 32, ids).result()
-        assert [len(piece) for piece in read.pieces] == shard_set.splits["train"].stored[32][ids]["nbytes"].tolist()
+        assert [len(piece) for piece in read.images] == shard_set.splits["train"].stored[32][ids]["nbytes"].tolist()
         assert_members(shard_set, 32, ids, read)
 
 
@@ -202,7 +202,7 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
 
-    def place(self, *args: Any) -> None:
+    def locate(self, *args: Any) -> None:
         return None  # so that all is read here
 
     def read(self, *args: Any, **options: Any) -> bytes:
@@ -238,12 +238,12 @@ def test_loading_the_compiled_read_is_not_taken_for_slow_storage(
 def test_slow_storage_gets_more_requests_and_fast_storage_does_not(shard_root: Path, shard_set: ShardSet) -> None:
     slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.01)))  # type: ignore[arg-type]
     ids = np.arange(64) % 75
-    with Reader(slow, threads=2, most_threads=16) as reader:
+    with Reader(slow, threads=2, max_threads=16) as reader:
         for _ in range(5):
             reader.submit("train", 32, ids).result()
         assert reader.threads == 16
         assert 8 <= files.most <= 16
-    with Reader(shard_set, threads=2, most_threads=16) as reader:
+    with Reader(shard_set, threads=2, max_threads=16) as reader:
         for _ in range(50):
             pending = reader.submit("train", 32, ids)
             while not pending.done():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.graph.kernels.resize import resize, windows
+from pipeline.graph.kernels.resize import resample_weights, resize
 
 SIZES = [(125, 150, 128), (60, 80, 128), (100, 128, 128), (256, 330, 224), (47, 33, 48), (500, 333, 37), (900, 70, 64),
          (64, 64, 64), (1, 1, 5), (1, 7, 33), (7, 1, 33), (2, 2, 3), (3, 400, 7)]  # fmt: skip
@@ -73,7 +73,7 @@ def test_mirrored_and_normalised_are_the_same_values(height: int, width: int, re
 @pytest.mark.parametrize("length", [1, 2, 3, 31, 64, 100, 257])
 @pytest.mark.parametrize("out", [1, 2, 31, 64, 99])
 def test_windows_lie_inside_and_weigh_one(length: int, out: int) -> None:
-    starts, weights = windows(length, out)
+    starts, weights = resample_weights(length, out)
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-6)
     assert (starts >= 0).all()
     assert (weights >= 0).all()

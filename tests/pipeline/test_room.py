@@ -70,11 +70,11 @@ def test_a_disk_that_fills_up_gets_room_or_is_told(tmp_path: Path, monkeypatch: 
     for number in range(40):
         assert read(cache, number)
         assert not read(cache, number)
-    assert real_bytes(tmp_path) == cache.room.used() <= room
+    assert real_bytes(tmp_path) == cache.quota.used() <= room
     room = 0
     with pytest.raises(ResoluteError, match="the disk of the cache is full"):
         read(cache, 99)
-    assert real_bytes(tmp_path) == cache.room.used() == 0
+    assert real_bytes(tmp_path) == cache.quota.used() == 0
 
 
 def test_a_cache_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_cache_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ResoluteError, match=r"the cache cannot be used, got '.*'.*set RESOLUTE_CACHE"):
         Cache(tmp_path / "file", 10 * FULL)
     monkeypatch.setattr("fcntl.flock", partial(_no_locks))
-    with pytest.raises(ResoluteError, match="knows file locks"):
+    with pytest.raises(ResoluteError, match="with file locks"):
         Cache(tmp_path / "new", 10 * FULL)
 
 

@@ -49,7 +49,7 @@ def test_rows_are_the_first_batches_of_each_stage_as_training_gets_them(shard_se
     ]  # fmt: skip
     assert [row.pixels.shape for row in rows] == [(6, 32, 32, 3)] * 2 + [(6, 48, 48, 3)] * 2
     plan = Plan(shard_set, recipe.stages, seed=recipe.seed, eval_batch_size=8)
-    wanted = next(s for s in plan.segments if s.stage == 1 and s.split == "train").first
+    wanted = next(s for s in plan.passes if s.stage == 1 and s.split == "train").first
     with Loader(plan, device="cpu") as loader:
         batch = next(batch for batch in loader if batch.spec.index == wanted)
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)

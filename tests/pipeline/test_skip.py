@@ -13,7 +13,7 @@ import torch
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, ResoluteError
 from pipeline.loader.loader import Loader
-from pipeline.loader.reader import Encoded, Reader
+from pipeline.loader.reader import EncodedBatch, Reader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Augment, Stage
 from tests import reference
@@ -46,31 +46,31 @@ def test_a_skipped_sample_is_replaced_by_the_next_good_one_everywhere(
     sound = Plan(ShardSet.open(shard_root), stages, seed=5, eval_batch_size=7)
     places = {("train", 32): {10: 12, 11: 12, 74: 0}, ("val", 32): {14: 0}}
     for rank in range(world):
-        with Loader(plan, on_bad_sample="skip", rank=rank, world=world) as loader:
+        with Loader(plan, on_bad_sample="skip", rank=rank, world_size=world) as loader:
             batches = list(loader)
             assert len(batches) == plan.total_batches
             for batch in batches:
                 spec = batch.spec
                 instead = places.get((spec.split, spec.res), {})
-                expected = sound.batch(spec.index, rank=rank, world=world)
+                expected = sound.batch(spec.index, rank=rank, world_size=world)
                 ids = [instead.get(i, i) for i in expected.ids.tolist()]
                 assert spec.ids.tolist() == ids
                 labels = shards.splits[spec.split].samples[spec.ids]["label"]
                 np.testing.assert_array_equal(batch.labels, labels)
                 if ids == expected.ids.tolist():
-                    np.testing.assert_array_equal(spec.windows, expected.windows)
+                    np.testing.assert_array_equal(spec.crops, expected.crops)
                 else:
-                    twin = sound.batch(spec.index, rank=rank, world=world, instead=instead)
-                    np.testing.assert_array_equal(spec.windows, twin.windows)
+                    twin = sound.batch(spec.index, rank=rank, world_size=world, replacements=instead)
+                    np.testing.assert_array_equal(spec.crops, twin.crops)
             seen = {(s, r, i) for s, r, i in loader.skipped}
             if world == 1:
                 assert seen == {("train", 32, 10), ("train", 32, 11), ("train", 32, 74), ("val", 32, 14)}
             for reason in loader.skipped.values():
                 assert "is damaged, got CRC-32" in reason
-            start = plan.segments[2].first + 1
+            start = plan.passes[2].first + 1
             loader.load_state_dict({"next_batch": start})
             assert torch.equal(next(loader).images, batches[start].images)
-        with Loader(plan, on_bad_sample="skip", rank=rank, world=world, start=start) as again:
+        with Loader(plan, on_bad_sample="skip", rank=rank, world_size=world, start=start) as again:
             for expected_batch in batches[start : start + 8]:
                 assert torch.equal(next(again).images, expected_batch.images)
     assert sum("sample 12 in its place" in message for message in caplog.messages) >= 2
@@ -93,10 +93,10 @@ def test_pixels_and_labels_of_a_batch_follow_from_the_same_replacements(
             bad = {2: first, 3: second}.get(reads)  # the first read is that of the largest batch, unseen
             result = pending.result
 
-            def with_damage() -> Encoded:
+            def with_damage() -> EncodedBatch:
                 read = result()
                 places = np.flatnonzero(ids == bad).tolist() if bad is not None else []
-                return Encoded(read.pieces, {place: DamagedSample(f"sample {bad}") for place in places})
+                return EncodedBatch(read.images, {place: DamagedSample(f"sample {bad}") for place in places})
 
             monkeypatch.setattr(pending, "result", with_damage)
         return pending

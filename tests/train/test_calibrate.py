@@ -41,7 +41,7 @@ class Machine:
 
     def __next__(self) -> Any:
         self.at, self.since_open = self.at + 1, self.since_open + 1
-        return self.plan.segment(self.at - 1)
+        return self.plan.pass_at(self.at - 1)
 
     def step(self, segment: Any) -> None:
         assert (segment.split, segment.stage) == ("train", 1)  # where most of the run's pixels are

@@ -59,7 +59,7 @@ def test_loader_model_and_both_are_timed_each_on_steady_batches(shard_set: Shard
     waits: list[int] = []
     watch = Stopwatch(sync=lambda: waits.append(1), clock=lambda: machine.now)
     for stage, size in ((0, 2), (1, 1)):
-        first = next(s.first for s in plan.segments if s.stage == stage)
+        first = next(s.first for s in plan.passes if s.stage == stage)
         got = measure(
             plan, machine, stage, watch, train=machine.train, validate=machine.validate, memory=lambda: 7,
             made=SimpleNamespace(spec=plan.batch(first)),  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_the_total_is_the_sum_over_all_passes_of_the_plan(shard_set: ShardSet, e
     paces = [pace(900, 30, 20, 40), pace(900, 12, 10, 25)]
     got = forecast(plan, paces, eval_every=every, start_s=3, save_s=0.5, save_every_s=2.0)
     total = 3.0
-    for segment in plan.segments:
+    for segment in plan.passes:
         used = paces[segment.stage]
         rate = used.live_images_per_s if segment.split == "train" else used.eval_images_per_s
         total += segment.samples / rate
@@ -241,7 +241,7 @@ def test_measuring_changes_nothing_of_what_is_trained(shard_set: ShardSet, small
     def losses(*, measured: bool) -> list[float]:
         learner = Learner(
             recipe, classes=3, total_steps=plan.total_steps, device=torch.device("cpu"),
-            epoch_steps=[s.batches for s in plan.segments if s.split == "train"],
+            epoch_steps=[s.batches for s in plan.passes if s.split == "train"],
         )  # fmt: skip
         with Loader(plan, device="cpu") as loader:
             found = [float(learner.train_step(next(loader))[0]) for _ in range(2)]
@@ -279,7 +279,7 @@ def test_a_plan_says_what_will_be_and_leaves_nothing(
 
 def test_a_batch_of_random_numbers_takes_the_place_of_a_real_one(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=10)])
-    spec = plan.batch(0, rank=1, world=2)
+    spec = plan.batch(0, rank=1, world_size=2)
     for times, count in ((1.0, len(spec)), (2.0, 2 * len(spec))):
         batch = synthetic(spec, device=torch.device("cpu"), dtype=torch.float32, times=times)
         assert batch.images.shape == (count, 3, 32, 32)

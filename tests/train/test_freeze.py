@@ -45,7 +45,7 @@ def _batch(step: int) -> Batch:
     labels = torch.randint(0, 4, (n,), generator=generator)
     spec = BatchSpec(
         index=step, step=step, split="train", stage=step // EACH, epoch=step // EACH, res=32, stored_res=32, last=False,
-        global_size=n, ids=np.arange(n), windows=np.zeros((n, 4), np.int32), flips=np.zeros(n, bool),
+        global_size=n, ids=np.arange(n), crops=np.zeros((n, 4), np.int32), flips=np.zeros(n, bool),
         partners=np.arange(n, dtype=np.int32), modes=np.zeros(n, np.int32), lam=np.ones(n, np.float32),
         boxes=np.zeros((n, 4), np.int32),
     )  # fmt: skip

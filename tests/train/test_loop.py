@@ -38,7 +38,7 @@ def _batch(index: int = 0, n: int = 8, split: Any = "train", last: bool = False)
     labels = torch.randint(0, 7, (n,), generator=generator)
     spec = BatchSpec(
         index=index, step=index, split=split, stage=0, epoch=0, res=32, stored_res=32, last=last, global_size=n,
-        ids=np.arange(n), windows=np.zeros((n, 4), np.int32), flips=np.zeros(n, bool),
+        ids=np.arange(n), crops=np.zeros((n, 4), np.int32), flips=np.zeros(n, bool),
         partners=np.arange(n, dtype=np.int32), modes=np.zeros(n, np.int32), lam=np.ones(n, np.float32),
         boxes=np.zeros((n, 4), np.int32),
     )  # fmt: skip

@@ -178,7 +178,7 @@ def test_the_ranks_together_see_the_planned_samples_in_the_planned_order(
     made: Made, driven: str, shard_set: ShardSet
 ) -> None:
     plan = Plan(shard_set, Recipe.load(made.folder / "equal.toml").stages, seed=3, eval_batch_size=7)
-    planned = {i: plan.batch(i).ids.tolist() for i in range(plan.total_batches) if plan.segment(i).split == "train"}
+    planned = {i: plan.batch(i).ids.tolist() for i in range(plan.total_batches) if plan.pass_at(i).split == "train"}
     assert made.seen("three/whole") == planned
     assert made.seen("cut/run") | made.seen("three/cut") == planned
     assert not made.seen("cut/run").keys() & made.seen("three/cut").keys()
@@ -193,7 +193,7 @@ def test_all_ranks_are_validated_with_the_first_ones_statistics(
     learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=CPU)
     folder = made.folder / "three" / "statistics"
     learner.load_state_dict(torch.load(folder / "last.pt", weights_only=True))
-    with Loader(plan, start=plan.segments[-1].first, threads=1) as loader:
+    with Loader(plan, start=plan.passes[-1].first, threads=1) as loader:
         counts = torch.stack([learner.eval_step(batch) for batch in loader]).sum(0) / 15
     record = [r for r in without_clocks(folder / "run.jsonl") if r["kind"] == "epoch"][-1]
     got = [record[name] for name in ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")]
@@ -233,7 +233,7 @@ def test_every_rank_warms_up_as_many_shapes(shard_set: ShardSet) -> None:
         assert len({len(found) for found in each}) == 1
         for rank, found in enumerate(each):
             wanted = {(s.split, s.res, len(plan.batch(s.first + k, rank=rank, world=world)))
-                      for s in plan.segments for k in range(s.batches)}  # fmt: skip
+                      for s in plan.passes for k in range(s.batches)}  # fmt: skip
             assert set(found) == wanted
         assert [shape[:2] for shape in each[0]] == [shape[:2] for shape in each[1]]
 

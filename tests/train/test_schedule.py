@@ -237,7 +237,7 @@ def test_a_rule_for_batches_that_never_change_is_refused() -> None:
 def test_the_steps_of_the_epochs_are_the_plans(shard_set: ShardSet) -> None:
     stages = (*STAGES, Stage(res=64, epochs=2, batch_size=11, fraction=0.3), Stage(res=64, epochs=1, batch_size=500))
     plan = Plan(shard_set, stages, eval_batch_size=7)
-    expected = [segment.batches for segment in plan.segments if segment.split == "train"]
+    expected = [segment.batches for segment in plan.passes if segment.split == "train"]
     assert epoch_steps(stages, len(shard_set.splits["train"])) == expected
 
 

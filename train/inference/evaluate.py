@@ -38,7 +38,7 @@ def evaluate(
     """
     if list(shards.classes) != saved.classes:
         got, expected = (f"{len(names)} ({', '.join(names[:3])} …)" for names in (shards.classes, saved.classes))
-        advice = "name them with --classes" if shards.one_size else "give a set of these"
+        advice = "name them with --classes" if shards.single_resolution else "give a set of these"
         raise ResoluteError(
             f"{shards.root}: other classes than {saved.path}, got {got}, expected {expected}; {advice}"
         )

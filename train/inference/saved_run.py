@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from pipeline.dataset.open_dataset import is_foreign, open_either
+from pipeline.dataset.open_dataset import is_foreign, open_dataset
 from pipeline.dataset.shard_set import ShardSet, read_manifest
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch, Loader
@@ -118,11 +118,11 @@ def folds_of(source: str | Path) -> int | None:
 def open_set(
     source: str, saved: Saved, *, fold: int | None = None, val: str | None = None, classes: str | None = None
 ) -> ShardSet:
-    """The shard set at `source` with all its resolutions, or tars that others made, as `open_either` takes them.
+    """The shard set at `source` with all its resolutions, or tars that others made, as `open_dataset` takes them.
 
     `fold` is that of the command line; None is the run's own, in a set with folds. Tars have numbers for labels: where
     the run's classes are numbers too and no `classes` are given, they are taken from the run, so that tars without
-    samples of the last classes fit. Raises `ResoluteError` for a `fold` that the set has not, and as `open_either`.
+    samples of the last classes fit. Raises `ResoluteError` for a `fold` that the set has not, and as `open_dataset`.
     """
     folds = None if val is not None or classes is not None else folds_of(source)
     if folds is None and fold is not None:
@@ -132,9 +132,9 @@ def open_set(
         if fold is None or not 0 <= fold < folds:
             got = "none" if fold is None else fold
             raise ResoluteError(f"--fold: got {got}, expected 0 to {folds - 1}: {source} has {folds} folds; choose one")
-    shards = open_either(source, fold=fold, val=val, classes=classes)
+    shards = open_dataset(source, fold=fold, val=val, classes=classes)
     names = [str(number) for number in range(len(saved.classes))]
-    if shards.one_size and classes is None and saved.classes == names and len(shards.classes) <= len(names):
+    if shards.single_resolution and classes is None and saved.classes == names and len(shards.classes) <= len(names):
         shards = dataclasses.replace(shards, classes=tuple(names))
     return shards
 

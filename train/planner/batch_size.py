@@ -65,7 +65,7 @@ def with_batch_sizes(
             "a batch, expected a number; put one in the recipe"
         )
     plan, fits = probe(_sized(recipe, [size or 8 * world for size in sizes]))
-    for segment in plan.segments:
+    for segment in plan.passes:
         number = segment.stage
         if sizes[number] == AUTO:
             most = max(1, segment.samples // world)
@@ -111,7 +111,7 @@ def largest_that_fits(fits: Callable[[int], bool], *, most: int) -> int:
 def real_steps(plan: Plan, learner: Learner, *, world: int) -> Probe:
     """Probes with two whole steps of `learner`, of no use afterwards: the second finds the optimizer's state there."""
     device = learner.device
-    first = {s.stage: plan.batch(s.first) for s in reversed(plan.segments) if s.split == "train"}
+    first = {s.stage: plan.batch(s.first) for s in reversed(plan.passes) if s.split == "train"}
     # why: where others join, each holds its gradients a second time, to send them
     sent = sum(p.numel() * p.element_size() for p in learner.network.parameters()) if world > 1 else 0
 
@@ -146,7 +146,7 @@ class DoesNotFit(Exception):
         self.split, self.res, self.samples = split, res, samples
 
     def told(self, plan: Plan, recipe: Recipe, device: torch.device) -> ResoluteError:
-        stages = sorted({s.stage for s in plan.segments if (s.split, s.res) == (self.split, self.res)})
+        stages = sorted({s.stage for s in plan.passes if (s.split, s.res) == (self.split, self.res)})
         each = self.samples
         if self.split == "val":
             advice = f"set eval.batch_size = {_half(recipe.eval.batch_size)}"

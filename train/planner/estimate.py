@@ -75,7 +75,7 @@ class Forecast:
 
 def forecast(plan: Plan, paces: Sequence[Pace], *, eval_every: int, start_s: float, save_s: float,
              save_every_s: float, folds: int = 1) -> Forecast:  # fmt: skip
-    first = {segment.stage: segment for segment in reversed(plan.segments) if segment.split == "train"}
+    first = {segment.stage: segment for segment in reversed(plan.passes) if segment.split == "train"}
     val = len(plan.shards.splits["val"]) if "val" in plan.shards.splits else 0
     stages = tuple(
         StageForecast(stage=i, res=stage.res, batch_size=stage.batch_size, epochs=stage.epochs,

@@ -51,7 +51,7 @@ def choose_decode(
     loader at a batch; `step` does what training does but change weights, and `sync` waits for it; `agree` gives all
     ranks the first one's number of steps.
     """
-    training = [segment for segment in plan.segments if segment.split == "train"]
+    training = [segment for segment in plan.passes if segment.split == "train"]
     pixels: dict[int, int] = defaultdict(int)
     for segment in training:
         pixels[segment.stage] += segment.samples * segment.res**2
@@ -155,7 +155,7 @@ def measure(
     """The pace of a stage, in `about_s` s or what a few steps of each kind take. `made`: a batch of random numbers."""
 
     def live(split: str, work: Callable[[Batch], object], share: float) -> tuple[float, float]:
-        segment = next(s for s in plan.segments if (s.split, s.stage) == (split, stage))
+        segment = next(s for s in plan.passes if (s.split, s.stage) == (split, stage))
         stream.load_state_dict({"next_batch": segment.first})
         if segment.batches >= 4:
             return watch.rate(lambda: next(stream), work, about_s=share * about_s, most=segment.batches)
@@ -167,7 +167,7 @@ def measure(
     model, _ = watch.rate(lambda: made, train, about_s=0.2 * about_s)
     together, stall = live("train", train, 0.4)
     used = memory()
-    validated = any((s.split, s.stage) == ("val", stage) for s in plan.segments)
+    validated = any((s.split, s.stage) == ("val", stage) for s in plan.passes)
     return Pace(
         loader_images_per_s=loader, model_images_per_s=model, live_images_per_s=together, stall_frac=stall,
         eval_images_per_s=live("val", validate, 0.1)[0] if validated else None, memory_bytes=used,

@@ -114,8 +114,8 @@ def _with_larger(result: Forecast, plan: Plan, learner: Learner, *, about_s: flo
 
 def _made(learner: Learner, plan: Plan, stage: int, times: float = 1.0) -> Batch:
     """A batch of random numbers, `times` as large as the first one of `stage`."""
-    first = next(s.first for s in plan.segments if (s.split, s.stage) == ("train", stage))
-    spec = plan.batch(first, rank=learner.ranks.rank, world=learner.ranks.world)
+    first = next(s.first for s in plan.passes if (s.split, s.stage) == ("train", stage))
+    spec = plan.batch(first, rank=learner.ranks.rank, world_size=learner.ranks.world)
     return synthetic(spec, device=learner.device, dtype=learner.image_dtype, times=times)
 
 

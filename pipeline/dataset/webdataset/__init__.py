@@ -1,1 +1,1 @@
-"""WebDataset tars that others made, indexed once and read in place. Imports neither torch nor DALI."""
+"""Third-party WebDataset tars, indexed once and read in place. No torch, no DALI."""

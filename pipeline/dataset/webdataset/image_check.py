@@ -1,8 +1,8 @@
-"""Will DALI decode these bytes, and to what size? Asked before training: in the graph one bad image ends the run.
+"""Checks before training that DALI can decode an image, and computes its upright size.
 
-Every image is decoded here once, at least as strictly as DALI does it (found by comparing both on thousands of
-damaged files): JPEGs by libjpeg-turbo, which is DALI's own CPU decoder too, the others by Pillow. What counts is the
-content, not the file's name.
+In the graph a single undecodable image ends the run, so every image is decoded here once, at least as strictly as by
+DALI (compared on thousands of damaged files): JPEGs by libjpeg-turbo, which is also DALI's CPU decoder, other formats
+by Pillow. The format is detected from the content, not from the file name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from PIL import Image
 __all__ = ["MAX_PIXELS", "Unusable", "upright_size"]
 
 MAX_PIXELS = 1 << 26  # as prep: 8192 x 8192
-_MAX_SIDE_PX = 65_535  # what the index can hold
+_MAX_SIDE_PX = 65_535  # the index stores uint16
 _ORIENTATION, _SHORT = 0x0112, 3  # Source: Exif 2.32, section 4.6.4; TIFF 6.0, page 15
 _SCAN, _APP1 = 0xDA, 0xE1  # Source: ITU-T T.81, table B.1
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -26,14 +26,14 @@ _FORMATS = ("PNG", "WEBP", "BMP")
 
 
 class Unusable(Exception):
-    """Why an image is left out, in a few words."""
+    """A sample cannot be used; the message is the reason, in a few words."""
 
 
 def upright_size(data: bytes) -> tuple[int, int]:
-    """Width and height in px of what DALI makes of an image file: EXIF orientation applied, as DALI does by default.
+    """(width, height) in px of an encoded image as DALI decodes it, with EXIF orientation applied.
 
-    Takes JPEG (baseline and progressive; grey, RGB and CMYK), PNG (any depth and transparency, which DALI drops),
-    WebP without EXIF, and BMP. Raises `Unusable` for damaged files and for what DALI does not decode.
+    Accepts JPEG (baseline and progressive; grey, RGB and CMYK), PNG (any depth; DALI drops transparency), WebP without
+    EXIF, and BMP. Raises `Unusable` for damaged files and for those that DALI does not decode.
     """
     if not data:
         raise Unusable("empty")
@@ -41,7 +41,7 @@ def upright_size(data: bytes) -> tuple[int, int]:
         width, height = _jpeg_size(data)
         orientation = _orientation(_exif(data))
     else:
-        width, height, exif = _other(data)
+        width, height, exif = _pillow_size(data)
         orientation = _orientation([exif])
     return (height, width) if orientation >= 5 else (width, height)
 
@@ -50,21 +50,22 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
         _check_size(width, height)
-        simplejpeg.decode_jpeg(data, "Gray")  # why: all entropy decoding, where damage shows, without the colours
+        # why Gray: decodes all entropy-coded data, where damage shows, but skips colour conversion
+        simplejpeg.decode_jpeg(data, "Gray")
     except ValueError as error:
         raise Unusable(f"damaged JPEG: {error}") from None
     return width, height
 
 
-def _other(data: bytes) -> tuple[int, int, bytes]:
-    """Width, height and EXIF data as they are in the file."""
+def _pillow_size(data: bytes) -> tuple[int, int, bytes]:
+    """Width and height as stored, and the EXIF data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
                 kind, size = image.format, image.size
                 _check_size(*size)
-                image.verify()  # why: loading a PNG does not look at all its checksums
+                image.verify()  # why: loading a PNG does not verify all of its checksums
             if kind == "PNG" and _PNG_END not in data:
                 raise Unusable("damaged PNG: no end")
             if kind == "WEBP" and data[12:16] == b"VP8X" and data[20] & _EXIF_FLAG:
@@ -88,22 +89,22 @@ def _check_size(width: int, height: int) -> None:
 
 def _exif(data: bytes) -> list[bytes]:
     """The TIFF structures in a JPEG's EXIF segments."""
-    at, found = 2, []
+    at, structures = 2, []
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != _SCAN:
         if data[at + 1] == 0xFF:  # a fill byte
             at += 1
             continue
         length = int.from_bytes(data[at + 2 : at + 4], "big")
         if data[at + 1] == _APP1 and data.startswith(b"Exif\0\0", at + 4):
-            found.append(data[at + 10 : at + 2 + length])
+            structures.append(data[at + 10 : at + 2 + length])
         at += 2 + length
-    return found
+    return structures
 
 
 def _orientation(exif: list[bytes]) -> int:
-    """EXIF orientation 1 to 8, 1 where none is given. Source: TIFF 6.0, section 2.
+    """EXIF orientation 1 to 8; 1 if there is none. Source: TIFF 6.0, section 2.
 
-    Raises `Unusable` if it is not plain what DALI makes of it: a wrong guess would swap width and height.
+    Raises `Unusable` if decoders may disagree about it: a wrong guess would swap width and height.
     """
     exif = [tiff for tiff in exif if b"\x12\x01" in tiff or b"\x01\x12" in tiff]
     if not exif:
@@ -116,10 +117,10 @@ def _orientation(exif: list[bytes]) -> int:
 
     first = number(4, 4)
     entries = [first + 2 + 12 * k for k in range(number(first, 2))]
-    whole = tiff[:4] in (b"II*\0", b"MM\0*") and first >= 8 and first + 2 + 12 * len(entries) <= len(tiff)
-    given = [at for at in entries if number(at, 2) == _ORIENTATION]
-    plain = all(number(at + 2, 2) == _SHORT and number(at + 4, 4) == 1 for at in given)
-    if len(exif) > 1 or len(given) > 1 or not whole or not plain:
+    complete = tiff[:4] in (b"II*\0", b"MM\0*") and first >= 8 and first + 2 + 12 * len(entries) <= len(tiff)
+    orientations = [at for at in entries if number(at, 2) == _ORIENTATION]
+    well_formed = all(number(at + 2, 2) == _SHORT and number(at + 4, 4) == 1 for at in orientations)
+    if len(exif) > 1 or len(orientations) > 1 or not complete or not well_formed:
         raise Unusable("EXIF orientation that decoders read differently")
-    value = number(given[0] + 8, 2) if given else 1
+    value = number(orientations[0] + 8, 2) if orientations else 1
     return value if 1 <= value <= 8 else 1

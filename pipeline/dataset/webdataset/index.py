@@ -1,18 +1,19 @@
-"""The index of tars that others made: all samples that can be used, found once and kept.
+"""The persistent index of third-party tars: all usable samples, checked once and stored on disk.
 
-    FOLDER/NAMES-STATE/samples.npy   SAMPLE records, one a sample, in the order of the tars; samples.crc.npy
-    FOLDER/NAMES-STATE/stored.npy    STORED records, `shard` the number of the tar; stored.crc.npy
-    FOLDER/NAMES-STATE/rejects.jsonl what was left out, with the reason
-    FOLDER/NAMES-STATE/meta.json     written last, by whoever holds its lock; hashes of the others
+    FOLDER/NAMES-STATE/samples.npy   SAMPLE records, one per sample, in tar order; samples.crc.npy
+    FOLDER/NAMES-STATE/stored.npy    STORED records, `shard` is the number of the tar; stored.crc.npy
+    FOLDER/NAMES-STATE/rejects.jsonl rejected samples with the reason
+    FOLDER/NAMES-STATE/meta.json     hashes of the other files; written last, by the process that holds its lock
 
-NAMES is a hash of the tars' names and of what was looked for in them, STATE of their sizes and times. FOLDER is
-`.resolute-index` beside the tars, or in the user's cache folder where that cannot be written.
+NAMES hashes the tars' names and the extensions of images and labels, STATE the tars' sizes and modification times.
+FOLDER is `.resolute-index` beside the tars, or the user's cache folder if that cannot be written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -33,21 +34,21 @@ from pipeline.dataset.index_array import Records, checksums, checksums_name, rea
 from pipeline.dataset.shard_set import SAMPLE, STORED, manifest_bytes
 from pipeline.errors import Missing, ResoluteError, StorageError
 from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.exclusive_writer import owned_part, refused
+from pipeline.storage.exclusive_writer import cache_error, exclusive_writer
 from pipeline.storage.files import DaemonPool, Files, retry_local
 
-from .sample_check import Look, Wanted, look
+from .sample_check import CheckedSamples, SampleFields, check_samples
 from .tar_reader import Sample, samples
 
-__all__ = ["REPAIR", "ForeignIndex", "find_index"]
+__all__ = ["REPAIR", "ForeignIndex", "open_index"]
 
 REPAIR = "fetch the tar again, or index it as it is: `python -m pipeline index SOURCE`"
 _FORMAT, _VERSION = "resolute-foreign-index", 1
 _FOLDER = ".resolute-index"
 _ARRAYS = {"samples": SAMPLE, "stored": STORED}
 _TASK_SAMPLES = 16
-_TELL_S = 30.0
-_AHEAD_BYTES = 64 << 20  # of a remote tar, fetched before they are looked at
+_LOG_INTERVAL_S = 30.0
+_AHEAD_BYTES = 64 << 20  # of a remote tar, prefetched
 
 
 class _Records(Records):
@@ -56,68 +57,71 @@ class _Records(Records):
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignIndex:
-    """All usable samples of some tars. `samples` (N,) SAMPLE: `key` is the sample's number in the source, rejected
-    ones counted, and `fold` 32 bits of a hash of its key. `stored` (N,) STORED: `shard` is the number of its tar.
+    """All usable samples of some tars.
+
+    `samples` (N,) SAMPLE: `key` is the sample's number in the source (counting rejected ones), `fold` 32 bits of a hash
+    of its key. `stored` (N,) STORED: `shard` is the number of its tar.
     """
 
     folder: Path
-    hash: str  # of names, bytes and labels of all samples, 12 hex digits; not of the tars' times
+    hash: str  # 12 hex digits over names, bytes and labels of all samples; not over modification times
     samples: Records
     stored: Records
-    states: tuple[tuple[int, str], ...]  # of each tar, its `Files.identity`
-    counts: tuple[int, ...]  # samples of each tar
-    classes: int  # the largest label + 1
-    labels: int  # different ones
-    rejected: int
+    states: tuple[tuple[int, str], ...]  # `Files.identity` of each tar
+    counts: tuple[int, ...]  # usable samples of each tar
+    classes: int  # largest label + 1
+    labels: int  # distinct labels
+    rejected: int  # samples
 
 
-def find_index(
-    files: Files, names: Sequence[str], wanted: Wanted, *, threads: int, folder: Path | None,
-    tell: Callable[[str], None],
+def open_index(
+    files: Files, names: Sequence[str], fields: SampleFields, *, threads: int, folder: Path | None,
+    log: Callable[[str], None],
 ) -> ForeignIndex:  # fmt: skip
-    """The index of the tars `names`: the one that is there if it fits, else a new one.
+    """Open the index of the tars `names`, or build it if there is none for their current state.
 
-    One process makes it and the others wait. Raises `ResoluteError` for a tar that is not there or damaged, or if
-    no sample can be used.
+    One process builds it while others wait. `folder` None: beside the tars, or the cache folder. `log` receives
+    progress lines. Raises `ResoluteError` if a tar is missing or damaged or no sample is usable.
     """
     states = _states(files, names)
-    which = _hash([_VERSION, list(names), wanted.image, wanted.label])
-    name = f"{which}-{_hash(states)}"
-    places = [folder] if folder is not None else _places(files)
-    for place in places:
-        if (found := _opened(place / name, tell)) is not None:
-            return found
-    place = next((place for place in places if _writable(place)), places[-1])
-    meta = place / name / "meta.json"
-    if (old := _others(place, which, name)) and not meta.exists():
-        tell(f"{files.root}: the tars changed since they were indexed; indexing them again")
+    names_hash = _hash([_VERSION, list(names), fields.image, fields.label])
+    name = f"{names_hash}-{_hash(states)}"
+    folders = [folder] if folder is not None else _index_folders(files)
+    for parent in folders:
+        if (index := _open(parent / name, log)) is not None:
+            return index
+    parent = next((path for path in folders if _writable(path)), folders[-1])
+    meta = parent / name / "meta.json"
+    if (outdated := _outdated(parent, names_hash, name)) and not meta.exists():
+        log(f"{files.root}: the tars changed since they were indexed; indexing them again")
     while True:
-        with owned_part(meta, float("inf"), None) as part:
-            if (found := _opened(place / name, tell)) is not None:
-                return found
+        with exclusive_writer(meta, float("inf"), None) as part:
+            if (index := _open(parent / name, log)) is not None:
+                return index
             if part is not None:
                 meta.unlink(missing_ok=True)  # damaged
                 try:
-                    made = _made(files, names, wanted, meta.parent, threads, tell)
-                    _write_all(part, manifest_bytes({**made, "states": states}))
+                    entries = _build(files, names, fields, meta.parent, threads, log)
+                    _write_all(part, manifest_bytes({**entries, "states": states}))
                     os.rename(f"{meta}.part", meta)  # noqa: PTH104
                 except ResoluteError:
-                    shutil.rmtree(meta.parent, ignore_errors=True)  # why: these tars will never have an index
+                    shutil.rmtree(meta.parent, ignore_errors=True)  # why: an index of these tars will never exist
                     with suppress(OSError):
-                        place.rmdir()
+                        parent.rmdir()
                     raise
                 except OSError as error:
-                    raise refused(meta, error) from None
-        for path in old:
-            shutil.rmtree(path, ignore_errors=True)  # why: who still reads it has it mapped
+                    raise cache_error(meta, error) from None
+        for path in outdated:
+            shutil.rmtree(path, ignore_errors=True)  # safe: processes that still use it have it mapped
 
 
 def _states(files: Files, names: Sequence[str]) -> list[tuple[int, str]]:
     with DaemonPool(32 if files.remote else 4, name="resolute-stat", files=files) as pool:
-        found = [future.result() for future in [pool.submit(partial(files.identity, name)) for name in names]]
-    states = [state for state in found if state is not None]
+        identities = [future.result() for future in [pool.submit(partial(files.identity, name)) for name in names]]
+    states = [state for state in identities if state is not None]
     if len(states) < len(names):
-        raise ResoluteError(f"{files.where(names[found.index(None)])}: not found, expected a tar; correct the source")
+        missing = files.where(names[identities.index(None)])
+        raise ResoluteError(f"{missing}: not found, expected a tar; correct the source")
     return states
 
 
@@ -125,27 +129,27 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def _places(files: Files) -> list[Path]:
-    """Folders where an index may be, the best first."""
-    beside = [] if files.remote else [Path(files.where("")) / _FOLDER]
-    root = files.root if files.remote else str(beside[0].absolute())
-    return [*beside, CacheSettings().folder / "foreign" / _hash(root)]
+def _index_folders(files: Files) -> list[Path]:
+    """Folders where an index may be, in order of preference."""
+    local = [] if files.remote else [Path(files.where("")) / _FOLDER]
+    root = files.root if files.remote else str(local[0].absolute())
+    return [*local, CacheSettings().folder / "foreign" / _hash(root)]
 
 
 def _writable(place: Path) -> bool:
-    there = next((path for path in (place, *place.parents) if path.exists()), place)
-    return os.access(there, os.W_OK)
+    existing = next((path for path in (place, *place.parents) if path.exists()), place)
+    return os.access(existing, os.W_OK)
 
 
-def _others(place: Path, which: str, name: str) -> list[Path]:
+def _outdated(parent: Path, names_hash: str, name: str) -> list[Path]:
     """Indexes of the same tars in another state."""
-    return [path for path in place.glob(f"{which}-*") if path.name != name]
+    return [path for path in parent.glob(f"{names_hash}-*") if path.name != name]
 
 
-def _opened(folder: Path, tell: Callable[[str], None]) -> ForeignIndex | None:
-    """The index in a folder; None if there is none for us to read, or, which `tell` gets, none that is sound.
+def _open(folder: Path, log: Callable[[str], None]) -> ForeignIndex | None:
+    """Open the index in `folder`; None if there is none, it is not readable, or it is damaged (which is logged).
 
-    Raises `StorageError` if the disk does not deliver it: a new one takes hours for a large set.
+    Raises `StorageError` if the disk fails: rebuilding a large index takes hours.
     """
     if not os.access(folder, os.R_OK | os.X_OK):
         return None
@@ -153,7 +157,7 @@ def _opened(folder: Path, tell: Callable[[str], None]) -> ForeignIndex | None:
         text = retry_local((folder / "meta.json").read_bytes, folder)
         meta = json.loads(text)
         if manifest_bytes(meta) != text:
-            raise ValueError("other bytes than its own hash says")
+            raise ValueError("its bytes do not match its own hash")
         records = {}
         for name, dtype in _ARRAYS.items():
             path = folder / f"{name}.npy"
@@ -164,7 +168,7 @@ def _opened(folder: Path, tell: Callable[[str], None]) -> ForeignIndex | None:
     except StorageError:
         raise
     except (ValueError, KeyError, TypeError, ResoluteError) as error:
-        tell(f"{folder}: a damaged index ({error}); making it again")
+        log(f"{folder}: the index is damaged ({error}); indexing again")
         return None
     return ForeignIndex(
         folder=folder, hash=meta["hash"], counts=tuple(meta["counts"]), classes=meta["classes"], labels=meta["labels"],
@@ -172,37 +176,37 @@ def _opened(folder: Path, tell: Callable[[str], None]) -> ForeignIndex | None:
     )  # fmt: skip
 
 
-def _made(
-    files: Files, names: Sequence[str], wanted: Wanted, folder: Path, threads: int, tell: Callable[[str], None]
+def _build(
+    files: Files, names: Sequence[str], fields: SampleFields, folder: Path, threads: int, log: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Look at all samples, write all but the meta, which is returned."""
-    tell(f"{files.root}: indexing {len(names)} tars, once: every image is decoded")
-    looks: list[Look] = []
-    began = told = time.monotonic()
+    """Check all samples and write all files of the index except meta.json, whose entries are returned."""
+    log(f"{files.root}: indexing {len(names)} tars; every image is decoded once")
+    checked: list[CheckedSamples] = []
+    began = logged = time.monotonic()
     with DaemonPool(threads, name="resolute-index", files=files) as pool:
-        for done in _looked(files, names, wanted, pool, 4 * threads):
-            looks.append(done)
-            if time.monotonic() - told > _TELL_S:
-                told, count = time.monotonic(), sum(len(one.samples) for one in looks)
-                tell(f"  tar {done.tar + 1} of {len(names)}, {count} images, {count / (told - began):.0f} images/s")
-    rejects = [reject for one in looks for reject in one.rejects]
+        for group in _check_all(files, names, fields, pool, 4 * threads):
+            checked.append(group)
+            if time.monotonic() - logged > _LOG_INTERVAL_S:
+                logged, count = time.monotonic(), sum(len(done.samples) for done in checked)
+                log(f"  tar {group.tar + 1} of {len(names)}, {count} images, {count / (logged - began):.0f} images/s")
+    rejects = [reject for group in checked for reject in group.rejects]
     reasons = Counter(reject["reason"].partition(":")[0] for reject in rejects)
     reason = ", ".join(f"{count} {text}" for text, count in reasons.most_common(5))
-    arrays = {name: np.concatenate([np.empty(0, dtype), *(getattr(one, name) for one in looks)])
+    arrays = {name: np.concatenate([np.empty(0, dtype), *(getattr(group, name) for group in checked)])
               for name, dtype in _ARRAYS.items()}  # fmt: skip
     if not len(arrays["samples"]):
         raise ResoluteError(
-            f"{files.root}: no sample can be used in {len(names)} tars, got {reason or 'no files'}, expected images "
-            f"({', '.join(wanted.image)}) with a label ({', '.join(wanted.label)}); name yours with image= and label="
+            f"{files.root}: no usable sample in {len(names)} tars, got {reason or 'no files'}, expected images "
+            f"({', '.join(fields.image)}) with a label ({', '.join(fields.label)}); name yours with image= and label="
         )
     try:
         hashes = {name: _write_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
         lines = "".join(json.dumps(reject) + "\n" for reject in rejects)
         (folder / "rejects.jsonl").write_text(lines)
     except OSError as error:
-        raise refused(folder, error) from None
+        raise cache_error(folder, error) from None
     if rejects:
-        tell(f"  left out {len(rejects)} of {len(rejects) + len(arrays['samples'])}: {reason}; see "
+        log(f"  left out {len(rejects)} of {len(rejects) + len(arrays['samples'])}: {reason}; see "
              f"{folder / 'rejects.jsonl'}")  # fmt: skip
     used = np.unique(arrays["samples"]["label"])
     counts = np.bincount(arrays["stored"]["shard"], minlength=len(names))
@@ -213,39 +217,35 @@ def _made(
     }  # fmt: skip
 
 
-def _looked(files: Files, names: Sequence[str], wanted: Wanted, pool: DaemonPool, most: int) -> Iterator[Look]:
-    """What became of all samples, in their order, a few at a time; `most` tasks run ahead."""
-    tasks: deque[Future[Look]] = deque()
-    number = 0  # of a sample in the source
+def _check_all(
+    files: Files, names: Sequence[str], fields: SampleFields, pool: DaemonPool, max_pending: int
+) -> Iterator[CheckedSamples]:
+    """Check all samples in groups, yielded in order; at most `max_pending` groups are submitted ahead."""
+    tasks: deque[Future[CheckedSamples]] = deque()
+    number = 0  # of the sample in the source
     for tar, name in enumerate(names):
-        for some in _some(_walk(files, name)):
-            tasks.append(pool.submit(partial(look, files, name, tar, some, number, wanted)))
-            number += len(some)
-            if len(tasks) > most:
+        for group in _groups(_walk(files, name)):
+            tasks.append(pool.submit(partial(check_samples, files, name, tar, group, number, fields)))
+            number += len(group)
+            if len(tasks) > max_pending:
                 yield tasks.popleft().result()
     while tasks:
         yield tasks.popleft().result()
 
 
-def _some(every: Iterator[Sample]) -> Iterator[list[Sample]]:
-    some: list[Sample] = []
-    for sample in every:
-        some.append(sample)
-        if len(some) == _TASK_SAMPLES:
-            yield some
-            some = []
-    if some:
-        yield some
+def _groups(tar: Iterator[Sample]) -> Iterator[list[Sample]]:
+    while group := list(itertools.islice(tar, _TASK_SAMPLES)):
+        yield group
 
 
 def _walk(files: Files, name: str) -> Iterator[Sample]:
-    wished = 0
+    prefetched = 0
 
     def read(offset: int, nbytes: int) -> bytes:
-        nonlocal wished
-        if files.chunk_bytes and offset + _AHEAD_BYTES // 2 > wished:
-            files.want(name, offset, _AHEAD_BYTES)
-            wished = offset + _AHEAD_BYTES
+        nonlocal prefetched
+        if files.chunk_bytes and offset + _AHEAD_BYTES // 2 > prefetched:
+            files.prefetch(name, offset, _AHEAD_BYTES)
+            prefetched = offset + _AHEAD_BYTES
         return files.read(name, offset, nbytes)
 
     if (nbytes := files.size(name)) is None:
@@ -254,19 +254,19 @@ def _walk(files: Files, name: str) -> Iterator[Sample]:
 
 
 def _write_array(path: Path, array: NDArray[Any]) -> str:
-    """Write an index array and its checksums; returns the SHA-256 of the latter."""
+    """Write an index array and its checksum file; returns the SHA-256 of the latter."""
     out = io.BytesIO()
     np.save(out, array)
-    beside = io.BytesIO()
-    np.save(beside, checksums([out.getvalue()]))
-    for where, data in ((path, out), (path.with_name(checksums_name(path.name)), beside)):
+    crcs = io.BytesIO()
+    np.save(crcs, checksums([out.getvalue()]))
+    for where, data in ((path, out), (path.with_name(checksums_name(path.name)), crcs)):
         with suppress(FileNotFoundError):
-            where.unlink()  # why: who has a damaged one mapped must not see it change
+            where.unlink()  # why: a process that has a damaged file mapped must not see it change
         with where.open("xb") as file:
             file.write(data.getbuffer())
             file.flush()
             os.fsync(file.fileno())
-    return hashlib.sha256(beside.getvalue()).hexdigest()
+    return hashlib.sha256(crcs.getvalue()).hexdigest()
 
 
 def _write_all(handle: int, data: bytes) -> None:

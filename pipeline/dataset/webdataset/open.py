@@ -1,11 +1,11 @@
-"""Opens WebDataset tars that others made as a `ShardSet`, without converting them.
+"""`open_webdataset`: opens third-party WebDataset tars as a `ShardSet`, without converting them.
 
     shards = open_webdataset("imagenet/", val="*validation*")
     shards = open_webdataset("s3://bucket/train-{000000..000146}.tar", val=0.01)
 
-The first time, all tars are read and every image decoded, which takes minutes for a million of them; the index that
-this makes is kept. Images are stored in one size, which serves every resolution, and resized from there in the
-stream: the CPU work that shards of ours save is paid in every epoch.
+The first call reads all tars and decodes every image, which takes minutes for a million images; the index is stored
+for later calls. The tars' one stored size serves every resolution, so the decoding and resizing work that shards of
+prep save is paid in every epoch.
 """
 
 from __future__ import annotations
@@ -30,80 +30,81 @@ from pipeline.errors import ResoluteError, StorageError, strip_credentials
 from pipeline.storage.disk_cache import CacheSettings
 from pipeline.storage.files import is_url, open_files
 
-from .index import REPAIR, ForeignIndex, find_index
-from .sample_check import Wanted
+from .index import REPAIR, ForeignIndex, open_index
+from .sample_check import SampleFields
 
 __all__ = ["open_webdataset"]
 
-_MARGIN = 256 / 224  # as for shards of ours: validation takes the centre 0.875 of the short side
+_MARGIN = 256 / 224  # as for shards of prep: validation takes the centre 0.875 of the short side
 _VAL = "*val*"
-_TARS = ("*.tar", "*.tar.gz", "*.tgz")  # compressed ones are refused, not passed over
+_TARS = ("*.tar", "*.tar.gz", "*.tgz")  # compressed ones are refused rather than ignored
 
 
-def _tell(line: str) -> None:
+def _log_to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def open_webdataset(
     source: str | Path | Sequence[str | Path], *, val: str | float | None = None,
-    image: str | Sequence[str] = Wanted.image, label: str | Sequence[str] = Wanted.label,
+    image: str | Sequence[str] = SampleFields.image, label: str | Sequence[str] = SampleFields.label,
     classes: str | Path | Sequence[str] | None = None, threads: int | None = None,
-    index: str | Path | None = None, cache: CacheSettings | None = None, tell: Callable[[str], None] = _tell,
+    index: str | Path | None = None, cache: CacheSettings | None = None, log: Callable[[str], None] = _log_to_stderr,
 ) -> ShardSet:  # fmt: skip
     """Open tars of KEY.jpg and KEY.cls (or png, webp, bmp; a number in .json) for `Plan` and `Loader`.
 
-    source   a folder (searched through), a pattern with * or {000..146}, or a list of them; URLs (s3://, gs://,
-             http://) with {} or in full, since stores are not listed
-    val      which tars are validation, a pattern for their names below the source's folder; or a part of the samples,
-             0 to 1, by a hash of their keys. None: the tars with "val" in their names, if there are some
-    image    extensions of the image (all after the first dot of the name, as WebDataset counts it)
-    label    extensions of the label, the first that a sample has; "json:KEY" for a key in a JSON file
-    classes  names of the classes, or a file with one a line; else they are called by their numbers
-    threads  that decode while indexing; None: one a core
-    index    a folder for the index; None: `.resolute-index` beside the tars, or the cache folder
-    cache    of URLs, as in `open_files`
-    tell     gets lines about the indexing
+    source   a folder (searched recursively), a pattern with * or {000..146}, or a list of these; URLs (s3://, gs://,
+             http://) in full or with {}, since stores are not listed
+    val      the validation split: a pattern for tar names relative to the source's folder, or a fraction of the
+             samples (0 to 1, chosen by a hash of the key). None: the tars with "val" in their names, if any
+    image    extensions of images (everything after the first dot of the file name, as in WebDataset)
+    label    extensions of labels, the first that a sample has; "json:KEY" selects a key of a JSON file
+    classes  class names, or a file with one per line; None: the numbers as names
+    threads  decoding threads while indexing; None: one per core
+    index    folder for the index; None: `.resolute-index` beside the tars, or the cache folder
+    cache    for URLs, as in `open_files`
+    log      receives progress lines of the indexing; default: stderr
 
-    EXIF orientation is applied, as DALI does it. What cannot be used (no label, damaged, of a kind that DALI does not
-    decode) is left out, counted, told and listed in the index's rejects.jsonl. Tars whose sizes or times changed are
-    indexed again. Processes that open the same tars at once share the work of one.
-    Raises `ResoluteError` if there are no tars, one is compressed or cut short, no sample is usable, `val` fits none
-    or all, or there are fewer class names than labels.
+    EXIF orientation is applied, as by DALI. Unusable samples (no label, damaged, not decodable by DALI) are left out,
+    counted, logged and listed in the index's rejects.jsonl. Tars whose size or modification time changed are indexed
+    again. Processes that open the same tars concurrently share one indexing pass.
+    Raises `ResoluteError` if there are no tars, one is compressed or truncated, no sample is usable, `val` selects
+    none or all samples, or there are fewer class names than classes.
     """
     if threads is not None and threads < 1:
         raise ResoluteError(f"threads: out of range, got {threads}, expected at least 1; choose another")
     root, names = _tars(source)
     files = open_files(root, cache=cache)
-    wanted = Wanted(image=_extensions(image), label=_extensions(label))
-    # why here: indexing may take hours
-    for name, extensions in (("image", wanted.image), ("label", wanted.label)):
+    fields = SampleFields(image=_extensions(image), label=_extensions(label))
+    # why checked before indexing: it may take hours
+    for name, extensions in (("image", fields.image), ("label", fields.label)):
         if not all(extensions):
-            example = getattr(Wanted, name)[0]
-            raise ResoluteError(f"{name}: got an empty extension, expected some such as {example}; name one")
+            example = getattr(SampleFields, name)[0]
+            raise ResoluteError(f"{name}: got an empty extension, expected one such as {example}; correct it")
     if isinstance(val, (int, float)) and not 0 < val < 1:
-        raise ResoluteError(f"{files.root}: got val {val}, expected a part above 0, below 1, or a pattern; change it")
+        raise ResoluteError(f"{files.root}: got val {val}, expected a fraction above 0, below 1; change it")
     if isinstance(classes, str | Path):
         classes = _lines(Path(classes))
     try:
-        found = find_index(files, names, wanted, threads=threads or available_cpus(),
-                           folder=None if index is None else Path(index), tell=tell)  # fmt: skip
-        class_names = _class_names(classes, found, files.root)
-        splits = _splits(found, names, val, files.root)
+        tar_index = open_index(files, names, fields, threads=threads or available_cpus(),
+                               folder=None if index is None else Path(index), log=log)  # fmt: skip
+        class_names = _class_names(classes, tar_index, files.root)
+        splits = _splits(tar_index, names, val, files.root)
     except BaseException:
         files.close()
         raise
     classes_hash = hashlib.sha256(json.dumps(class_names).encode()).hexdigest()[:12]
     return ShardSet(
-        files=files, classes=class_names, resolutions=(), margin=_MARGIN, splits=splits, one_size=True, repair=REPAIR,
-        hash=hashlib.sha256(json.dumps([found.hash, val, class_names]).encode()).hexdigest()[:12],
-        states=dict(zip(names, found.states, strict=True)),
-        digests={"classes": classes_hash, "val": str(val), "tars, labels and images": found.hash},
+        files=files, classes=class_names, resolutions=(), margin=_MARGIN, splits=splits, single_resolution=True,
+        repair=REPAIR,
+        hash=hashlib.sha256(json.dumps([tar_index.hash, val, class_names]).encode()).hexdigest()[:12],
+        states=dict(zip(names, tar_index.states, strict=True)),
+        digests={"classes": classes_hash, "val": str(val), "tars, labels and images": tar_index.hash},
     )  # fmt: skip
 
 
-def _extensions(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Extensions, lower case and without a dot in front; what follows a colon stays as it is."""
-    parts = [rule.partition(":") for rule in ((given,) if isinstance(given, str) else given)]
+def _extensions(rules: str | Sequence[str]) -> tuple[str, ...]:
+    """Lower-case extensions without a leading dot; a JSON key after a colon is unchanged."""
+    parts = [rule.partition(":") for rule in ((rules,) if isinstance(rules, str) else rules)]
     return tuple(kind.lower().lstrip(".") + colon + key for kind, colon, key in parts)
 
 
@@ -127,14 +128,15 @@ class _EveryRes(Mapping[int, Records]):
 
 
 def _tars(source: str | Path | Sequence[str | Path]) -> tuple[str, list[str]]:
-    """The folder or URL that all tars are below, and their names in it, sorted."""
-    given = [str(source)] if isinstance(source, str | Path) else [str(one) for one in source]
-    paths = sorted(path for one in given for path in _expanded(one))
-    told = strip_credentials(", ".join(given[:3]))
+    """The common root folder or URL of all tars, and their sorted names relative to it."""
+    sources = [str(source)] if isinstance(source, str | Path) else [str(pattern) for pattern in source]
+    paths = sorted(path for pattern in sources for path in _expand(pattern))
+    shown = strip_credentials(", ".join(sources[:3]))
     if not paths:
-        raise ResoluteError(f"{told or 'source'}: no tars found, expected files like train-000.tar; correct the source")
+        where = shown or "source"
+        raise ResoluteError(f"{where}: no tars found, expected files like train-000.tar; correct the source")
     if len(set(paths)) < len(paths):
-        raise ResoluteError(f"{told}: got a tar twice, expected each once; correct the list")
+        raise ResoluteError(f"{shown}: got a tar twice, expected each once; correct the list")
     folders = {path.rpartition("/")[0] for path in paths}
     if not any(map(is_url, paths)):
         _refuse_copies(paths)
@@ -142,36 +144,37 @@ def _tars(source: str | Path | Sequence[str | Path]) -> tuple[str, list[str]]:
         columns = zip(*(folder.split("/") for folder in folders), strict=False)
         root = "/".join(parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, columns))
         if "://" not in root or root.endswith(":/"):
-            raise ResoluteError(f"{told}: got tars of several stores, expected them below one URL; copy them together")
+            raise ResoluteError(f"{shown}: got tars of several stores, expected them below one URL; copy them together")
         return root, [path[len(root) + 1 :] for path in paths]
     root = str(Path(os.path.commonpath([folder or "." for folder in folders]))) if len(folders) > 1 else folders.pop()
     return root or ".", [os.path.relpath(path, root or ".") for path in paths]
 
 
-def _expanded(one: str) -> list[str]:
-    if is_url(one):
-        parts = _braces(one)
-        if any(not part.endswith((".tar", ".tar.gz", ".tgz")) or "*" in part for part in parts):
+def _expand(pattern: str) -> list[str]:
+    """The tars that a path, pattern or URL names. Raises `ResoluteError` for a shard set of prep."""
+    if is_url(pattern):
+        urls = _braces(pattern)
+        if any(not url.endswith((".tar", ".tar.gz", ".tgz")) or "*" in url for url in urls):
             raise ResoluteError(
-                f"{strip_credentials(one)}: got a URL of no .tar, expected names of tars, since stores are not listed; "
+                f"{strip_credentials(pattern)}: expected URLs of .tar files, since stores are not listed; "
                 "write them as train-{000000..000146}.tar"
             )
-        return parts
+        return urls
     paths: list[str] = []
-    for part in [one] if Path(one).exists() else _braces(one):  # why: a real name may hold any character
-        if Path(part).is_dir():
-            if is_shard_set(part):
-                raise _made_by_prep(part)
-            paths += [str(path) for kind in _TARS for path in Path(part).rglob(kind)]
-        elif glob.has_magic(part) and not Path(part).exists():
-            paths += glob.glob(part, recursive=True)  # noqa: PTH207  # why: Path.glob takes no absolute pattern
+    for name in [pattern] if Path(pattern).exists() else _braces(pattern):  # why: a real name may contain braces
+        if Path(name).is_dir():
+            if is_shard_set(name):
+                raise _made_by_prep(name)
+            paths += [str(path) for kind in _TARS for path in Path(name).rglob(kind)]
+        elif glob.has_magic(name) and not Path(name).exists():
+            paths += glob.glob(name, recursive=True)  # noqa: PTH207  # why: Path.glob takes no absolute pattern
         else:
-            paths.append(part)  # whether it is there is found out when it is asked for its size
+            paths.append(name)  # a missing file is reported when its size is read
     return paths
 
 
 def _refuse_copies(paths: Sequence[str]) -> None:
-    """Raise where the tars are those of a shard set at several resolutions: each photo would be several samples."""
+    """Raise if the tars are a shard set's at several resolutions: each photo would be several samples."""
     resolutions: dict[Path, set[str]] = {}
     for folder in {Path(path).parent for path in paths}:
         if folder.name.isdigit():
@@ -183,8 +186,8 @@ def _refuse_copies(paths: Sequence[str]) -> None:
 
 def _made_by_prep(root: str) -> ResoluteError:
     return ResoluteError(
-        f"{root}: got a shard set that prep made, which holds each photo once for each resolution, expected tars that "
-        "others made; open it with ShardSet.open, or give this folder alone as SHARDS"
+        f"{root}: got a shard set of prep, which holds each photo once per resolution, expected third-party tars; "
+        "open it with ShardSet.open, or pass only this folder as SHARDS"
     )
 
 
@@ -193,17 +196,17 @@ def _braces(pattern: str) -> list[str]:
         return list(braceexpand(pattern))
     except ValueError:
         shown = strip_credentials(pattern)
-        raise ResoluteError(f"{shown}: braces do not match, expected a pattern like train-{{000..146}}.tar") from None
+        raise ResoluteError(f"{shown}: unbalanced braces, expected a pattern like train-{{000..146}}.tar") from None
 
 
-def _class_names(given: Sequence[str] | None, found: ForeignIndex, root: str) -> tuple[str, ...]:
-    if given is None:
-        return tuple(map(str, range(found.classes)))
-    names = tuple(given)
-    if len(names) < found.classes:
+def _class_names(classes: Sequence[str] | None, index: ForeignIndex, root: str) -> tuple[str, ...]:
+    if classes is None:
+        return tuple(map(str, range(index.classes)))
+    names = tuple(classes)
+    if len(names) < index.classes:
         raise ResoluteError(
-            f"{root}: got names of {len(names)} classes, expected {found.classes}: the largest label is "
-            f"{found.classes - 1}; add the others"
+            f"{root}: got {len(names)} class names, expected {index.classes}: the largest label is "
+            f"{index.classes - 1}; add the missing ones"
         )
     return names
 
@@ -219,22 +222,22 @@ def _lines(path: Path) -> tuple[str, ...]:
         raise ResoluteError(f"{path}: not UTF-8, expected one class name per line; save it as UTF-8") from None
 
 
-def _splits(found: ForeignIndex, names: Sequence[str], val: str | float | None, root: str) -> dict[str, Split]:
+def _splits(index: ForeignIndex, names: Sequence[str], val: str | float | None, root: str) -> dict[str, Split]:
     if isinstance(val, str) or val is None:
         patterns = _braces(_VAL if val is None else val)
         held = [any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in names]
-        mask = np.repeat(held, found.counts)
+        mask = np.repeat(held, index.counts)
         if val is not None and not any(held):
-            raise ResoluteError(f"{root}: val '{val}' fits no tar, the first is {names[0]}; correct it")
+            raise ResoluteError(f"{root}: val '{val}' matches no tar, the first is {names[0]}; correct it")
     else:
-        mask = found.samples["fold"] < np.uint32(round(val * 2**32) if val < 1 else 0)
+        mask = index.samples["fold"] < np.uint32(round(val * 2**32) if val < 1 else 0)
     if val is not None and (not mask.any() or mask.all()):
         raise ResoluteError(
-            f"{root}: val {val!r} takes {mask.sum()} of {len(mask)} samples, expected some for each split; change it"
+            f"{root}: val {val!r} selects {mask.sum()} of {len(mask)} samples, expected some for each split; change it"
         )
     splits = {}
     for name, chosen in (("train", ~mask), ("val", mask)):
-        places = np.flatnonzero(chosen).astype(np.uint32)
-        stored = _EveryRes(found.stored.part(places))
-        splits[name] = Split(name=name, samples=found.samples.part(places), stored=stored, shards=tuple(names))
+        rows = np.flatnonzero(chosen).astype(np.uint32)
+        stored = _EveryRes(index.stored.subset(rows))
+        splits[name] = Split(name=name, samples=index.samples.subset(rows), stored=stored, shards=tuple(names))
     return splits

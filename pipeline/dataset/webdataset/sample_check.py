@@ -1,4 +1,4 @@
-"""What does one sample of somebody else's tar hold: which image and label, and can they be used?"""
+"""Checks samples of third-party tars: finds image and label, decodes the image, and rejects what cannot be used."""
 
 from __future__ import annotations
 
@@ -18,39 +18,41 @@ from pipeline.storage.files import Files
 from .image_check import Unusable, upright_size
 from .tar_reader import Member, Sample
 
-__all__ = ["MAX_LABEL", "Look", "Wanted", "look"]
+__all__ = ["MAX_LABEL", "CheckedSamples", "SampleFields", "check_samples"]
 
-MAX_LABEL = 10_000_000  # exclusive; more are no classes but something else, such as an id
-_JSON_KEYS = ("label", "cls", "class", "target")  # in a sample's JSON, the first that is there
+MAX_LABEL = 10_000_000  # exclusive; larger numbers are ids rather than classes
+_JSON_KEYS = ("label", "cls", "class", "target")  # keys of a sample's JSON, the first one present is the label
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_IMAGE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Which files of a sample are its image and its label, by their extensions (all after the name's first dot)."""
+class SampleFields:
+    """Extensions (everything after the first dot of the file name) of a sample's image and label."""
 
-    image: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "bmp")  # a sample has one of them
-    label: tuple[str, ...] = ("cls", "json")  # the first that is there; "json:KEY" takes that key
+    image: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "bmp")  # a sample has exactly one of them
+    label: tuple[str, ...] = ("cls", "json")  # the first one present; "json:KEY" selects a key
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """What became of a few samples of one tar."""
+class CheckedSamples:
+    """Index records and rejects of some consecutive samples of one tar."""
 
-    tar: int
-    samples: NDArray[np.void]  # SAMPLE
-    stored: NDArray[np.void]  # STORED
+    tar: int  # number of the tar
+    samples: NDArray[np.void]  # (N,) SAMPLE
+    stored: NDArray[np.void]  # (N,) STORED
     rejects: list[dict[str, str]]  # tar, key, reason
 
 
-def look(files: Files, name: str, tar: int, some: Sequence[Sample], first: int, wanted: Wanted) -> Look:
-    """Read and decode `some` neighbours of the tar `name`, the first of which is number `first` of the source."""
-    found, stored, rejects = [], [], []
-    for number, sample in enumerate(some, first):
+def check_samples(
+    files: Files, name: str, tar: int, samples: Sequence[Sample], first: int, fields: SampleFields
+) -> CheckedSamples:
+    """Read and decode consecutive `samples` of the tar `name`, which is number `tar`; `first` numbers the first one."""
+    accepted, stored, rejects = [], [], []
+    for number, sample in enumerate(samples, first):
         try:
-            image = _image(sample.members, wanted.image)
-            label = _label(files, name, sample.members, wanted.label)
+            image = _image(sample.members, fields.image)
+            label = _label(files, name, sample.members, fields.label)
             data = files.read(name, image.offset, image.nbytes)
             width, height = upright_size(data)
         except Unusable as error:
@@ -58,9 +60,9 @@ def look(files: Files, name: str, tar: int, some: Sequence[Sample], first: int, 
             rejects.append({"tar": name, "key": key, "reason": str(error)})
             continue
         digest = hashlib.blake2b(sample.key.encode("utf-8", "surrogateescape"), digest_size=4).digest()
-        found.append((number, label, int.from_bytes(digest, "little")))
+        accepted.append((number, label, int.from_bytes(digest, "little")))
         stored.append((image.offset, image.nbytes, zlib.crc32(data), tar, width, height))
-    return Look(tar=tar, samples=np.array(found, SAMPLE), stored=np.array(stored, STORED), rejects=rejects)
+    return CheckedSamples(tar=tar, samples=np.array(accepted, SAMPLE), stored=np.array(stored, STORED), rejects=rejects)
 
 
 def _image(members: Sequence[Member], extensions: Sequence[str]) -> Member:
@@ -73,19 +75,19 @@ def _image(members: Sequence[Member], extensions: Sequence[str]) -> Member:
     return images[0]
 
 
-def _label(files: Files, name: str, members: Sequence[Member], wanted: Sequence[str]) -> int:
-    for extension, _, key in (rule.partition(":") for rule in wanted):
+def _label(files: Files, name: str, members: Sequence[Member], extensions: Sequence[str]) -> int:
+    for extension, _, key in (rule.partition(":") for rule in extensions):
         for member in members:
             if member.extension == extension:
                 if member.nbytes > _MAX_LABEL_BYTES:
                     raise Unusable(f"no label in .{extension}: too many bytes, {member.nbytes}")
                 text = files.read(name, member.offset, member.nbytes).decode("utf-8", "replace").strip()
-                value = _in_json(text, key) if extension.rpartition(".")[2] == "json" else text
+                value = _json_label(text, key) if extension.rpartition(".")[2] == "json" else text
                 return _whole_number(value, extension)
     raise Unusable(f"no label: {', '.join(member.extension for member in members)}")
 
 
-def _in_json(text: str, key: str) -> Any:
+def _json_label(text: str, key: str) -> Any:
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Which samples lie where in somebody else's tar? A walk over its headers, without reading the images.
+"""Lists the samples of a third-party tar and the offsets of their files by walking its headers, not its images.
 
-Source: POSIX.1-2017 `pax` (ustar and extended headers), GNU tar's long names; the grouping is WebDataset's: files of
-one sample follow each other and share their path up to the first dot of the file's own name.
+Samples are grouped as WebDataset does: consecutive files that share their path up to the first dot of the file name.
+Source: POSIX.1-2017 `pax` (ustar and extended headers), GNU tar's long names.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pipeline.errors import ResoluteError
 __all__ = ["Member", "Sample", "samples"]
 
 _BLOCK = 512
-_WINDOW = 4096  # read at once: the small files between two images, and their headers
+_WINDOW = 4096  # bytes read at once: covers the small files between two images and their headers
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 _FILES, _LONG_NAME, _PAX = (b"0", b"\0", b"7"), b"L", b"x"
 _MAX_HEADER_BYTES = 1 << 20
-_MAX_DIGITS = 20  # of a length or size
+_MAX_DIGITS = 20  # of a number in an extended header
 
-Read = Callable[[int, int], bytes]  # (offset, nbytes) -> exactly so many bytes
+Read = Callable[[int, int], bytes]  # (offset, nbytes) -> exactly nbytes bytes
 
 
 class Member(NamedTuple):
-    extension: str  # lower case, from the first dot of the file's name on: jpg, seg.png
-    offset: int  # of its content in the tar, in bytes
+    extension: str  # lower case, everything after the first dot of the file name: jpg, seg.png
+    offset: int  # of the content in the tar, in bytes
     nbytes: int
 
 
@@ -36,19 +36,19 @@ class Sample(NamedTuple):
 
 
 def samples(read: Read, nbytes: int, where: str) -> Iterator[Sample]:
-    """The samples of a tar of `nbytes` in their order. Folders, links and files without a key are passed over.
+    """Yield the samples of a tar of `nbytes`, in order. Folders, links and files without a key are skipped.
 
-    Raises `ResoluteError`, with `where` in it, for what is not an uncompressed tar and for one that is cut short.
+    `where` names the tar in messages. Raises `ResoluteError` for a compressed, damaged or truncated tar.
     """
     key, members = "", list[Member]()
     for name, offset, size in _files(read, nbytes, where):
-        its_key, extension = _split(name)
+        file_key, extension = _split(name)
         if not extension:
             continue
-        if its_key != key:
+        if file_key != key:
             if members:
                 yield Sample(key, members)
-            key, members = its_key, []
+            key, members = file_key, []
         members.append(Member(extension, offset, size))
     if members:
         yield Sample(key, members)
@@ -61,7 +61,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _files(read: Read, nbytes: int, where: str) -> Iterator[tuple[str, int, int]]:
-    """(name, offset, bytes) of each regular file in the tar."""
+    """Yield (name, offset, bytes) of each regular file in the tar."""
     start, window = 0, b""
 
     def get(at: int, length: int) -> bytes:
@@ -73,14 +73,15 @@ def _files(read: Read, nbytes: int, where: str) -> Iterator[tuple[str, int, int]
         return window[at - start : at - start + length]
 
     at = 0
-    name: bytes | None = None  # from an extended header, for the file after it; so is the size
+    # of the next file, if an extended header gave them
+    name: bytes | None = None
     size: int | None = None
     if not nbytes:
         raise _damaged(where, "got 0 bytes")
     if nbytes >= 2 and (packed := _COMPRESSED.get(get(0, 2))):
         raise ResoluteError(
-            f"{where}: got a {packed} file, expected a plain tar, whose images can be read one by one; unpack it, or "
-            f"make shards of it: run `make shards SRC={shlex.quote(where)} OUT=shards`"
+            f"{where}: got a {packed} file, expected an uncompressed tar, whose images can be read one by one; "
+            f"unpack it, or make shards of it: run `make shards SRC={shlex.quote(where)} OUT=shards`"
         )
     while at < nbytes:
         head = get(at, _BLOCK)
@@ -117,7 +118,7 @@ def _name(head: bytes) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    """A size or checksum: octal digits, or GNU's base 256. -1 if it is neither."""
+    """Parse a size or checksum: octal digits or GNU's base 256; -1 if it is neither."""
     if field[:1] == b"\x80":
         return int.from_bytes(field[1:], "big")
     try:
@@ -127,11 +128,11 @@ def _number(field: bytes) -> int:
 
 
 def _pax(data: bytes, where: str) -> dict[bytes, bytes]:
-    """The records "LENGTH KEY=VALUE\\n" of an extended header."""
+    """Parse the records "LENGTH KEY=VALUE\\n" of an extended header."""
     fields = {}
     while data.strip(b"\0"):
         length, _, _ = data.partition(b" ")
-        # why lengths first: Python refuses to convert thousands of digits
+        # why the length check: int() raises on thousands of digits
         if not length.isdigit() or len(length) > _MAX_DIGITS or not len(length) < int(length) <= len(data):
             raise _damaged(where, "got an extended header that makes no sense")
         key, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
@@ -144,4 +145,4 @@ def _pax(data: bytes, where: str) -> dict[bytes, bytes]:
 
 
 def _damaged(where: str, what: str) -> ResoluteError:
-    return ResoluteError(f"{where}: cut short or damaged, {what}, expected a whole tar; fetch it again")
+    return ResoluteError(f"{where}: cut short or damaged, {what}, expected a complete tar; fetch it again")

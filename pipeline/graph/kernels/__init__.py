@@ -1,1 +1,1 @@
-"""Compiled kernels on pixels and bytes: numba for the CPU, Triton for the GPU."""
+"""Compiled kernels: numba for the CPU, Triton for the GPU."""

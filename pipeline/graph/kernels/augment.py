@@ -1,9 +1,9 @@
-"""What each operation of a sample does to its pixels, on a CPU: one compiled function runs all of a sample's.
+"""CPU kernels of the augmentation operations; `apply_ops` runs all operations of a sample.
 
-The arithmetic on 8-bit levels is Pillow's own wherever Pillow is the reference. `kernels` follows it step by step on a
-GPU, so a change here is a change there.
+Where Pillow is the reference, the 8-bit arithmetic equals Pillow's. `triton_slot.py` implements the same steps on a
+GPU, so both must be changed together.
 
-Images are (height, width, 3) uint8, C order. Kinds and values are those of `policies`.
+Images are (height, width, 3) uint8 in C order. Kinds and values are defined in `pipeline.plan.autoaugment`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from pipeline.jit import compiled
 from pipeline.plan import autoaugment as p
 
-__all__ = ["blend", "run_slots"]
+__all__ = ["apply_ops", "blend"]
 
 
 @compiled
 def _clipped(value: Any) -> Any:
-    """The integer part, in 0..255, as Pillow's blend makes it."""
-    return np.uint8(np.int32(min(np.float32(255), max(np.float32(0), value))))  # why: by int32, LLVM makes vectors
+    """Clip to 0..255 and truncate, as Pillow's blend does."""
+    return np.uint8(np.int32(min(np.float32(255), max(np.float32(0), value))))  # why via int32: lets LLVM vectorise
 
 
 @compiled
@@ -33,7 +33,7 @@ def _grey(r: Any, g: Any, b: Any) -> Any:
 
 @compiled
 def _map(image: Any, table: Any) -> None:
-    """Replace every value by `table` (3, 256) of its channel."""
+    """Replace every value in place by the entry of its channel in `table` (3, 256)."""
     for y in range(image.shape[0]):
         for x in range(image.shape[1]):
             for c in range(3):
@@ -42,7 +42,7 @@ def _map(image: Any, table: Any) -> None:
 
 @compiled
 def _stretched(image: Any, table: Any) -> None:
-    """The table that spreads each channel over 0..255. Source: Pillow ImageOps.autocontrast."""
+    """Fill `table` (3, 256) so that it stretches each channel to 0..255. Source: Pillow ImageOps.autocontrast."""
     for c in range(3):
         low, high = 255, 0
         for y in range(image.shape[0]):
@@ -56,7 +56,7 @@ def _stretched(image: Any, table: Any) -> None:
 
 @compiled
 def _equalized(image: Any, table: Any) -> None:
-    """The table that flattens each channel's histogram. Source: Pillow ImageOps.equalize."""
+    """Fill `table` (3, 256) so that it flattens each channel's histogram. Source: Pillow ImageOps.equalize."""
     counts = np.zeros((3, 256), np.int64)
     for y in range(image.shape[0]):
         for x in range(image.shape[1]):
@@ -93,13 +93,13 @@ def _saturate(image: Any, factor: Any) -> None:
 
 @compiled
 def _sharpen(image: Any, before: Any, factor: Any) -> None:
-    """Source: Pillow ImageEnhance.Sharpness: away from ImageFilter.SMOOTH; the border stays."""
+    """Source: Pillow ImageEnhance.Sharpness, extrapolation from ImageFilter.SMOOTH; the border is unchanged."""
     line = 3 * image.shape[1]
     n = line - 6
     out, source = image.reshape(-1), before.reshape(-1)
     for y in range(1, image.shape[0] - 1):
         above, here, below = source[(y - 1) * line :], source[y * line :], source[(y + 1) * line :]
-        # why: slices, since an index that might be negative keeps LLVM from making vectors
+        # why slices: an index that may be negative keeps LLVM from vectorising
         a, b, c = above[:n], above[3 : 3 + n], above[6 : 6 + n]
         d, middle, e = here[:n], here[3 : 3 + n], here[6 : 6 + n]
         f, g, h = below[:n], below[3 : 3 + n], below[6 : 6 + n]
@@ -107,14 +107,14 @@ def _sharpen(image: Any, before: Any, factor: Any) -> None:
         for k in range(n):
             total = np.int32(a[k]) + np.int32(b[k]) + np.int32(c[k]) + np.int32(d[k]) + np.int32(e[k])
             total += np.int32(f[k]) + np.int32(g[k]) + np.int32(h[k]) + np.int32(5) * np.int32(middle[k])
-            # why: (2 total + 13) // 26, a 13th rounded, without a division: exact up to 13 * 255
+            # (2 total + 13) // 26, i.e. total / 13 rounded, without a division; exact up to 13 * 255
             smooth = np.float32(((np.int32(2) * total + np.int32(13)) * np.int32(10083)) >> np.int32(18))
             to[k] = _clipped(smooth + factor * (np.float32(middle[k]) - smooth))
 
 
 @compiled
 def _warp(image: Any, before: Any, m: Any) -> None:
-    """Bilinear, black outside. Source: Pillow Geometry.c, but rounded instead of cut to an integer."""
+    """Bilinear affine warp, black outside. Source: Pillow Geometry.c, but rounded instead of truncated."""
     height, width = image.shape[:2]
     for y in range(height):
         for x in range(width):
@@ -123,7 +123,7 @@ def _warp(image: Any, before: Any, m: Any) -> None:
             if u < 0 or u >= width or v < 0 or v >= height:
                 image[y, x, 0] = image[y, x, 1] = image[y, x, 2] = 0
                 continue
-            # why: in 2048ths of a px; 0.5 px more than the place of the left and upper neighbour, so never below 0
+            # in 1/2048 px: u - 0.5 (relative to pixel centres) + 1 (so never negative)
             column, row = int(u * 2048 + 1024), int(v * 2048 + 1024)
             du, dv = np.int32(column & 2047), np.int32(row & 2047)
             x0, x1 = max((column >> 11) - 1, 0), min(column >> 11, width - 1)
@@ -136,7 +136,7 @@ def _warp(image: Any, before: Any, m: Any) -> None:
 
 @compiled
 def _mirrored(i: Any, n: Any) -> Any:
-    """Index `i` mirrored into [0, n) without repeating the border; any `i`."""
+    """Reflect any index `i` into [0, n) without repeating the border."""
     while n > 1 and (i < 0 or i >= n):
         i = -i if i < 0 else 2 * (n - 1) - i
     return i if n > 1 else 0
@@ -144,7 +144,7 @@ def _mirrored(i: Any, n: Any) -> Any:
 
 @compiled
 def _blur(image: Any, sigma: Any) -> None:
-    """Gaussian of 2 ceil(3 sigma) + 1 px, mirrored at the border: DALI's gaussian_blur."""
+    """Gaussian blur with 2 ceil(3 sigma) + 1 taps, reflected at the border, as DALI's gaussian_blur."""
     reach = math.ceil(3 * sigma)
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
     weights = (weights / weights.sum()).astype(np.float32)
@@ -174,9 +174,9 @@ def _blur(image: Any, sigma: Any) -> None:
 
 @compiled
 def _turn_hue(image: Any, sixths: Any) -> None:
-    """Turn the hue at the same saturation and value.
+    """Rotate the hue by `sixths` of the colour circle at constant saturation and value.
 
-    Source: Smith, "Color gamut transform pairs", SIGGRAPH 1978 (HSV), in the form with no cases: a channel is
+    Source: Smith, "Color gamut transform pairs", SIGGRAPH 1978 (HSV), in the branch-free form: a channel is
     max - chroma * clip(min(k, 4 - k), 0, 1), k = (n + hue) mod 6, n = 5, 3, 1 for red, green, blue.
     """
     width, zero, one, four, six = image.shape[1], np.float32(0), np.float32(1), np.float32(4), np.float32(6)
@@ -184,7 +184,7 @@ def _turn_hue(image: Any, sixths: Any) -> None:
     tops, chromas, hues = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
     for y in range(image.shape[0]):
         row = image[y].reshape(-1)
-        for x in range(width):  # why: a loop for each step, without branches: LLVM makes vectors of those between
+        for x in range(width):  # why separate branch-free loops: LLVM vectorises them
             red[x], green[x], blue[x] = row[3 * x], row[3 * x + 1], row[3 * x + 2]
         for x in range(width):
             r, g, b = red[x], green[x], blue[x]
@@ -202,7 +202,7 @@ def _turn_hue(image: Any, sixths: Any) -> None:
             out = red if c == 0 else (green if c == 1 else blue)
             n = np.float32(5 - 2 * c)
             for x in range(width):
-                k = hues[x] + n  # -3 to 13, and so modulo 6 is these three lines
+                k = hues[x] + n  # -3 to 13; the next three lines are k modulo 6
                 k = k + six if k < zero else k
                 k = k - six if k >= six else k
                 k = k - six if k >= six else k
@@ -215,8 +215,8 @@ def _turn_hue(image: Any, sixths: Any) -> None:
 
 
 @compiled
-def run_slots(image: Any, kinds: Any, values: Any) -> None:
-    """Run `kinds` (slots,) int32 with their `values` (slots, 6) float32 on `image`, in place, one after another."""
+def apply_ops(image: Any, kinds: Any, values: Any) -> None:
+    """Apply operations `kinds` (slots,) int32 with `values` (slots, 6) float32 to `image`, in order and in place."""
     table = np.empty((3, 256), np.uint8)
     for slot in range(len(kinds)):
         kind, factor = kinds[slot], values[slot, 0]
@@ -249,7 +249,7 @@ def run_slots(image: Any, kinds: Any, values: Any) -> None:
 
 @compiled
 def blend(image: Any, partner: Any, lam: Any, out: Any) -> None:
-    """Mixup of (count,) uint8: `lam` float32 of the image and the rest of its partner, rounded."""
+    """Mixup of (count,) uint8 arrays into `out`: lam * image + (1 - lam) * partner, rounded."""
     for i in range(len(image)):
         both = np.float32(image[i]) * lam + np.float32(partner[i]) * (np.float32(1) - lam)
         out[i] = np.uint8(np.int32(both + np.float32(0.5)))

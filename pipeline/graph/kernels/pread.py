@@ -1,4 +1,4 @@
-"""How are many pieces of files read and checked with no Python in between? In one call that leaves the GIL free."""
+"""`fetch`: reads and checksums many byte ranges of open files in one compiled call that releases the GIL."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from numpy.typing import NDArray
 
 from pipeline.jit import compiled
 
-__all__ = ["CHANGED", "FAILED", "SHORT", "WHOLE", "Pieces", "fetch"]
+__all__ = ["CHANGED", "COMPLETE", "FAILED", "SHORT", "EncodedImages", "crc32", "fetch"]
 
-# The encoded images of a batch: rows of equal length, each image padded, or a list of arrays.
-Pieces = NDArray[np.uint8] | list[NDArray[np.uint8]]
+# The encoded images of a batch: (N, width) with padded rows, or a list of N arrays (nbytes,).
+EncodedImages = NDArray[np.uint8] | list[NDArray[np.uint8]]
 
-WHOLE, SHORT, FAILED, CHANGED = range(4)  # what became of a piece: changed is another CRC-32
+# Status of a range: complete; file ends early; read error; CRC-32 differs.
+COMPLETE, SHORT, FAILED, CHANGED = range(4)
 
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
 _U32 = np.uint32
 
 
 def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Source: Kounavis and Berry, A systematic approach to building high performance CRC generators, ISCC 2005."""
+    """Slicing-by-16 tables of CRC-32, (16, 256).
+
+    Source: Kounavis and Berry, A systematic approach to building high performance CRC generators, ISCC 2005.
+    """
     tables = np.zeros((16, 256), np.uint32)
     for byte in range(256):
         value = byte
@@ -39,29 +43,30 @@ _TABLES = _tables()
 
 @compiled
 def fetch(files: Any, offsets: Any, sizes: Any, expected: Any, check: Any, out: Any, starts: Any) -> Any:
-    """Read piece i, `sizes[i]` bytes at `offsets[i]` of the open file `files[i]`, into `out[starts[i]:]`.
+    """Read `sizes[i]` bytes at `offsets[i]` of the descriptor `files[i]` into `out[starts[i]:]`, for each i < N.
 
-    Returns what became of each, (N,) uint8 (CHANGED only if `check`), and its bytes read or its CRC-32, (N,) int64.
+    Returns (status, result): (N,) uint8, CHANGED only if `check`; and (N,) int64, the CRC-32 if it was computed, else
+    the number of bytes read.
     """
-    became, got = np.zeros(len(files), np.uint8), np.zeros(len(files), np.int64)
+    status, result = np.zeros(len(files), np.uint8), np.zeros(len(files), np.int64)
     for i in range(len(files)):
         piece = out[starts[i] : starts[i] + sizes[i]]
         done = 0
-        while done < len(piece):  # why: a network disk may answer in parts
+        while done < len(piece):  # why a loop: pread may return fewer bytes
             n = _pread(files[i], piece.ctypes.data + done, len(piece) - done, offsets[i] + done)
             if n < 0:
-                became[i] = FAILED
+                status[i] = FAILED
             if n <= 0:
                 break
             done += n
-        got[i] = done
-        if became[i] == WHOLE and done < len(piece):
-            became[i] = SHORT
-        if became[i] == WHOLE and check:
-            got[i] = crc32(piece)
-            if got[i] != expected[i]:
-                became[i] = CHANGED
-    return became, got
+        result[i] = done
+        if status[i] == COMPLETE and done < len(piece):
+            status[i] = SHORT
+        if status[i] == COMPLETE and check:
+            result[i] = crc32(piece)
+            if result[i] != expected[i]:
+                status[i] = CHANGED
+    return status, result
 
 
 @compiled

@@ -1,10 +1,10 @@
-"""How is a crop resized, mirrored and normalised in one pass over a CPU's cache?
+"""CPU kernel that resizes, flips and optionally normalises an image in one cache-friendly pass.
 
-An antialiased bilinear resize (a triangle as wide as the scale, Pillow's and torchvision's) in float32, rounded once,
-at the end. Each source row is first resized across, two pixels of three channels at a time, into a ring of as many rows
-as an output row needs; those are then summed down, 16 values at a time, rounded and, if asked for, normalised in
-registers. The two sums are spelled out for LLVM, without naming any processor's instructions: numba's own loops take
-three times as long. No product is fused with a sum, so the bytes are the same on every machine.
+An antialiased bilinear resize (a triangle filter as wide as the scale, as in Pillow and torchvision) in float32,
+rounded once at the end. Each source row is resized horizontally, two RGB pixels at a time, into a ring buffer of as
+many rows as an output row needs; these are then summed vertically, 16 values at a time, rounded and normalised in
+registers. The two sums are written as LLVM vector code without CPU-specific instructions; numba's own loops take three
+times as long. Products are never fused with sums, so the output is bit-identical on every machine.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from numba.extending import intrinsic
 
 from pipeline.jit import compiled
 
-__all__ = ["normalise_rows", "resize", "windows"]
+__all__ = ["normalise_rows", "resample_weights", "resize"]
 
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _LANES = 16
 _SLACK = 16  # values that a row may be read or written beyond its end
-# why: adding and taking away 1.5 * 2^23 rounds a float32 below 2^22 to the nearest integer, halves to even
+# Adding and subtracting 1.5 * 2^23 rounds a float32 below 2^22 to the nearest integer, halves to even.
 _ROUND = 12582912.0
 
 
@@ -33,12 +33,12 @@ def _vector(lanes: int) -> ir.VectorType:
 
 
 def _splat(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
-    one = b.insert_element(ir.Constant(_vector(lanes), ir.Undefined), value, ir.Constant(_I32, 0))
-    return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
+    first = b.insert_element(ir.Constant(_vector(lanes), ir.Undefined), value, ir.Constant(_I32, 0))
+    return b.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
 
 
 def _sum(b: ir.IRBuilder, taps: int | Any, lanes: int, term: Callable[[Any], Any]) -> Any:
-    """term(0) + term(1) + ...: unrolled for an int `taps`, else a loop over a number known at run time (1 or more)."""
+    """term(0) + ... + term(taps - 1): unrolled for an int `taps`, else a loop over a runtime value (at least 1)."""
     if isinstance(taps, int):
         total = term(ir.Constant(_I64, 0))
         for k in range(1, taps):
@@ -59,10 +59,10 @@ def _sum(b: ir.IRBuilder, taps: int | Any, lanes: int, term: Callable[[Any], Any
 
 
 def _across(fixed: int | None) -> Any:
-    """across(dst, d, src, s0, s1, weights, w, taps): two neighbouring output pixels, `dst[d:d + 3]` and the next 3.
+    """across(dst, d, src, s0, s1, weights, w, taps): compute two adjacent output pixels, `dst[d:d + 6]`.
 
-    Each is the sum over k < taps of `src[s + 3 k:][:3]` times its weight; `weights[w:]` (taps, 2, 4) float32 holds each
-    weight four times over. Writes `dst[d + 6]` too. `fixed` taps are unrolled. Nothing checks bounds.
+    Each is the sum over k < taps of `src[s + 3 k:][:3]` times its weight; `weights[w:]` (taps, 2, 4) float32 contains
+    each weight four times. Also overwrites `dst[d + 6]`. `fixed`: number of taps to unroll. No bounds checks.
     """
     eight = ir.VectorType(_I32, 8)
 
@@ -95,10 +95,10 @@ def _across(fixed: int | None) -> Any:
 
 
 def _down(fixed: int | None) -> Any:
-    """down(dst, d, ring, starts, i, weights, w, taps, scale, shift): `dst[d + i:][:16]` from the ring's rows.
+    """down(dst, d, ring, starts, i, weights, w, taps, scale, shift): compute `dst[d + i:][:16]` from the ring's rows.
 
-    The sum over k < taps of `ring[starts[k] + i:]` times `weights[w + k]`, rounded; a float32 `dst` gets it times
-    `scale[i:]` plus `shift[i:]`, a uint8 one as it is. Nothing checks bounds.
+    The rounded sum over k < taps of `ring[starts[k] + i:]` times `weights[w + k]`; for a float32 `dst`, times
+    `scale[i:]` plus `shift[i:]`. `fixed`: number of taps to unroll. No bounds checks.
     """
     wide = _vector(_LANES)
 
@@ -134,43 +134,43 @@ def _down(fixed: int | None) -> Any:
     return down
 
 
-# two taps: enlarged; three and four: up to 1.5 times larger than the output, as crops of our shards are
+# 2 taps: enlarging; 3 and 4: shrinking by up to 1.5, as for crops of prep's shards
 _across_2, _across_3, _across_4, _across_n = _across(2), _across(3), _across(4), _across(None)
 _down_2, _down_3, _down_4, _down_n = _down(2), _down(3), _down(4), _down(None)
 
 
 @compiled
-def windows(length: int, out: int) -> Any:
-    """Where each of `out` outputs starts among `length` inputs, (out,), and its weights there, (out, taps), sum 1.
+def resample_weights(length: int, out: int) -> Any:
+    """First input (out,) int64 of each of `out` outputs of `length` inputs, and weights (out, taps) float32 with sum 1.
 
-    Source: the windows are Pillow's, Resample.c, for its bilinear filter.
+    Source: Pillow, Resample.c, bilinear filter.
     """
     scale = length / out
     reach = max(scale, 1.0)
-    most = 2
+    taps = 2
     for i in range(out):
         centre = (i + 0.5) * scale
-        most = max(most, min(length, int(centre + reach + 0.5)) - max(0, int(centre - reach + 0.5)))
+        taps = max(taps, min(length, int(centre + reach + 0.5)) - max(0, int(centre - reach + 0.5)))
     starts = np.empty(out, np.int64)
-    weights = np.empty((out, most), np.float32)
-    exact = np.empty(most)
+    weights = np.empty((out, taps), np.float32)
+    exact = np.empty(taps)
     for i in range(out):
         centre = (i + 0.5) * scale
         first, end = max(0, int(centre - reach + 0.5)), min(length, int(centre + reach + 0.5))
-        starts[i] = max(0, min(first, length - most))
+        starts[i] = max(0, min(first, length - taps))
         total = 0.0
-        for k in range(most):
+        for k in range(taps):
             inside = first <= starts[i] + k < end
             exact[k] = max(0.0, 1.0 - abs(starts[i] + k + 0.5 - centre) / reach) if inside else 0.0
             total += exact[k]
-        for k in range(most):
+        for k in range(taps):
             weights[i, k] = exact[k] / total
     return starts, weights
 
 
 @compiled
 def _row(row: Any, to: int, source: Any, at: int, starts: Any, weights: Any, taps: int) -> None:
-    """Resize one row across: `row[to:]` from `source[at:]`; `starts` of an even number of pixels."""
+    """Resize one row horizontally: `row[to:]` from `source[at:]`; `starts` has an even length."""
     for x in range(0, len(starts), 2):
         s0, s1, d, w = at + starts[x], at + starts[x + 1], to + 3 * x, 4 * taps * x
         if taps == 2:
@@ -185,7 +185,7 @@ def _row(row: Any, to: int, source: Any, at: int, starts: Any, weights: Any, tap
 
 @compiled
 def _repeated(values: Any, width: int) -> Any:
-    """(3,) -> (3 * width,): a channel's value at each of its places in a row."""
+    """(3,) -> (3 * width,) float32: each channel's value at its positions in a row."""
     out = np.empty(3 * width, np.float32)
     for x in range(width):
         out[3 * x], out[3 * x + 1], out[3 * x + 2] = values[0], values[1], values[2]
@@ -205,23 +205,23 @@ def normalise_rows(image: Any, out: Any, scale: Any, shift: Any) -> None:
 
 @compiled
 def resize(image: Any, mirrored: bool, upturned: bool, out: Any, scale: Any, shift: Any) -> None:
-    """Fill `out` (h, w, 3) from `image` (H, W, 3) uint8; `mirrored` swaps left and right, `upturned` top and bottom.
+    """Resize `image` (H, W, 3) uint8 into `out` (h, w, 3); `mirrored` flips horizontally, `upturned` vertically.
 
-    `out` uint8 gets the rounded values; float32 gets them times `scale` plus `shift`, (3,) float32 each.
+    A uint8 `out` receives the rounded values; a float32 one these times `scale` plus `shift`, (3,) float32 each.
     """
     height, width = image.shape[0], image.shape[1]
     high, wide = out.shape[0], out.shape[1]
-    tops, row_weights = windows(height, high)
-    lefts, pixel_weights = windows(width, wide)
+    tops, row_weights = resample_weights(height, high)
+    lefts, pixel_weights = resample_weights(width, wide)
     down_taps, taps = row_weights.shape[1], pixel_weights.shape[1]
     starts = np.empty(wide + wide % 2, np.int64)
     spread = np.empty((len(starts) // 2, taps, 2, 4), np.float32)
     for x in range(len(starts)):
-        of = min(x, wide - 1)
-        of = wide - 1 - of if mirrored else of
-        starts[x] = 3 * lefts[of]
+        column = min(x, wide - 1)
+        column = wide - 1 - column if mirrored else column
+        starts[x] = 3 * lefts[column]
         for k in range(taps):
-            spread[x // 2, k, x % 2, :] = pixel_weights[of, k]
+            spread[x // 2, k, x % 2, :] = pixel_weights[column, k]
     line, pitch = 3 * wide, 3 * wide + _SLACK
     ring = np.zeros(down_taps * pitch, np.float32)
     rows = np.empty(down_taps, np.int64)
@@ -233,7 +233,7 @@ def resize(image: Any, mirrored: bool, upturned: bool, out: Any, scale: Any, shi
     for y in range(high):
         while ready < min(tops[y] + down_taps, height):
             at, slot = 3 * width * ready, ready % down_taps * pitch
-            if at + len(guarded) > len(source):  # why: the last pixels' loads would reach beyond the image
+            if at + len(guarded) > len(source):  # why: 4-byte loads of the last pixels would read beyond the image
                 guarded[: 3 * width] = source[at : at + 3 * width]
                 _row(ring, slot, guarded, 0, starts, across, taps)
             else:

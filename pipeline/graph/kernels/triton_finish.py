@@ -1,4 +1,4 @@
-"""Triton kernel that ends a batch: erasing, mixup or cutmix with the partner, normalisation, in one pass."""
+"""Triton kernel that finishes a batch in one launch: erasing, mixup or cutmix, normalisation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .triton_slot import _read
 
 __all__ = ["ERASE_FIELDS", "MIX_FIELDS", "finish"]
 
-ERASE_FIELDS = 6  # of a program's row: x, y, width, height of the erased box; y, x in the noise, -1 for the mean colour
-MIX_FIELDS = 7  # mode, partner, bits of lam, and x, y, width, height of what comes from the partner
+ERASE_FIELDS = 6  # x, y, width, height of the erased box; y, x of the origin in the noise tile, -1 for the mean colour
+MIX_FIELDS = 7  # mode, partner, bits of lam; x, y, width, height of the box taken from the partner
 
 _MIXUP = tl.constexpr(MIXUP)
 _CUTMIX = tl.constexpr(CUTMIX)
@@ -27,12 +27,12 @@ def _within(box, x, y):
 
 
 @triton.jit
-def _erased(source, number, program, fields, erase, noise, fill, side,
+def _erased(source, number, params, fields, erase, noise, fill, side,
             place, inside, ERASES: tl.constexpr):  # fmt: skip
-    """Red, green, blue (int32) of pixels of image `number`, with its box filled."""
+    """Red, green and blue (int32) of the pixels `place` of image `number` after erasing."""
     red, green, blue = _read(source + number * (3 * side * side), place, inside)
     if ERASES:
-        box = program + number * fields + erase
+        box = params + number * fields + erase
         x, y = place % side, place // side
         filled = inside & _within(box, x, y)
         from_y, from_x = tl.load(box + 4), tl.load(box + 5)
@@ -53,40 +53,40 @@ def _erased(source, number, program, fields, erase, noise, fill, side,
 
 @triton.jit
 def _mixed(own, partner, lam):
-    """Mixup of levels: `lam` of the own image and the rest of its partner, rounded."""
+    """Mixup: lam * own + (1 - lam) * partner, rounded."""
     return (own.to(tl.float32) * lam + partner.to(tl.float32) * (1.0 - lam) + 0.5).to(tl.int32)
 
 
 @triton.jit(
     do_not_specialize=["fields", "erase", "mix", "side"],
-    do_not_specialize_on_alignment=["source", "target", "program", "noise", "fill", "scales"],
+    do_not_specialize_on_alignment=["source", "target", "params", "noise", "fill", "scales"],
 )
 def finish(
-    source, target, program, noise, fill, scales, fields, erase, mix,
+    source, target, params, noise, fill, scales, fields, erase, mix,
     side, ERASES: tl.constexpr, MIXES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Images as the network gets them; program (i, k) writes block k of image i.
+    """Erase, mix and normalise; program (i, k) writes block k of image i.
 
     source    (N, side, side, 3) uint8
     target    (N, side, side, 3) float32, float16 or bfloat16
-    program   (N, fields) int32, with those of erasing from `erase` on and those of mixing from `mix` on
+    params    (N, fields) int32; the fields of erasing begin at `erase`, those of mixing at `mix`
     noise     (NOISE_PX, NOISE_PX, 3) uint8; fill (3,) int32, the mean colour
-    scales    (6,) float32: three factors and three shifts of levels
+    scales    (6,) float32: three factors and three shifts applied to levels
     """
     number = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < side * side
-    red, green, blue = _erased(source, number, program, fields, erase, noise, fill, side, place, inside, ERASES)
+    red, green, blue = _erased(source, number, params, fields, erase, noise, fill, side, place, inside, ERASES)
     if MIXES:
-        row = program + number * fields + mix
+        row = params + number * fields + mix
         mode, partner = tl.load(row), tl.load(row + 1).to(tl.int64)
         if mode == _MIXUP:
             lam = tl.load(row + 2).to(tl.float32, bitcast=True)
-            r, g, b = _erased(source, partner, program, fields, erase, noise, fill, side, place, inside, ERASES)
+            r, g, b = _erased(source, partner, params, fields, erase, noise, fill, side, place, inside, ERASES)
             red, green, blue = _mixed(red, r, lam), _mixed(green, g, lam), _mixed(blue, b, lam)
         elif mode == _CUTMIX:
             cut = inside & _within(row + 3, place % side, place // side)
-            r, g, b = _erased(source, partner, program, fields, erase, noise, fill, side, place, cut, ERASES)
+            r, g, b = _erased(source, partner, params, fields, erase, noise, fill, side, place, cut, ERASES)
             red, green, blue = tl.where(cut, r, red), tl.where(cut, g, green), tl.where(cut, b, blue)
     at = target + number * (3 * side * side) + 3 * place
     kind: tl.constexpr = target.dtype.element_ty

@@ -1,8 +1,8 @@
-"""Triton kernel of one slot: each image of a batch under the operation that its own numbers name.
+"""Triton kernel of one slot: applies to each image of a batch the operation selected by that image's parameters.
 
-Every program reads a whole image, if its operation needs that (histograms, neighbours), and writes its own part of the
-image in another buffer, so that programs never wait for each other. The operations follow `pixels.run_slots` step by
-step; coordinates and the tables of 256 levels are computed in double precision, as there.
+A program may read the complete image (for histograms and neighbours) but writes only its own part, into another
+buffer, so programs never wait for each other. The operations follow `kernels.augment.apply_ops` step by step;
+coordinates and the tables of 256 levels are computed in float64 there and here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import triton.language as tl
 
 from pipeline.plan import autoaugment as p
 
-__all__ = ["BLOCK", "run_slot"]
+__all__ = ["BLOCK", "apply_slot"]
 
-BLOCK = 1024  # px that a program works on at once
+BLOCK = 1024  # pixels a program processes at a time
 
 _AFFINE = tl.constexpr(p.AFFINE)
 _BRIGHTNESS = tl.constexpr(p.BRIGHTNESS)
@@ -49,7 +49,7 @@ def _write(image, place, red, green, blue, inside):
 
 @triton.jit
 def _clipped(value):
-    """The integer part, in 0..255, as Pillow's blend makes it."""
+    """Clip to 0..255 and truncate, as Pillow's blend does."""
     return tl.minimum(tl.maximum(value, 0.0), 255.0).to(tl.int32)
 
 
@@ -61,7 +61,7 @@ def _grey(red, green, blue):
 
 @triton.jit
 def _mean_grey(image, pixels, BLOCK: tl.constexpr):
-    """The mean grey of an image, rounded, as float32."""
+    """Rounded mean grey level of an image, float32."""
     total = tl.sum(tl.zeros((BLOCK,), tl.int32), axis=0)
     for start in range(0, pixels, BLOCK):
         place = start + tl.arange(0, BLOCK)
@@ -72,7 +72,7 @@ def _mean_grey(image, pixels, BLOCK: tl.constexpr):
 
 @triton.jit
 def _stretched(image, pixels, channel, BLOCK: tl.constexpr):
-    """The table that spreads a channel over 0..255. Source: Pillow ImageOps.autocontrast."""
+    """(256,) int32 table that stretches a channel to 0..255. Source: Pillow ImageOps.autocontrast."""
     low = tl.sum(tl.zeros((BLOCK,), tl.int32), axis=0) + 255
     high = low - 255
     for start in range(0, pixels, BLOCK):
@@ -90,7 +90,7 @@ def _stretched(image, pixels, channel, BLOCK: tl.constexpr):
 
 @triton.jit
 def _equalized(image, pixels, channel, BLOCK: tl.constexpr):
-    """The table that flattens a channel's histogram. Source: Pillow ImageOps.equalize."""
+    """(256,) int32 table that flattens a channel's histogram. Source: Pillow ImageOps.equalize."""
     counts = tl.zeros((256,), tl.int32)
     for start in range(0, pixels, BLOCK):
         place = start + tl.arange(0, BLOCK)
@@ -105,7 +105,7 @@ def _equalized(image, pixels, channel, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mirrored(index, size):
-    """Index mirrored into [0, size) without repeating the border; any index."""
+    """Reflect any index into [0, size) without repeating the border."""
     period = tl.maximum(2 * (size - 1), 1)
     index = (index % period + period) % period
     return tl.where(index < size, index, period - index)
@@ -119,7 +119,7 @@ def _weight(distance, sigma):
 
 @triton.jit
 def _bilinear(a, b, c, d, du, dv):
-    """Of four levels, by 2048ths, rounded."""
+    """Bilinear interpolation of four levels, rounded; `du`, `dv` in 1/2048."""
     upper = a * (2048 - du) + b * du
     lower = c * (2048 - du) + d * du
     return (upper * (2048 - dv) + lower * dv + (1 << 21)) >> 22
@@ -127,7 +127,7 @@ def _bilinear(a, b, c, d, du, dv):
 
 @triton.jit
 def _sharpened(image, line, place, inner, channel, factor):
-    """Source: Pillow ImageEnhance.Sharpness: away from ImageFilter.SMOOTH."""
+    """Source: Pillow ImageEnhance.Sharpness, extrapolation from ImageFilter.SMOOTH."""
     at = image + 3 * place + channel
     middle = tl.load(at, mask=inner, other=0).to(tl.int32)
     total = 5 * middle
@@ -135,13 +135,13 @@ def _sharpened(image, line, place, inner, channel, factor):
         for x in tl.static_range(-1, 2):
             if y != 0 or x != 0:
                 total += tl.load(at + y * line + 3 * x, mask=inner, other=0).to(tl.int32)
-    smooth = (((2 * total + 13) * 10083) >> 18).to(tl.float32)  # a 13th, rounded: exact up to 13 * 255
+    smooth = (((2 * total + 13) * 10083) >> 18).to(tl.float32)  # total / 13 rounded; exact up to 13 * 255
     return _clipped(smooth + factor * (middle.to(tl.float32) - smooth))
 
 
 @triton.jit
 def _turned(hue, top, chroma, n):
-    k = hue + n  # -3 to 13, and so modulo 6 is these three lines
+    k = hue + n  # -3 to 13; the next three lines are k modulo 6
     k = tl.where(k < 0.0, k + 6.0, k)
     k = tl.where(k >= 6.0, k - 6.0, k)
     k = tl.where(k >= 6.0, k - 6.0, k)
@@ -149,24 +149,24 @@ def _turned(hue, top, chroma, n):
     return (top + 0.5 - chroma * part).to(tl.int32)
 
 
-# why not specialised: a kernel for another size or alignment would be compiled in the middle of a run
+# why not specialised: a new size or alignment would trigger a compilation in the middle of a run
 @triton.jit(
     do_not_specialize=["slot", "slots", "fields", "side", "part"],
-    do_not_specialize_on_alignment=["source", "target", "program"],
+    do_not_specialize_on_alignment=["source", "target", "params"],
 )
-def run_slot(
-    source, target, program, slot, slots, fields, side, part,
+def apply_slot(
+    source, target, params, slot, slots, fields, side, part,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Operation `slot` of every image; program (i, k) writes pixels k * part to (k + 1) * part of image i.
+    """Apply operation `slot` to every image; program (i, k) writes pixels k * part to (k + 1) * part of image i.
 
     source, target   (N, side, side, 3) uint8, different buffers
-    program          (N, fields) int32: kinds of all `slots`, then the bits of `_VALUES` float32 a slot
+    params           (N, fields) int32: the kinds of all `slots`, then the bits of `_VALUES` float32 per slot
     """
     number = tl.program_id(0).to(tl.int64)
     pixels = side * side
     image, out = source + number * (3 * pixels), target + number * (3 * pixels)
-    row = program + number * fields
+    row = params + number * fields
     kind = tl.load(row + slot)
     values = row + slots + slot * _VALUES
     factor = tl.load(values).to(tl.float32, bitcast=True)
@@ -213,7 +213,7 @@ def run_slot(
             v = d.to(tl.float64) * x + e.to(tl.float64) * y + f.to(tl.float64)
             seen = inside & (u >= 0) & (u < side) & (v >= 0) & (v < side)
             u, v = tl.where(seen, u, 0.0), tl.where(seen, v, 0.0)
-            # why: in 2048ths of a px; 0.5 px more than the place of the left and upper neighbour, so never below 0
+            # in 1/2048 px: u - 0.5 (relative to pixel centres) + 1 (so never negative)
             column, line = (u * 2048.0 + 1024.0).to(tl.int32), (v * 2048.0 + 1024.0).to(tl.int32)
             du, dv = column & 2047, line & 2047
             x0, x1 = tl.maximum((column >> 11) - 1, 0), tl.minimum(column >> 11, side - 1)
