@@ -23,7 +23,7 @@ from prep.execute.process_pool import start_fork_server
 from .config import MARGIN, RESOLUTIONS, Settings, parse_resolutions
 
 if TYPE_CHECKING:
-    from prep.execute.stats import Tally
+    from prep.execute.stats import RunStats
     from prep.plan.inputs import Inputs
 
 __all__ = ["main"]
@@ -71,27 +71,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None, *, ahead: Callable[[], None] = lambda: None) -> int:
+def main(argv: Sequence[str] | None = None, *, before_work: Callable[[], None] = lambda: None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`.
 
     `ahead` is called as soon as it is clear that there will be work on this machine.
     """
     try:
         args = vars(_parser().parse_args(argv))
-        dry = args.pop("dry_run")
-        asked = args.pop("res")
-        resolutions = parse_resolutions(RESOLUTIONS if asked is None else asked)
+        is_dry_run = args.pop("dry_run")
+        res_text = args.pop("res")
+        resolutions = parse_resolutions(RESOLUTIONS if res_text is None else res_text)
         if not args["src"]:
-            raise _missing_source(args["out"], () if asked is None else resolutions)
+            raise _missing_source(args["out"], () if res_text is None else resolutions)
         settings = Settings(resolutions=resolutions, **args)
         if settings.engine == "local":
-            ahead()
-        text = _dry_run(settings) if dry else _run(settings)
+            before_work()
+        text = _dry_run(settings) if is_dry_run else _run(settings)
         # why: file names may hold bytes that are no text; what is said about them has to come through
         print(strip_credentials(text).encode(errors="backslashreplace").decode())
     except (ResoluteError, OSError) as error:
-        told = from_os_error(error) if isinstance(error, OSError) else error
-        print(strip_credentials(f"prep: {told}").encode(errors="backslashreplace").decode(), file=sys.stderr)
+        message = from_os_error(error) if isinstance(error, OSError) else error
+        print(strip_credentials(f"prep: {message}").encode(errors="backslashreplace").decode(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("prep: interrupted; run the same command again to go on", file=sys.stderr)
@@ -100,10 +100,10 @@ def main(argv: Sequence[str] | None = None, *, ahead: Callable[[], None] = lambd
 
 
 def _missing_source(out: str, resolutions: tuple[int, ...]) -> ResoluteError:
-    from prep.shards.source_record import missing_source
+    from prep.shards.source_record import missing_source_error
     from prep.storage.output import open_store
 
-    return missing_source(open_store(out), resolutions)
+    return missing_source_error(open_store(out), resolutions)
 
 
 def _run(settings: Settings) -> str:
@@ -118,26 +118,26 @@ def _run(settings: Settings) -> str:
         bar: Any = None  # opened only when there is work to show
         began = perf_counter()
 
-        def found(inputs: Inputs, images: int, kept: int) -> None:
+        def on_start(inputs: Inputs, images: int, kept_shards: int) -> None:
             nonlocal bar, began
-            if kept:
-                print(f"prep: {kept} shards are there already", file=sys.stderr)
+            if kept_shards:
+                print(f"prep: {kept_shards} shards are there already", file=sys.stderr)
             # why: disable=None keeps logs that are not a terminal free of progress bars
             bar = stack.enter_context(
                 tqdm(total=images, unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1)
             )
             began = perf_counter()
 
-        def progress(tally: Tally) -> None:
-            rate = tally.read_bytes / 1e6 / max(1e-9, perf_counter() - began)
-            bar.set_postfix({"MB/s": f"{rate:.0f}", "rejects": tally.rejects}, refresh=False)
-            bar.update(tally.images - bar.n)
+        def progress(stats: RunStats) -> None:
+            rate = stats.read_bytes / 1e6 / max(1e-9, perf_counter() - began)
+            bar.set_postfix({"MB/s": f"{rate:.0f}", "rejects": stats.rejects}, refresh=False)
+            bar.update(stats.images - bar.n)
 
-        built = build(settings, found=found, progress=progress)
+        result = build(settings, on_start=on_start, progress=progress)
     store = open_store(settings.out)
-    text = summary(settings, built, store)
-    if built.tally is not None:
-        text += f"\n  report: {write_report(store, built)}"
+    text = summary(settings, result, store)
+    if result.stats is not None:
+        text += f"\n  report: {write_report(store, result)}"
     return text
 
 
@@ -150,4 +150,4 @@ def _dry_run(settings: Settings) -> str:
 if __name__ == "__main__":
     from pipeline.cli import run_main
 
-    run_main(lambda: main(ahead=start_fork_server))
+    run_main(lambda: main(before_work=start_fork_server))

@@ -88,10 +88,10 @@ class Settings:
                 f"--val-frac: out of range, got {self.val_frac}, expected above 0 and below 1; "
                 "hold out 0.1, or name the images with --val or --val-list"
             )
-        given = [name for name in ("val", "val_list", "val_frac", "folds") if getattr(self, name) is not None]
-        if len(given) > 1:
-            one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
-            raise ResoluteError(f"{one}: given together with {other}, expected one of them; drop the other")
+        chosen = [name for name in ("val", "val_list", "val_frac", "folds") if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            first, second = (f"--{name.replace('_', '-')}" for name in chosen[:2])
+            raise ResoluteError(f"{first}: given together with {second}, expected one of them; drop the other")
         if self.engine not in ("local", "ray"):
             raise ResoluteError(f"--engine: got {self.engine!r}, expected local or ray; choose one")
         if self.ray_address is not None and self.engine != "ray":
@@ -118,7 +118,7 @@ class Settings:
             out=_absolute(self.out),
         )
 
-    def in_plan(self) -> dict[str, Any]:
+    def plan_settings(self) -> dict[str, Any]:
         """What decides the bytes of the set at any resolution, and nothing else: no paths, no number of workers."""
         val: dict[str, Any] = {"how": "frac", "frac": self.held_out_frac}
         if self.val is not None or self.val_list is not None:
@@ -134,9 +134,9 @@ class Settings:
         }
 
 
-def _absolute(place: str) -> str:
-    place = place.removeprefix("file://").removeprefix("local://")
-    return place if is_url(place) else str(Path(place).absolute())
+def _absolute(path: str) -> str:
+    path = path.removeprefix("file://").removeprefix("local://")
+    return path if is_url(path) else str(Path(path).absolute())
 
 
 def parse_resolutions(text: str) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
-from prep.storage.hashed_file import writing
+from prep.storage.hashed_file import write_errors
 
 from .demo_scene import CLASSES, draw
 
@@ -44,34 +44,34 @@ def make_demo(out: Path, *, images: int, seed: int, workers: int) -> bool:
         raise ResoluteError(f"--images: too few, got {images}, expected at least {len(CLASSES)}; ask for more")
     stamp = json.dumps({"images": images, "seed": seed, "drawing": _DRAWING}) + "\n"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        got = _stamp(out)
-        if got == stamp:
+        existing_stamp = _stamp(out)
+        if existing_stamp == stamp:
             return False
         raise ResoluteError(
-            f"{out}: in the way, got {'other demo photos' if got else 'something else'}, expected an empty or "
+            f"{out}: in the way, got {'other demo photos' if existing_stamp else 'something else'}, expected an empty or "
             "new folder; delete it or choose another --out"
         )
-    part = out.with_name(f"{out.name}.part")
-    if part.exists():
-        if not _stamp(part):
-            raise ResoluteError(f"{part}: in the way, got something else, expected nothing; delete or move it")
-        shutil.rmtree(part)
-    with writing(part):
-        part.mkdir(parents=True)
-        (part / STAMP).write_text(stamp)
+    partial_folder = out.with_name(f"{out.name}.part")
+    if partial_folder.exists():
+        if not _stamp(partial_folder):
+            raise ResoluteError(f"{partial_folder}: in the way, got something else, expected nothing; delete or move it")
+        shutil.rmtree(partial_folder)
+    with write_errors(partial_folder):
+        partial_folder.mkdir(parents=True)
+        (partial_folder / STAMP).write_text(stamp)
         for name in CLASSES:
-            (part / name).mkdir()
+            (partial_folder / name).mkdir()
     context = multiprocessing.get_context("forkserver")
-    work = partial(_make_one, part, seed)
-    with ProcessPoolExecutor(workers, mp_context=context) as pool, writing(part):
+    draw_one = partial(_draw_photo, partial_folder, seed)
+    with ProcessPoolExecutor(workers, mp_context=context) as pool, write_errors(partial_folder):
         try:
-            for _ in tqdm(pool.map(work, range(images), chunksize=16), total=images, unit=" photos", disable=None):
+            for _ in tqdm(pool.map(draw_one, range(images), chunksize=16), total=images, unit=" photos", disable=None):
                 pass
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    with writing(out):
-        part.replace(out)
+    with write_errors(out):
+        partial_folder.replace(out)
     return True
 
 
@@ -80,7 +80,7 @@ def _stamp(folder: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def _make_one(out: Path, seed: int, number: int) -> None:
+def _draw_photo(out: Path, seed: int, number: int) -> None:
     label = number % len(CLASSES)
     rng = np.random.default_rng([seed, number])
     pixels = draw(rng, label)
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     try:
         workers = args.workers or available_cpus()
-        made = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
+        created = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
     except ResoluteError as error:
         print(f"prep.demo: {error}", file=sys.stderr)
         return 2
@@ -107,8 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("prep.demo: interrupted; run the same command again", file=sys.stderr)
         return 130
     elapsed_s = time.perf_counter() - began
-    told = f"{args.images} photos, {len(CLASSES)} classes, {elapsed_s:.1f} s" if made else "already there"
-    print(f"{args.out}: {told}")
+    outcome = f"{args.images} photos, {len(CLASSES)} classes, {elapsed_s:.1f} s" if created else "already there"
+    print(f"{args.out}: {outcome}")
     return 0
 
 

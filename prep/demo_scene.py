@@ -189,9 +189,9 @@ def _muted(rng: Generator) -> Floats:
     return colour.mean() + (colour - colour.mean()) * np.float32(rng.uniform(0.15, 0.8))
 
 
-def _contrasting(rng: Generator, other: Floats) -> Floats:
+def _contrasting(rng: Generator, reference: Floats) -> Floats:
     """A random colour whose brightness is at least 70 levels from `other`'s."""
     while True:
         colour = _colour(rng)
-        if abs(float(colour.mean() - other.mean())) > 70:
+        if abs(float(colour.mean() - reference.mean())) > 70:
             return colour

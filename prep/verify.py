@@ -25,21 +25,21 @@ from pipeline.cpu_count import available_cpus
 from pipeline.dataset.source_record import SOURCE_RECORD
 from pipeline.errors import ResoluteError, from_os_error, strip_credentials
 from pipeline.storage.scratch import ScratchFolder
-from prep.shards.existing_set import COPY, DAMAGED, MANIFEST
-from prep.shards.shard_check import ShardFiles, begin_worker, check_shard
-from prep.shards.source_record import again_command
-from prep.shards.verified_index import Known, find_manifest
+from prep.shards.existing_set import DAMAGED, MANIFEST, MANIFEST_COPY
+from prep.shards.shard_check import ShardFiles, check_shard, init_worker
+from prep.shards.source_record import rerun_command
+from prep.shards.verified_index import VerifiedIndex, find_manifest
 from prep.storage.hashed_file import FileInfo
-from prep.storage.output import WORK, Store, open_store
+from prep.storage.output import RUN_FOLDER, Store, open_store
 
-__all__ = ["Verdict", "main", "to_rebuild", "verify"]
+__all__ = ["VerifyResult", "main", "to_rebuild", "verify"]
 
-_OUTSIDE = frozenset({MANIFEST, COPY, DAMAGED, SOURCE_RECORD, "report.html"})  # of the set, but not in its manifest
-_NAMED = 8  # shards or strangers told by name
+_OUTSIDE = frozenset({MANIFEST, MANIFEST_COPY, DAMAGED, SOURCE_RECORD, "report.html"})  # of the set, but not in its manifest
+_MAX_NAMED = 8  # shards or strangers told by name
 
 
 @dataclass(kw_only=True)
-class Verdict:
+class VerifyResult:
     """What `verify` found: `damaged` files and what is wrong with each; `strangers`, files that are no part.
 
     `manifest` is None where neither it nor its copy can be used.
@@ -47,11 +47,11 @@ class Verdict:
 
     manifest: dict[str, Any] | None
     damaged: dict[str, str] = field(default_factory=dict)
-    strangers: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
     elapsed_s: float = 0.0
 
 
-def verify(store: Store, *, workers: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Verdict:
+def verify(store: Store, *, workers: int, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyResult:
     """Hash every file, decode every picture and compare all with the index, tars in `workers` processes.
 
     `progress` is told (bytes done, bytes in all). Writes nothing. Raises `ResoluteError` if there is no
@@ -59,49 +59,49 @@ def verify(store: Store, *, workers: int, progress: Callable[[int, int], None] =
     """
     began = time.perf_counter()
     manifest, damaged = find_manifest(store)
-    verdict = Verdict(manifest=manifest, damaged=damaged)
+    result = VerifyResult(manifest=manifest, damaged=damaged)
     if manifest is not None:
         files = {name: FileInfo(nbytes=i["bytes"], sha256=i["sha256"]) for name, i in manifest["files"].items()}
-        verdict.strangers = _strangers(store, files)
+        result.unexpected = _unexpected_files(store, files)
         with ScratchFolder() as scratch:
-            known = Known(store, manifest, files, scratch)
-            shards = list(known.shards())
-            damaged |= known.damaged
+            index = VerifiedIndex(store, manifest, files, scratch)
+            shards = list(index.shards())
+            damaged |= index.damaged
             total = sum(shard.tar.nbytes for shard in shards)
             done = 0
-            for shard, wrong in _in_processes(shards, workers):
-                damaged |= wrong
+            for shard, faults in _in_processes(shards, workers):
+                damaged |= faults
                 done += shard.tar.nbytes
                 progress(done, total)
-            known.close()
-    verdict.damaged = dict(sorted(damaged.items()))
-    verdict.elapsed_s = time.perf_counter() - began
-    return verdict
+            index.close()
+    result.damaged = dict(sorted(damaged.items()))
+    result.elapsed_s = time.perf_counter() - began
+    return result
 
 
-def _strangers(store: Store, files: Mapping[str, Any]) -> list[str]:
+def _unexpected_files(store: Store, files: Mapping[str, Any]) -> list[str]:
     ours = {name.rpartition("/")[0] for name in files} | {"index", ""}
-    found = []
+    unexpected = []
     for folder in ("", *store.folders()):
-        if folder in (WORK, "report"):
+        if folder in (RUN_FOLDER, "report"):
             continue
         names = [f"{folder}/{name}".lstrip("/") for name in store.names(folder)]
         if folder in ours:
-            found += [name for name in names if name not in files and name not in _OUTSIDE]
+            unexpected += [name for name in names if name not in files and name not in _OUTSIDE]
         else:
-            found.append(f"{folder}/")
-    return sorted(found)
+            unexpected.append(f"{folder}/")
+    return sorted(unexpected)
 
 
 def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[ShardFiles, dict[str, str]]]:
     """Each shard and what is wrong with it, as they get done. Interrupted, it ends without waiting for tars."""
     context = multiprocessing.get_context("forkserver")
     stop = context.Event()
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=begin_worker, initargs=(stop,))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=init_worker, initargs=(stop,))
     try:
-        waiting = {pool.submit(check_shard, shard): shard for shard in shards}
-        for future in as_completed(waiting):
-            yield waiting.pop(future), future.result()
+        shard_of = {pool.submit(check_shard, shard): shard for shard in shards}
+        for future in as_completed(shard_of):
+            yield shard_of.pop(future), future.result()
     except BrokenProcessPool:
         raise ResoluteError(
             "verify: a worker process died, expected it to live; it may have been out of memory: try fewer "
@@ -114,23 +114,23 @@ def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[
 
 def to_rebuild(manifest: Mapping[str, Any], damaged: Set[str]) -> dict[str, list[str]]:
     """What `prep` will do again to repair the set: resolution -> shards. See `prep.shards.existing_set.Base.get`."""
-    again: dict[str, list[str]] = {}
+    to_do: dict[str, list[str]] = {}
     for res in manifest["resolutions"]:
         for split, info in manifest["splits"].items():
             index = {f"index/{split}.npy", f"index/{split}.source.npy", f"index/{split}-{res}.npy", "rejects.jsonl"}
             for shard in info["shards"]:
                 if not damaged.isdisjoint({*index, f"{res}/{shard}.tar", f"{res}/{shard}.idx"}):
-                    again.setdefault(res, []).append(shard)
-    return again
+                    to_do.setdefault(res, []).append(shard)
+    return to_do
 
 
-def _told(store: Store, verdict: Verdict) -> str:
+def _summary(store: Store, result: VerifyResult) -> str:
     """The closing lines, without a final newline."""
-    manifest, damaged = verdict.manifest, verdict.damaged
+    manifest, damaged = result.manifest, result.damaged
     if manifest is None:
-        return _lines(store, damaged) + (
+        return _damage_lines(store, damaged) + (
             "\nneither the manifest nor its copy can be used: start over: "
-            f"run {again_command(store, rebuild=True)}"
+            f"run {rerun_command(store, rebuild=True)}"
         )
     files = manifest["files"]
     if not damaged:
@@ -139,29 +139,29 @@ def _told(store: Store, verdict: Verdict) -> str:
         gigabytes = sum(info["bytes"] for info in files.values()) / 1e9
         return (
             f"{store.where}: sound, {samples} samples, {len(manifest['resolutions'])} resolutions, "
-            f"{shards} shards, {gigabytes:.3g} GB, {verdict.elapsed_s:.1f} s"
+            f"{shards} shards, {gigabytes:.3g} GB, {result.elapsed_s:.1f} s"
         )
-    text = _lines(store, damaged)
+    text = _damage_lines(store, damaged)
     for res, shards_of in to_rebuild(manifest, set(damaged)).items():
-        text += f"\n  to rebuild at {res} px: {_some(shards_of)}"
-    return text + f"\nrun {again_command(store)}: it rebuilds only these"
+        text += f"\n  to rebuild at {res} px: {_first_names(shards_of)}"
+    return text + f"\nrun {rerun_command(store)}: it rebuilds only these"
 
 
-def _lines(store: Store, damaged: Mapping[str, str]) -> str:
-    told = [f"{store.where}: damaged, {len(damaged)} file{'s' * (len(damaged) > 1)}"]
-    return "\n".join(told + [f"  {name}: {what}" for name, what in damaged.items()])
+def _damage_lines(store: Store, damaged: Mapping[str, str]) -> str:
+    message = [f"{store.where}: damaged, {len(damaged)} file{'s' * (len(damaged) > 1)}"]
+    return "\n".join(message + [f"  {name}: {what}" for name, what in damaged.items()])
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+def _first_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
-def _remember(store: Store, verdict: Verdict) -> None:
+def _write_damaged_list(store: Store, result: VerifyResult) -> None:
     """Tell the next `prep` what to repair: `damaged.json`, which a sound set does not have."""
     try:
-        if verdict.damaged:
-            store.write(DAMAGED, (json.dumps(list(verdict.damaged), indent=1) + "\n").encode())
+        if result.damaged:
+            store.write(DAMAGED, (json.dumps(list(result.damaged), indent=1) + "\n").encode())
         elif store.size(DAMAGED) is not None:
             store.remove(DAMAGED)
     except ResoluteError as error:
@@ -194,20 +194,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bar.total = total
                 bar.update(done - bar.n)
 
-            verdict = verify(store, workers=workers, progress=progress)
-        if verdict.strangers:
-            print(f"verify: not of the set, left alone: {_some(verdict.strangers)}", file=sys.stderr)
-        _remember(store, verdict)
+            result = verify(store, workers=workers, progress=progress)
+        if result.unexpected:
+            print(f"verify: not of the set, left alone: {_first_names(result.unexpected)}", file=sys.stderr)
+        _write_damaged_list(store, result)
         # why: file names may hold bytes that are no text
-        print(_told(store, verdict).encode(errors="backslashreplace").decode())
+        print(_summary(store, result).encode(errors="backslashreplace").decode())
     except (ResoluteError, OSError) as error:
-        told = from_os_error(error) if isinstance(error, OSError) else error
-        print(strip_credentials(f"verify: {told}").encode(errors="backslashreplace").decode(), file=sys.stderr)
+        message = from_os_error(error) if isinstance(error, OSError) else error
+        print(strip_credentials(f"verify: {message}").encode(errors="backslashreplace").decode(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("verify: interrupted", file=sys.stderr)
         return 130
-    return 1 if verdict.damaged else 0
+    return 1 if result.damaged else 0
 
 
 if __name__ == "__main__":

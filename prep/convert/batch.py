@@ -8,13 +8,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from prep.sources.image_ref import Location
+from prep.sources.image_ref import ByteRange
 
-__all__ = ["Chunk", "Job", "Task", "Times"]
+__all__ = ["Batch", "BatchResult", "EncodeOptions", "Times"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class EncodeOptions:
     """What is the same for every image: JPEG quality, digits of a label, `codec_versions` that workers must have."""
 
     quality: int
@@ -23,7 +23,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Batch:
     """Consecutive samples of one shard: the first one's key, where they lie and their class numbers.
 
     `short_sides` are in px, one a tar. Images in `skip` (position in `places` -> reason) are not touched: they
@@ -31,7 +31,7 @@ class Task:
     """
 
     first_key: int
-    places: tuple[Location, ...]
+    byte_ranges: tuple[ByteRange, ...]
     labels: tuple[int, ...]
     short_sides: tuple[int, ...]
     skip: Mapping[int, str] = field(default_factory=dict)
@@ -44,11 +44,11 @@ class Times:
     read_s: float = 0.0
     decode_s: float = 0.0
     convert_s: float = 0.0  # resize and encode
-    slow: tuple[float, int] = (0.0, 0)
+    slowest: tuple[float, int] = (0.0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk:
+class BatchResult:
     """What a task became.
 
     `tars[r]` holds its members at resolution r, whole 512-byte blocks. `samples` (n,) SAMPLE (`fold` 0);

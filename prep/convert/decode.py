@@ -34,12 +34,12 @@ _ORIENTATION = 0x0112  # Source: Exif 2.32, section 4.6.4
 _SCAN, _APP1, _PROGRESSIVE = 0xDA, 0xE1, (0xC2, 0xCA)  # Source: ITU-T T.81, table B.1
 _WEBP_SIDE_PX = 16_383  # of the format; an animation that would not fit one picture is no photo
 _BAND_PIXELS = 1 << 20
-_COPIES = {"WEBP": 2}  # its decoder holds two canvases, and Pillow copies one twice
+_DECODER_COPIES = {"WEBP": 2}  # its decoder holds two canvases, and Pillow copies one twice
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
 
 Image.init()  # why: `Image.open(formats=...)` knows only the plugins that are loaded
-_KNOWN = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
-_FORMATS: tuple[str, ...] = tuple(name for name in _KNOWN if name in Image.OPEN)  # AVIF may be missing
+_WANTED_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
+_FORMATS: tuple[str, ...] = tuple(name for name in _WANTED_FORMATS if name in Image.OPEN)  # AVIF may be missing
 
 
 def decode(data: bytes) -> NDArray[np.uint8]:
@@ -54,28 +54,28 @@ def decode(data: bytes) -> NDArray[np.uint8]:
         raise Reject(f"too many bytes: {len(data)}")
     if data[:2] == b"\xff\xd8":
         segments = _segments(data)
-        pixels = _plain_jpeg(data, progressive=any(marker in _PROGRESSIVE for marker, _ in segments))
+        pixels = _decode_jpeg(data, progressive=any(marker in _PROGRESSIVE for marker, _ in segments))
         if pixels is not None:
-            return _upright(pixels, _jpeg_orientation(data, segments))
-    return _careful(data)
+            return _apply_orientation(pixels, _jpeg_orientation(data, segments))
+    return _decode_with_pillow(data)
 
 
 def _segments(data: bytes) -> list[tuple[int, int]]:
     """(marker, where its content starts) of a JPEG's segments up to its first scan, as far as they make sense."""
-    found, at = [], 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
+    segments, pos = [], 2
+    while pos + 4 <= len(data) and data[pos] == 0xFF:
+        marker = data[pos + 1]
         if marker == 0xFF:  # a fill byte
-            at += 1
+            pos += 1
             continue
-        found.append((marker, at + 4))
+        segments.append((marker, pos + 4))
         if marker == _SCAN:
             break
-        at += 2 + (data[at + 2] << 8 | data[at + 3])
-    return found
+        pos += 2 + (data[pos + 2] << 8 | data[pos + 3])
+    return segments
 
 
-def _plain_jpeg(data: bytes, *, progressive: bool) -> NDArray[np.uint8] | None:
+def _decode_jpeg(data: bytes, *, progressive: bool) -> NDArray[np.uint8] | None:
     """The fast way; None where Pillow should have a look. Raises `Reject` for what is too much, and for damage."""
     scans = data.count(b"\xff%c" % _SCAN) if progressive else 1
     if scans > MAX_SCANS:
@@ -83,9 +83,9 @@ def _plain_jpeg(data: bytes, *, progressive: bool) -> NDArray[np.uint8] | None:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
         _check_size(int(width), int(height))
-        plain = colorspace in ("YCbCr", "Gray", "RGB")
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB" if plain else "CMYK")
-        return pixels if plain else None  # why: whole, but Pillow knows whose CMYK is inverted
+        direct = colorspace in ("YCbCr", "Gray", "RGB")
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB" if direct else "CMYK")
+        return pixels if direct else None  # why: whole, but Pillow knows whose CMYK is inverted
     except ValueError as error:
         complaint = str(error)
         # why: the first scan of a progressive file is the whole picture, so one that breaks off after it is
@@ -104,7 +104,7 @@ def _only_padding(data: bytes, complaint: str) -> bool:
 
 
 def _jpeg_orientation(data: bytes, segments: list[tuple[int, int]]) -> int:
-    if not any(marker == _APP1 and data.startswith(b"Exif\0\0", at) for marker, at in segments):
+    if not any(marker == _APP1 and data.startswith(b"Exif\0\0", pos) for marker, pos in segments):
         return 1  # why: most photos of a training set have none, and asking Pillow costs 0.3 ms
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # why: broken EXIF is no reason to reject the picture
@@ -115,12 +115,12 @@ def _jpeg_orientation(data: bytes, segments: list[tuple[int, int]]) -> int:
             return 1
 
 
-def _careful(data: bytes) -> NDArray[np.uint8]:
+def _decode_with_pillow(data: bytes) -> NDArray[np.uint8]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                _check_size(*image.size, copies=_COPIES.get(image.format or "", 1))
+                _check_size(*image.size, copies=_DECODER_COPIES.get(image.format or "", 1))
                 if image.format == "PNG":
                     _check_png(data)
                 if image.format == "BMP":
@@ -140,7 +140,7 @@ def _careful(data: bytes) -> NDArray[np.uint8]:
             text = " ".join(str(error).split())
             kind = "truncated" if "truncated" in text.lower() else "cannot be decoded"
             raise Reject(f"{kind}: {text or type(error).__name__}") from None
-    return _upright(pixels, orientation)
+    return _apply_orientation(pixels, orientation)
 
 
 def _check_png(data: bytes) -> None:
@@ -188,7 +188,7 @@ def _bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
-def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+def _apply_orientation(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Undo EXIF orientation 1..8. Source: Exif 2.32, section 4.6.4, tag Orientation."""
     if orientation == 1:
         return pixels

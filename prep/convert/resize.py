@@ -10,11 +10,11 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from .resize_kernel import MIN_WIDTH_PX, shrink, windows
+from .resize_kernel import MIN_WIDTH_PX, resample_weights, shrink
 
-__all__ = ["Stored", "fit", "jpegs", "resize"]
+__all__ = ["EncodedJpeg", "fit", "resize", "resize_and_encode"]
 
-Stored = tuple[bytes, int, int]  # a JPEG, its width and its height in px
+EncodedJpeg = tuple[bytes, int, int]  # a JPEG, its width and its height in px
 
 
 def fit(width: int, height: int, short_side: int) -> tuple[int, int]:
@@ -29,9 +29,9 @@ def fit(width: int, height: int, short_side: int) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=512)  # why: most photos of a set share a few sides; 20 us each time otherwise
-def _windows(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
-    found: Any = windows(length, shorter)
-    return found
+def _cached_weights(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
+    weights: Any = resample_weights(length, shorter)
+    return weights
 
 
 def resize(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
@@ -46,22 +46,22 @@ def resize(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uin
     if w < MIN_WIDTH_PX:  # why: the kernel reads whole vectors; no weight falls on what is added
         pixels = np.pad(pixels, ((0, 0), (0, MIN_WIDTH_PX - w), (0, 0)))
     small = np.empty((height, width, 3), np.uint8)
-    shrink(pixels.reshape(h, -1), *_windows(h, height), *_windows(w, width), small.reshape(height, -1))
+    shrink(pixels.reshape(h, -1), *_cached_weights(h, height), *_cached_weights(w, width), small.reshape(height, -1))
     return small
 
 
-def jpegs(pixels: NDArray[np.uint8], short_sides: Sequence[int], quality: int) -> list[Stored]:
+def resize_and_encode(pixels: NDArray[np.uint8], short_sides: Sequence[int], quality: int) -> list[EncodedJpeg]:
     """One baseline RGB 4:2:0 JPEG per short side (px), each resized from the full image `pixels`.
 
     `pixels` (H, W, 3) uint8 RGB, C-contiguous. `quality` is libjpeg's, 1..100. No EXIF, no profile.
     """
     height, width = pixels.shape[:2]
-    done: dict[tuple[int, int], bytes] = {}
-    stored = []
+    encoded: dict[tuple[int, int], bytes] = {}
+    jpegs = []
     for short_side in short_sides:
         size = fit(width, height, short_side)
-        if size not in done:
+        if size not in encoded:
             small = resize(pixels, *size)
-            done[size] = simplejpeg.encode_jpeg(small, quality, "RGB", "420", False)
-        stored.append((done[size], *size))
-    return stored
+            encoded[size] = simplejpeg.encode_jpeg(small, quality, "RGB", "420", False)
+        jpegs.append((encoded[size], *size))
+    return jpegs

@@ -16,14 +16,14 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-__all__ = ["MIN_WIDTH_PX", "shrink", "windows"]
+__all__ = ["MIN_WIDTH_PX", "resample_weights", "shrink"]
 
 # Keys' cubic with a little more edge than the usual -0.5: at least 56.5 dB from that one and 46.4 dB from Lanczos-3
 # (photos at 146/183/256 px), where -0.5 itself has 45.1 dB from Lanczos, and Lanczos costs half as much again.
 # Source: Keys, Cubic convolution interpolation for digital image processing, IEEE TASSP 29 (1981), equation (15).
 _A = -0.57
 _ONE_BITS = 14  # of a weight: the largest is 1.0 and has to fit 16 bits
-_KEPT_BITS = 6  # below the point, between the passes: 255 and a half as much overshoot fit 16 bits
+_FRACTION_BITS = 6  # below the point, between the passes: 255 and a half as much overshoot fit 16 bits
 _ROWS = 8
 _PIXEL = 3 * _ROWS  # values of one pixel of eight rows
 _ROW_LANES = 64
@@ -57,8 +57,8 @@ def _dot(lanes: int, shift: int) -> Any:
             pixels = b.load(lanes_at(2, at), align=1)
             widen = b.sext if src.dtype.signed else b.zext
             weight = b.load(b.gep(context.make_array(sig.args[5])(context, b, args[5]).data, [b.add(args[6], k)]))
-            one = b.insert_element(ir.Constant(ir.VectorType(i16, lanes), ir.Undefined), weight, ir.Constant(i32, 0))
-            splat = b.shuffle_vector(one, one, ir.Constant(wide, [0] * lanes))
+            first_lane = b.insert_element(ir.Constant(ir.VectorType(i16, lanes), ir.Undefined), weight, ir.Constant(i32, 0))
+            splat = b.shuffle_vector(first_lane, first_lane, ir.Constant(wide, [0] * lanes))
             more = b.add(total, b.mul(widen(pixels, wide), b.sext(splat, wide)))
             next_k, next_at = b.add(k, ir.Constant(i64, 1)), b.add(at, args[4])
             for phi, first, later in (
@@ -94,13 +94,13 @@ def _compiled(signature: str) -> Any:
     return compile_
 
 
-_dot_rows = _dot(_ROW_LANES, _ONE_BITS - _KEPT_BITS)
+_dot_rows = _dot(_ROW_LANES, _ONE_BITS - _FRACTION_BITS)
 # A pixel's 24 values; LLVM makes twice as slow a loop of vectors whose length is no power of two.
-_dot_16, _dot_8 = _dot(16, _ONE_BITS + _KEPT_BITS), _dot(8, _ONE_BITS + _KEPT_BITS)
+_dot_16, _dot_8 = _dot(16, _ONE_BITS + _FRACTION_BITS), _dot(8, _ONE_BITS + _FRACTION_BITS)
 
 
 @_compiled("Tuple((int64[::1], int16[:, ::1]))(int64, int64)")
-def windows(length: int, shorter: int) -> Any:
+def resample_weights(length: int, shorter: int) -> Any:
     """Where each of `shorter` outputs starts among `length` inputs, and its weights there: 2**14 in all.
 
     The filter is widened by the scale (antialiasing). Source: the windows are Pillow's, Resample.c.
@@ -111,29 +111,29 @@ def windows(length: int, shorter: int) -> Any:
     starts = np.empty(shorter, np.int64)
     weights = np.empty((shorter, taps), np.int16)
     exact = np.empty(taps)
-    most = 1
+    max_taps = 1
     for i in range(shorter):
         centre = (i + 0.5) * scale
         first, end = max(0, int(centre - reach + 0.5)), min(length, int(centre + reach + 0.5))
-        most = max(most, end - first)
+        max_taps = max(max_taps, end - first)
     for i in range(shorter):
         centre = (i + 0.5) * scale
         first, end = max(0, int(centre - reach + 0.5)), min(length, int(centre + reach + 0.5))
-        starts[i] = min(first, length - most)
+        starts[i] = min(first, length - max_taps)
         total = 0.0
-        for k in range(most):
+        for k in range(max_taps):
             x = abs(starts[i] + k + 0.5 - centre) * 2.0 / reach
             exact[k] = 0.0
             if first <= starts[i] + k < end and x < 2.0:
                 exact[k] = ((_A + 2) * x - (_A + 3)) * x * x + 1 if x < 1.0 else (((x - 5) * x + 8) * x - 4) * _A
             total += exact[k]
-        running, given = 0.0, 0
-        for k in range(most):  # why: rounding the running sum makes the whole exact
+        running, assigned = 0.0, 0
+        for k in range(max_taps):  # why: rounding the running sum makes the whole exact
             running += exact[k] / total
-            upto = int(np.floor(running * (1 << _ONE_BITS) + 0.5))
-            weights[i, k] = upto - given
-            given = upto
-    return starts, np.ascontiguousarray(weights[:, :most])
+            cumulative = int(np.floor(running * (1 << _ONE_BITS) + 0.5))
+            weights[i, k] = cumulative - assigned
+            assigned = cumulative
+    return starts, np.ascontiguousarray(weights[:, :max_taps])
 
 
 @_compiled(
@@ -148,8 +148,8 @@ def shrink(pixels: Any, tops: Any, row_weights: Any, lefts: Any, column_weights:
     source, down, across = pixels.reshape(-1), row_weights.reshape(-1), column_weights.reshape(-1)
     rows = np.zeros((_ROWS, wide), np.int16)
     flat = rows.reshape(-1)
-    beside = np.empty(wide * _ROWS, np.int16)
-    done = np.empty(narrow * _ROWS, np.uint8)
+    interleaved = np.empty(wide * _ROWS, np.int16)
+    shrunk = np.empty(narrow * _ROWS, np.uint8)
     for top in range(0, len(out), _ROWS):
         count = min(_ROWS, len(out) - top)
         for r in range(count):
@@ -158,18 +158,18 @@ def shrink(pixels: Any, tops: Any, row_weights: Any, lefts: Any, column_weights:
                 x = min(x, wide - _ROW_LANES)  # why: the last tile overlaps the one before it
                 _dot_rows(flat, r * wide + x, source, tops[y] * wide + x, wide, down, y * taps, taps)
         for x in range(wide):  # why: eight explicit stores become one vector shuffle, a loop over them does not
-            beside[8 * x] = rows[0, x]
-            beside[8 * x + 1] = rows[1, x]
-            beside[8 * x + 2] = rows[2, x]
-            beside[8 * x + 3] = rows[3, x]
-            beside[8 * x + 4] = rows[4, x]
-            beside[8 * x + 5] = rows[5, x]
-            beside[8 * x + 6] = rows[6, x]
-            beside[8 * x + 7] = rows[7, x]
+            interleaved[8 * x] = rows[0, x]
+            interleaved[8 * x + 1] = rows[1, x]
+            interleaved[8 * x + 2] = rows[2, x]
+            interleaved[8 * x + 3] = rows[3, x]
+            interleaved[8 * x + 4] = rows[4, x]
+            interleaved[8 * x + 5] = rows[5, x]
+            interleaved[8 * x + 6] = rows[6, x]
+            interleaved[8 * x + 7] = rows[7, x]
         for x in range(len(lefts)):
             to, at, taps = x * _PIXEL, lefts[x] * _PIXEL, column_weights.shape[1]
-            _dot_16(done, to, beside, at, _PIXEL, across, x * taps, taps)
-            _dot_8(done, to + 16, beside, at + 16, _PIXEL, across, x * taps, taps)
+            _dot_16(shrunk, to, interleaved, at, _PIXEL, across, x * taps, taps)
+            _dot_8(shrunk, to + 16, interleaved, at + 16, _PIXEL, across, x * taps, taps)
         for r in range(count):
             for x in range(narrow):
-                out[top + r, x] = done[x * _ROWS + r]
+                out[top + r, x] = shrunk[x * _ROWS + r]

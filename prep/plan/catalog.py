@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError, strip_credentials
-from prep.sources.image_ref import Location, Source, is_url
-from prep.storage.hashed_file import writing
+from prep.sources.image_ref import ByteRange, Source, is_url
+from prep.storage.hashed_file import write_errors
 
 from .classes import MAX_CLASSES, by_name, by_number
 from .external_sort import ENTRY, RUN_RECORDS, Record, RecordFile, sort_records
 from .input_checks import describe_ignored
 
-__all__ = ["ENTRY", "Catalog", "Location", "write_catalog"]
+__all__ = ["ENTRY", "ByteRange", "Catalog", "write_catalog"]
 
 _CHUNK = 1 << 16
 
@@ -43,22 +43,22 @@ class Catalog:
     root: str
     entries: NDArray[np.void]
     names: mmap.mmap
-    places: tuple[str, ...]
+    containers: tuple[str, ...]
     classes: tuple[str, ...]
     ignored: Mapping[str, int]
 
     @classmethod
     def open(cls, folder: Path) -> Catalog:
         """What `write_catalog` left in `folder`."""
-        told = json.loads((folder / "catalog.json").read_bytes())
+        about = json.loads((folder / "catalog.json").read_bytes())
         entries, names = RecordFile.at(folder, "catalog").map()
         return cls(
-            root=told["root"],
+            root=about["root"],
             entries=entries,
             names=names,
-            places=tuple(told["places"]),
-            classes=tuple(told["classes"]),
-            ignored=told["ignored"],
+            containers=tuple(about["places"]),
+            classes=tuple(about["classes"]),
+            ignored=about["ignored"],
         )
 
     def __len__(self) -> int:
@@ -71,29 +71,29 @@ class Catalog:
 
     def name(self, i: int) -> str:
         """What image `i` is called in records and reports."""
-        return os.fsdecode(_public(self._raw_name(i)))
+        return os.fsdecode(_without_credentials(self._raw_name(i)))
 
     def _raw_name(self, i: int) -> bytes:
         ends = self.entries["name_end"]
         return self.names[int(ends[i - 1]) if i else 0 : int(ends[i])]
 
-    def location(self, i: int) -> Location:
+    def byte_range(self, i: int) -> ByteRange:
         """Where image `i` lies, for `fetch`."""
-        _, offset, nbytes, size_bytes, _, place, packed = self.entries[i].item()
-        path = self.places[place - 1] if place else _join(self.root, os.fsdecode(self._raw_name(i)))
-        return Location(path, offset, nbytes, packed, size_bytes)
+        _, offset, nbytes, size_bytes, _, container, packed = self.entries[i].item()
+        path = self.containers[container - 1] if container else _join(self.root, os.fsdecode(self._raw_name(i)))
+        return ByteRange(path, offset, nbytes, packed, size_bytes)
 
     def find(self, name: str) -> int | None:
         """The position of the image with that name, by bisection."""
-        wanted = os.fsencode(name)
+        target = os.fsencode(name)
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
-            if self._raw_name(middle) < wanted:
+            if self._raw_name(middle) < target:
                 low = middle + 1
             else:
                 high = middle
-        return low if low < len(self) and self._raw_name(low) == wanted else None
+        return low if low < len(self) and self._raw_name(low) == target else None
 
     def fingerprint(self) -> str:
         """SHA-256 over (name, class name, size in bytes) of every image, in order: changes with the source, but
@@ -120,7 +120,7 @@ class Catalog:
             block = self.entries[first : first + _CHUNK]
             columns = (block[field].tolist() for field in ("name_end", "label", "size_bytes"))
             for end, label, size_bytes in zip(*columns, strict=True):
-                yield _public(self.names[start:end]), label, size_bytes
+                yield _without_credentials(self.names[start:end]), label, size_bytes
                 start = end
 
 
@@ -140,24 +140,24 @@ def write_catalog(
     not grow with the number of images. Raises `ResoluteError` for a source without images or, for training,
     with fewer than two classes; for a class that is not known or a number out of range; and when the disk refuses.
     """
-    with writing(folder):
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files = RecordFile.at(folder, "catalog")
     labels: dict[str, int] = {}
-    places: dict[str, int] = {}
-    again = sort_records(_records(source, labels, places), files, run_records=run_records)
+    containers: dict[str, int] = {}
+    repeated = sort_records(_records(source, labels, containers), files, run_records=run_records)
     ignored = Counter(source.ignored)
-    if again:
-        ignored["given twice"] += again
+    if repeated:
+        ignored["given twice"] += repeated
     if not labels:
-        told = describe_ignored(ignored)
+        about = describe_ignored(ignored)
         raise ResoluteError(
-            f"{source.root}: no classes, got no image of a class ({told}), expected one folder per class, or one "
+            f"{source.root}: no classes, got no image of a class ({about}), expected one folder per class, or one "
             f"label per image; point {'SRC' if training is None else 'VAL'} at the folder that holds the class folders"
         )
     if training is not None:
         classes = training.classes
-    names, numbers = _number(source, tuple(labels), classes, classes_file, training)
+    names, numbers = _number_classes(source, tuple(labels), classes, classes_file, training)
     if training is None and len(labels) < 2:
         raise ResoluteError(
             f"{source.root}: nothing to tell apart, got one class ({names[numbers[next(iter(labels))]]}), expected "
@@ -168,43 +168,43 @@ def write_catalog(
     for first in range(0, len(entries), _CHUNK):
         block = entries["label"][first : first + _CHUNK]
         block[:] = table[block]
-    about = {"root": source.root, "places": list(places), "classes": names, "ignored": dict(ignored)}
-    with writing(folder):
+    about = {"root": source.root, "places": list(containers), "classes": names, "ignored": dict(ignored)}
+    with write_errors(folder):
         (folder / "catalog.json").write_text(json.dumps(about))
     return Catalog.open(folder)
 
 
-def _records(source: Source, labels: dict[str, int], places: dict[str, int]) -> Iterator[Record]:
+def _records(source: Source, labels: dict[str, int], containers: dict[str, int]) -> Iterator[Record]:
     """Records with labels and places numbered as they first come; fills both tables."""
-    for found in source:
-        label = labels.setdefault(found.label, len(labels))
+    for image in source:
+        label = labels.setdefault(image.label, len(labels))
         if label == MAX_CLASSES:
             raise ResoluteError(
                 f"{source.root}: too many classes, got more than {MAX_CLASSES} different labels such as "
-                f"{found.label[:80]!r}, expected class names; name the column or file that holds them"
+                f"{image.label[:80]!r}, expected class names; name the column or file that holds them"
             )
         yield Record(
-            name=os.fsencode(found.name),
-            offset=found.offset,
-            nbytes=found.nbytes,
-            size_bytes=found.nbytes if found.size_bytes < 0 else found.size_bytes,
+            name=os.fsencode(image.name),
+            offset=image.offset,
+            nbytes=image.nbytes,
+            size_bytes=image.nbytes if image.size_bytes < 0 else image.size_bytes,
             label=label,
-            place=places.setdefault(found.place, len(places) + 1) if found.place else 0,
-            packed=found.packed,
+            container=containers.setdefault(image.container, len(containers) + 1) if image.container else 0,
+            packed=image.packed,
         )
 
 
-def _number(
-    source: Source, found: Sequence[str], classes: Sequence[str] | None, listed_in: str, training: Catalog | None
+def _number_classes(
+    source: Source, labels: Sequence[str], classes: Sequence[str] | None, listed_in: str, training: Catalog | None
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
     src, trained_on = source.root, training.root if training is not None else None
     if source.numbered:
         own = source.label_names
-        return by_number(found, names=own, classes=classes, src=src, listed_in=listed_in, training=trained_on)
-    return by_name(found, classes=classes, src=src, listed_in=listed_in, training=trained_on)
+        return by_number(labels, names=own, classes=classes, src=src, listed_in=listed_in, training=trained_on)
+    return by_name(labels, classes=classes, src=src, listed_in=listed_in, training=trained_on)
 
 
-def _public(name: bytes) -> bytes:
+def _without_credentials(name: bytes) -> bytes:
     return os.fsencode(strip_credentials(os.fsdecode(name))) if b"://" in name else name
 
 

@@ -45,13 +45,13 @@ def read_classes(path: Path) -> tuple[str, ...]:
 
 
 def by_name(
-    found: Sequence[str], *, classes: Sequence[str] | None, src: str, listed_in: str, training: str | None
+    labels: Sequence[str], *, classes: Sequence[str] | None, src: str, listed_in: str, training: str | None
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """All class names, and the number of each name found: its place in `classes`, else among the names sorted by
     code point. Raises `ResoluteError` for one that `classes` lacks; `training` is SRC if these are VAL's."""
-    names = tuple(sorted(found)) if classes is None else tuple(classes)
+    names = tuple(sorted(labels)) if classes is None else tuple(classes)
     numbers = {name: n for n, name in enumerate(names)}
-    unknown = sorted(set(found) - set(numbers))
+    unknown = sorted(set(labels) - set(numbers))
     if unknown and training is not None:
         raise ResoluteError(
             f"{src}: classes that training lacks, got {len(unknown)} such as {unknown[0]}, "
@@ -62,11 +62,11 @@ def by_name(
             f"{src}: classes that {listed_in} lacks, got {len(unknown)} such as {unknown[0]}, expected only its "
             f"{len(names)}; add them to the end of the file, or rename or remove them"
         )
-    return names, {name: numbers[name] for name in found}
+    return names, {name: numbers[name] for name in labels}
 
 
 def by_number(
-    found: Sequence[str],
+    labels: Sequence[str],
     *,
     names: Sequence[str] | None,
     classes: Sequence[str] | None,
@@ -79,16 +79,16 @@ def by_number(
     `names` are the source's own of these numbers. Where `classes` knows one of those in use, names decide
     instead, since the same class may have another number there.
     """
-    numbers = {label: int(label) for label in found}
+    numbers = {label: int(label) for label in labels}
     low, high = min(numbers.values()), max(numbers.values())
     limit = len(names) if names is not None else MAX_CLASSES
     if classes is not None:
-        own = {label: names[n] for label, n in numbers.items() if 0 <= n < len(names)} if names is not None else {}
-        if not set(classes).isdisjoint(own.values()):
-            all_names, by = by_name(
-                tuple(set(own.values())), classes=classes, src=src, listed_in=listed_in, training=training
+        own_names = {label: names[n] for label, n in numbers.items() if 0 <= n < len(names)} if names is not None else {}
+        if not set(classes).isdisjoint(own_names.values()):
+            all_names, numbers_of = by_name(
+                tuple(set(own_names.values())), classes=classes, src=src, listed_in=listed_in, training=training
             )
-            return all_names, {label: by[name] for label, name in own.items()}
+            return all_names, {label: numbers_of[name] for label, name in own_names.items()}
         limit = len(classes)
     if low < 0 or high >= limit:
         wrong = low if low < 0 else high

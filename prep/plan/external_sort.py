@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
-from prep.storage.hashed_file import writing
+from prep.storage.hashed_file import write_errors
 
 __all__ = ["ENTRY", "Record", "RecordFile", "sort_records"]
 
 # `name_end`: where the name ends in the blob of names, in which it begins where the one before ends.
 ENTRY = np.dtype([("name_end", "<u8"), ("offset", "<i8"), ("nbytes", "<u8"), ("size_bytes", "<u8"),
-                  ("label", "<u4"), ("place", "<u4"), ("packed", "u1")])  # fmt: skip
+                  ("label", "<u4"), ("container", "<u4"), ("packed", "u1")])  # fmt: skip
 _PACKED = struct.Struct("<QqQQIIB")
 _BLOCK = 1024  # records read or written at once, of each run
 RUN_RECORDS = 250_000
@@ -39,7 +39,7 @@ class Record(NamedTuple):
     nbytes: int
     size_bytes: int
     label: int
-    place: int
+    container: int
     packed: int
 
 
@@ -58,7 +58,7 @@ class RecordFile(NamedTuple):
         end = 0
         records = iter(records)
         with ExitStack() as stack:
-            with writing(self.entries):
+            with write_errors(self.entries):
                 entries = stack.enter_context(self.entries.open("wb"))
                 names = stack.enter_context(self.names.open("wb"))
             while block := list(islice(records, _BLOCK)):
@@ -66,10 +66,10 @@ class RecordFile(NamedTuple):
                 for name, *rest in block:
                     end += len(name)
                     packed += _PACKED.pack(end, *rest)
-                with writing(self.entries):
+                with write_errors(self.entries):
                     entries.write(packed)
                     names.write(b"".join([record.name for record in block]))
-            with writing(self.entries):
+            with write_errors(self.entries):
                 entries.flush()
                 names.flush()
 
@@ -100,14 +100,14 @@ class _Ascending(Iterator[Record]):
     def __init__(self, records: Iterator[Record]) -> None:
         self._records = records
         self._last = b""
-        self.broken: Record | None = None
+        self.first_unsorted: Record | None = None
 
     def __next__(self) -> Record:
-        if self.broken is not None:
+        if self.first_unsorted is not None:
             raise StopIteration
         record = next(self._records)
         if record.name <= self._last:
-            self.broken = record
+            self.first_unsorted = record
             raise StopIteration
         self._last = record.name
         return record
@@ -122,37 +122,37 @@ def sort_records(records: Iterator[Record], target: RecordFile, *, run_records: 
     """
     ascending = _Ascending(records)
     target.write(ascending)
-    if ascending.broken is None:
+    if ascending.first_unsorted is None:
         return 0
     runs = [RecordFile.at(target.entries.parent, "run-0")]
     for old, new in zip(target, runs[0], strict=True):
         old.replace(new)
-    block = [ascending.broken, *islice(records, run_records - 1)]
+    block = [ascending.first_unsorted, *islice(records, run_records - 1)]
     while block:
         # why: a stable sort, and runs in order of arrival, keep records with one name in that order
         block.sort(key=itemgetter(0))
         runs.append(RecordFile.at(target.entries.parent, f"run-{len(runs)}"))
         runs[-1].write(block)
         block = list(islice(records, run_records))
-    again = 0
+    repeated = 0
 
     def last_of_each(merged: Iterator[Record]) -> Iterator[Record]:
-        nonlocal again
-        held = next(merged)
+        nonlocal repeated
+        previous = next(merged)
         for record in merged:
-            if record.name == held.name:
-                again += 1
-                if record.label != held.label:
+            if record.name == previous.name:
+                repeated += 1
+                if record.label != previous.label:
                     raise ResoluteError(
                         f"{os.fsdecode(record.name)}: belongs to two classes, got it twice with different labels, "
                         "expected one label per image; correct the labels"
                     )
             else:
-                yield held
-            held = record
-        yield held
+                yield previous
+            previous = record
+        yield previous
 
     target.write(last_of_each(heapq.merge(*(run.read() for run in runs), key=itemgetter(0))))
     for run in runs:
         run.remove()
-    return again
+    return repeated

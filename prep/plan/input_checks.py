@@ -22,7 +22,7 @@ _PHOTO_SUFFIXES = frozenset({
     ".tga", ".exr", ".hdr", ".dcm", ".dng", ".raw", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2",
     ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f", ".rwl", ".iiq", ".3fr",
 })  # fmt: skip
-_NAMED = 8
+_MAX_NAMED = 8
 
 
 def describe_ignored(ignored: Mapping[str, int]) -> str:
@@ -32,7 +32,7 @@ def describe_ignored(ignored: Mapping[str, int]) -> str:
     unnamed = kinds.get("other files", 0)
     parts = {kind: f"{count} {kind}" for kind, count in kinds.items()}
     if suffixes:
-        listed = _by_count(suffixes, _NAMED) + ([f"{unnamed} without a usual suffix"] if unnamed else [])
+        listed = _by_count(suffixes, _MAX_NAMED) + ([f"{unnamed} without a usual suffix"] if unnamed else [])
         parts["other files"] = f"{sum(suffixes.values()) + unnamed} other files ({', '.join(listed)})"
     return ", ".join(parts[kind] for kind in sorted(parts)) or "nothing"
 
@@ -71,7 +71,7 @@ def _photos_of_other_formats(ignored: Mapping[str, int]) -> list[str]:
         return []
     return [
         f"{sum(photos.values())} files in formats that prep does not read are not in the set "
-        f"({', '.join(_by_count(photos, _NAMED))}); convert them to JPEG or PNG first if they belong to it"
+        f"({', '.join(_by_count(photos, _MAX_NAMED))}); convert them to JPEG or PNG first if they belong to it"
     ]
 
 
@@ -83,7 +83,7 @@ def _empty_classes(inputs: Inputs) -> list[str]:
         return []
     numbered = list(inputs.classes) == list(map(str, range(len(inputs.classes))))
     hint = "labels that are numbers count from 0 without gaps" if numbered else "are they meant to be classes?"
-    return [f"{len(empty)} of {len(inputs.classes)} classes have no training image ({_some(empty)}); {hint}"]
+    return [f"{len(empty)} of {len(inputs.classes)} classes have no training image ({_first_names(empty)}); {hint}"]
 
 
 def _similar_classes(classes: Sequence[str]) -> list[str]:
@@ -96,7 +96,7 @@ def _similar_classes(classes: Sequence[str]) -> list[str]:
     if not alike:
         return []
     return [
-        f"classes differ only in case or in Unicode form and are kept apart: {_some(alike)}; merge them if they are one"
+        f"classes differ only in case or in Unicode form and are kept apart: {_first_names(alike)}; merge them if they are one"
     ]
 
 
@@ -118,5 +118,5 @@ def _by_count(counts: Mapping[str, int], limit: int) -> list[str]:
     return [f"{count} {kind}" for kind, count in listed[:limit]] + ([f"{rest} more"] if rest else [])
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+def _first_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")

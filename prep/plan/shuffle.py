@@ -48,8 +48,8 @@ def mixing(labels: NDArray[Any], window: int = WINDOW_SAMPLES) -> Mixing:
         return Mixing(measured=0.0, expected=0.0)
     counts = np.bincount(labels)
     share = counts / total
-    whole = np.asarray(labels)[: total // window * window].reshape(-1, window)
-    distances = [np.abs(np.bincount(row, minlength=len(share)) / window - share).sum() / 2 for row in whole]
+    windows = np.asarray(labels)[: total // window * window].reshape(-1, window)
+    distances = [np.abs(np.bincount(row, minlength=len(share)) / window - share).sum() / 2 for row in windows]
     finite = sqrt((total - window) / max(1, total - 1))
     expected = sum(_mean_deviation(window, float(p)) for p in share if 0 < p < 1) / window / 2 * finite
     return Mixing(measured=float(np.mean(distances)), expected=expected)

@@ -19,7 +19,7 @@ from prep.sources.image_ref import is_url
 
 from .catalog import Catalog
 
-__all__ = ["MAX_FOLDS", "Members", "Split", "check_places", "find_members"]
+__all__ = ["MAX_FOLDS", "Split", "Splits", "check_no_overlap", "make_splits"]
 
 T = TypeVar("T", np.bool_, np.uint8)
 MAX_FOLDS = 255
@@ -48,14 +48,14 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Members:
+class Splits:
     """All classes by number, and every split by name; no image is in two."""
 
     classes: tuple[str, ...]
     splits: Mapping[str, Split]
 
 
-def find_members(
+def make_splits(
     train: Catalog,
     *,
     val: Catalog | None = None,
@@ -63,7 +63,7 @@ def find_members(
     val_frac: float = 0.1,
     folds: int = 0,
     seed: int = 0,
-) -> Members:
+) -> Splits:
     """Split the images of `train`; memory is a few bytes an image.
 
     Validation is `val`, or the images that `val_list` names (one path a line), or `val_frac` (0..1) of every
@@ -78,21 +78,21 @@ def find_members(
             raise ResoluteError(f"FOLDS: out of range, got {folds}, expected 2 to {MAX_FOLDS}; choose a value in range")
         if val is not None or val_list is not None:
             raise ResoluteError("FOLDS: given together with VAL or VAL_LIST, expected one of them; drop the others")
-        numbers = _dealt(train, folds, seed)
+        numbers = _assign_folds(train, folds, seed)
         sizes = np.bincount(numbers, minlength=folds)
         if not sizes.all():
             raise ResoluteError(
                 f"{train.root}: no image is left for fold {int(sizes.argmin())}, got {len(train)} images for {folds} "
                 "folds, expected some in each; choose fewer FOLDS"
             )
-        return Members(
+        return Splits(
             classes=train.classes, splits={"train": Split(catalog=train, positions=everything, folds=numbers)}
         )
     if val is not None:
         splits = {"train": Split(catalog=train, positions=everything)}
         splits["val"] = Split(catalog=val, positions=np.arange(len(val), dtype=np.uint32))
     else:
-        held_out = _listed(train, val_list) if val_list is not None else _held_out(train, val_frac, seed)
+        held_out = _read_val_list(train, val_list) if val_list is not None else _draw_held_out(train, val_frac, seed)
         splits = {
             "train": Split(catalog=train, positions=everything[~held_out]),
             "val": Split(catalog=train, positions=everything[held_out]),
@@ -104,29 +104,29 @@ def find_members(
                 f"{len(splits['val'])} for val, expected some for both; give more images per class or change what "
                 "is held out"
             )
-    return Members(classes=train.classes, splits=splits)
+    return Splits(classes=train.classes, splits=splits)
 
 
-def check_places(*, out: str, src: str, val: str | None = None) -> None:
+def check_no_overlap(*, out: str, src: str, val: str | None = None) -> None:
     """Raise `ResoluteError` if `out` lies inside `src` or `val`, or these overlap. URLs and patterns pass."""
-    places = {name: Path(place) for name, place in (("SRC", src), ("VAL", val)) if place and not is_url(place)}
+    sources = {name: Path(path) for name, path in (("SRC", src), ("VAL", val)) if path and not is_url(path)}
     if not is_url(out):
-        for name, place in places.items():
-            if Path(out).resolve().is_relative_to(place.resolve()):
+        for name, path in sources.items():
+            if Path(out).resolve().is_relative_to(path.resolve()):
                 raise ResoluteError(
-                    f"{out}: lies inside {name}, got {place}, expected a folder apart from the photos; "
+                    f"{out}: lies inside {name}, got {path}, expected a folder apart from the photos; "
                     "choose another OUT"
                 )
-    if len(places) == 2:
-        ours, theirs = places["SRC"].resolve(), places["VAL"].resolve()
-        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+    if len(sources) == 2:
+        src_path, val_path = sources["SRC"].resolve(), sources["VAL"].resolve()
+        if src_path.is_relative_to(val_path) or val_path.is_relative_to(src_path):
             raise ResoluteError(
                 f"{val}: overlaps SRC, got {src}, expected two places side by side; "
                 "correct VAL, or hold out a part of SRC with --val-frac"
             )
 
 
-def _listed(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:
+def _read_val_list(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:
     """(N,) bool: the images that the list names. Raises if the list or one of them does not exist."""
     listed = np.zeros(len(catalog), np.bool_)
     missing: set[str] = set()
@@ -134,13 +134,13 @@ def _listed(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:
         with val_list.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
             for line in filter(str.strip, lines):
                 tidy = str(PurePosixPath(line.strip()))
-                found = catalog.find(tidy)
-                if found is None:
-                    found = catalog.find(line.rstrip("\n"))  # why: a name may begin or end with a space
-                if found is None:
+                position = catalog.find(tidy)
+                if position is None:
+                    position = catalog.find(line.rstrip("\n"))  # why: a name may begin or end with a space
+                if position is None:
                     missing.add(tidy)
                 else:
-                    listed[found] = True
+                    listed[position] = True
     except OSError as error:
         raise ResoluteError(
             f"{val_list}: cannot be read, got {error.strerror}, expected a file with one path per "
@@ -154,19 +154,19 @@ def _listed(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:
     return listed
 
 
-def _held_out(catalog: Catalog, val_frac: float, seed: int) -> NDArray[np.bool_]:
+def _draw_held_out(catalog: Catalog, val_frac: float, seed: int) -> NDArray[np.bool_]:
     """(N,) bool: a seeded part of every class: at least one image, and at least one left, where it has two."""
     counts = _counts(catalog)
     by_rank = np.zeros(len(catalog), np.bool_)
     for start, total, name in _classes(catalog, counts):
-        wanted = min(total - 1, max(1, round(total * val_frac)))
+        held_count = min(total - 1, max(1, round(total * val_frac)))
         # why: keyed by name, so that a class that comes or goes leaves the others' split alone
         key = stream_key(seed, _HELD_OUT, zlib.crc32(name))
-        by_rank[start + permute(key, np.arange(wanted, dtype=np.int64), total)] = True
-    return _in_order(catalog, counts, by_rank)
+        by_rank[start + permute(key, np.arange(held_count, dtype=np.int64), total)] = True
+    return _to_catalog_order(catalog, counts, by_rank)
 
 
-def _dealt(catalog: Catalog, folds: int, seed: int) -> NDArray[np.uint8]:
+def _assign_folds(catalog: Catalog, folds: int, seed: int) -> NDArray[np.uint8]:
     """(N,) u1: the fold of every image, dealt out in a seeded order from another first fold in each class."""
     counts = _counts(catalog)
     by_rank = np.zeros(len(catalog), np.uint8)
@@ -175,7 +175,7 @@ def _dealt(catalog: Catalog, folds: int, seed: int) -> NDArray[np.uint8]:
         order = permute(key, np.arange(total, dtype=np.int64), total)
         # why: else the images that do not divide evenly would all go to the first folds
         by_rank[start : start + total] = (order + stream_key(key) % folds) % folds
-    return _in_order(catalog, counts, by_rank)
+    return _to_catalog_order(catalog, counts, by_rank)
 
 
 def _counts(catalog: Catalog) -> NDArray[np.int64]:
@@ -193,7 +193,7 @@ def _classes(catalog: Catalog, counts: NDArray[np.int64]) -> Iterator[tuple[int,
         yield int(starts[label]), int(counts[label]), os.fsencode(catalog.classes[label])
 
 
-def _in_order(catalog: Catalog, counts: NDArray[np.int64], by_rank: NDArray[T]) -> NDArray[T]:
+def _to_catalog_order(catalog: Catalog, counts: NDArray[np.int64], by_rank: NDArray[T]) -> NDArray[T]:
     """Values laid out class after class, each in the order of its names, brought into the catalog's order."""
     next_rank = np.cumsum(counts) - counts  # where the next image of each class has its value
     out = np.empty_like(by_rank)

@@ -13,10 +13,10 @@ from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED
 from pipeline.storage.scratch import ScratchFolder
 from prep.storage.output import Store
 
-__all__ = ["OpenSet"]
+__all__ = ["ShardSetReader"]
 
 
-class OpenSet:
+class ShardSetReader:
     """A finished set at `store`; arrays stay on disk, lists are read line by line. Close it when done."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
@@ -24,7 +24,7 @@ class OpenSet:
         self._scratch = ScratchFolder()
         self._arrays: dict[str, NDArray[Any]] = {}
 
-    def __enter__(self) -> OpenSet:
+    def __enter__(self) -> ShardSetReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,23 +59,23 @@ class OpenSet:
 
     def largest(self, count: int) -> list[tuple[int, str, int]]:
         """(bytes, split, row) of the largest input files, falling."""
-        found: list[tuple[int, str, int]] = []
+        largest: list[tuple[int, str, int]] = []
         for split in self._manifest["splits"]:
             sizes = self.sources(split)["nbytes"]
             rows = np.argsort(sizes, kind="stable")[-count:]
-            found += [(int(sizes[row]), split, int(row)) for row in rows]
-        return sorted(found, key=lambda one: (-one[0], one[1:]))[:count]
+            largest += [(int(sizes[row]), split, int(row)) for row in rows]
+        return sorted(largest, key=lambda entry: (-entry[0], entry[1:]))[:count]
 
-    def names(self, wanted: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    def names(self, rows_of: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
         """(split, row) -> the input's name."""
-        found = {}
+        names = {}
         for split in self._manifest["splits"]:
-            last = max([row for name, row in wanted if name == split], default=-1)
+            last = max([row for name, row in rows_of if name == split], default=-1)
             lines = self.lines(f"index/{split}.sources.jsonl")
             for row, name in zip(range(last + 1), lines, strict=False):
-                if (split, row) in wanted:
-                    found[split, row] = name
-        return found
+                if (split, row) in rows_of:
+                    names[split, row] = name
+        return names
 
     def lines(self, name: str) -> Iterator[Any]:
         """What each line of a JSON-lines file holds."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.dataset.shard_set import key_name
-from prep.prepare import Built
+from prep.prepare import BuildResult
 from prep.storage.output import Store
 
-from .browse import OpenSet
+from .browse import ShardSetReader
 from .charts import SourceCounts, class_chart, class_counts, source_chart
 from .html import Raw, bars, figure, heading, page, picture, section, sheet, shown, table, text, tiles
 
@@ -28,31 +28,31 @@ _GROUPS = 8
 _TEXT = 200  # characters of a reason
 
 
-def write_report(store: Store, built: Built) -> str:
+def write_report(store: Store, result: BuildResult) -> str:
     """Write `report.html` of a finished set; returns where it is. Arrays stay on disk, lists are read by line.
 
     Raises `ResoluteError` if it cannot be written.
     """
-    with OpenSet(store, built.manifest) as opened:
-        store.write(REPORT, page("Shard set", store.where, _Report(opened, built).parts()))
+    with ShardSetReader(store, result.manifest) as reader:
+        store.write(REPORT, page("Shard set", store.where, _Report(reader, result).parts()))
     return f"{store.where}/{REPORT}"
 
 
 class _Report:
-    def __init__(self, opened: OpenSet, built: Built) -> None:
-        self._set, self._built, self._manifest = opened, built, built.manifest
+    def __init__(self, reader: ShardSetReader, result: BuildResult) -> None:
+        self._set, self._result, self._manifest = reader, result, result.manifest
         self._sheet_rows = _evenly(self._manifest["splits"]["train"]["samples"])
-        self._largest = opened.largest(_LISTED)
-        self._slowest = [] if built.tally is None else [
-            (seconds, split, opened.row(split, key)) for seconds, split, key in built.tally.slowest if seconds > 0
+        self._largest = reader.largest(_LISTED)
+        self._slowest = [] if result.stats is None else [
+            (seconds, split, reader.row(split, key)) for seconds, split, key in result.stats.slowest if seconds > 0
         ]  # fmt: skip
-        wanted = {("train", row) for row in self._sheet_rows} | {(split, row) for _, split, row in self._largest}
-        wanted |= {(split, row) for _, split, row in self._slowest if row is not None}
-        self._names = opened.names(wanted)
+        named_rows = {("train", row) for row in self._sheet_rows} | {(split, row) for _, split, row in self._largest}
+        named_rows |= {(split, row) for _, split, row in self._slowest if row is not None}
+        self._names = reader.names(named_rows)
 
     def parts(self) -> Iterator[Raw]:
         yield self._headline()
-        for warning in self._built.warnings:
+        for warning in self._result.warnings:
             yield text(f"{warning}.", "warn")
         yield section("Samples, as they are stored", self._sheets())
         yield section("Classes", self._classes())
@@ -106,8 +106,8 @@ class _Report:
         classes, splits = self._manifest["classes"], self._manifest["splits"]
         counts = {name: class_counts(self._set.samples(name), len(classes)) for name in splits}
         train = counts["train"]
-        told = [", ".join(f"{name} {int(counts[name][c]):,}" for name in counts) for c in range(len(classes))]
-        rows = [(str(name), float(train[c]), told[c]) for c, name in enumerate(classes)]
+        info = [", ".join(f"{name} {int(counts[name][c]):,}" for name in counts) for c in range(len(classes))]
+        rows = [(str(name), float(train[c]), info[c]) for c, name in enumerate(classes)]
         yield text(f"Training samples a class: {train.min():,} to {train.max():,}, median {np.median(train):,.0f}.")
         missing = int((train == 0).sum())
         if missing:
@@ -172,21 +172,21 @@ class _Report:
                 for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
             ]
             yield table(["images#", "reason", "for example"], rows)
-        if self._built.ignored:
+        if self._result.ignored:
             yield heading("Ignored without a look")
-            yield table(["files#", "kind"], [(f"{n:,}", kind) for kind, n in self._built.ignored.most_common() if n])
+            yield table(["files#", "kind"], [(f"{n:,}", kind) for kind, n in self._result.ignored.most_common() if n])
 
     def _duplicates(self) -> Iterator[Raw]:
-        told = self._manifest["source"]["duplicates"]
-        yield text(f"{told['extra']:,} images are exact copies of others, in {told['groups']:,} groups; all are kept.")
-        if told["two_labels"]:
-            yield text(f"{told['two_labels']:,} groups come under two labels or more: at least one is wrong.", "warn")
-        if told["across_splits"]:
-            yield text(f"{told['across_splits']:,} groups are in train and in val: validation knows them.", "warn")
+        info = self._manifest["source"]["duplicates"]
+        yield text(f"{info['extra']:,} images are exact copies of others, in {info['groups']:,} groups; all are kept.")
+        if info["two_labels"]:
+            yield text(f"{info['two_labels']:,} groups come under two labels or more: at least one is wrong.", "warn")
+        if info["across_splits"]:
+            yield text(f"{info['across_splits']:,} groups are in train and in val: validation knows them.", "warn")
         worst: dict[str, list[Any]] = {"two labels": [], "in two splits": [], "": []}
         for group in self._set.lines("duplicates.jsonl"):
-            kind = "two labels" if len({one["label"] for one in group}) > 1 else ""
-            kind = kind or ("in two splits" if len({one["split"] for one in group}) > 1 else "")
+            kind = "two labels" if len({entry["label"] for entry in group}) > 1 else ""
+            kind = kind or ("in two splits" if len({entry["split"] for entry in group}) > 1 else "")
             if len(worst[kind]) < _GROUPS:
                 worst[kind].append(group)
         rows = [(len(group), kind, self._members(group)) for kind, groups in worst.items() for group in groups]
@@ -195,23 +195,23 @@ class _Report:
 
     def _members(self, group: Sequence[Mapping[str, Any]]) -> Raw:
         lines = []
-        for one in group[: _EXAMPLES + 1]:
-            told = f"({self._manifest['classes'][one['label']]}, {one['split']})"
-            lines.append(f'{shown(one["path"])} <span class="soft">{shown(told)}</span>')
+        for entry in group[: _EXAMPLES + 1]:
+            info = f"({self._manifest['classes'][entry['label']]}, {entry['split']})"
+            lines.append(f'{shown(entry["path"])} <span class="soft">{shown(info)}</span>')
         return Raw("<br>".join(lines) + (" …" if len(group) > len(lines) else ""))
 
     def _run(self) -> Iterator[Raw]:
-        tally, elapsed_s = self._built.tally, self._built.elapsed_s
-        if tally is None:
+        stats, elapsed_s = self._result.stats, self._result.elapsed_s
+        if stats is None:
             yield text("The set was there; nothing was done.")
             return
-        rate = f"{tally.images / elapsed_s:,.0f} images/s, {tally.read_bytes / elapsed_s / 1e6:,.1f} MB/s read"
-        yield text(f"{tally.images:,} images in {elapsed_s:,.1f} s: {rate}. {self._built.kept} shards were kept.")
+        rate = f"{stats.images / elapsed_s:,.0f} images/s, {stats.read_bytes / elapsed_s / 1e6:,.1f} MB/s read"
+        yield text(f"{stats.images:,} images in {elapsed_s:,.1f} s: {rate}. {self._result.kept_shards} shards were kept.")
         parts = [
-            ("read", tally.read_s),
-            ("decode", tally.decode_s),
-            ("resize + encode", tally.convert_s),
-            ("write", tally.write_s),
+            ("read", stats.read_s),
+            ("decode", stats.decode_s),
+            ("resize + encode", stats.convert_s),
+            ("write", stats.write_s),
         ]
         total = sum(seconds for _, seconds in parts) or 1.0
         yield heading("Where the workers' time went")

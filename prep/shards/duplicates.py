@@ -39,7 +39,7 @@ class Duplicates:
             if stop > start:
                 yield slice(start, stop)
 
-    def told(self) -> dict[str, int]:
+    def summary(self) -> dict[str, int]:
         """Groups of equal files; images beyond the first of each; groups with two labels; with two splits."""
         groups = two_labels = two_splits = 0
         for group in self._groups():
@@ -52,12 +52,12 @@ class Duplicates:
     def lines(self) -> Iterator[bytes]:
         """One JSON line a group: [{path, split, key, label}, …]."""
         for group in self._groups():
-            told = []
-            for at in range(group.start, group.stop):
-                split, key = self.names[self.splits[at]], int(self.keys[at])
+            entries = []
+            for i in range(group.start, group.stop):
+                split, key = self.names[self.splits[i]], int(self.keys[i])
                 (path,) = self.names_of[split]([key])
-                told.append({"path": path, "split": split, "key": key, "label": int(self.labels[at])})
-            yield (json.dumps(told) + "\n").encode()
+                entries.append({"path": path, "split": split, "key": key, "label": int(self.labels[i])})
+            yield (json.dumps(entries) + "\n").encode()
 
 
 def find_duplicates(parts: Mapping[str, Parts], names_of: Mapping[str, NamesOf], total: int) -> Duplicates:
@@ -67,19 +67,19 @@ def find_duplicates(parts: Mapping[str, Parts], names_of: Mapping[str, NamesOf],
     """
     names = sorted(parts)
     digests = np.empty(total, np.uint64)
-    at = 0
+    filled = 0
     for name in names:
         for piece, _, _ in parts[name]():
-            digests[at : at + len(piece)] = piece
-            at += len(piece)
+            digests[filled : filled + len(piece)] = piece
+            filled += len(piece)
     digests.sort()
-    twice = np.unique(digests[1:][digests[1:] == digests[:-1]])
+    repeated = np.unique(digests[1:][digests[1:] == digests[:-1]])
     columns: list[list[NDArray[Any]]] = [[np.empty(0, kind)] for kind in ("u8", "u1", "u8", "u4")]
     for number, name in enumerate(names):
-        for piece, keys, labels in parts[name]() if len(twice) else ():
-            twins = np.isin(piece, twice)
-            found = (piece[twins], np.full(twins.sum(), number, np.uint8), keys[twins], labels[twins])
-            for column, values in zip(columns, found, strict=True):
+        for piece, keys, labels in parts[name]() if len(repeated) else ():
+            twins = np.isin(piece, repeated)
+            values_of_piece = (piece[twins], np.full(twins.sum(), number, np.uint8), keys[twins], labels[twins])
+            for column, values in zip(columns, values_of_piece, strict=True):
                 column.append(values)
     digests, splits, keys, labels = (np.concatenate(column) for column in columns)
     order = np.argsort(digests, kind="stable")

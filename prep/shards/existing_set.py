@@ -16,18 +16,18 @@ from pipeline.errors import ResoluteError
 from pipeline.storage.scratch import ScratchFolder
 from prep.execute.thread_map import thread_map
 from prep.storage.hashed_file import FileInfo
-from prep.storage.output import LOCK, WORK, Store
+from prep.storage.output import LOCK, RUN_FOLDER, Store
 from prep.storage.retry import retry
 
-from .writer import Written
+from .writer import ShardRecord
 
-__all__ = ["COPY", "DAMAGED", "MANIFEST", "Base", "find_base", "is_ours", "lost_files"]
+__all__ = ["DAMAGED", "MANIFEST", "MANIFEST_COPY", "ExistingSet", "is_prep_output", "lost_files", "open_existing"]
 
-MANIFEST, COPY = "manifest.json", "index/manifest.json"
+MANIFEST, MANIFEST_COPY = "manifest.json", "index/manifest.json"
 DAMAGED = "damaged.json"  # what `verify` found wrong: a list of names
 
 
-class Base:
+class ExistingSet:
     """A finished set: which shards it holds in order, and what is known of them. Close it when done."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
@@ -41,20 +41,20 @@ class Base:
     def damaged(self) -> set[str]:
         """Files of another size than promised, and those that `verify` has found. Asks once: one listing a folder."""
         try:
-            told = set(json.loads(self._store.read(DAMAGED)))
+            listed = set(json.loads(self._store.read(DAMAGED)))
         except (FileNotFoundError, ValueError):
-            told = set()
+            listed = set()
         files = {name: info["bytes"] for name, info in self.manifest["files"].items()}
         expected = manifest_bytes(self.manifest)
-        damaged = {name for name in (MANIFEST, COPY) if _read(self._store, name) != expected}
-        return damaged | (told & files.keys()) | lost_files(self._store, files)
+        damaged = {name for name in (MANIFEST, MANIFEST_COPY) if _read(self._store, name) != expected}
+        return damaged | (listed & files.keys()) | lost_files(self._store, files)
 
     def close(self) -> None:
         self._arrays.clear()
         if self._scratch is not None:
             self._scratch.close()
 
-    def __enter__(self) -> Base:
+    def __enter__(self) -> ExistingSet:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,7 +69,7 @@ class Base:
     def resolutions(self) -> tuple[int, ...]:
         return tuple(sorted(int(res) for res in self.manifest["resolutions"]))
 
-    def get(self, split: str, number: int) -> Written | None:
+    def get(self, split: str, number: int) -> ShardRecord | None:
         """What the set holds of a shard, at the resolutions where it is whole; None if its samples are lost."""
         shards = self.manifest["splits"][split]["shards"]
         name = shard_name(split, number)
@@ -77,16 +77,16 @@ class Base:
         sources = self._array(f"index/{split}.source.npy", SOURCE)
         if samples is None or sources is None or "rejects.jsonl" in self.damaged:
             return None
-        at = shards.index(name) if name in shards else None
+        position = shards.index(name) if name in shards else None
         rows, stored, files = slice(0, 0), {}, {}
         for res in self.resolutions:
             array = self._array(f"index/{split}-{res}.npy", STORED)
-            names = [f"{res}/{name}.tar", f"{res}/{name}.idx"] if at is not None else []
+            names = [f"{res}/{name}.tar", f"{res}/{name}.idx"] if position is not None else []
             if array is None or any(file in self.damaged for file in names):
                 continue
-            if at is not None:
+            if position is not None:
                 # why: samples lie in shard order, so a shard is one run of them
-                rows = slice(*np.searchsorted(array["shard"], [at, at + 1]).tolist())
+                rows = slice(*np.searchsorted(array["shard"], [position, position + 1]).tolist())
             stored[res] = np.array(array[rows])
             stored[res]["shard"] = 0
             for file in names:
@@ -94,7 +94,7 @@ class Base:
                 files[file] = FileInfo(nbytes=info["bytes"], sha256=info["sha256"])
         if not stored:
             return None
-        return Written(
+        return ShardRecord(
             split=split,
             number=number,
             samples=np.array(samples[rows]),
@@ -136,41 +136,41 @@ def lost_files(store: Store, promised: Mapping[str, int]) -> set[str]:
     def sizes(folder: str) -> dict[str, int]:
         return retry(f"{store.where}/{folder}", lambda: store.sizes(folder))
 
-    seen = {
+    present = {
         f"{folder}/{name}".lstrip("/"): nbytes
         for folder, files in zip(folders, thread_map(sizes, folders, 4), strict=True)
         for name, nbytes in files.items()
     }
-    return {name for name, nbytes in promised.items() if seen.get(name) != nbytes}
+    return {name for name, nbytes in promised.items() if present.get(name) != nbytes}
 
 
-def find_base(store: Store, *, rebuild: bool) -> Base | None:
+def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
     """The finished set at OUT, or None if there is none (or it is to be rebuilt).
 
     Raises `ResoluteError` if something is there that is not ours, or ours of another version or beyond use.
     """
-    whole, other_version, seen = None, None, set()
-    for name in (MANIFEST, COPY):
+    valid, other_version, present = None, None, set()
+    for name in (MANIFEST, MANIFEST_COPY):
         data = _read(store, name)
         if data is None:
             continue
-        seen.add(name)
+        present.add(name)
         try:
-            found = json.loads(data)
-            ours, version = found["format"] == FORMAT, found["version"]
+            manifest = json.loads(data)
+            is_prep, version = manifest["format"] == FORMAT, manifest["version"]
         except (ValueError, KeyError, TypeError):
             continue
-        if ours and version == VERSION and data == manifest_bytes(found):
-            whole = whole or found
-        elif ours:
+        if is_prep and version == VERSION and data == manifest_bytes(manifest):
+            valid = valid or manifest
+        elif is_prep:
             other_version = version
-    if rebuild and (whole or other_version or COPY in seen):
+    if rebuild and (valid or other_version or MANIFEST_COPY in present):
         return None
     # why: without its first copy, a manifest is what a rebuild under way has left, or all that somebody lost
-    if whole and (MANIFEST in seen or not is_ours(store)):
-        return Base(store, whole)
-    if MANIFEST not in seen:
-        if not is_ours(store):
+    if valid and (MANIFEST in present or not is_prep_output(store)):
+        return ExistingSet(store, valid)
+    if MANIFEST not in present:
+        if not is_prep_output(store):
             _refuse_foreign(store)
         return None
     if other_version:
@@ -191,16 +191,16 @@ def _read(store: Store, name: str) -> bytes | None:
         return None
 
 
-def is_ours(store: Store) -> bool:
+def is_prep_output(store: Store) -> bool:
     """Whether a run of ours was begun at OUT."""
-    return any(f"{WORK}/{name}" != LOCK for name in store.names(WORK))
+    return any(f"{RUN_FOLDER}/{name}" != LOCK for name in store.names(RUN_FOLDER))
 
 
 def _refuse_foreign(store: Store) -> None:
     root = Path(store.where)
     if "://" not in store.where and root.exists() and not root.is_dir():
         raise ResoluteError(f"{root}: in the way, got a file, expected a folder; choose another OUT")
-    names = [name for name in store.folders() if name != WORK] + store.names()
+    names = [name for name in store.folders() if name != RUN_FOLDER] + store.names()
     if names:
         raise ResoluteError(
             f"{store.where}: not empty and not ours, got {len(names)} entries such as {names[0]}, expected an "

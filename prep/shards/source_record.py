@@ -13,9 +13,9 @@ from pipeline.errors import ResoluteError
 from prep.config import MARGIN, Settings
 from prep.storage.output import Store
 
-from .existing_set import COPY, MANIFEST, is_ours
+from .existing_set import MANIFEST, MANIFEST_COPY, is_prep_output
 
-__all__ = ["again_command", "check_replaced_source", "is_other_source", "missing_source", "read_record", "write_record"]
+__all__ = ["check_replaced_source", "is_other_source", "missing_source_error", "read_record", "rerun_command", "write_record"]
 
 
 def write_record(store: Store, settings: Settings) -> None:
@@ -43,9 +43,9 @@ def is_other_source(record: Mapping[str, str] | None, settings: Settings) -> boo
     """Whether a set with this record was made from another SRC than `settings`; False if that is not known."""
     if record is None:
         return False
-    ours = parse_record(record_bytes({"SRC": settings.src}))
-    assert ours is not None
-    return os.path.realpath(record["SRC"]) != os.path.realpath(ours["SRC"])
+    own_record = parse_record(record_bytes({"SRC": settings.src}))
+    assert own_record is not None
+    return os.path.realpath(record["SRC"]) != os.path.realpath(own_record["SRC"])
 
 
 def check_replaced_source(store: Store, settings: Settings, source: Mapping[str, Any]) -> None:
@@ -55,8 +55,8 @@ def check_replaced_source(store: Store, settings: Settings, source: Mapping[str,
     not known, a line on stderr names what is replaced.
     """
     data = _read(store, MANIFEST)
-    if data is None and not is_ours(store):  # why: an unfinished rebuild has removed the manifest, but not its copy
-        data = _read(store, COPY)
+    if data is None and not is_prep_output(store):  # why: an unfinished rebuild has removed the manifest, but not its copy
+        data = _read(store, MANIFEST_COPY)
     if data is None:
         return
     try:
@@ -75,12 +75,12 @@ def check_replaced_source(store: Store, settings: Settings, source: Mapping[str,
             "same SRC; choose another OUT, or delete that set first if it is no longer wanted"
         )
     if record is None:
-        named = ", ".join(map(str, classes[:3])) + (", …" if len(classes) > 3 else "")
-        what = f"{old.get('images', '?')} images, {len(classes)} classes ({named})"
+        names_text = ", ".join(map(str, classes[:3])) + (", …" if len(classes) > 3 else "")
+        what = f"{old.get('images', '?')} images, {len(classes)} classes ({names_text})"
         print_error(f"{store.where}: replacing a set of {what}", prefix="prep")
 
 
-def missing_source(store: Store, resolutions: tuple[int, ...] = ()) -> ResoluteError:
+def missing_source_error(store: Store, resolutions: tuple[int, ...] = ()) -> ResoluteError:
     """The error for a command that names no SRC, with the complete command if the set at `store` knows its own.
 
     `resolutions` (px) were asked for; those that the set has are added.
@@ -91,11 +91,11 @@ def missing_source(store: Store, resolutions: tuple[int, ...] = ()) -> ResoluteE
             "SRC: none given, expected the photos (a folder, a list, an archive, a URL); give SRC=photos (--src); for "
             "the demo photos run `make shards` without SRC and OUT"
         )
-    command = again_command(store, resolutions)
+    command = rerun_command(store, resolutions)
     return ResoluteError(f"SRC: none given, but {store.where} was made from {record['SRC']}; run {command}")
 
 
-def again_command(store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False) -> str:
+def rerun_command(store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False) -> str:
     """The `make shards` that made the set at `store`, with the resolutions (px) that it has and `resolutions`."""
     stored = [int(name) for name in store.folders() if name.isdecimal()]
     return shards_command(store.where, {*stored, *resolutions}, read_record(store), rebuild=rebuild)

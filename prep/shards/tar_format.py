@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.shard_set import key_name
 
-__all__ = ["BLOCK_BYTES", "dali_index", "end", "member", "padded"]
+__all__ = ["BLOCK_BYTES", "dali_index", "member", "padded_bytes", "tar_end"]
 
 BLOCK_BYTES = 512
 RECORD_BYTES = 20 * BLOCK_BYTES  # tar pads its files to whole records
@@ -19,7 +19,7 @@ _MODE, _OWNER, _TIME = b"0000644\0", b"0000000\0", b"00000000000\0"
 _MAX_BYTES = 0o77777777777
 
 
-def padded(size_bytes: int) -> int:
+def padded_bytes(size_bytes: int) -> int:
     """Bytes that a member's content takes: whole blocks."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
@@ -33,10 +33,10 @@ def member(name: str, content: bytes) -> bytes:
     after = b"0" + bytes(100) + b"ustar\x0000" + bytes(64 + 16 + 155 + 12)
     checksum = sum(before) + sum(after) + 8 * ord(" ")
     header = before + b"%06o\0 " % checksum + after
-    return header + content + bytes(padded(len(content)) - len(content))
+    return header + content + bytes(padded_bytes(len(content)) - len(content))
 
 
-def end(size_bytes: int) -> bytes:
+def tar_end(size_bytes: int) -> bytes:
     """What closes a tar of `size_bytes` so far: two zero blocks, then zeros up to a whole record."""
     total = size_bytes + 2 * BLOCK_BYTES
     return bytes(-(-total // RECORD_BYTES) * RECORD_BYTES - size_bytes)
@@ -50,6 +50,6 @@ def dali_index(samples: NDArray[Any], stored: NDArray[Any], label_digits: int) -
     lines = [f"v1.2 {len(samples)}\n"]
     for sample, record in zip(samples.tolist(), stored.tolist(), strict=True):
         key, offset, nbytes = key_name(sample[0]), record[0], record[1]
-        label = offset + padded(nbytes) + BLOCK_BYTES
+        label = offset + padded_bytes(nbytes) + BLOCK_BYTES
         lines.append(f"jpg {offset} {nbytes} {key}.jpg cls {label} {label_digits} {key}.cls\n")
     return "".join(lines).encode("ascii")

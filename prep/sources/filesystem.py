@@ -20,10 +20,12 @@ from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_c
 from prep.storage.retry import is_retryable, retry
 
 from .image_ref import is_url
-from .names import is_image, why_ignored
+from .names import ignore_reason, is_image
 
-__all__ = ["Entry", "entries", "expand", "file_name", "file_size", "is_pattern", "kind_of", "opened", "reading",
-           "stamp", "without_query"]  # fmt: skip
+__all__ = [
+    "Entry", "expand_pattern", "file_name", "file_size", "is_pattern", "list_folder", "open_file", "path_kind",
+    "read_errors", "version_stamp", "without_query",
+]  # fmt: skip
 
 _HTTP = ("http://", "https://")
 
@@ -36,35 +38,35 @@ class Entry(NamedTuple):
     nbytes: int | None
 
     @property
-    def order(self) -> bytes:
+    def sort_key(self) -> bytes:
         """Sorting by it at every level gives whole paths in ascending order of bytes."""
         return os.fsencode(self.name) + (b"/" if self.kind == "folder" else b"")
 
 
 @contextmanager
-def reading(path: str, what: str = "read") -> Iterator[None]:
+def read_errors(path: str, what: str = "read") -> Iterator[None]:
     """Tell what goes wrong with `path` as one `ResoluteError`: the system's, the driver's and the format's errors."""
     unavailable = False
     try:
         yield
     except (OSError, EOFError, ValueError) as error:
         unavailable = isinstance(error, OSError) and error.errno is not None and is_unavailable(error)
-        told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        message = getattr(error, "strerror", None) or str(error) or type(error).__name__
         where = getattr(error, "filename", None) or path
     except ImportError as error:
-        told, where = str(error), path
+        message, where = str(error), path
     except Exception as error:
         # why: a store's driver or a decompressor raises its own kinds; a mistake of ours has to stay visible
         if type(error).__module__.split(".")[0] in ("builtins", "pipeline", "prep"):
             raise
-        told, where = str(error) or type(error).__name__, path
+        message, where = str(error) or type(error).__name__, path
     else:
         return
-    thing = "a readable folder" if what == "listed" else "a whole, readable file"
+    expected = "a readable folder" if what == "listed" else "a whole, readable file"
     # why: not every driver's message is free of the URL's password
-    words = strip_credentials(f"{where}: cannot be {what}, got {' '.join(str(told).split())[:300]}")
+    words = strip_credentials(f"{where}: cannot be {what}, got {' '.join(str(message).split())[:300]}")
     raise (StorageError if unavailable else ResoluteError)(
-        f"{words}, expected {thing}; correct the path, its permissions or the store's settings"
+        f"{words}, expected {expected}; correct the path, its permissions or the store's settings"
     )
 
 
@@ -84,18 +86,18 @@ def _store(url: str) -> tuple[Any, str]:
     return fs, path
 
 
-def entries(folder: str) -> list[Entry]:
+def list_folder(folder: str) -> list[Entry]:
     """What is in a folder, ascending by `order`. Raises `ResoluteError` if it cannot be listed."""
-    with reading(folder, "listed"):
+    with read_errors(folder, "listed"):
         listed = _remote_entries(folder) if is_url(folder) else retry(folder, lambda: list(_local_entries(folder)))
-        return sorted(listed, key=lambda entry: entry.order)
+        return sorted(listed, key=lambda entry: entry.sort_key)
 
 
 def _local_entries(folder: str) -> Iterator[Entry]:
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as listing:
+        for entry in listing:
             if entry.is_symlink():
-                yield _behind_link(f"{folder.rstrip('/')}/{entry.name}", entry.name)
+                yield _link_target_entry(f"{folder.rstrip('/')}/{entry.name}", entry.name)
             elif entry.is_dir():
                 yield Entry(entry.name, "folder", 0)
             elif entry.is_file():
@@ -104,13 +106,13 @@ def _local_entries(folder: str) -> Iterator[Entry]:
                 yield Entry(entry.name, "other", 0)
 
 
-def _behind_link(path: str, name: str) -> Entry:
+def _link_target_entry(path: str, name: str) -> Entry:
     """What a link leads to; a link that leads nowhere is a file, and later a reject that names it."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116  # why: once for every link
     except FileNotFoundError:
         # why: a link that nobody would read need not lead anywhere
-        return Entry(name, "file", file_size(path) if is_image(name) and not why_ignored(name) else None)
+        return Entry(name, "file", file_size(path) if is_image(name) and not ignore_reason(name) else None)
     except OSError as error:
         if is_retryable(error):
             raise
@@ -152,15 +154,15 @@ def _remote_entries(folder: str) -> Iterator[Entry]:
             yield Entry(full.rpartition("/")[2], "folder" if is_folder else "file", int(info.get("size") or 0))
 
 
-def kind_of(path: str) -> str:
+def path_kind(path: str) -> str:
     """file, folder, or "" where nothing is; over HTTP, which has no folders, always file."""
     if path.startswith(_HTTP):
         return "file"
     if is_url(path):
-        with reading(path, "listed"):
+        with read_errors(path, "listed"):
             fs, inner = _store(path)
             return "file" if fs.isfile(inner) else "folder" if fs.isdir(inner) else ""
-    with reading(path):
+    with read_errors(path):
         try:
             mode = retry(path, lambda: _mode(path))
         except OSError as error:
@@ -178,12 +180,12 @@ def _mode(path: str) -> int:
 
 
 @contextmanager
-def opened(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
+def open_file(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
     """A file for reading; `forward`: without seeking, which also servers without byte ranges can do.
 
     Raises `ResoluteError` for whatever goes wrong while it is open.
     """
-    with reading(path):
+    with read_errors(path):
         if not is_url(path):
             with Path(path).open("rb") as file:
                 yield file
@@ -193,9 +195,9 @@ def opened(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
             yield file
 
 
-def stamp(path: str) -> str:
+def version_stamp(path: str) -> str:
     """Changes when the file does; "" if there is no telling. Raises `ResoluteError` if it is not there."""
-    with reading(path):
+    with read_errors(path):
         if not is_url(path):
             info = Path(path).stat()
             return f"{info.st_size} {info.st_mtime_ns}"
@@ -209,25 +211,25 @@ def stamp(path: str) -> str:
 def is_pattern(src: str) -> bool:
     """Whether `src` stands for several files: it holds braces or wildcards and is not itself there."""
     # why: a question mark in a web address begins its query
-    magic = "*{" if src.startswith(_HTTP) else "*?[{"
-    return any(sign in src for sign in magic) and (is_url(src) or not os.path.lexists(src))
+    wildcards = "*{" if src.startswith(_HTTP) else "*?[{"
+    return any(sign in src for sign in wildcards) and (is_url(src) or not os.path.lexists(src))
 
 
-def expand(src: str) -> list[str]:
+def expand_pattern(src: str) -> list[str]:
     """The files that a pattern with braces (`x-{000..146}.tar`) or wildcards names, sorted; never none.
 
     Raises `ResoluteError` if no file fits a wildcard. Files that braces name are not looked for.
     """
-    found: set[str] = set()
+    paths: set[str] = set()
     for pattern in braceexpand(src):
         if not is_pattern(pattern):
-            found.add(pattern)
+            paths.add(pattern)
         elif is_url(pattern):
-            with reading(pattern, "listed"):
+            with read_errors(pattern, "listed"):
                 fs, path = _store(pattern)
-                found.update(fs.unstrip_protocol(name) for name in fs.glob(path))
+                paths.update(fs.unstrip_protocol(name) for name in fs.glob(path))
         else:
-            found.update(glob.glob(pattern, recursive=True))  # noqa: PTH207  # why: Path's needs a root
-    if not found:
+            paths.update(glob.glob(pattern, recursive=True))  # noqa: PTH207  # why: Path's needs a root
+    if not paths:
         raise ResoluteError(f"{src}: no such file, got nothing that fits the pattern, expected files; correct it")
-    return sorted(found)
+    return sorted(paths)

@@ -9,16 +9,16 @@ from functools import partial
 
 from prep.execute.thread_map import thread_map
 
-from .filesystem import Entry, entries
-from .image_ref import Found, is_url
-from .names import is_image, kind_of_other, why_ignored
+from .filesystem import Entry, list_folder
+from .image_ref import ImageRef, is_url
+from .names import ignore_reason, is_image, other_file_kind
 
-__all__ = ["Folders", "walk"]
+__all__ = ["ImageFolderSource", "walk"]
 
 _AHEAD = 16  # folders of a store that are listed at a time
 
 
-class Folders:
+class ImageFolderSource:
     """Class folders, in which images may nest: the first part of a path is its class. A `Source`.
 
     Ascending by name. Links to folders are followed, each real folder once: by the first path that leads to it.
@@ -33,23 +33,23 @@ class Folders:
         self.root = src
         self.ignored: Counter[str] = Counter()
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
-        current, images = "", 0
+        current_class, images = "", 0
         for name, entry in walk(self.root, self.ignored):
             label, slash, _ = name.partition("/")
             if entry.kind == "folder":
                 if not slash:  # the next class begins
-                    self.ignored["empty classes"] += bool(current) and not images
-                    current, images = label, 0
+                    self.ignored["empty classes"] += bool(current_class) and not images
+                    current_class, images = label, 0
             elif not is_image(entry.name):
-                self.ignored[kind_of_other(name) if entry.nbytes is not None else "broken links"] += 1
+                self.ignored[other_file_kind(name) if entry.nbytes is not None else "broken links"] += 1
             elif not slash:
                 self.ignored["outside class folders"] += 1
             else:
                 images += 1
-                yield Found.file(name, label, entry.nbytes)
-        self.ignored["empty classes"] += bool(current) and not images
+                yield ImageRef.file(name, label, entry.nbytes)
+        self.ignored["empty classes"] += bool(current_class) and not images
         self.ignored += Counter()  # drops what was counted zero times
 
 
@@ -60,7 +60,7 @@ def walk(root: str, ignored: Counter[str]) -> Iterator[tuple[str, Entry]]:
     that an earlier path has led to (so that cycles end), and names that fsspec would take for a chain of URLs. Raises
     `ResoluteError` for a folder that cannot be listed.
     """
-    yield from _walk(root.rstrip("/") or "/", "", entries(root), ignored, {_identity(root)})
+    yield from _walk(root.rstrip("/") or "/", "", list_folder(root), ignored, {_identity(root)})
 
 
 def _walk(
@@ -87,7 +87,7 @@ def _walk(
 
 
 def _why_ignored(folder: str, name: str) -> str | None:
-    return "unsafe names" if "::" in name and is_url(folder) else why_ignored(name)
+    return "unsafe names" if "::" in name and is_url(folder) else ignore_reason(name)
 
 
 def _listing(visited: set[object], folder: str) -> list[Entry] | None:
@@ -96,7 +96,7 @@ def _listing(visited: set[object], folder: str) -> list[Entry] | None:
     if identity in visited:
         return None
     visited.add(identity)
-    return entries(folder)
+    return list_folder(folder)
 
 
 def _identity(folder: str) -> object:

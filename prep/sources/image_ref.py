@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["MAX_BYTES", "MISSING", "PLAIN", "UNSEEN", "ZIPPED", "Found", "Location", "Source", "is_url"]
+__all__ = ["MAX_BYTES", "MISSING", "PLAIN", "UNSEEN", "ZIPPED", "ByteRange", "ImageRef", "Source", "is_url"]
 
 # `packed`: plain bytes at the offset; a zip local header there, stored or deflated content; no such file when the
 # source was listed, though its folder was there; a URL from a list, which nobody has asked for yet.
@@ -17,7 +17,7 @@ MAX_BYTES = 1 << 28  # of one image file, or of one member of an archive: what i
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ImageRef:
     """One candidate image.
 
     `name` is its POSIX path relative to the source (surrogateescape for bytes that are no text): what it is
@@ -30,13 +30,13 @@ class Found:
     name: str
     label: str
     nbytes: int
-    place: str = ""
+    container: str = ""
     offset: int = -1
     packed: int = PLAIN
     size_bytes: int = -1
 
     @classmethod
-    def file(cls, name: str, label: str, nbytes: int | None) -> Found:
+    def file(cls, name: str, label: str, nbytes: int | None) -> ImageRef:
         """A file of its own below the source's root; `nbytes` None: listed, but not there."""
         return cls(name, label, nbytes or 0, packed=MISSING if nbytes is None else PLAIN)
 
@@ -51,10 +51,10 @@ class Source(Protocol):
     label_names: Sequence[str] | None  # of those numbers, where the source tells
     copies: bool  # the images are unpacked into the spool, for want of random access
 
-    def __iter__(self) -> Iterator[Found]: ...
+    def __iter__(self) -> Iterator[ImageRef]: ...
 
 
-class Location(NamedTuple):
+class ByteRange(NamedTuple):
     """Where an image's bytes are, all that `fetch` needs: see `Found`; `path` is the file or container."""
 
     path: str

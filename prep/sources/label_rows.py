@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline.errors import ResoluteError
 
-from .filesystem import file_name, opened
+from .filesystem import file_name, open_file
 from .names import is_image
 from .text_encoding import is_text, is_utf16, not_utf8
 
@@ -43,7 +43,7 @@ def label_rows(path: str, columns: str | None) -> Iterator[LabelRow]:
     Raises `ResoluteError` for a file that cannot be read or understood, or has no rows.
     """
     with (
-        opened(path, forward=True) as raw,
+        open_file(path, forward=True) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as text,
     ):
         first = text.readline()
@@ -73,18 +73,18 @@ def _positions(
 ) -> tuple[tuple[int, int] | None, bool]:
     """(image's column, label's column), counted from 0, and whether the first row names them; None for a list."""
     names = [name.strip() for name in header]
-    usual = _guess(names, _LABEL_AND_NAME)
+    usual_columns = _guess(names, _LABEL_AND_NAME)
     if columns is None:
-        if usual is not None and is_table:
-            return usual, True
+        if usual_columns is not None and is_table:
+            return usual_columns, True
         return ((0, 1), False) if is_table and len(names) == 2 and is_image(names[0]) else (None, False)
-    wanted = two_columns(columns)
-    if all(name in names for name in wanted):
-        return (names.index(wanted[0]), names.index(wanted[1])), True
-    missing = [name for name in wanted if not (name.isascii() and name.isdecimal() and int(name) < len(names))]
+    names_wanted = two_columns(columns)
+    if all(name in names for name in names_wanted):
+        return (names.index(names_wanted[0]), names.index(names_wanted[1])), True
+    missing = [name for name in names_wanted if not (name.isascii() and name.isdecimal() and int(name) < len(names))]
     if not missing:
-        return (int(wanted[0]), int(wanted[1])), usual is not None
-    missing = [name for name in missing if name not in names] or [name for name in wanted if name not in names]
+        return (int(names_wanted[0]), int(names_wanted[1])), usual_columns is not None
+    missing = [name for name in missing if name not in names] or [name for name in names_wanted if name not in names]
     raise ResoluteError(
         f"{path}: has no column {missing[0]}, got {', '.join(names)}, expected {columns}; correct COLUMNS (for a table "
         "without a header: positions from 0, such as COLUMNS=0,1)"
@@ -105,10 +105,10 @@ def two_columns(columns: str) -> tuple[str, str]:
 _LABEL_AND_NAME = (_NAME_COLUMNS, LABEL_COLUMNS)
 
 
-def _guess(header: Sequence[str], wanted: tuple[Sequence[str], Sequence[str]]) -> tuple[int, int] | None:
+def _guess(header: Sequence[str], names_wanted: tuple[Sequence[str], Sequence[str]]) -> tuple[int, int] | None:
     """Positions of the first usual name of each of the two columns; None if one is missing."""
-    low = [name.lower() for name in header]
-    image, label = (next((low.index(name) for name in names if name in low), None) for names in wanted)
+    lower = [name.lower() for name in header]
+    image, label = (next((lower.index(name) for name in names if name in lower), None) for names in names_wanted)
     return None if image is None or label is None else (image, label)
 
 

@@ -10,7 +10,7 @@ from pipeline.errors import ResoluteError
 
 from .image_ref import is_url
 
-__all__ = ["SPLITS", "SUFFIXES", "is_image", "kind_of_other", "refuse_split_names", "safe", "safe_below", "why_ignored"]
+__all__ = ["SPLITS", "SUFFIXES", "ignore_reason", "is_image", "other_file_kind", "refuse_split_names", "safe_below", "safe_relative_path"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
 # What systems leave in folders and archives, lower case.
@@ -27,20 +27,20 @@ def is_image(name: str) -> bool:
     return posixpath.splitext(name)[1].lower() in SUFFIXES
 
 
-def kind_of_other(name: str) -> str:
+def other_file_kind(name: str) -> str:
     """What a file that is no image is counted as: its suffix, lower case, or `other files` if it has no usual one."""
     suffix = posixpath.splitext(name)[1].lower()
     return suffix if _USUAL_SUFFIX.fullmatch(suffix) else "other files"
 
 
-def why_ignored(part: str) -> str | None:
+def ignore_reason(part: str) -> str | None:
     """Why a file or folder of that name (no slash) is passed over, whatever is in it; None if it is not."""
     if part.lower() in _JUNK or part.startswith("._"):
         return "junk"
     return "hidden" if part.startswith(".") else None
 
 
-def safe(name: str) -> str | None:
+def safe_relative_path(name: str) -> str | None:
     """An archive member's name as a plain relative path; None if it might lead out of any folder."""
     if name.startswith("/") or "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name):
         return None
@@ -57,7 +57,7 @@ def safe_below(root: str, name: str) -> str | None:
     name = name.removeprefix(f"{root.rstrip('/')}/")
     if is_url(name) or (is_url(root) and "::" in name):
         return None
-    return safe(name)
+    return safe_relative_path(name)
 
 
 def refuse_split_names(src: str, names: Iterable[str], *, folders: bool) -> None:
@@ -66,14 +66,14 @@ def refuse_split_names(src: str, names: Iterable[str], *, folders: bool) -> None
     `folders`: they are folders, and all of them must be; else files such as `train-00000.tar`, where two
     different splits among them are too many.
     """
-    got = list(names)
+    name_list = list(names)
     if folders:
-        splits = [name for name in got if name.lower() in SPLITS]
-        mixed = bool(splits) and len(splits) == len(got)
+        splits = [name for name in name_list if name.lower() in SPLITS]
+        mixed = bool(splits) and len(splits) == len(name_list)
         pattern = ""
     else:
-        found = (_SPLIT_FILE.match(name) for name in got)
-        splits = sorted({match[1] for match in found if match})
+        matches = (_SPLIT_FILE.match(name) for name in name_list)
+        splits = sorted({match[1] for match in matches if match})
         mixed = len(splits) > 1
         pattern = "-*"
     if mixed:

@@ -15,20 +15,20 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 
-from .filesystem import file_name, opened
-from .image_ref import MAX_BYTES, Found
+from .filesystem import file_name, open_file
+from .image_ref import MAX_BYTES, ImageRef
 from .label_rows import LABEL_COLUMNS, two_columns
 from .names import is_image
-from .scan_cache import SpoolWriter, spooled
-from .webdataset import refuse_same_names
+from .scan_cache import ScanWriter, cached_scan
+from .webdataset import refuse_duplicate_names
 
-__all__ = ["Parquet"]
+__all__ = ["ParquetSource"]
 
 _BATCH_ROWS = 64
 _BATCH_BYTES = 1 << 26  # of cells on average, which keeps batches of large images small
 
 
-class Parquet:
+class ParquetSource:
     """Parquet files with one column of images (bytes, or a struct of bytes and path) and one of labels. A `Source`.
 
     An image's name is FILE/ROW.EXT, in the order of the rows. Labels are numbers (`numbered`), named if the
@@ -37,23 +37,23 @@ class Parquet:
 
     copies = True
 
-    def __init__(self, paths: Sequence[str], columns: str | None, spool: Path) -> None:
+    def __init__(self, paths: Sequence[str], columns: str | None, scan_cache: Path) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self.label_names: Sequence[str] | None = None
-        self._paths, self._columns, self._spool = paths, columns, spool
-        refuse_same_names(self.root, paths)
+        self._paths, self._columns, self._scan_cache = paths, columns, scan_cache
+        refuse_duplicate_names(self.root, paths)
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.numbered, self.label_names = True, None
         for number, path in enumerate(self._paths):
 
-            def fill(out: SpoolWriter, path: str = path) -> None:
+            def fill(out: ScanWriter, path: str = path) -> None:
                 _fill(path, self._columns, out)
 
-            file = spooled(self._spool, path, f"parquet {self._columns}", fill, copies=True)
+            file = cached_scan(self._scan_cache, path, f"parquet {self._columns}", fill, copies=True)
             self.ignored.update(file.ignored)
             if number and file.label_names != self.label_names:
                 raise ResoluteError(
@@ -63,10 +63,10 @@ class Parquet:
             self.label_names = file.label_names
             for row in file.rows():
                 self.numbered &= isinstance(row.label, int)
-                yield Found(row.name, str(row.label), row.nbytes, file.place, row.offset)
+                yield ImageRef(row.name, str(row.label), row.nbytes, file.data_path, row.offset)
 
 
-def _fill(path: str, columns: str | None, out: SpoolWriter) -> None:
+def _fill(path: str, columns: str | None, out: ScanWriter) -> None:
     try:
         import pyarrow.parquet as pq
     except ImportError:
@@ -75,7 +75,7 @@ def _fill(path: str, columns: str | None, out: SpoolWriter) -> None:
             "run `pip install -e '.[parquet]'`"
         ) from None
     name, row_number = file_name(path), 0
-    with opened(path) as raw, pq.ParquetFile(raw) as file:
+    with open_file(path) as raw, pq.ParquetFile(raw) as file:
         schema = file.schema_arrow
         features = _features(schema)
         image, label = two_columns(columns) if columns is not None else _guess(path, schema, features)
@@ -89,20 +89,20 @@ def _fill(path: str, columns: str | None, out: SpoolWriter) -> None:
         out.label_names = features.get(label, {}).get("names")
         for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=[image, label]):
             cells, labels = batch.column(image), batch.column(label).to_pylist()
-            for cell, its_label in zip(cells, labels, strict=True):
+            for cell, label_value in zip(cells, labels, strict=True):
                 value = cell.as_py()
-                data, its_path = (value or {}).get("bytes") if isinstance(value, dict) else value, ""
+                data, image_path = (value or {}).get("bytes") if isinstance(value, dict) else value, ""
                 if isinstance(value, dict):
-                    its_path = value.get("path") or ""
+                    image_path = value.get("path") or ""
                 if data is None:
                     out.ignored["rows without an image's bytes"] += 1
-                elif its_label is None or its_label in ("", -1):  # -1: Source: datasets' ClassLabel, no label
+                elif label_value is None or label_value in ("", -1):  # -1: Source: datasets' ClassLabel, no label
                     out.ignored["unlabelled"] += 1
                 elif len(data) > MAX_BYTES:  # a reject that says so
-                    out.note(f"{name}/{row_number:09d}", its_label, 0, len(data))
+                    out.note(f"{name}/{row_number:09d}", label_value, 0, len(data))
                 else:
-                    suffix = posixpath.splitext(its_path)[1] if is_image(its_path) else ""
-                    out.add(f"{name}/{row_number:09d}{suffix}", its_label, data)
+                    suffix = posixpath.splitext(image_path)[1] if is_image(image_path) else ""
+                    out.add(f"{name}/{row_number:09d}{suffix}", label_value, data)
                 row_number += 1
 
 
@@ -116,11 +116,11 @@ def _batch_rows(metadata: Any) -> int:
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
     """{column: feature} as `datasets` has written it; empty for other people's files."""
     try:
-        told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        found = told["info"]["features"]
+        metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = metadata["info"]["features"]
     except (ValueError, KeyError, TypeError):
         return {}
-    return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
+    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
 
 
 def _guess(path: str, schema: Any, features: dict[str, dict[str, Any]]) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from pipeline.errors import ResoluteError
 
-from .filesystem import file_name, opened, reading
+from .filesystem import file_name, open_file, read_errors
 from .image_ref import MAX_BYTES
 
 __all__ = ["COMPRESSED", "TarMember", "TarReader", "is_compressed", "open_tar"]
@@ -97,11 +97,11 @@ class _BoundedTar(tarfile.TarFile):
         super().__init__(name, mode, cast(BinaryIO, self._limit), **options)
 
     def next(self) -> tarfile.TarInfo | None:
-        outer, self._limit.left = self._limit.left, _MAX_HEADER_BYTES if self._limit.left is None else self._limit.left
+        outer_limit, self._limit.left = self._limit.left, _MAX_HEADER_BYTES if self._limit.left is None else self._limit.left
         try:
             return super().next()
         finally:
-            self._limit.left = outer
+            self._limit.left = outer_limit
 
 
 def is_compressed(path: str) -> bool:
@@ -113,8 +113,8 @@ def open_tar(path: str) -> Iterator[TarReader]:
     """A tar, compressed or not, by its name. Raises `ResoluteError` while open if it is damaged or unreadable."""
     compressed = is_compressed(path)
     with ExitStack() as stack:
-        stack.enter_context(reading(path))
-        file = stack.enter_context(opened(path, forward=compressed))
+        stack.enter_context(read_errors(path))
+        file = stack.enter_context(open_file(path, forward=compressed))
         if compressed:
             file = stack.enter_context(_decompressed(path, file))
         mode = "r|" if compressed else "r:"

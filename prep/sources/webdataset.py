@@ -16,19 +16,19 @@ from typing import Any
 from pipeline.errors import ResoluteError
 
 from .filesystem import file_name
-from .image_ref import MAX_BYTES, Found
-from .names import SUFFIXES, refuse_split_names, safe
-from .scan_cache import SpoolWriter, spooled
+from .image_ref import MAX_BYTES, ImageRef
+from .names import SUFFIXES, refuse_split_names, safe_relative_path
+from .scan_cache import ScanWriter, cached_scan
 from .tar_members import is_compressed, open_tar
 
-__all__ = ["LABEL_KEYS", "Samples", "holds_samples", "refuse_same_names"]
+__all__ = ["LABEL_KEYS", "WebDatasetSource", "is_webdataset_tar", "refuse_duplicate_names"]
 
 LABEL_KEYS = ("label", "cls", "class", "class_name", "target")  # in a sample's JSON, the first that is there
 _MAX_LABEL_BYTES = 1 << 20
 _PEEK_MEMBERS = 64
 
 
-class Samples:
+class WebDatasetSource:
     """Tars of samples: one image and a label, in .cls, .json or .txt, each. A `Source`.
 
     An image's name is TAR/KEY.EXT with the tar's own name. `numbered` if all labels are whole numbers from
@@ -38,30 +38,30 @@ class Samples:
 
     label_names: Sequence[str] | None = None
 
-    def __init__(self, paths: Sequence[str], spool: Path) -> None:
+    def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self.copies = any(map(is_compressed, paths))
-        self._paths, self._spool = paths, spool
-        refuse_same_names(self.root, paths)
+        self._paths, self._scan_cache = paths, scan_cache
+        refuse_duplicate_names(self.root, paths)
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.numbered = True
         for path in self._paths:
 
-            def fill(out: SpoolWriter, path: str = path) -> None:
+            def fill(out: ScanWriter, path: str = path) -> None:
                 _fill(path, out)
 
-            tar = spooled(self._spool, path, "samples", fill, copies=is_compressed(path))
+            tar = cached_scan(self._scan_cache, path, "samples", fill, copies=is_compressed(path))
             self.ignored.update(tar.ignored)
             for row in tar.rows():
                 self.numbered &= isinstance(row.label, int)
-                yield Found(row.name, str(row.label), row.nbytes, tar.place, row.offset)
+                yield ImageRef(row.name, str(row.label), row.nbytes, tar.data_path, row.offset)
 
 
-def refuse_same_names(src: str, paths: Sequence[str]) -> None:
+def refuse_duplicate_names(src: str, paths: Sequence[str]) -> None:
     """Raise `ResoluteError` for files of several splits, or with one name, which is to tell their images apart."""
     names = [file_name(path) for path in paths]
     refuse_split_names(src, names, folders=False)
@@ -72,10 +72,10 @@ def refuse_same_names(src: str, paths: Sequence[str]) -> None:
         )
 
 
-def holds_samples(path: str) -> bool:
+def is_webdataset_tar(path: str) -> bool:
     """Whether the first images in a tar have a label next to them, rather than a class folder around them."""
     with open_tar(path) as members:
-        names = [safe(member.name) for member in islice(members, _PEEK_MEMBERS)]
+        names = [safe_relative_path(member.name) for member in islice(members, _PEEK_MEMBERS)]
     kinds: dict[str, set[str]] = {}
     for key, extension in (_split(name) for name in names if name):
         kinds.setdefault(key, set()).add(extension)
@@ -93,7 +93,7 @@ def _images(extensions: set[str]) -> list[str]:
     return [extension for extension in extensions if f".{extension}" in SUFFIXES]
 
 
-def _fill(path: str, out: SpoolWriter) -> None:
+def _fill(path: str, out: ScanWriter) -> None:
     tar_name = file_name(path)
     key = ""
     images: list[tuple[str, int, int, bytes | None]] = []
@@ -120,18 +120,18 @@ def _fill(path: str, out: SpoolWriter) -> None:
         for member in members:
             if member.kind == "folder":
                 continue
-            name = safe(member.name)
+            name = safe_relative_path(member.name)
             if name is None or member.kind == "other":
                 out.ignored["unsafe names" if name is None else "links and devices"] += 1
                 continue
-            its_key, extension = _split(name)
-            if its_key != key:
+            member_key, extension = _split(name)
+            if member_key != key:
                 end_sample()
-                key, images, labels, damaged_label = its_key, [], {}, False
+                key, images, labels, damaged_label = member_key, [], {}, False
             if f".{extension}" in SUFFIXES:
                 # why: neither a second image of a sample nor one that is too large is ever used
-                whole = copies and not images and member.nbytes <= MAX_BYTES
-                images.append((name, member.offset, member.nbytes, member.read() if whole else None))
+                is_read = copies and not images and member.nbytes <= MAX_BYTES
+                images.append((name, member.offset, member.nbytes, member.read() if is_read else None))
             elif extension in ("cls", "json", "txt"):
                 try:
                     if member.nbytes > _MAX_LABEL_BYTES:

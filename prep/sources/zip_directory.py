@@ -45,41 +45,41 @@ def zip_members(file: BinaryIO) -> Iterator[ZipMember]:
 
     Raises `ValueError` if it is no zip archive or its directory is damaged.
     """
-    start, nbytes, count, before = _directory(file)
+    start, nbytes, count, prefix_bytes = _directory(file)
     file.seek(start)
-    left, seen, buffer, at = nbytes, 0, b"", 0
+    bytes_left, member_count, buffer, pos = nbytes, 0, b"", 0
 
     def need(n: int) -> None:
-        nonlocal left, buffer, at
-        if len(buffer) - at < n and left:
-            more = file.read(min(left, 1 << 20))
-            left -= len(more)
-            buffer, at = buffer[at:] + more, 0
-        if len(buffer) - at < n:
+        nonlocal bytes_left, buffer, pos
+        if len(buffer) - pos < n and bytes_left:
+            more = file.read(min(bytes_left, 1 << 20))
+            bytes_left -= len(more)
+            buffer, pos = buffer[pos:] + more, 0
+        if len(buffer) - pos < n:
             raise ValueError("its directory is cut short")
 
-    while at < len(buffer) or left:
+    while pos < len(buffer) or bytes_left:
         need(_CENTRAL.size)
         (magic, _, system, _, flags, _, _, _, _, packed_bytes, size_bytes, name_bytes, extra_bytes, comment_bytes,
-         _, _, attributes, offset) = _CENTRAL.unpack_from(buffer, at)  # fmt: skip
+         _, _, attributes, offset) = _CENTRAL.unpack_from(buffer, pos)  # fmt: skip
         if magic != b"PK\1\2":
-            raise ValueError(f"its directory is damaged at member {seen}")
+            raise ValueError(f"its directory is damaged at member {member_count}")
         need(_CENTRAL.size + name_bytes + extra_bytes + comment_bytes)
-        at += _CENTRAL.size
-        raw, extra = buffer[at : at + name_bytes], buffer[at + name_bytes : at + name_bytes + extra_bytes]
-        at += name_bytes + extra_bytes + comment_bytes
+        pos += _CENTRAL.size
+        raw, extra = buffer[pos : pos + name_bytes], buffer[pos + name_bytes : pos + name_bytes + extra_bytes]
+        pos += name_bytes + extra_bytes + comment_bytes
         size_bytes, packed_bytes, offset = _wide(extra, size_bytes, packed_bytes, offset)
         yield ZipMember(
             name=_name(raw, flags),
-            offset=before + offset,
+            offset=prefix_bytes + offset,
             packed_bytes=packed_bytes,
             size_bytes=size_bytes,
             encrypted=bool(flags & _ENCRYPTED),
             is_link=system == _UNIX and attributes >> 16 & 0o170000 == _LINK,
         )
-        seen += 1
-    if seen & _FULL16 != count & _FULL16:
-        raise ValueError(f"its directory is damaged: {seen} of {count} members")
+        member_count += 1
+    if member_count & _FULL16 != count & _FULL16:
+        raise ValueError(f"its directory is damaged: {member_count} of {count} members")
 
 
 def _directory(file: BinaryIO) -> tuple[int, int, int, int]:
@@ -88,19 +88,19 @@ def _directory(file: BinaryIO) -> tuple[int, int, int, int]:
     tail_bytes = min(total, _END.size + _FULL16 + _LOCATOR.size)
     file.seek(total - tail_bytes)
     tail = file.read(tail_bytes)
-    at = tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) - at < _END.size:
+    pos = tail.rfind(b"PK\5\6")
+    if pos < 0 or len(tail) - pos < _END.size:
         raise ValueError("not a zip archive, or cut short")
-    _, disk, _, _, count, nbytes, offset, _ = _END.unpack_from(tail, at)
-    end = total - tail_bytes + at
-    if at >= _LOCATOR.size and tail.startswith(b"PK\6\7", at - _LOCATOR.size):
-        _, _, end64, _ = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
-        for place in (end64, end - _LOCATOR.size - _END64.size):  # why: the latter if something is in front
-            file.seek(place)
+    _, disk, _, _, count, nbytes, offset, _ = _END.unpack_from(tail, pos)
+    end = total - tail_bytes + pos
+    if pos >= _LOCATOR.size and tail.startswith(b"PK\6\7", pos - _LOCATOR.size):
+        _, _, end64, _ = _LOCATOR.unpack_from(tail, pos - _LOCATOR.size)
+        for candidate in (end64, end - _LOCATOR.size - _END64.size):  # why: the latter if something is in front
+            file.seek(candidate)
             record = file.read(_END64.size)
             if record.startswith(b"PK\6\6") and len(record) == _END64.size:
                 _, _, _, _, disk, _, _, count, nbytes, offset = _END64.unpack(record)
-                end = place
+                end = candidate
                 break
         else:
             raise ValueError("its Zip64 directory cannot be found")

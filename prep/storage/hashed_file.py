@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["FileInfo", "Part", "writing"]
+__all__ = ["AtomicFile", "FileInfo", "write_errors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class FileInfo:
 
 
 @contextmanager
-def writing(path: Path | str) -> Iterator[None]:
+def write_errors(path: Path | str) -> Iterator[None]:
     """Tell the system's refusal to write `path` as one `ResoluteError`. Put nothing but writing inside."""
     try:
         yield
@@ -39,7 +39,7 @@ def writing(path: Path | str) -> Iterator[None]:
         ) from None
 
 
-class Part:
+class AtomicFile:
     """A file that is being written, hashed on the way.
 
     `file` gives the file object; when its block ends well, the file appears, whole and durable; when it ends by an
@@ -48,17 +48,17 @@ class Part:
     """
 
     def __init__(
-        self, file: AbstractContextManager[BinaryIO], explain: Callable[[], AbstractContextManager[None]]
+        self, file: AbstractContextManager[BinaryIO], error_context: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self.nbytes = 0
         self._digest = hashlib.sha256()
-        self._explain = explain
+        self._error_context = error_context
         self._open = ExitStack()
-        with explain():
+        with error_context():
             self._file = self._open.enter_context(file)
 
     def write(self, data: bytes | memoryview) -> None:
-        with self._explain():
+        with self._error_context():
             self._file.write(data)
         self._digest.update(data)
         self.nbytes += len(data)
@@ -68,14 +68,14 @@ class Part:
 
     def close(self) -> None:
         """Make the file appear, whole and durable."""
-        with self._explain():
+        with self._error_context():
             self._open.close()
 
     def discard(self) -> None:
         """Give up: nothing of it stays. Without effect on a part that is closed."""
         self._open.__exit__(_Discarded, _Discarded(), None)
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> AtomicFile:
         return self
 
     def __exit__(

@@ -83,13 +83,13 @@ class Lease:
     def held(self, store: LockStore) -> Iterator[None]:
         """Hold the lock for the length of the block. Raises `ResoluteError` that names the holder if another does."""
         self._acquire(store)
-        done = threading.Event()
-        thread = threading.Thread(target=self._renew_until, args=(store, done), daemon=True)
+        stop = threading.Event()
+        thread = threading.Thread(target=self._renew_until, args=(store, stop), daemon=True)
         thread.start()
         try:
             yield
         finally:
-            done.set()
+            stop.set()
             thread.join(_MARGIN_S)  # why a limit: a store that hangs must not keep a run from ending
             with suppress(ResoluteError, FileNotFoundError):
                 if self._taken_by(store) is None:
@@ -106,25 +106,25 @@ class Lease:
             if live is not None:
                 holder = f"{describe_holder(json.dumps(live).encode())}, last renewed {_age_s(live):.0f} s ago"
                 break
-            mine = f"{int(names[-1]) + 1 if names else 1:08d}"
+            own_name = f"{int(names[-1]) + 1 if names else 1:08d}"
             began = _clock()
-            if not store.put_new(f"{self._folder}/{mine}", self._renewed()):
+            if not store.put_new(f"{self._folder}/{own_name}", self._renewed()):
                 continue
             # why: someone may have come and gone, and numbers started anew, since the names were listed
-            if not set(self._names(store)) <= {*names, mine}:
-                store.delete(f"{self._folder}/{mine}")
+            if not set(self._names(store)) <= {*names, own_name}:
+                store.delete(f"{self._folder}/{own_name}")
                 continue
             for name in names:
                 store.delete(f"{self._folder}/{name}")
-            self._name, self._valid_until_s = mine, began + _LEASE_S - _MARGIN_S
+            self._name, self._valid_until_s = own_name, began + _LEASE_S - _MARGIN_S
             return
         raise ResoluteError(
             f"{store.where}: another prep is writing here, got {holder}, expected no other; wait for it (the lock of "
             f"a killed one ends after {_LEASE_S:.0f} s) or choose another OUT"
         )
 
-    def _renew_until(self, store: LockStore, done: threading.Event) -> None:
-        while self._lost is None and not done.wait(_RENEW_S):
+    def _renew_until(self, store: LockStore, stop: threading.Event) -> None:
+        while self._lost is None and not stop.wait(_RENEW_S):
             # why suppressed: tried again in 10 s; when there is no time left, `check` says so
             with suppress(Exception):
                 self._renew(store)

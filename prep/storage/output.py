@@ -24,13 +24,13 @@ from pipeline.errors import ResoluteError, strip_credentials
 from pipeline.storage.atomic_file import atomic_file, delete_partial, sync_folder
 from pipeline.storage.lock import exclusive_lock
 
-from .hashed_file import FileInfo, Part, writing
+from .hashed_file import AtomicFile, FileInfo, write_errors
 from .lease import Lease
 
-__all__ = ["LOCK", "WORK", "Folder", "Objects", "Store", "open_store"]
+__all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "ObjectStore", "Store", "open_store"]
 
-WORK = ".prep"  # in OUT while a run is unfinished: its plan, its finished parts, its lock
-LOCK = f"{WORK}/lock"  # a file, or in an object store a folder of them
+RUN_FOLDER = ".prep"  # in OUT while a run is unfinished: its plan, its finished parts, its lock
+LOCK = f"{RUN_FOLDER}/lock"  # a file, or in an object store a folder of them
 
 
 class Store(Protocol):
@@ -45,29 +45,29 @@ class Store(Protocol):
     def names(self, folder: str = "") -> list[str]: ...  # of files in one folder, sorted; [] if there is none
     def sizes(self, folder: str = "") -> dict[str, int]: ...  # bytes of the files in one folder, by name
     def folders(self) -> list[str]: ...  # names of folders at the top, sorted
-    def create(self, name: str) -> Part: ...  # a context manager: the file appears when it ends well
+    def create(self, name: str) -> AtomicFile: ...  # a context manager: the file appears when it ends well
     def remove(self, name: str) -> None: ...
     def remove_folder(self, name: str) -> None: ...  # if it is empty
     def sync(self, folder: str) -> None: ...  # what was removed from it stays removed after this
-    def delete_partial(self, ours: re.Pattern[str]) -> None: ...  # what killed runs left half written of such names
-    def alone(self) -> Any: ...  # context manager: refuses if another prep is in its block
+    def delete_partial(self, pattern: re.Pattern[str]) -> None: ...  # what killed runs left half written of such names
+    def exclusive_lock(self) -> Any: ...  # context manager: refuses if another prep is in its block
 
     def write(self, name: str, data: bytes) -> FileInfo:
         """A small file at once."""
-        with self.create(name) as part:
-            part.write(data)
-        return part.info()
+        with self.create(name) as file:
+            file.write(data)
+        return file.info()
 
 
 def open_store(out: str) -> Store:
     """The store for a folder or an fsspec URL such as `s3://bucket/shards`."""
     if "://" in out and not out.startswith(("file://", "local://")):
-        return Objects(out.rstrip("/"))
-    return Folder(Path(out.partition("://")[2] if "://" in out else out))
+        return ObjectStore(out.rstrip("/"))
+    return LocalStore(Path(out.partition("://")[2] if "://" in out else out))
 
 
 @dataclass(frozen=True)
-class Folder(Store):
+class LocalStore(Store):
     """A folder on a disk, local or shared."""
 
     root: Path
@@ -92,8 +92,8 @@ class Folder(Store):
         return self.root / name
 
     def names(self, folder: str = "") -> list[str]:
-        place = self.root / folder
-        return sorted(path.name for path in place.iterdir() if path.is_file()) if place.is_dir() else []
+        path = self.root / folder
+        return sorted(path.name for path in path.iterdir() if path.is_file()) if path.is_dir() else []
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         try:
@@ -105,18 +105,18 @@ class Folder(Store):
     def folders(self) -> list[str]:
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
 
-    def create(self, name: str) -> Part:
+    def create(self, name: str) -> AtomicFile:
         path = self.root / name
-        with writing(path):
+        with write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        return Part(atomic_file(path), partial(writing, path))
+        return AtomicFile(atomic_file(path), partial(write_errors, path))
 
     def remove(self, name: str) -> None:
-        with writing(self.root / name):
+        with write_errors(self.root / name):
             (self.root / name).unlink(missing_ok=True)
 
     def remove_folder(self, name: str) -> None:
-        with writing(self.root / name):
+        with write_errors(self.root / name):
             try:
                 (self.root / name).rmdir()
             except OSError as error:
@@ -124,31 +124,31 @@ class Folder(Store):
                     raise
 
     def sync(self, folder: str) -> None:
-        with writing(self.root / folder):
+        with write_errors(self.root / folder):
             sync_folder(self.root / folder)
 
-    def delete_partial(self, ours: re.Pattern[str]) -> None:
-        with writing(self.root):
+    def delete_partial(self, pattern: re.Pattern[str]) -> None:
+        with write_errors(self.root):
             for folder in ("", *self.folders()):  # why not by name: a temporary name is ours, whatever it was to become
                 delete_partial(self.root / folder)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive_lock(self) -> Iterator[None]:
         """Hold a lock of the system's: it ends with the process, however that ends."""
-        new = not self.root.exists()
-        with writing(self.root / WORK):
-            (self.root / WORK).mkdir(parents=True, exist_ok=True)
+        created = not self.root.exists()
+        with write_errors(self.root / RUN_FOLDER):
+            (self.root / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
         try:
             with exclusive_lock(self.root / LOCK, folder=self.root, writer="prep", remedy="choose another OUT"):
                 yield
         finally:
-            self.remove_folder(WORK)
-            if new:  # why: a run that came to nothing leaves nothing
+            self.remove_folder(RUN_FOLDER)
+            if created:  # why: a run that came to nothing leaves nothing
                 self.remove_folder("")
 
 
 @dataclass(frozen=True)
-class Objects(Store):
+class ObjectStore(Store):
     """A prefix in an object store, through fsspec. An upload appears whole or not at all."""
 
     url: str
@@ -168,44 +168,44 @@ class Objects(Store):
         return f"{base}/{name}" if name else base
 
     @contextmanager
-    def _asking(self, name: str) -> Iterator[None]:
+    def _store_errors(self, name: str) -> Iterator[None]:
         """Tell whatever the store's own library raises as one `ResoluteError`; `FileNotFoundError` passes."""
         try:
             yield
         except (FileNotFoundError, ResoluteError):
             raise
         except Exception as error:  # why: each library has exceptions of its own, some of them bare
-            told = " ".join(str(error).split()) or type(error).__name__
+            message = " ".join(str(error).split()) or type(error).__name__
             raise ResoluteError(
-                f"{self.where}/{name}: the store refuses, got '{told}', expected an answer; check its address, "
+                f"{self.where}/{name}: the store refuses, got '{message}', expected an answer; check its address, "
                 "credentials and permissions, then run the same command again"
             ) from None
 
     def size(self, name: str) -> int | None:
-        with self._asking(name):
+        with self._store_errors(name):
             try:
                 return int(self._fs.info(self._path(name))["size"])
             except FileNotFoundError:
                 return None
 
     def read(self, name: str) -> bytes:
-        with self._asking(name):
+        with self._store_errors(name):
             data: bytes = self._fs.cat_file(self._path(name))
         return data
 
     def open(self, name: str) -> BinaryIO:
-        with self._asking(name):
+        with self._store_errors(name):
             file: BinaryIO = self._fs.open(self._path(name), "rb", cache_type="readahead", block_size=8 << 20)
         return file
 
     def local(self, name: str, scratch: Path) -> Path:
         path = scratch / name.replace("/", "-")
-        with self._asking(name):
+        with self._store_errors(name):
             self._fs.get_file(self._path(name), str(path))
         return path
 
     def _list(self, folder: str, kind: str) -> dict[str, int]:
-        with self._asking(folder):
+        with self._store_errors(folder):
             try:
                 rows = self._fs.ls(self._path(folder), detail=True)
             except FileNotFoundError:
@@ -222,8 +222,8 @@ class Objects(Store):
     def folders(self) -> list[str]:
         return sorted(self._list("", "directory"))
 
-    def create(self, name: str) -> Part:
-        return Part(self._upload(name), partial(writing, tempfile.gettempdir()))
+    def create(self, name: str) -> AtomicFile:
+        return AtomicFile(self._upload(name), partial(write_errors, tempfile.gettempdir()))
 
     @contextmanager
     def _upload(self, name: str) -> Iterator[BinaryIO]:
@@ -232,13 +232,13 @@ class Objects(Store):
             yield cast(BinaryIO, file)
             file.flush()
             self._lease.check(self)
-            with self._putting(name):
+            with self._upload_errors(name):
                 self._fs.put_file(f"/proc/self/fd/{file.fileno()}", self._path(name))
             self._lease.check(self)  # why again: a large upload takes a while
 
     @contextmanager
-    def _putting(self, name: str) -> Iterator[None]:
-        with self._asking(name):
+    def _upload_errors(self, name: str) -> Iterator[None]:
+        with self._store_errors(name):
             try:
                 yield
             except FileNotFoundError as error:  # no such bucket
@@ -246,12 +246,12 @@ class Objects(Store):
 
     def put(self, name: str, data: bytes) -> None:
         """A small object at once, without a look at the lock."""
-        with self._putting(name):
+        with self._upload_errors(name):
             self._fs.pipe_file(self._path(name), data)
 
     def put_new(self, name: str, data: bytes) -> bool:
         """The same, only if nothing is there: whether `data` is what is there now."""
-        with self._putting(name), suppress(FileExistsError):
+        with self._upload_errors(name), suppress(FileExistsError):
             self._fs.pipe_file(self._path(name), data, mode="create")
         # why read in any case: an answer may get lost and the driver ask twice; some stores know no conditions
         try:
@@ -265,7 +265,7 @@ class Objects(Store):
 
     def delete(self, name: str) -> None:
         """Remove an object, without a look at the lock."""
-        with self._asking(name), suppress(FileNotFoundError):
+        with self._store_errors(name), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 
     def remove_folder(self, name: str) -> None:
@@ -274,7 +274,7 @@ class Objects(Store):
     def sync(self, folder: str) -> None:
         pass  # why: an object is durable when its upload is answered
 
-    def delete_partial(self, ours: re.Pattern[str]) -> None:
+    def delete_partial(self, pattern: re.Pattern[str]) -> None:
         """Abort uploads of several parts that nobody will finish. Other stores than S3 forget them after a while."""
         fs = self._fs
         if not hasattr(fs, "abort_mpu"):
@@ -282,17 +282,17 @@ class Objects(Store):
         bucket, prefix, _ = fs.split_path(self._path("x"))
         prefix = prefix[:-1]
         # why suppressed: it needs a permission of its own, and is only about the bill
-        with suppress(ResoluteError), self._asking(""):
-            more: dict[str, str] = {}
+        with suppress(ResoluteError), self._store_errors(""):
+            paging: dict[str, str] = {}
             while True:
-                answer = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **more)
+                answer = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **paging)
                 for upload in answer.get("Uploads") or []:
-                    if ours.fullmatch(upload["Key"][len(prefix) :]):
+                    if pattern.fullmatch(upload["Key"][len(prefix) :]):
                         fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
                 if not answer.get("IsTruncated"):
                     break
-                more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+                paging = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
-    def alone(self) -> AbstractContextManager[None]:
+    def exclusive_lock(self) -> AbstractContextManager[None]:
         """Hold a lock that is renewed, and checked before every object that appears or goes: see `lease`."""
         return self._lease.held(self)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from prep.storage import hashed_file as writer
-from prep.storage.output import Folder
+from prep.storage.output import LocalStore
 from tests.conftest import make_photos
 from tests.prep.trees import tree
 
@@ -157,7 +157,7 @@ def test_a_run_with_too_many_rejects_keeps_its_work(
 def test_full_disk_is_one_line_and_leaves_no_part(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    whole_create = Folder.create
+    whole_create = LocalStore.create
 
     class Full:
         def __init__(self, file: object) -> None:
@@ -169,13 +169,13 @@ def test_full_disk_is_one_line_and_leaves_no_part(
         def __getattr__(self, name: str) -> object:
             return getattr(self.file, name)
 
-    def create(folder: Folder, name: str) -> writer.Part:
+    def create(folder: LocalStore, name: str) -> writer.AtomicFile:
         part = whole_create(folder, name)
         if name == "48/train-000001.tar":
             part._file = Full(part._file)  # type: ignore[assignment]
         return part
 
-    monkeypatch.setattr(Folder, "create", create)
+    monkeypatch.setattr(LocalStore, "create", create)
     ran = prep(*argv)
     assert ran.status == 2
     assert ran.err.count("\n") == 1

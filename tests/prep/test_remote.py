@@ -49,7 +49,7 @@ def test_every_kind_is_read_from_an_object_store(tmp_path: Path, work: Path, s3_
     assert len(catalog(work, f"{s3_server}/x-*.tar")) == 2
     assert len(catalog(work, f"{s3_server}/x.parquet")) == 4
     got = catalog(work, f"{s3_server}/list.csv")
-    assert fetch_many([got.location(i) for i in range(len(got))]) == list(files.values())
+    assert fetch_many([got.byte_range(i) for i in range(len(got))]) == list(files.values())
 
 
 class Ranged(SimpleHTTPRequestHandler):

@@ -23,9 +23,9 @@ import pytest
 
 from pipeline.errors import ResoluteError, StorageError
 from pipeline.storage.scratch import ScratchFolder
-from prep.sources.scan_cache import spooled
+from prep.sources.scan_cache import cached_scan
 from prep.storage import lease
-from prep.storage.output import LOCK, Folder, Objects, open_store
+from prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
 from tests.prep.trees import tree
 from tests.s3 import s3_server  # noqa: F401  # a fixture
 
@@ -112,11 +112,11 @@ class Hooked:
 
 
 def before_writes(monkeypatch: pytest.MonkeyPatch, hook: Callable[[str], None]) -> None:
-    whole = Objects._fs
+    whole = ObjectStore._fs
     assert isinstance(whole, property)
     get = whole.fget
     assert get is not None
-    monkeypatch.setattr(Objects, "_fs", property(lambda store: Hooked(get(store), hook)))
+    monkeypatch.setattr(ObjectStore, "_fs", property(lambda store: Hooked(get(store), hook)))
 
 
 def leave_lock(store: Any, name: str, age_s: float) -> None:
@@ -207,7 +207,7 @@ def test_a_holder_that_cannot_renew_its_lock_stops_before_another_may_take_it(
 
 def test_a_renewal_that_comes_too_late_leaves_no_lock(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store, now = open_store(f"{bucket}/set"), lease._clock
-    assert isinstance(store, Objects)
+    assert isinstance(store, ObjectStore)
     with store.alone():
         before_writes(monkeypatch, lambda path: monkeypatch.setattr(lease, "_clock", lambda: now() + 70))
         store._lease._renew(store)
@@ -325,20 +325,20 @@ def test_what_a_killed_pass_over_a_source_has_left_is_deleted_by_the_next(tmp_pa
     source = tmp_path / "x.tar.gz"
     source.write_bytes(b"x")
     killed = (
-        "import os, sys; from pathlib import Path; from prep.sources.scan_cache import spooled\n"
+        "import os, sys; from pathlib import Path; from prep.sources.scan_cache import cached_scan\n"
         "def fill(out):\n"
         "    out.add('a.jpg', 'a', b'half'); os.kill(os.getpid(), 9)\n"
-        "spooled(Path(sys.argv[1]), sys.argv[2], 'how', fill, copies=True)"
+        "cached_scan(Path(sys.argv[1]), sys.argv[2], 'how', fill, copies=True)"
     )
     for _ in range(3):
         subprocess.run([sys.executable, "-c", killed, work, source], check=False)
         assert len(list(work.iterdir())) == 2  # of this attempt alone
-    spooled(work, str(source), "how", lambda out: out.add("a.jpg", "a", b"whole"), copies=True)
+    cached_scan(work, str(source), "how", lambda out: out.add("a.jpg", "a", b"whole"), copies=True)
     assert sorted(path.suffix for path in work.iterdir()) == [".blob", ".json", ".rows"]
 
 
 def test_both_stores_answer_alike(bucket: str, tmp_path: Path) -> None:
-    for store in (Folder(tmp_path / "set"), Objects(f"{bucket}/alike")):
+    for store in (LocalStore(tmp_path / "set"), ObjectStore(f"{bucket}/alike")):
         assert store.size("a/b.bin") is None
         assert store.names("a") == []
         assert store.folders() == []
