@@ -1,4 +1,4 @@
-"""What would a run come to? Everything is counted, a random sample is converted, nothing is written."""
+"""The dry run: counts all inputs, converts a random sample and estimates bytes and time. Writes nothing to OUT."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _SAMPLE = 512  # images
 
 
 def dry_run(settings: Settings) -> str:
-    """Counts, classes, estimated bytes and time, without a final newline. Raises `ResoluteError` as prep would."""
+    """Report counts, classes and estimated bytes and time, without a final newline. Raises `ResoluteError` as prep
+    would."""
     check_no_overlap(settings)
     with ScratchFolder() as folder:
         inputs = list_inputs(settings, folder, folder / "spool")
@@ -34,7 +35,7 @@ def dry_run(settings: Settings) -> str:
             results = pool.run(EncodeOptions(quality=settings.quality, label_digits=4), spec.batches())
             start_s = None
             for result in results:
-                if start_s is None:  # why: the first one has waited for the processes to start
+                if start_s is None:  # why: the first result includes the start-up of the processes
                     start_s, first_images = perf_counter(), len(result.samples) + len(result.rejects)
                 stats.add("train", result)
                 sizes = [size + len(tar) for size, tar in zip(sizes, result.tars, strict=True)]
@@ -47,14 +48,14 @@ def dry_run(settings: Settings) -> str:
         f"{settings.src}: {images} images, {len(inputs.classes)} classes, "
         + ", ".join(f"{name} {len(split.positions)}" for name, split in inputs.splits.items())
         + f"; ignored: {describe_ignored(inputs.ignored)}",
-        f"  from a sample of {stats.images} images, {stats.rejects} of them rejected:",
+        f"  estimated from {stats.images} random images, of which {stats.rejects} were rejected:",
     ]
     for res, size in zip(settings.resolutions, sizes, strict=True):
         lines.append(
             f"  {res:>4} px: short side {settings.short_side(res)} px, about {size * per_image / 1e6:.0f} MB, "
-            f"{size / stats.images / 1e3:.1f} kB a sample"
+            f"{size / stats.images / 1e3:.1f} kB per sample"
         )
-    lines.append(f"  together about {sum(sizes) * per_image / 1e9:.2f} GB in {settings.out}")
+    lines.append(f"  in total about {sum(sizes) * per_image / 1e9:.2f} GB in {settings.out}")
     if rate is not None:
         workers = f"{settings.worker_count} workers"
         lines.append(f"  time: about {_duration(images / rate)} at {rate:.0f} images/s with {workers}")

@@ -1,7 +1,7 @@
 """Builds a shard set from any source of photos: plan, missing shards, index and lists, manifest last.
 
-An interruption of any kind, unavailable storage included, keeps the finished shards; the same command then continues
-and gives the same bytes. More rejects than `max_bad` allows end the run as soon as they are certain.
+Finished shards survive any interruption, unavailable storage included: the same command resumes and gives the same
+bytes. A run ends as soon as more images are certain to be rejected than `max_bad` allows.
 """
 
 from __future__ import annotations
@@ -43,20 +43,24 @@ from .config import Settings
 
 __all__ = ["BuildResult", "ShardPlan", "build", "describe_reasons"]
 
-_MORE_ROUNDS = 2  # for shards whose files were there, and are not when the manifest is about to promise them
+_MORE_ROUNDS = 2  # for shards whose files have vanished by the time the manifest is written
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """What `build` did. `tally` covers the images done now, `kept` counts the shards that were there already.
-    `tally` is None where the whole set was. `elapsed_s`: wall time."""
+    """Outcome of `build`.
+
+    `stats` covers the images converted by this run and is None if the set was already complete. `kept_shards` counts
+    the shards that were finished before; `elapsed_s` is wall time; `warnings` are about the inputs; `ignored` counts
+    things in the source that are not images of a class, by kind.
+    """
 
     manifest: dict[str, Any]
     ignored: Counter[str]
     stats: RunStats | None
     kept_shards: int
     elapsed_s: float
-    warnings: Sequence[str] = ()  # about the inputs
+    warnings: Sequence[str] = ()
 
 
 def build(
@@ -65,12 +69,14 @@ def build(
     on_start: Callable[[Inputs, int, int], None] = lambda inputs, images, kept_shards: None,
     progress: Callable[[RunStats], None] = lambda stats: None,
 ) -> BuildResult:
-    """Write the shard set that `settings` describe, go on with an unfinished one, or find it finished.
+    """Write the shard set that `settings` describe, resume an unfinished one, or recognise a finished one.
 
-    The same settings and photos give the same bytes, whatever `workers` and `engine` are and however often a
-    run was killed. A finished set gets the resolutions it lacks, and its damaged shards again. `found` is told
-    the inputs, the images there are to do and the shards that are kept, before work starts. Raises
-    `ResoluteError` for bad input, a full disk, or more than `max_bad` of unusable images.
+    The same settings and photos give the same bytes, for any `workers` and `engine` and however often the run was
+    killed. Missing resolutions are added to a finished set and its damaged shards are rebuilt. `on_start(inputs, images
+    to convert, kept shards)` is called before the conversion, `progress(stats)` after each batch.
+
+    Raises `ResoluteError` for bad input, a full disk, or if more than `max_bad` of the images are unusable;
+    `StorageError` if storage is unavailable.
     """
     began = time.perf_counter()
     if settings.engine == "ray":
@@ -78,14 +84,14 @@ def build(
     store = open_store(settings.out)
     check_no_overlap(settings)
     with ExitStack() as stack:
-        _open_existing(stack, store, settings)  # why: what is not ours is refused before anything is written there
+        _open_existing(stack, store, settings)  # why: foreign files are refused before anything is written
         stack.enter_context(store.exclusive_lock())
         scratch = _scratch(stack, store)
         scan_cache = _scan_cache(store, scratch)
         try:
             inputs = list_inputs(settings, scratch, scan_cache)
         except StorageError:
-            raise  # why: the next run continues with what is unpacked already
+            raise  # why the cache is kept: the next run continues with what is already unpacked
         except ResoluteError:
             shutil.rmtree(scan_cache, ignore_errors=True)
             raise
@@ -117,7 +123,7 @@ def build(
         stack.callback(journal.close)
         write_record(store, settings)
         if existing is None and store.size(MANIFEST) is not None:
-            store.remove(MANIFEST)  # why: it would promise what is about to be replaced
+            store.remove(MANIFEST)  # why: it lists files that are about to be replaced
             store.sync("")
         shard_plan = ShardPlan(settings, inputs, existing, journal)
         shard_plan.drop_lost(store, include_existing=False)
@@ -136,8 +142,9 @@ def build(
 
         stats = RunStats()
         for on_progress in (count_rejects, *[_ignore_progress] * _MORE_ROUNDS):
-            stats.merge(_convert(settings, inputs, (shard_plan.spec(*s[:3]) for s in specs), store, journal, on_progress, plan))
-            # why: files may have been deleted since the run that wrote them; the manifest must not promise them
+            missing = (shard_plan.spec(*spec[:3]) for spec in specs)
+            stats.merge(_convert(settings, inputs, missing, store, journal, on_progress, plan))
+            # why: the manifest must not list files that were deleted after an earlier run wrote them
             shard_plan.drop_lost(store, include_existing=True)
             specs = list(shard_plan.missing())
             if not specs:
@@ -145,8 +152,8 @@ def build(
         else:
             name, number, *_ = specs[0]
             raise StorageError(
-                f"{store.where}: files vanish as soon as they are written, got shards without files such as "
-                f"{shard_name(name, number)}, expected them to stay; look for whatever deletes them, then run the same "
+                f"{store.where}: files disappear after they are written, got shards without files such as "
+                f"{shard_name(name, number)}, expected them to stay; find what deletes them, then run the same "
                 "command again"
             )
         counts = {name: count_split(name, view) for name, view in views.items()}
@@ -159,19 +166,19 @@ def build(
 
 
 def _scratch(stack: ExitStack, store: Store) -> Path:
-    """A folder for this run's lists: beside the shards if they are local, so that a kill leaves nothing elsewhere."""
+    """A folder for this run's lists: inside OUT if OUT is local, so that a killed run leaves nothing elsewhere."""
     folder = store.root / RUN_FOLDER / "lists" if isinstance(store, LocalStore) else None
     if folder is not None:
         with write_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(mode=0o700)  # why: URLs in it have their credentials
+            folder.mkdir(mode=0o700)  # why: it holds URLs with credentials
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
     return stack.enter_context(ScratchFolder())
 
 
 def _scan_cache(store: Store, scratch: Path) -> Path:
-    """Where sources without random access are unpacked: beside the shards, so that it survives a kill."""
+    """Where sources without random access are unpacked: inside OUT if OUT is local, so that it survives a kill."""
     return store.root / RUN_FOLDER / "spool" if isinstance(store, LocalStore) else scratch / "spool"
 
 
@@ -182,7 +189,7 @@ def _delete_run_files(store: Store) -> None:
 
 
 class ShardPlan:
-    """Which shards are there, which are missing something, and what each holds."""
+    """Every shard of the set: which samples it holds, what is recorded of it, and which resolutions it lacks."""
 
     def __init__(
         self, settings: Settings, inputs: Inputs, existing: ExistingSet | None = None, journal: Journal | None = None
@@ -205,7 +212,7 @@ class ShardPlan:
         return range(first, min(first + self._per_shard, len(self._inputs.splits[name].positions)))
 
     def missing(self) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
-        """(split, number, resolutions to do, images) of each shard that lacks something."""
+        """Yield (split, number, missing resolutions, images) of each incomplete shard."""
         for name in self._inputs.splits:
             for number in range(self._shards_of(name)):
                 record = self._known_record(name, number)
@@ -217,7 +224,7 @@ class ShardPlan:
     def spec(
         self, name: str, number: int, resolutions: tuple[int, ...], limit: int | None = None
     ) -> ShardSpec:
-        """A shard to be done, or its first `limit` samples."""
+        """Everything needed to convert a shard, or its first `limit` samples, at `resolutions`."""
         split, keys = self._inputs.splits[name], self._keys(name, number)[:limit]
         ranks = shuffled(self._settings.seed, name, len(split.positions), np.arange(keys.start, keys.stop))
         positions = split.positions[ranks]
@@ -233,7 +240,7 @@ class ShardPlan:
         )
 
     def rejects_outside(self, shards: Set[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """{(split, key): reason} of all shards but those in `todo`, (split, number)."""
+        """{(split, key): reason} of all shards except `shards`, a set of (split, number)."""
         rejects: dict[tuple[str, int], str] = {}
         for name in self._inputs.splits:
             for number in range(self._shards_of(name)):
@@ -242,7 +249,7 @@ class ShardPlan:
         return rejects
 
     def known_rejects(self, shards: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """{(split, key): reason} of the images in `todo` that were not there when the source was listed."""
+        """{(split, key): reason} of the images in `shards` that were already missing when the source was listed."""
         rejects: dict[tuple[str, int], str] = {}
         if not any((catalog.entries["packed"] == MISSING).any() for catalog in self._inputs.catalogs.values()):
             return rejects
@@ -265,7 +272,7 @@ class ShardPlan:
         return [split.catalog.name(i) for i in split.positions[ranks].tolist()]
 
     def _known_record(self, name: str, number: int) -> ShardRecord | None:
-        """What the journal and the finished set hold of a shard; the journal counts where both do.
+        """What the journal and the finished set record of a shard; the journal takes precedence.
 
         Resolutions with a lost file are left out.
         """
@@ -275,9 +282,9 @@ class ShardPlan:
         return record.without(self._lost) if record is not None and self._lost else record
 
     def drop_lost(self, store: Store, *, include_existing: bool) -> None:
-        """Count shards as missing, from now on, whose files are not there or have another size.
+        """Count shards as missing from now on if their files are missing or have another size.
 
-        `of_base`: look also at the files of the finished set, and not just at those that the journal knows.
+        `include_existing`: check the files of the finished set too, not only those in the journal.
         """
         self._lost = set()
         records = self._complete_records() if include_existing else iter(self._journal or ())
@@ -300,7 +307,7 @@ def _open_existing(stack: ExitStack, store: Store, settings: Settings) -> Existi
 
 
 def _refuse_other_plan(store: Store, existing: ExistingSet, plan: Mapping[str, Any], settings: Settings) -> None:
-    """Raises `ResoluteError`, telling what differs, unless the finished set has this plan."""
+    """Raise `ResoluteError`, listing the differences, unless the finished set was made by this plan."""
     manifest = existing.manifest
     old_plan = {
         **{name: manifest[name] for name in ("format", "version", "classes")},
@@ -313,11 +320,12 @@ def _refuse_other_plan(store: Store, existing: ExistingSet, plan: Mapping[str, A
         if is_other_source(record, settings):
             assert record is not None
             raise ResoluteError(
-                f"{store.where}: a finished set of other photos, made from {record['SRC']}, {description}; choose another OUT"
+                f"{store.where}: a finished set of other photos, made from {record['SRC']}, {description}; choose "
+                "another OUT"
             )
         raise ResoluteError(
-            f"{store.where}: a finished set of another kind, {description}; rebuild it with REBUILD=1 (--rebuild) or choose "
-            "another OUT"
+            f"{store.where}: a finished set of another kind, {description}; rebuild it with REBUILD=1 (--rebuild) or "
+            "choose another OUT"
         )
 
 
@@ -330,9 +338,10 @@ def _check_rejects(
     *,
     so_far: bool = False,
 ) -> None:
-    """Raises `ResoluteError` if there are more `rejects` than allowed, or a split holds nothing else.
+    """Raise `ResoluteError` if there are more `rejects` than allowed, or if they are all that a split holds.
 
-    `rejects`: (split, key) -> reason. rejects.jsonl lists them then. `so_far`: there may be more of them.
+    `rejects` maps (split, key) to a reason; on failure they are written to rejects.jsonl. `so_far`: the run is not
+    finished and more may follow.
     """
     by_split: dict[str, list[tuple[int, str]]] = {name: [] for name in views}
     for (name, key), reason in sorted(rejects.items()):
@@ -346,8 +355,8 @@ def _check_rejects(
     if len(rejects) > allowed:
         raise ResoluteError(
             f"{settings.src}: too many unusable images, got {len(rejects)} of {inputs.images}"
-            f"{' so far' if so_far else ''} ({description}), expected at most {int(allowed)} (--max-bad {settings.max_bad}); "
-            f"see {store.where}/rejects.jsonl"
+            f"{' so far' if so_far else ''} ({description}), expected at most {int(allowed)} "
+            f"(--max-bad {settings.max_bad}); see {store.where}/rejects.jsonl"
         )
     assert empty is not None
     raise ResoluteError(
@@ -395,12 +404,12 @@ def _result(
     began: float, settings: Settings, manifest: dict[str, Any], inputs: Inputs, stats: RunStats | None, kept_shards: int
 ) -> BuildResult:
     return BuildResult(
-        manifest=manifest, ignored=inputs.ignored, stats=stats, kept_shards=kept_shards, elapsed_s=time.perf_counter() - began,
-        warnings=() if stats is None else input_warnings(settings, inputs),
-    )
+        manifest=manifest, ignored=inputs.ignored, stats=stats, kept_shards=kept_shards,
+        elapsed_s=time.perf_counter() - began, warnings=() if stats is None else input_warnings(settings, inputs),
+    )  # fmt: skip
 
 
 def describe_reasons(reasons: Iterable[str]) -> str:
-    """How often each kind of reject reason, the part before a colon, comes: `3 truncated, 1 not an image`."""
+    """Count the rejects by kind, which is the part of a reason before its colon: `3 truncated, 1 not an image`."""
     kinds = Counter(reason.partition(":")[0] for reason in reasons)
     return ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: (-item[1], item[0])))

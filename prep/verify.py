@@ -1,4 +1,7 @@
-"""Is a finished shard set still what prep wrote? `python -m prep.verify SHARDS` reads and decodes all of it."""
+"""Checks that a finished shard set is still what prep wrote: `python -m prep.verify SHARDS`.
+
+Reads every file once and decodes every JPEG; writes nothing but `damaged.json`, from which prep repairs the set.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,17 @@ from prep.storage.output import RUN_FOLDER, Store, open_store
 
 __all__ = ["VerifyResult", "main", "to_rebuild", "verify"]
 
-_OUTSIDE = frozenset({MANIFEST, MANIFEST_COPY, DAMAGED, SOURCE_RECORD, "report.html"})  # of the set, but not in its manifest
-_MAX_NAMED = 8  # shards or strangers told by name
+# Files of a set that its manifest does not list.
+_OUTSIDE = frozenset({MANIFEST, MANIFEST_COPY, DAMAGED, SOURCE_RECORD, "report.html"})
+_MAX_NAMED = 8  # shards or unexpected files listed by name
 
 
 @dataclass(kw_only=True)
 class VerifyResult:
-    """What `verify` found: `damaged` files and what is wrong with each; `strangers`, files that are no part.
+    """Outcome of `verify`.
 
-    `manifest` is None where neither it nor its copy can be used.
+    `damaged` maps file names to what is wrong with them; `unexpected` are files that do not belong to the set;
+    `manifest` is None if neither the manifest nor its copy is usable.
     """
 
     manifest: dict[str, Any] | None
@@ -51,11 +56,13 @@ class VerifyResult:
     elapsed_s: float = 0.0
 
 
-def verify(store: Store, *, workers: int, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyResult:
-    """Hash every file, decode every picture and compare all with the index, tars in `workers` processes.
+def verify(
+    store: Store, *, workers: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> VerifyResult:
+    """Hash every file, decode every JPEG and compare both with the index; tars are read in `workers` processes.
 
-    `progress` is told (bytes done, bytes in all). Writes nothing. Raises `ResoluteError` if there is no
-    finished set of this version, or its files may not be read.
+    `progress(bytes done, total bytes)` is called after each tar. Writes nothing. Raises `ResoluteError` if there is no
+    finished set of this version, or if its files cannot be read.
     """
     began = time.perf_counter()
     manifest, damaged = find_manifest(store)
@@ -94,7 +101,7 @@ def _unexpected_files(store: Store, files: Mapping[str, Any]) -> list[str]:
 
 
 def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[ShardFiles, dict[str, str]]]:
-    """Each shard and what is wrong with it, as they get done. Interrupted, it ends without waiting for tars."""
+    """Yield each shard with its faults as it completes. An interrupt ends the workers in the middle of a tar."""
     context = multiprocessing.get_context("forkserver")
     stop = context.Event()
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=init_worker, initargs=(stop,))
@@ -104,7 +111,7 @@ def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[
             yield shard_of.pop(future), future.result()
     except BrokenProcessPool:
         raise ResoluteError(
-            "verify: a worker process died, expected it to live; it may have been out of memory: try fewer "
+            "verify: got a worker process that died, expected it to finish; if it ran out of memory, use fewer "
             "workers (--workers)"
         ) from None
     finally:
@@ -113,7 +120,7 @@ def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[
 
 
 def to_rebuild(manifest: Mapping[str, Any], damaged: Set[str]) -> dict[str, list[str]]:
-    """What `prep` will do again to repair the set: resolution -> shards. See `prep.shards.existing_set.Base.get`."""
+    """{resolution: shards} that `prep` rebuilds to repair the set; see `prep.shards.existing_set.ExistingSet.get`."""
     to_do: dict[str, list[str]] = {}
     for res in manifest["resolutions"]:
         for split, info in manifest["splits"].items():
@@ -129,7 +136,7 @@ def _summary(store: Store, result: VerifyResult) -> str:
     manifest, damaged = result.manifest, result.damaged
     if manifest is None:
         return _damage_lines(store, damaged) + (
-            "\nneither the manifest nor its copy can be used: start over: "
+            "\nneither the manifest nor its copy is usable; to start over, "
             f"run {rerun_command(store, rebuild=True)}"
         )
     files = manifest["files"]
@@ -144,7 +151,7 @@ def _summary(store: Store, result: VerifyResult) -> str:
     text = _damage_lines(store, damaged)
     for res, shards_of in to_rebuild(manifest, set(damaged)).items():
         text += f"\n  to rebuild at {res} px: {_first_names(shards_of)}"
-    return text + f"\nrun {rerun_command(store)}: it rebuilds only these"
+    return text + f"\nrun {rerun_command(store)}: it rebuilds only the damaged shards"
 
 
 def _damage_lines(store: Store, damaged: Mapping[str, str]) -> str:
@@ -158,22 +165,22 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _write_damaged_list(store: Store, result: VerifyResult) -> None:
-    """Tell the next `prep` what to repair: `damaged.json`, which a sound set does not have."""
+    """Write `damaged.json` for the next `prep` to repair from; delete it if the set is sound."""
     try:
         if result.damaged:
             store.write(DAMAGED, (json.dumps(list(result.damaged), indent=1) + "\n").encode())
         elif store.size(DAMAGED) is not None:
             store.remove(DAMAGED)
     except ResoluteError as error:
-        print(f"verify: {DAMAGED} stays as it is ({error})", file=sys.stderr)
+        print(f"verify: {DAMAGED} was not updated ({error})", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m prep.verify",
-        description="Hash every file of a shard set and decode every picture in it, whole.",
-        epilog="Lists what is damaged, also in SHARDS/damaged.json, and the `make shards` that rebuilds only that. "
-        "Exit status: 0 sound, 1 damaged, 2 for a problem that the one line on stderr explains, 130 interrupted.",
+        description="Hash every file of a shard set and decode every JPEG in it.",
+        epilog="Lists the damaged files, also in SHARDS/damaged.json, and the `make shards` command that rebuilds only "
+        "those. Exit status: 0 sound, 1 damaged, 2 error (explained in one line on stderr), 130 interrupted.",
         allow_abbrev=False,
     )
     parser.add_argument("shards", metavar="SHARDS", help="folder of the set, or a URL such as s3://bucket/set")
@@ -183,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
+    """Run the command line and return the exit status; a `ResoluteError` becomes one line on stderr and status 2."""
     try:
         args = _parser().parse_args(argv)
         workers = args.workers or available_cpus()
@@ -196,9 +203,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             result = verify(store, workers=workers, progress=progress)
         if result.unexpected:
-            print(f"verify: not of the set, left alone: {_first_names(result.unexpected)}", file=sys.stderr)
+            print(f"verify: ignored, not part of the set: {_first_names(result.unexpected)}", file=sys.stderr)
         _write_damaged_list(store, result)
-        # why: file names may hold bytes that are no text
+        # why: messages quote file names, which may hold bytes that are not valid text
         print(_summary(store, result).encode(errors="backslashreplace").decode())
     except (ResoluteError, OSError) as error:
         message = from_os_error(error) if isinstance(error, OSError) else error

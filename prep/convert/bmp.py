@@ -1,4 +1,4 @@
-"""Is a run-length encoded BMP whole? Pillow fills in what its runs leave out."""
+"""Completeness check of run-length encoded BMP files: Pillow silently fills in pixels that the runs leave out."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _RLE8, _RLE4 = 1, 2
 
 
 def check_bmp(data: bytes) -> None:
-    """Raises `Reject` if the runs of a BMP file lie outside its picture or end too early.
+    """Raise `Reject` if the runs of a BMP file reach outside its picture or end too early.
 
-    Source: Microsoft, Bitmap Compression (Windows GDI): a run is (count, value); count 0 escapes to end of line
-    (0), end of bitmap (1), delta (2), or as many literal pixels, padded to 16 bits.
+    Source: Microsoft, Bitmap Compression (Windows GDI): a run is (count, value); count 0 escapes to end of line (0),
+    end of bitmap (1), delta (2), or that many literal pixels, padded to 16 bits.
     """
     if len(data) < 34:
         return

@@ -1,7 +1,7 @@
-"""A worker process of prep: takes chunks of places, sends back finished pieces of tar.
+"""A worker process of prep: reads, decodes, resizes and encodes batches and sends back their tar members.
 
-Bytes read ahead are bounded: two chunks of `CHUNK_SAMPLES` files of at most `_AHEAD_BYTES` each, and one larger file at
-a time, of at most `MAX_BYTES`.
+Bytes read ahead are bounded: two batches of `BATCH_SAMPLES` files of at most `_AHEAD_BYTES` each, plus one larger file
+at a time of at most `MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from .resize import resize_and_encode
 
 __all__ = ["convert", "serve"]
 
-_READERS, _READ_FILES = 8, 2  # requests in flight, and files a request: hides disks that are cold or far
-_AHEAD_BYTES = 8 << 20  # a larger file is read when its turn comes; most photos are smaller
+_READERS, _READ_FILES = 8, 2  # read threads, and files per request: hides slow or remote disks
+_AHEAD_BYTES = 8 << 20  # larger files, which are rare, are not read ahead
 Files = list[Future[list[bytes | Reject | None]]]
 
 
 def serve(conn: Connection, current: Any) -> None:
-    """Convert the (job, task) pairs that come through `conn` until it ends; send a Chunk or an exception each.
+    """Convert the (options, batch) pairs that arrive through `conn` until it closes; send a BatchResult or an exception
+    each.
 
-    `current.value` is the position of the image at work, -1 between them: what to blame if this process dies.
-    One thread, deaf to Ctrl-C (the parent ends it), gone when the parent is.
+    `current.value` is the position of the image being converted, -1 between images: the image to blame if this process
+    dies. Decodes in one thread, ignores Ctrl-C (the parent ends it) and exits with the parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -58,13 +59,13 @@ def serve(conn: Connection, current: Any) -> None:
         options, batch, files = item
         try:
             result: BatchResult | Exception = convert(options, batch, on_image, files)
-        except Exception as error:  # why: raised again where the run is; a worker has nobody to tell
+        except Exception as error:  # why: it is sent to the main process, which raises it
             result = error
         conn.send(result)
 
 
 def _receive(conn: Connection, received: SimpleQueue[tuple[EncodeOptions, Batch, Files] | None]) -> None:
-    """Take tasks as they come and have their files read, several at once, while the one before is at work."""
+    """Receive batches and read their files, several at once, while the previous batch is converted."""
     with ThreadPoolExecutor(_READERS, thread_name_prefix="read") as readers:
         while True:
             try:
@@ -72,9 +73,10 @@ def _receive(conn: Connection, received: SimpleQueue[tuple[EncodeOptions, Batch,
             except (EOFError, OSError):
                 received.put(None)
                 return
-            # why: a remote store is asked for all at once anyway
-            per_request = len(batch.byte_ranges) if any(is_url(byte_range.path) for byte_range in batch.byte_ranges) else _READ_FILES
-            requests = [batch.byte_ranges[i : i + per_request] for i in range(0, len(batch.byte_ranges), per_request)]
+            ranges = batch.byte_ranges
+            # why: requests to a remote store are concurrent anyway
+            per_request = len(ranges) if any(is_url(byte_range.path) for byte_range in ranges) else _READ_FILES
+            requests = [ranges[i : i + per_request] for i in range(0, len(ranges), per_request)]
             received.put((options, batch, [readers.submit(_fetch_ahead, part) for part in requests]))
 
 
@@ -93,13 +95,19 @@ def _exit_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # why: in the middle of a decode nobody looks at the connection
+        os._exit(1)  # why not rely on the connection: it is not read during a decode
 
 
-def convert(options: EncodeOptions, batch: Batch, on_image: Callable[[int], None] = lambda i: None, files: Files | None = None) -> BatchResult:
-    """Read (unless `files` brings it), decode, resize, encode and wrap up one chunk.
+def convert(
+    options: EncodeOptions,
+    batch: Batch,
+    on_image: Callable[[int], None] = lambda i: None,
+    files: Files | None = None,
+) -> BatchResult:
+    """Read (unless `files` holds the contents), decode, resize and encode one batch, and pack its tar members.
 
-    Tells `at` each image it begins, -1 while it reads. Only `Reject` is caught: a `StorageError` ends the run.
+    Calls `on_image` with the position of each image it starts, and with -1 while it reads. Only `Reject` is caught: a
+    `StorageError` ends the run.
     """
     check_codecs(options.codecs, f"machine {socket.gethostname()}: this run")
     tars: list[list[bytes]] = [[] for _ in batch.short_sides]
@@ -115,7 +123,7 @@ def convert(options: EncodeOptions, batch: Batch, on_image: Callable[[int], None
     for i, (data, label) in enumerate(zip(contents, batch.labels, strict=True)):
         key = batch.first_key + i
         if data is None and i not in batch.skip:
-            on_image(-1)  # why: slow storage is not this image's fault
+            on_image(-1)  # why -1: slow storage is not the image's fault
             start = perf_counter()
             data = _fetch_or_reject(batch.byte_ranges[i])
             read_s += perf_counter() - start

@@ -1,4 +1,4 @@
-"""How do shards get done on this machine? Chunks spread over all workers, one shard after the other on disk."""
+"""Converts shards on this machine: their batches are spread over all workers, their files are written one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .stats import RunStats
 
 __all__ = ["convert_shards"]
 
-_PENDING_CHUNKS = 64  # about 1 MB each: what a slow disk may lag behind
+_PENDING_BATCHES = 64  # batches of about 1 MB that a slow disk may lag behind
 
 
 def convert_shards(
@@ -28,13 +28,14 @@ def convert_shards(
     done: Callable[[ShardRecord], None],
     progress: Callable[[RunStats], None],
 ) -> RunStats:
-    """Convert and write `specs`, consumed lazily; `done` is told each shard that is safe, from another thread.
+    """Convert and write `specs`, which are consumed lazily; returns the totals.
 
-    Files are written and synced beside the workers, which never wait for a disk that keeps up. `progress` is
-    told the sum so far after each chunk. Raises the first error, with nothing half-written left.
+    `done(record)` is called from another thread for each shard whose files are durable, `progress(totals so far)` after
+    each batch. Writing and syncing happen in threads of this process, so workers wait only for a disk that cannot keep
+    up. Raises the first error and leaves no partial files.
     """
     stats = RunStats()
-    queued: deque[ShardSpec] = deque()  # given to the pool, in order
+    queued: deque[ShardSpec] = deque()  # submitted to the pool, in order
 
     def batches() -> Iterator[Batch]:
         for spec in specs:
@@ -53,7 +54,7 @@ def convert_shards(
 
     unfinished: list[ShardWriter] = []
     writer: ShardWriter | None = None
-    batches_left = 0  # chunks that the shard at hand still lacks
+    batches_left = 0  # batches that the current shard still lacks
     pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1) as disk, ThreadPoolExecutor(2) as closing:
         try:
@@ -68,7 +69,7 @@ def convert_shards(
                 if batches_left == 0:
                     pending.append(closing.submit(finish, writer, pending[-1]))
                     writer = None
-                while len(pending) > _PENDING_CHUNKS or (pending and pending[0].done()):
+                while len(pending) > _PENDING_BATCHES or (pending and pending[0].done()):
                     pending.popleft().result()
                 progress(stats)
             while pending:

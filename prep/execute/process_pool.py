@@ -1,7 +1,7 @@
-"""A pool of worker processes that keeps the order of its chunks and blames single images for deaths and hangs.
+"""A process pool that returns results in order and attributes crashes and hangs of workers to single images.
 
-An image is a hang when its worker has had `HANG_S` seconds of running or sleeping on it. Time in which the worker or
-this process was stopped (Ctrl-Z, a paused container) or had to wait for a core does not count.
+An image counts as hung when its worker has spent `HANG_S` seconds running or sleeping on it. Time during which the
+worker or this process was stopped (Ctrl-Z, a paused container) or waited for a CPU does not count.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from prep.convert.batch import Batch, BatchResult, EncodeOptions
 __all__ = ["HANG_S", "Pool", "open_pool", "start_fork_server"]
 
 _PRELOAD = ["prep.convert.worker"]
-HANG_S = 120.0  # one image; the largest we accept takes some ten seconds
-_BATCHES_PER_WORKER = 2  # tasks a worker has at a time: the next is there when one is done
-_POLL_S = 1.0  # between two looks at the workers
+HANG_S = 120.0  # per image; the largest accepted image takes about ten seconds
+_BATCHES_PER_WORKER = 2  # why 2: the next batch is already there when the current one is done
+_POLL_S = 1.0  # interval between two observations of the workers
 _TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
-_MAX_STARTUP_CRASHES = 3  # workers that die before they touch an image: it is not an image's fault
+_MAX_STARTUP_CRASHES = 3  # workers that die before their first image, which no image can cause
 
 Serve = Callable[[Connection, Any], None]
 
 
 @dataclass(kw_only=True)
 class _Watch:
-    """How long a worker has been at one image. `image`: number of the task, position in it; negative: none.
+    """How long a worker has been busy with one image.
 
-    `busy_s`: seconds it ran or slept; `seen_s`, `cpu_s`: the clock and its CPU time at the last look.
+    `image` is (number of the batch, position in it), negative if there is none; `busy_s` the seconds it ran or slept;
+    `observed_s` and `cpu_s` the clock and the worker's CPU time at the last observation.
     """
 
     image: tuple[int, int]
@@ -51,15 +52,15 @@ class _Watch:
         now = monotonic()
         if image != self.image:
             self.image, self.busy_s = image, 0.0
-        elif state == "S":  # why: however long this process was stopped itself, it counts as one poll
+        elif state == "S":  # why min: time in which this process itself was stopped counts as one poll
             self.busy_s += min(now - self.observed_s, _POLL_S)
-        elif cpu_s is not None and self.cpu_s is not None:  # running, waiting for a core or a disk, or stopped
+        elif cpu_s is not None and self.cpu_s is not None:  # running, waiting for a CPU or disk, or stopped
             self.busy_s += cpu_s - self.cpu_s
         self.observed_s, self.cpu_s = now, cpu_s
 
 
 def _main_thread(pid: int) -> tuple[str, float | None]:
-    """State and CPU seconds of a process's main thread, where images are decoded; as if asleep without a /proc.
+    """State and CPU seconds of a process's main thread, which decodes; ("S", None) without /proc.
 
     Source: proc(5), /proc/pid/stat: state, utime and stime are fields 3, 14 and 15.
     """
@@ -71,7 +72,7 @@ def _main_thread(pid: int) -> tuple[str, float | None]:
 
 
 class _Worker:
-    """A process, its connection, and what it has been submitted."""
+    """A worker process, its connection, and the batches it has been sent."""
 
     def __init__(self, context: Any, serve: Serve) -> None:
         self.conn, child_conn = context.Pipe()
@@ -86,24 +87,24 @@ class _Worker:
 
     def send(self, options: EncodeOptions, number: int, batch: Batch) -> None:
         self.in_flight.append((number, batch))
-        with suppress(OSError):  # why: if it has died, its connection says so when it is read
+        with suppress(OSError):  # why suppressed: reading from the connection will report that the worker has died
             self.conn.send((options, batch))
 
     def end(self) -> None:
         self.conn.close()
-        self.process.kill()  # why: nothing of what it still works on is wanted
+        self.process.kill()  # why kill: its unfinished work is not needed
         self.process.join()
 
 
 def _worker_main(serve: Serve, conn: Connection, current: Any, environ: Mapping[str, str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # why: the parent ends this process, also while it still imports
-    # why: the fork server keeps the environment of its own start; credentials may have come since
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # why: the parent ends this process, even while it is importing
+    # why: the fork server has the environment of its own start; credentials may have been set since
     os.environ.update(environ)
     serve(conn, current)
 
 
 def _serve(conn: Connection, current: Any) -> None:
-    from prep.convert.worker import serve  # why: the main process can do without what it imports
+    from prep.convert.worker import serve  # why: the main process does not need these imports
 
     serve(conn, current)
 
@@ -119,31 +120,31 @@ class Pool:
         hang_s: float = HANG_S,
     ) -> None:
         self._context: Any = multiprocessing.get_context(method)
-        if method == "forkserver":  # why: the fork server imports it, and compiles its kernel, once for all
+        if method == "forkserver":  # why: the fork server imports it and compiles its kernel once for all workers
             self._context.set_forkserver_preload(_PRELOAD)
         self._serve = serve
         self._hang_s = hang_s
-        self._window = 4 * workers + 16  # chunks on the way: hides a slow one, stays small
+        self._window = 4 * workers + 16  # batches in progress: enough to hide a slow one, few enough for memory
         self._workers = [_Worker(self._context, self._serve) for _ in range(workers)]
-        self._crash_counts: Counter[tuple[int, int]] = Counter()  # by task and position
+        self._crash_counts: Counter[tuple[int, int]] = Counter()  # (batch, position) -> workers that died there
         self._startup_crashes = 0
 
     def run(self, options: EncodeOptions, batches: Iterable[Batch]) -> Iterator[BatchResult]:
-        """Chunks in the order of `tasks`, which is consumed lazily.
+        """Yield one result per batch, in the order of `batches`, which is consumed lazily.
 
-        An image at which a worker dies twice, or stays longer than `hang_s`, is rejected; everything else in
-        its chunk is done again. An error of ours in a worker is raised here as it is. Raises `ResoluteError`
-        if workers die without an image to blame.
+        An image on which a worker dies twice, or stays longer than `hang_s`, is rejected; the rest of its batch is
+        converted again. An exception raised in a worker is raised here unchanged. Raises `ResoluteError` if workers die
+        before they start an image.
         """
         source = enumerate(batches)
         self._crash_counts.clear()
         for i, worker in enumerate(self._workers):
-            if worker.in_flight:  # why: an earlier run was given up, and would answer this one
+            if worker.in_flight:  # why: it would send the results of an earlier, abandoned run
                 worker.end()
                 self._workers[i] = _Worker(self._context, self._serve)
-        retries: deque[tuple[int, Batch]] = deque()  # of workers that died
+        retries: deque[tuple[int, Batch]] = deque()  # batches of workers that died
         done: dict[int, BatchResult] = {}
-        first = submitted = 0  # the next to yield, the next new one
+        first = submitted = 0  # number of the next batch to yield, and to submit
         more = True
         while True:
             while True:
@@ -192,7 +193,7 @@ class Pool:
                 worker.process.kill()
 
     def _replace(self, worker: _Worker) -> list[tuple[int, Batch]]:
-        """Put a new worker in the place of a dead one; what it was submitted comes back, the guilty image marked."""
+        """Replace a dead worker and return its batches; the image it died on is skipped if it is to blame."""
         worker.process.join()
         number, batch = worker.in_flight[0]
         position = worker.current.value
@@ -202,8 +203,8 @@ class Pool:
             self._startup_crashes += 1
             if self._startup_crashes >= _MAX_STARTUP_CRASHES:
                 raise ResoluteError(
-                    f"prep: {self._startup_crashes} worker processes died before they had an image ({died}), expected "
-                    "them to live; they may have been out of memory: try fewer WORKERS (--workers)"
+                    f"prep: {self._startup_crashes} worker processes died before their first image ({died}), expected "
+                    "them to start; if they ran out of memory, use fewer WORKERS (--workers)"
                 )
         else:
             self._crash_counts[number, position] += 1
@@ -217,14 +218,14 @@ class Pool:
 
 
 def start_fork_server() -> None:
-    """Let the fork server import what workers need while this process is still looking around."""
+    """Start the fork server now, so that it imports what workers need while this process prepares the work."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
     forkserver.ensure_running()
 
 
 @contextmanager
 def open_pool(workers: int, method: str = "forkserver") -> Iterator[Pool]:
-    """Start `workers` processes; they end with the block, or on their own if this process is killed."""
+    """Start `workers` processes; they end with the block, or by themselves if this process is killed."""
     pool = Pool(workers, method)
     try:
         yield pool

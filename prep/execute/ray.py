@@ -1,7 +1,7 @@
-"""Conversion on a Ray cluster: one shard a task, each in a crash-proof process beside Ray's worker.
+"""Conversion on a Ray cluster: one shard per Ray task, each in a subprocess that may crash without ending Ray's worker.
 
-Sources and OUT must be reachable under the same names from every node: a shared disk or an object store. Every node is
-asked for the first photos and for a file in OUT before it gets a shard; one that sees others ends the run in one line.
+Sources and OUT must be reachable under the same names from every node: on a shared disk or in an object store. Before a
+node gets a shard, it is asked for a file of OUT and for some photos; a node that sees different bytes ends the run.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ from .stats import RunStats
 
 __all__ = ["convert_on_ray"]
 
-_MAX_ATTEMPTS = 5  # of one shard, each on another worker: more means that it is not the nodes
-_ANSWER_S = 120.0  # a node that says nothing for so long counts as lost
+_MAX_ATTEMPTS = 5  # per shard, each on another worker; then the nodes are not the cause
+_ANSWER_S = 120.0  # a node that does not answer for this long counts as lost
 
-
-_passed_probes: set[Probe] = set()  # why: a node that joins later asks before its first shard, and once
+_passed_probes: set[Probe] = set()  # why: also a node that joins later checks, once, before its first shard
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What every node must see as this machine does: a file of OUT, and photos with their SHA-256."""
+    """What every node must see exactly as this machine does: a file of OUT, and photos with their SHA-256."""
 
     name: str
     content: bytes
@@ -57,17 +56,17 @@ def convert_on_ray(
     done: Callable[[ShardRecord], None],
     progress: Callable[[RunStats], None],
 ) -> RunStats:
-    """As `engine.convert_shards`, over all CPUs of the cluster at `address` (None: Ray's own rules).
+    """As `prep.execute.local.convert_shards`, on all CPUs of the cluster at `address` (None: Ray's own rules).
 
-    A lost node costs the shards it had not finished: they are done again elsewhere. Raises `ResoluteError` if
-    Ray is not installed, the cluster cannot be reached, a node does not see the photos or OUT under the names that they
-    have here, or a shard is lost again and again.
+    Shards that a lost node had not finished are converted elsewhere. Raises `ResoluteError` if Ray is not installed, if
+    the cluster cannot be reached, if a node does not see the photos or OUT under the same names, or if a shard is lost
+    `_MAX_ATTEMPTS` times.
     """
     try:
         import ray
     except ImportError:
         raise ResoluteError(
-            "ENGINE=ray: Ray is not installed, expected the package ray; pip install -e '.[ray]'"
+            "ENGINE=ray: Ray is not installed, expected the package ray; run pip install -e '.[ray]'"
         ) from None
     started_here = not ray.is_initialized()
     if started_here:
@@ -76,7 +75,7 @@ def convert_on_ray(
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError) as error:
             raise ResoluteError(
-                f"RAY_ADDRESS: no cluster at {address}, got '{error}', expected a running one; start it with "
+                f"RAY_ADDRESS: no cluster at {address}, got '{error}', expected a running cluster; start it with "
                 "`ray start`, or correct the address"
             ) from None
     try:
@@ -87,7 +86,7 @@ def convert_on_ray(
 
 
 def _check_address(address: str | None) -> None:
-    """Raises OSError if nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    """Raise `OSError` if nothing listens at HOST:PORT; Ray itself would retry for minutes."""
     host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()
@@ -101,7 +100,7 @@ def _run_shards(
     done: Callable[[ShardRecord], None],
     progress: Callable[[RunStats], None],
 ) -> RunStats:
-    # why: Ray's own retries would hide which shard is lost for ever; SPREAD fills the nodes evenly
+    # why no retries by Ray: they would hide which shard keeps failing. SPREAD fills the nodes evenly
     remote = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")(_convert_shard)
     total = RunStats()
     source = iter(specs)
@@ -114,7 +113,7 @@ def _run_shards(
     running: dict[Any, tuple[ShardSpec, int]] = {}
 
     def max_running() -> int:
-        """Two tasks a CPU: the next is there when one is done, and nodes may come and go."""
+        """Two tasks per CPU, so that the next is there when one ends; read again because nodes come and go."""
         return 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def launch(spec: ShardSpec, attempts: int) -> None:
@@ -135,13 +134,13 @@ def _run_shards(
         try:
             data, stats = ray.get(ready[0])
         except ray.exceptions.RayTaskError as error:
-            # why: Ray's own copy of an error has a whole traceback for its message
+            # why: the message of Ray's own copy is a whole traceback
             raise (error.cause if isinstance(error.cause, ResoluteError) else error.as_instanceof_cause()) from None
-        except ray.exceptions.RayError as error:  # the node or Ray's worker on it is lost
+        except ray.exceptions.RayError as error:  # the node, or Ray's worker on it, is lost
             if attempts >= _MAX_ATTEMPTS:
                 raise ResoluteError(
                     f"ENGINE=ray: shard {spec.split} {spec.number} was lost {attempts} times, got "
-                    f"'{type(error).__name__}', expected a node to finish it; look at the nodes' memory and logs"
+                    f"'{type(error).__name__}', expected it to finish; check the nodes' memory and logs"
                 ) from None
             launch(spec, attempts + 1)
             continue
@@ -151,7 +150,7 @@ def _run_shards(
 
 
 def _write_probe(store: Store, spec: ShardSpec) -> Probe:
-    """Write a file for the nodes to look for; it goes with the journal. Photos that are unusable here are left out."""
+    """Write a file for the nodes to find, deleted with the journal. Photos that cannot be read here are left out."""
     content = uuid.uuid4().hex.encode()
     store.write(f"{RUN_FOLDER}/reachable", content)
     photos = []
@@ -162,10 +161,10 @@ def _write_probe(store: Store, spec: ShardSpec) -> Probe:
 
 
 def _check_nodes(ray: Any, store: Store, probe: Probe) -> None:
-    """Raises `ResoluteError` unless every node that may get a shard sees what `probe` names."""
+    """Raise `ResoluteError` unless every node that may get a shard sees what `probe` names."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as affinity
 
-    # why no CPUs: a node that is busy with other work can answer all the same
+    # why no CPUs: a node that is busy with other work can still answer
     check = ray.remote(num_cpus=0, max_retries=0)(_check_node)
     answers = [
         check.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(store, probe)
@@ -178,11 +177,11 @@ def _check_nodes(ray: Any, store: Store, probe: Probe) -> None:
         except ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, ResoluteError) else error.as_instanceof_cause()) from None
         except ray.exceptions.RayError:
-            continue  # the node is lost, and gets no shard
+            continue  # a lost node gets no shard
 
 
 def _check_node(store: Store, probe: Probe) -> None:
-    """Runs on a node. Raises `ResoluteError` unless it sees what `probe` names, and can write to OUT."""
+    """Runs on a node. Raises `ResoluteError` unless it sees what `probe` names and can write to OUT."""
     if probe in _passed_probes:
         return
     node = f"ENGINE=ray: node {socket.gethostname()}"
@@ -212,7 +211,7 @@ def _check_node(store: Store, probe: Probe) -> None:
 
 
 def _convert_shard(options: EncodeOptions, spec: ShardSpec, store: Store, probe: Probe) -> tuple[bytes, RunStats]:
-    """Runs on a node: one shard, safe in the store when it returns."""
+    """Runs on a node: convert one shard, whose files are durable when it returns."""
     _check_node(store, probe)
     records: list[ShardRecord] = []
     stats = convert_shards(_pool(), options, [spec], store, done=records.append, progress=lambda _: None)
@@ -221,7 +220,7 @@ def _convert_shard(options: EncodeOptions, spec: ShardSpec, store: Store, probe:
 
 @functools.cache
 def _pool() -> Pool:
-    """One process for images, kept from shard to shard: a decoder that dies must not take Ray's worker along."""
+    """One decoding process, kept from shard to shard, so that a crashing decoder does not end Ray's worker."""
     pool = Pool(1)
     atexit.register(pool.end)
     return pool

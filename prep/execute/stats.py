@@ -1,4 +1,4 @@
-"""Running totals of a run: images, rejects, seconds by kind of work, slowest images."""
+"""Running totals of a conversion: images, rejects, seconds by kind of work, slowest images."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ _SLOWEST = 12
 
 @dataclass
 class RunStats:
-    """Images finished, workers' seconds; `rejected` holds (split, key, reason), `slowest` (s, split, key)."""
+    """Totals of the images converted so far; seconds are summed over all workers.
+
+    `rejected` holds (split, key, reason), `slowest` the (seconds, split, key) of the slowest images, descending.
+    """
 
     images: int = 0
     read_bytes: int = 0
     read_s: float = 0.0
     decode_s: float = 0.0
     convert_s: float = 0.0  # resize and encode
-    write_s: float = 0.0  # hash and write, beside the workers
+    write_s: float = 0.0  # hash and write, in the main process
     rejected: list[tuple[str, int, str]] = field(default_factory=list)
     slowest: list[tuple[float, str, int]] = field(default_factory=list)
 

@@ -1,6 +1,6 @@
-"""Which images does a source hold, in one fixed order, however many there are?
+"""The sorted list of all images of a source, on disk and memory-mapped, so that its size is not limited by memory.
 
-A catalog is files in a folder, mapped into memory: images in ascending order of their names' bytes.
+A catalog is a few files in a folder; its images are in ascending order of the bytes of their names.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """`entries` (N,) ENTRY and the `names` they end in, both mapped; N is at least 1.
+    """The images of a source: `entries` (N,) ENTRY and the blob of their `names`, both memory-mapped; N is at least 1.
 
-    `root` is what plain files' names are relative to; `places` are the containers that ENTRY counts from 1 (0:
-    a plain file); `classes` are all class names by number, with images or not; `ignored` says, by kind, how
-    many things in the source are no image of a class. Names that are URLs keep their credentials in these files, to be
-    fetched with, and nowhere else.
+    `root` is what names of plain files are relative to; `containers` are the archives that ENTRY counts from 1 (0: a
+    plain file); `classes` are all class names by number, including empty classes; `ignored` counts things in the source
+    that are not images of a class, by kind. Names that are URLs keep the credentials needed to fetch them in these
+    files, and nowhere else.
     """
 
     root: str
@@ -49,7 +49,7 @@ class Catalog:
 
     @classmethod
     def open(cls, folder: Path) -> Catalog:
-        """What `write_catalog` left in `folder`."""
+        """Open the catalog that `write_catalog` wrote to `folder`."""
         about = json.loads((folder / "catalog.json").read_bytes())
         entries, names = RecordFile.at(folder, "catalog").map()
         return cls(
@@ -70,7 +70,7 @@ class Catalog:
         return self.entries["label"]
 
     def name(self, i: int) -> str:
-        """What image `i` is called in records and reports."""
+        """The name of image `i` for records and reports, without credentials."""
         return os.fsdecode(_without_credentials(self._raw_name(i)))
 
     def _raw_name(self, i: int) -> bytes:
@@ -78,13 +78,13 @@ class Catalog:
         return self.names[int(ends[i - 1]) if i else 0 : int(ends[i])]
 
     def byte_range(self, i: int) -> ByteRange:
-        """Where image `i` lies, for `fetch`."""
+        """Where the bytes of image `i` are, for `fetch`."""
         _, offset, nbytes, size_bytes, _, container, packed = self.entries[i].item()
         path = self.containers[container - 1] if container else _join(self.root, os.fsdecode(self._raw_name(i)))
         return ByteRange(path, offset, nbytes, packed, size_bytes)
 
     def find(self, name: str) -> int | None:
-        """The position of the image with that name, by bisection."""
+        """The index of the image with that name, by bisection; None if there is none."""
         target = os.fsencode(name)
         low, high = 0, len(self)
         while low < high:
@@ -96,8 +96,10 @@ class Catalog:
         return low if low < len(self) and self._raw_name(low) == target else None
 
     def fingerprint(self) -> str:
-        """SHA-256 over (name, class name, size in bytes) of every image, in order: changes with the source, but
-        not with the way it is packed."""
+        """SHA-256 (hex) over (name, class name, size in bytes) of all images in order.
+
+        It changes with the source's content, but not with the way it is packed.
+        """
         digest = hashlib.sha256()
         classes = [b"\0%b\0" % os.fsencode(name) for name in self.classes]
         for name, label, size_bytes in self._rows():
@@ -105,7 +107,7 @@ class Catalog:
         return digest.hexdigest()
 
     def by_class(self) -> dict[str, tuple[int, str]]:
-        """{class with images: (their number, 16 hex digits over their names and sizes)}: tells what changed."""
+        """{non-empty class: (images, 16 hex digits over their names and sizes)}, to report which classes changed."""
         digests = [hashlib.sha256() for _ in self.classes]
         counts = np.zeros(len(self.classes), np.int64)
         for name, label, size_bytes in self._rows():
@@ -114,7 +116,7 @@ class Catalog:
         return {name: (int(counts[n]), digests[n].hexdigest()[:16]) for n, name in enumerate(self.classes) if counts[n]}
 
     def _rows(self) -> Iterator[tuple[bytes, int, int]]:
-        """(public name, class number, size in bytes) of every image: a signature that was renewed changes nothing."""
+        """Yield (name without credentials, class number, size in bytes): a renewed URL signature is not a change."""
         start = 0
         for first in range(0, len(self), _CHUNK):
             block = self.entries[first : first + _CHUNK]
@@ -133,12 +135,14 @@ def write_catalog(
     training: Catalog | None = None,
     run_records: int = RUN_RECORDS,
 ) -> Catalog:
-    """Write everything `source` yields to `folder` (made if need be; an older catalog there is replaced).
+    """Write everything that `source` yields to `folder`, which is created if necessary, and open it.
 
-    Class numbers: those of `classes` (the names in `classes_file`) or, for a validation source, of `training`;
-    else the names sorted by code point, or the numbers themselves where the source is `numbered`. Memory does
-    not grow with the number of images. Raises `ResoluteError` for a source without images or, for training,
-    with fewer than two classes; for a class that is not known or a number out of range; and when the disk refuses.
+    Class numbers are those of `classes` (the names in `classes_file`) or, for a validation source, of `training`;
+    otherwise classes are numbered in order of their names' code points, or keep their numbers if the source is
+    `numbered`. Memory does not grow with the number of images.
+
+    Raises `ResoluteError` for a source without images; for training, with fewer than two classes; for an unknown class
+    or a number out of range; and if the disk refuses.
     """
     with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,19 +152,19 @@ def write_catalog(
     repeated = sort_records(_records(source, labels, containers), files, run_records=run_records)
     ignored = Counter(source.ignored)
     if repeated:
-        ignored["given twice"] += repeated
+        ignored["duplicate names"] += repeated
     if not labels:
         about = describe_ignored(ignored)
         raise ResoluteError(
-            f"{source.root}: no classes, got no image of a class ({about}), expected one folder per class, or one "
-            f"label per image; point {'SRC' if training is None else 'VAL'} at the folder that holds the class folders"
+            f"{source.root}: no classes, got no image with a class (ignored: {about}), expected one folder per class, "
+            f"or one label per image; point {'SRC' if training is None else 'VAL'} at the folder of the class folders"
         )
     if training is not None:
         classes = training.classes
     names, numbers = _number_classes(source, tuple(labels), classes, classes_file, training)
     if training is None and len(labels) < 2:
         raise ResoluteError(
-            f"{source.root}: nothing to tell apart, got one class ({names[numbers[next(iter(labels))]]}), expected "
+            f"{source.root}: too few classes, got only one ({names[numbers[next(iter(labels))]]}), expected "
             "at least two; point SRC at the folder that holds the class folders"
         )
     table = np.array([numbers[label] for label in labels], np.uint32)
@@ -175,7 +179,7 @@ def write_catalog(
 
 
 def _records(source: Source, labels: dict[str, int], containers: dict[str, int]) -> Iterator[Record]:
-    """Records with labels and places numbered as they first come; fills both tables."""
+    """Yield records with labels and containers numbered in order of first appearance; fills both tables."""
     for image in source:
         label = labels.setdefault(image.label, len(labels))
         if label == MAX_CLASSES:

@@ -1,4 +1,4 @@
-"""How is a finished set looked into, a few samples of it at a time?"""
+"""Random access to a finished set for the report: index arrays, single JPEGs, lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ShardSetReader"]
 
 
 class ShardSetReader:
-    """A finished set at `store`; arrays stay on disk, lists are read line by line. Close it when done."""
+    """Reads a finished set at `store`. Arrays are memory-mapped, lists are read line by line. A context manager."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self._store, self._manifest = store, manifest
@@ -44,7 +44,7 @@ class ShardSetReader:
         return self._array(f"index/{split}-{res}.npy", STORED)
 
     def jpeg(self, split: str, res: str, row: int) -> bytes:
-        """The file of one sample at `res`."""
+        """The JPEG of the sample in `row` at `res`."""
         record = self.stored(split, res)[row]
         shard = self._manifest["splits"][split]["shards"][int(record["shard"])]
         with self._store.open(f"{res}/{shard}.tar") as file:
@@ -52,13 +52,13 @@ class ShardSetReader:
             return file.read(int(record["nbytes"]))
 
     def row(self, split: str, key: int) -> int | None:
-        """Where a key's sample is; None if its input was not taken."""
+        """The row of the sample with that key; None if its image was rejected."""
         keys = self.samples(split)["key"]
         row = int(np.searchsorted(keys, key))
         return row if row < len(keys) and keys[row] == key else None
 
     def largest(self, count: int) -> list[tuple[int, str, int]]:
-        """(bytes, split, row) of the largest input files, falling."""
+        """(bytes, split, row) of the largest input files, descending."""
         largest: list[tuple[int, str, int]] = []
         for split in self._manifest["splits"]:
             sizes = self.sources(split)["nbytes"]
@@ -67,7 +67,7 @@ class ShardSetReader:
         return sorted(largest, key=lambda entry: (-entry[0], entry[1:]))[:count]
 
     def names(self, rows_of: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """(split, row) -> the input's name."""
+        """{(split, row): name of the input image} for the given rows."""
         names = {}
         for split in self._manifest["splits"]:
             last = max([row for name, row in rows_of if name == split], default=-1)
@@ -78,7 +78,7 @@ class ShardSetReader:
         return names
 
     def lines(self, name: str) -> Iterator[Any]:
-        """What each line of a JSON-lines file holds."""
+        """Yield the value in each line of a JSON-lines file."""
         with self._store.open(name) as file:
             for line in file:
                 yield json.loads(line)

@@ -1,4 +1,4 @@
-"""How does a report look? Pieces of one self-contained HTML page, plain in light and in dark."""
+"""Building blocks of the report: one self-contained HTML page, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ summary { cursor: pointer; font-weight: 600; padding: 6px 0; }
 
 @dataclass(frozen=True)
 class Raw:
-    """HTML that is ready; everything else is text, and is escaped."""
+    """Ready HTML; anything else is text and gets escaped."""
 
     text: str
 
 
 def shown(text: object) -> str:
-    """Text as HTML; what has no glyph (control and direction marks, bytes that are no text) as its escape."""
+    """Text as HTML; characters without a glyph (control and direction marks, invalid bytes) as their escapes."""
     visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
     return html.escape(visible)
 
@@ -60,6 +60,7 @@ def _cell(value: object) -> str:
 
 
 def page(title: str, where: str, parts: Iterable[Raw]) -> bytes:
+    """A complete HTML document, UTF-8."""
     body = "\n".join(part.text for part in parts)
     text = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -84,7 +85,7 @@ def heading(words: str) -> Raw:
 
 
 def tiles(numbers: Iterable[tuple[object, str]]) -> Raw:
-    """A headline of (number, what it counts)."""
+    """A row of tiles, each a (number, what it counts)."""
     cells = "".join(
         f'<div><b>{shown(number)}</b><span class="soft">{shown(what)}</span></div>' for number, what in numbers
     )
@@ -92,7 +93,7 @@ def tiles(numbers: Iterable[tuple[object, str]]) -> Raw:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Raw:
-    """Rows of text; columns whose heading ends with `#` hold numbers and stand to the right."""
+    """A table of text; columns whose heading ends with `#` hold numbers and are right-aligned."""
     kinds = [' class="n"' if head.endswith("#") else "" for head in heads]
     top = "".join(f"<th{kind}>{shown(head.rstrip('#'))}</th>" for head, kind in zip(heads, kinds, strict=True))
     body = "".join(
@@ -103,7 +104,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Raw:
 
 
 def bars(rows: Sequence[tuple[str, float, str]]) -> Raw:
-    """Horizontal bars of (name, value, value in words), the longest one full width."""
+    """Horizontal bars of (name, value, value in words), scaled to the largest."""
     longest = max([value for _, value, _ in rows], default=0.0) or 1.0
     cells = "".join(
         f'<span class="name" title="{shown(name)}">{shown(name)}</span>'
@@ -114,7 +115,7 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> Raw:
 
 
 def picture(data: bytes, kind: str, *, alt: str, width: int = 0, height: int = 0) -> str:
-    """An <img> that holds its own bytes; `width` and `height` in CSS px, or a chart as wide as the page."""
+    """An <img> with embedded bytes; `width` and `height` in CSS px, or 0 for a chart as wide as the page."""
     size = f'width="{width}" height="{height}"' if width else 'class="chart"'
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
     return f'<img {size} alt="{shown(alt)}" src="{source}">'
@@ -128,7 +129,7 @@ def figure(image: str, caption: str, title: str, width: int) -> str:
 
 
 def sheet(summary: str, figures: Iterable[str], *, opened: bool) -> Raw:
-    """Figures that can be folded away."""
+    """A collapsible contact sheet of figures."""
     state = " open" if opened else ""
     return Raw(
         f'<details{state}><summary>{shown(summary)}</summary><div class="sheet">\n{"".join(figures)}</div></details>\n'

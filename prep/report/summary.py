@@ -1,4 +1,4 @@
-"""What does a user want to know when prep is done?"""
+"""The console summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .browse import ShardSetReader
 
 __all__ = ["summary"]
 
-_SHUFFLE_WINDOWS = 4  # fewer tell nothing about the order
+_SHUFFLE_WINDOWS = 4  # with fewer windows the measure says nothing
 
 
 def summary(settings: Settings, result: BuildResult, store: Store) -> str:
@@ -24,14 +24,14 @@ def summary(settings: Settings, result: BuildResult, store: Store) -> str:
     counts = ", ".join(f"{name} {info['samples']}" for name, info in manifest["splits"].items())
     classes = f"{len(manifest['classes'])} classes"
     if stats is None:
-        return f"{store.where}: already there ({counts}; {classes}); nothing to do"
+        return f"{store.where}: already complete ({counts}; {classes}); nothing to do"
     source = manifest["source"]
     samples = sum(split["samples"] for split in manifest["splits"].values())
     ignored = describe_ignored(result.ignored)
     lines = [f"{store.where}: {samples} images, {classes}, {counts}; ignored: {ignored}"]
     if result.kept_shards:
         converted = stats.images - stats.rejects
-        lines.append(f"  {result.kept_shards} shards were there and are kept, {converted} images were done now")
+        lines.append(f"  {result.kept_shards} shards were kept, {converted} images were converted now")
     lines.append(
         f"  {result.elapsed_s:.1f} s, {stats.images / result.elapsed_s:.0f} images/s with {settings.worker_count} "
         f"workers; {_where_time_went(stats)}"
@@ -40,15 +40,15 @@ def summary(settings: Settings, result: BuildResult, store: Store) -> str:
         tars = [file["bytes"] for name, file in manifest["files"].items() if _is_tar(name, res)]
         lines.append(
             f"  {res:>4} px: short side {info['short_side']} px, {len(tars)} shards, "
-            f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB a sample"
+            f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB per sample"
         )
     with ShardSetReader(store, manifest) as reader:
         labels = reader.samples("train")["label"]
         if len(labels) >= _SHUFFLE_WINDOWS * WINDOW_SAMPLES:
             mixed = mixing(labels)
             lines.append(
-                f"  shuffle: windows of {WINDOW_SAMPLES} samples are {mixed.measured:.3f} from the overall class mix "
-                f"(perfect shuffle {mixed.expected:.3f}, sorted by class near 1)"
+                f"  shuffle: windows of {WINDOW_SAMPLES} samples differ by {mixed.measured:.3f} from the overall class "
+                f"mix (random order {mixed.expected:.3f}, sorted by class near 1)"
             )
         sides = {int(res): info["short_side"] for res, info in manifest["resolutions"].items()}
         sources = (reader.sources(split) for split in manifest["splits"])
@@ -72,9 +72,9 @@ def _duplicates(counts: dict[str, int], where: str) -> list[str]:
     extra = f"{counts['extra']} images are exact copies of others; all are kept"
     lines = [f"  duplicates: {extra}, see {where}/duplicates.jsonl"]
     if counts["two_labels"]:
-        lines.append(f"  WARNING: {counts['two_labels']} files come under two labels or more")
+        lines.append(f"  WARNING: {counts['two_labels']} files have two or more labels")
     if counts["across_splits"]:
-        lines.append(f"  WARNING: {counts['across_splits']} files are in train and in val: training sees them")
+        lines.append(f"  WARNING: {counts['across_splits']} files are in both train and val: val is contaminated")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What earlier attempts have left in OUT and may be deleted: half written files, and whole ones of no set."""
+"""Deletes what earlier runs left in OUT: partial files, and complete files that are not part of the set."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PARTIAL_NAMES = re.compile(
 
 
 def delete_partial(store: Store) -> None:
-    """Delete what killed runs had half written. Only where no other run can be writing."""
+    """Delete partial files of killed runs. To be called only while no other run can be writing."""
     store.delete_partial(_PARTIAL_NAMES)
 
 
 def delete_orphans(store: Store, keep: Collection[str]) -> None:
-    """Delete files of ours, whole or half written, that are not in `keep` (names in `store`); nothing else.
+    """Delete prep's files, complete or partial, that are not in `keep` (names in `store`), and nothing else.
 
-    Half written ones are left by nodes of a cluster that were lost during this very run.
+    Partial files may even stem from this run: from cluster nodes that were lost.
     """
     delete_partial(store)
     for name in _names(store):

@@ -1,4 +1,4 @@
-"""Which images are there more than once, and does it matter? Same bytes: by the digest that the index keeps."""
+"""Groups of byte-identical input images, found by the digests in the index."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Parts = Callable[[], Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
-    """Groups of samples made from equal files, as one sorted table.
+    """Groups of samples made from identical files, as one sorted table.
 
-    `digests`, `splits` (a position in `names`), `keys`, `labels`: (n,) each, equal digests side by side,
-    samples without a twin left out. `names_of[split](keys)` are the inputs' names.
+    `digests`, `splits` (an index into `names`), `keys` and `labels` are (n,) each; equal digests are adjacent, and
+    samples without a duplicate are left out. `names_of[split](keys)` returns the names of the inputs.
     """
 
     names: Sequence[str]
@@ -40,7 +40,7 @@ class Duplicates:
                 yield slice(start, stop)
 
     def summary(self) -> dict[str, int]:
-        """Groups of equal files; images beyond the first of each; groups with two labels; with two splits."""
+        """Number of groups, of images beyond the first of each, of groups with two labels, of groups in two splits."""
         groups = two_labels = two_splits = 0
         for group in self._groups():
             groups += 1
@@ -50,7 +50,7 @@ class Duplicates:
         return {"groups": groups, "extra": extra, "two_labels": two_labels, "across_splits": two_splits}
 
     def lines(self) -> Iterator[bytes]:
-        """One JSON line a group: [{path, split, key, label}, …]."""
+        """One JSON line per group: [{path, split, key, label}, …]."""
         for group in self._groups():
             entries = []
             for i in range(group.start, group.stop):
@@ -61,8 +61,9 @@ class Duplicates:
 
 
 def find_duplicates(parts: Mapping[str, Parts], names_of: Mapping[str, NamesOf], total: int) -> Duplicates:
-    """From each split's (digests, keys, labels), in pieces that can be had twice; holds 8 bytes a sample.
+    """Find samples with equal digests; holds 8 bytes per sample in memory.
 
+    `parts` maps a split to a function that yields its (digests, keys, labels) in pieces, and that is called twice.
     `total` is the number of samples of all splits.
     """
     names = sorted(parts)

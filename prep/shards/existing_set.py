@@ -1,4 +1,4 @@
-"""The finished set at OUT: its manifest, what it holds of each shard, and which of its files are damaged."""
+"""The finished set at OUT: its manifest, what it records of each shard, and which of its files are damaged."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .writer import ShardRecord
 __all__ = ["DAMAGED", "MANIFEST", "MANIFEST_COPY", "ExistingSet", "is_prep_output", "lost_files", "open_existing"]
 
 MANIFEST, MANIFEST_COPY = "manifest.json", "index/manifest.json"
-DAMAGED = "damaged.json"  # what `verify` found wrong: a list of names
+DAMAGED = "damaged.json"  # names of the files that `verify` found damaged
 
 
 class ExistingSet:
-    """A finished set: which shards it holds in order, and what is known of them. Close it when done."""
+    """A finished set; its index arrays are memory-mapped when they are needed. A context manager."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self.manifest = manifest
@@ -39,7 +39,7 @@ class ExistingSet:
 
     @cached_property
     def damaged(self) -> set[str]:
-        """Files of another size than promised, and those that `verify` has found. Asks once: one listing a folder."""
+        """Files whose size is not the manifest's, and files that `verify` reported. One listing per folder, cached."""
         try:
             listed = set(json.loads(self._store.read(DAMAGED)))
         except (FileNotFoundError, ValueError):
@@ -62,7 +62,7 @@ class ExistingSet:
 
     @property
     def codecs(self) -> dict[str, Any]:
-        """{"codecs": versions} that it was made with; empty for sets of older versions, which do not say."""
+        """{"codecs": versions} that the set was made with; {} for sets of older versions, which do not record them."""
         return {"codecs": self.manifest["codecs"]} if "codecs" in self.manifest else {}
 
     @property
@@ -70,7 +70,7 @@ class ExistingSet:
         return tuple(sorted(int(res) for res in self.manifest["resolutions"]))
 
     def get(self, split: str, number: int) -> ShardRecord | None:
-        """What the set holds of a shard, at the resolutions where it is whole; None if its samples are lost."""
+        """The record of a shard with the resolutions at which it is intact; None if its samples are lost."""
         shards = self.manifest["splits"][split]["shards"]
         name = shard_name(split, number)
         samples = self._array(f"index/{split}.npy", SAMPLE)
@@ -85,7 +85,7 @@ class ExistingSet:
             if array is None or any(file in self.damaged for file in names):
                 continue
             if position is not None:
-                # why: samples lie in shard order, so a shard is one run of them
+                # why: samples are in shard order, so those of a shard are contiguous
                 rows = slice(*np.searchsorted(array["shard"], [position, position + 1]).tolist())
             stored[res] = np.array(array[rows])
             stored[res]["shard"] = 0
@@ -115,7 +115,7 @@ class ExistingSet:
         return tuple(self._rejects.get(shard_name(split, number), []))
 
     def _array(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """An index, memory-mapped; None if it is damaged."""
+        """A memory-mapped index array; None if it is damaged."""
         if name not in self._arrays:
             array = None
             if name not in self.damaged:
@@ -127,9 +127,9 @@ class ExistingSet:
 
 
 def lost_files(store: Store, promised: Mapping[str, int]) -> set[str]:
-    """Those of the files, {name: bytes}, that are not there or have another size; one listing a folder.
+    """Those of the files {name: bytes} that are missing or have another size; one listing per folder.
 
-    Raises `StorageError` for a folder that is there and cannot be listed.
+    Raises `StorageError` for a folder that exists and cannot be listed.
     """
     folders = sorted({name.rpartition("/")[0] for name in promised})
 
@@ -145,9 +145,9 @@ def lost_files(store: Store, promised: Mapping[str, int]) -> set[str]:
 
 
 def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
-    """The finished set at OUT, or None if there is none (or it is to be rebuilt).
+    """The finished set at OUT; None if there is none, or if it is to be rebuilt.
 
-    Raises `ResoluteError` if something is there that is not ours, or ours of another version or beyond use.
+    Raises `ResoluteError` if OUT holds foreign files, or a set of another version or damaged beyond use.
     """
     valid, other_version, present = None, None, set()
     for name in (MANIFEST, MANIFEST_COPY):
@@ -166,7 +166,7 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
             other_version = version
     if rebuild and (valid or other_version or MANIFEST_COPY in present):
         return None
-    # why: without its first copy, a manifest is what a rebuild under way has left, or all that somebody lost
+    # why: MANIFEST is missing during a rebuild; without a run in progress, its copy alone identifies the set
     if valid and (MANIFEST in present or not is_prep_output(store)):
         return ExistingSet(store, valid)
     if MANIFEST not in present:
@@ -175,12 +175,12 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
         return None
     if other_version:
         raise ResoluteError(
-            f"{store.where}/{MANIFEST}: a set of another version, got {other_version}, expected {VERSION}; "
+            f"{store.where}/{MANIFEST}: a set of another version, got version {other_version}, expected {VERSION}; "
             "rebuild it with REBUILD=1 (--rebuild) or choose another OUT"
         )
     raise ResoluteError(
-        f"{store.where}/{MANIFEST}: not a shard set's, got another program's file or a damaged one, expected a "
-        f"{FORMAT} manifest or an empty folder; choose another OUT, or delete it yourself"
+        f"{store.where}/{MANIFEST}: not a shard set, got a foreign or damaged file, expected a "
+        f"{FORMAT} manifest or an empty folder; choose another OUT, or delete the file"
     )
 
 
@@ -192,7 +192,7 @@ def _read(store: Store, name: str) -> bytes | None:
 
 
 def is_prep_output(store: Store) -> bool:
-    """Whether a run of ours was begun at OUT."""
+    """Whether an unfinished run of prep has left its files at OUT."""
     return any(f"{RUN_FOLDER}/{name}" != LOCK for name in store.names(RUN_FOLDER))
 
 
@@ -203,6 +203,6 @@ def _refuse_foreign(store: Store) -> None:
     names = [name for name in store.folders() if name != RUN_FOLDER] + store.names()
     if names:
         raise ResoluteError(
-            f"{store.where}: not empty and not ours, got {len(names)} entries such as {names[0]}, expected an "
+            f"{store.where}: not empty and not a shard set, got {len(names)} entries such as {names[0]}, expected an "
             "empty or new folder; choose another OUT"
         )

@@ -1,7 +1,7 @@
-"""The journal of an unfinished run: its plan, and a record of each shard whose files are safe.
+"""The journal of an unfinished run: its plan, and one record per shard whose files are durable.
 
-A record names the plan it belongs to, by hash; any other is not trusted. Each is read from the store once, many at a
-time, and kept in a file on this machine from then on.
+A record names its plan by hash; records of other plans are ignored. Each record is read from the store once, many at a
+time, and then kept in a local file.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from .writer import ShardRecord, parse_shard_record
 
 __all__ = ["THREADS", "Journal", "delete_journal", "describe_differences"]
 
-THREADS = 16  # requests in flight: what an object store far away is fast with
+THREADS = 16  # requests in flight, to hide the latency of a remote object store
 _PLAN = f"{RUN_FOLDER}/plan.json"
 
 
 class Journal:
-    """Finished shards of a run that has no manifest yet, in OUT itself: they survive any kill.
+    """Records of the shards finished by a run that has no manifest yet. They are stored in OUT and survive a kill.
 
-    `plan` holds everything that decides the bytes of the set but its resolutions; its "codecs" may be missing, as in
-    runs of older versions. `copy` is a new file on this machine. Raises `ResoluteError` if the run that was begun in
-    OUT has another plan, saying what differs.
+    `plan` holds everything that decides the bytes of the set except its resolutions; its "codecs" may be missing, as in
+    runs of older versions. `copy` is a new local file. Raises `ResoluteError`, listing the differences, if OUT holds an
+    unfinished run with another plan.
     """
 
     def __init__(self, store: Store, plan: Mapping[str, Any], copy: Path) -> None:
         self._store = store
         self._hash = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
-        self._at: dict[str, tuple[int, int]] = {}  # record -> its first byte in the copy, and its length
+        self._at: dict[str, tuple[int, int]] = {}  # record -> its offset in the copy, and its length
         self._adding = threading.Lock()
         names = [name for name in store.names(RUN_FOLDER) if name.endswith(".npz")]
         stored_plan = self._stored_plan()
-        if stored_plan != plan and stored_plan is not None and names:  # why: without a record there is nothing to protect
+        if stored_plan != plan and stored_plan is not None and names:  # why `names`: no records, nothing to lose
             _refuse_other_plan(store, stored_plan, plan)
         if stored_plan != plan:
             store.write(_PLAN, json.dumps(plan).encode())
@@ -73,9 +73,10 @@ class Journal:
         return stored_plan if isinstance(stored_plan, dict) else {}
 
     def _read(self, name: str) -> bytes | None:
-        """A record of this plan; None for any other, and for one that is damaged."""
+        """A record of this plan; None if it belongs to another plan or is damaged."""
         try:
-            data = retry(f"{self._store.where}/{RUN_FOLDER}/{name}", partial(_read_or_none, self._store, f"{RUN_FOLDER}/{name}"))
+            path = f"{RUN_FOLDER}/{name}"
+            data = retry(f"{self._store.where}/{path}", partial(_read_or_none, self._store, path))
             if data is not None:
                 parse_shard_record(data, self._hash)
         except ValueError:
@@ -86,12 +87,12 @@ class Journal:
         with write_errors(str(self._copy.name)):
             at = self._copy.seek(0, 2)
             view = memoryview(data)
-            while view:  # why: a raw write may take only a part
+            while view:  # why: a raw write may be partial
                 view = view[self._copy.write(view) :]
         self._at[name] = (at, len(data))
 
     def get(self, split: str, number: int) -> ShardRecord | None:
-        """What was written of a shard, or None."""
+        """The record of a shard, or None."""
         return self._get(f"{shard_name(split, number)}.npz")
 
     def _get(self, name: str) -> ShardRecord | None:
@@ -107,7 +108,7 @@ class Journal:
             yield record
 
     def add(self, record: ShardRecord) -> None:
-        """Remember a shard whose files are safe; what was known of it at other resolutions stays. Thread-safe."""
+        """Record a shard whose files are durable, merged with its record at other resolutions. Thread-safe."""
         with self._adding:
             record = record.with_earlier(self.get(record.split, record.number))
             data = record.to_bytes(self._hash)
@@ -123,18 +124,18 @@ def _read_or_none(store: Store, name: str) -> bytes | None:
 
 
 def _refuse_other_plan(store: Store, stored_plan: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
-    """Raises `ResoluteError` if a run with the plan `begun` cannot continue with `plan`."""
+    """Raise `ResoluteError` if a run with the plan `stored_plan` cannot be resumed with `plan`."""
     if {**stored_plan, "codecs": None} != {**plan, "codecs": None}:
         raise ResoluteError(
-            f"{store.where}: an unfinished run of another kind, {describe_differences(stored_plan, plan)}; undo that, "
-            "start over with REBUILD=1 (--rebuild), or choose another OUT"
+            f"{store.where}: an unfinished run with other settings, {describe_differences(stored_plan, plan)}; undo the "
+            "change, start over with REBUILD=1 (--rebuild), or choose another OUT"
         )
     if plan.get("codecs") is not None:
         check_codecs(stored_plan.get("codecs"), f"{store.where}: an unfinished run that")
 
 
 def delete_journal(store: Store) -> None:
-    """Delete a journal, its plan last, so that it never seems to belong to another plan."""
+    """Delete a journal; its plan goes last, so that records are never attributed to another plan."""
     names = [f"{RUN_FOLDER}/{name}" for name in store.names(RUN_FOLDER)]
     remove: Callable[[str], None] = store.remove
     for _ in thread_map(remove, [name for name in names if name not in (LOCK, _PLAN)], THREADS):
@@ -143,7 +144,7 @@ def delete_journal(store: Store) -> None:
 
 
 def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """What differs between two plans but for their codecs, in words: `quality: got 90, expected 80` and the like."""
+    """The differences between two plans, except codecs, in words: `quality: got 90, expected 80; …`."""
     differences = []
     for table in ("settings", "source"):
         before, after = old.get(table, {}), new.get(table, {})
@@ -157,7 +158,7 @@ def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def _changed_classes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Classes are told as 'SPLIT CLASS' -> [images, fingerprint]."""
+    """Describe the classes that differ; both arguments map 'SPLIT CLASS' to [images, fingerprint]."""
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     differences = []
     for name in changed[:3]:

@@ -1,4 +1,7 @@
-"""Do the index and the lists of a set agree with its manifest and with each other?"""
+"""Consistency checks between the index, the lists and the manifest of a set.
+
+Every check raises `Damage` with what is wrong, got and expected.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,9 @@ from .tar_format import BLOCK_BYTES, padded_bytes, tar_end
 __all__ = ["check_duplicates", "check_info", "check_names", "check_rejects", "check_samples", "check_sources",
            "check_stored"]  # fmt: skip
 
-# All of these raise `Damage` with what is wrong, got and expected.
-
 
 def check_samples(rows: NDArray[Any], manifest: Mapping[str, Any], split: str) -> NDArray[np.int64]:
-    """The SAMPLE records of a split; returns where each of its shards begins, and their number at the end."""
+    """Check the SAMPLE records of a split; returns (shards + 1,) int64, the first row of each shard and the total."""
     info = manifest["splits"][split]
     _expect_shape(rows, SAMPLE, info["samples"])
     keys = rows["key"]
@@ -42,7 +43,7 @@ def check_samples(rows: NDArray[Any], manifest: Mapping[str, Any], split: str) -
 
 
 def check_sources(rows: NDArray[Any], manifest: Mapping[str, Any], split: str) -> None:
-    """The SOURCE records of a split."""
+    """Check the SOURCE records of a split."""
     _expect_shape(rows, SOURCE, manifest["splits"][split]["samples"])
     for column in ("nbytes", "width", "height"):
         if len(rows) and int(rows[column].min()) < 1:
@@ -59,7 +60,10 @@ def check_stored(
     sources: NDArray[Any] | None,
     label_digits: int,
 ) -> None:
-    """The STORED records of a split at `res`, whose shards lie between `bounds`; a shard in memory at a time."""
+    """Check the STORED records of a split at `res`, one shard in memory at a time.
+
+    `bounds` are what `check_samples` returned; `sources` are the SOURCE records, None if they are damaged.
+    """
     _expect_shape(rows, STORED, manifest["splits"][split]["samples"])
     short_side = manifest["resolutions"][res]["short_side"]
     for number, name in enumerate(manifest["splits"][split]["shards"]):
@@ -73,7 +77,8 @@ def check_stored(
         expected = manifest["files"][f"{res}/{name}.tar"]["bytes"]
         total = int(ends[-1])
         if total + len(tar_end(total)) != expected:
-            raise Damage(f"{name}: samples of another tar, got {total + len(tar_end(total))} bytes, expected {expected}")
+            nbytes = total + len(tar_end(total))
+            raise Damage(f"{name}: samples of another tar, got {nbytes} bytes, expected {expected}")
         if sources is not None:
             source = sources[part]
             sides = np.minimum(np.minimum(source["width"], source["height"]), short_side)
@@ -81,7 +86,7 @@ def check_stored(
 
 
 def check_names(lines: Iterable[bytes], manifest: Mapping[str, Any], split: str) -> None:
-    """SPLIT.sources.jsonl: one name a sample."""
+    """Check SPLIT.sources.jsonl: one name per sample."""
     count = 0
     for count, line in enumerate(lines, 1):
         if not isinstance(_json(line, count), str):
@@ -90,7 +95,7 @@ def check_names(lines: Iterable[bytes], manifest: Mapping[str, Any], split: str)
 
 
 def check_rejects(lines: Iterable[bytes], manifest: Mapping[str, Any]) -> None:
-    """rejects.jsonl: a {path, split, key, reason} for every input that was not taken."""
+    """Check rejects.jsonl: one {path, split, key, reason} per rejected input."""
     count = 0
     for count, line in enumerate(lines, 1):
         row = _json(line, count)
@@ -102,7 +107,7 @@ def check_rejects(lines: Iterable[bytes], manifest: Mapping[str, Any]) -> None:
 
 
 def check_duplicates(lines: Iterable[bytes], manifest: Mapping[str, Any]) -> None:
-    """duplicates.jsonl: groups of samples made from equal files."""
+    """Check duplicates.jsonl: groups of samples made from identical files."""
     got = {"groups": 0, "extra": 0, "two_labels": 0, "across_splits": 0}
     for count, line in enumerate(lines, 1):
         group = _json(line, count)
@@ -117,7 +122,7 @@ def check_duplicates(lines: Iterable[bytes], manifest: Mapping[str, Any]) -> Non
 
 
 def check_info(data: bytes, manifest: Mapping[str, Any], name: str, bounds: Mapping[str, NDArray[np.int64]]) -> None:
-    """timm's `_info.json`, that of the set or of one resolution; `bounds` of splits that are known."""
+    """Check timm's `_info.json` of the set or of one resolution; `bounds` are those of the undamaged splits."""
     timm_info = _json(data, 1)
     folder = name.rpartition("/")[0]
     prefix = "" if folder else f"{max(map(int, manifest['resolutions']))}/"

@@ -1,4 +1,4 @@
-"""Turns finished shards into a set that can be trusted: index, lists, timm's info files, and the manifest last."""
+"""Turns finished shards into a complete set: writes index, lists, timm's info files, and the manifest last."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["SplitTotals", "SplitView", "count_split", "finalize_set", "write_rej
 
 @dataclass(frozen=True, kw_only=True)
 class SplitView:
-    """A split at its end: how many shards it was cut into, each shard, and the input names of any keys."""
+    """Access to a finished split: its number of shards, the record of a shard, and the input names of given keys."""
 
     shards: int
     record: Callable[[int], ShardRecord]
@@ -35,7 +35,7 @@ class SplitView:
 
 @dataclass(kw_only=True)
 class SplitTotals:
-    """What the whole set came to; `shards` name -> samples, of those that hold any."""
+    """Totals of a split; `shards` maps the name of each non-empty shard to its number of samples."""
 
     samples: int = 0
     shards: dict[str, int] = field(default_factory=dict)
@@ -49,9 +49,10 @@ def finalize_set(
     splits: Mapping[str, SplitView],
     counts: Mapping[str, SplitTotals],
 ) -> dict[str, Any]:
-    """Write everything but the shards, one shard's records in memory at a time, and return the manifest.
+    """Write everything except the shards, with one shard's records in memory at a time, and return the manifest.
 
-    `short_sides` px -> px, `counts` as `count` gives them. Raises `ResoluteError` when the store refuses.
+    `short_sides` maps resolution to stored short side, both px; `counts` are the results of `count_split`. Raises
+    `ResoluteError` if the store refuses.
     """
     files: dict[str, FileInfo] = {}
     for split in splits.values():
@@ -70,7 +71,7 @@ def finalize_set(
         sum(part.samples for part in counts.values()),
     )
     files["duplicates.jsonl"] = _stream(store, "duplicates.jsonl", duplicates.lines())
-    # why: timm opens "wds/..." at one resolution's folder, or at the set's own for the largest
+    # why: timm opens "wds/..." at the folder of a resolution, or at the set's root for the largest one
     largest = max(short_sides)
     for folder, prefix in [(f"{res}/", "") for res in short_sides] + [("", f"{largest}/")]:
         files[f"{folder}_info.json"] = store.write(f"{folder}_info.json", _timm_info(counts, prefix))
@@ -79,7 +80,7 @@ def finalize_set(
         "version": VERSION,
         "settings": {**plan["settings"], "resolutions": sorted(short_sides)},
         "classes": plan["classes"],
-        **({"codecs": plan["codecs"]} if "codecs" in plan else {}),  # why: sets of older versions do not know theirs
+        **({"codecs": plan["codecs"]} if "codecs" in plan else {}),  # why: sets of older versions do not record them
         "resolutions": {str(res): {"short_side": side} for res, side in sorted(short_sides.items())},
         "splits": {
             name: {"samples": part.samples, "shards": list(part.shards)} for name, part in counts.items()
@@ -103,7 +104,7 @@ def finalize_set(
 
 
 def count_split(name: str, split: SplitView) -> SplitTotals:
-    """What a split holds, from its finished shards."""
+    """Totals of a split, from the records of its shards."""
     totals = SplitTotals()
     for number in range(split.shards):
         record = split.record(number)
@@ -115,7 +116,7 @@ def count_split(name: str, split: SplitView) -> SplitTotals:
 
 
 def write_rejects(store: Store, splits: Mapping[str, SplitView], counts: Mapping[str, SplitTotals]) -> FileInfo:
-    """rejects.jsonl: {path, split, key, reason} of every input that was not taken."""
+    """Write rejects.jsonl: {path, split, key, reason} of every rejected input."""
 
     def rows() -> Iterator[bytes]:
         for name in sorted(splits):
@@ -137,7 +138,7 @@ def _arrays(
 
 
 def _numbered(split: SplitView, rows_of: Callable[[ShardRecord], NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """The records of each shard that holds samples; STORED ones get the shard's place among those."""
+    """Yield the rows of each non-empty shard; `shard` of STORED rows is set to its position among those."""
     place = 0
     for number in range(split.shards):
         rows = rows_of(split.record(number))
@@ -151,7 +152,7 @@ def _numbered(split: SplitView, rows_of: Callable[[ShardRecord], NDArray[Any]]) 
 def _array_files(
     store: Store, file: str, dtype: np.dtype[Any], total: int, parts: Iterable[NDArray[Any]]
 ) -> dict[str, FileInfo]:
-    """Write an index array and, if a loader reads it, the checksums of its blocks; {name: what it is}."""
+    """Write an index array and, if loaders read it, the checksums of its blocks; returns {name: info}."""
     if dtype == SOURCE:
         return {file: _stream(store, file, _npy(dtype, total, parts))}
     with store.create(file) as part:
@@ -167,7 +168,7 @@ def _write_through(part: AtomicFile, pieces: Iterable[bytes]) -> Iterator[bytes]
 
 
 def _npy(dtype: np.dtype[Any], total: int, parts: Iterable[NDArray[Any]]) -> Iterator[bytes]:
-    """A .npy file of a (total,) array, piece by piece. Source: numpy.lib.format, version 1.0."""
+    """The bytes of a .npy file of a (total,) array, in pieces. Source: numpy.lib.format, version 1.0."""
     head = io.BytesIO()
     described = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(
@@ -198,7 +199,7 @@ def _stream(store: Store, name: str, pieces: Iterable[bytes]) -> FileInfo:
 
 
 def _timm_info(counts: Mapping[str, SplitTotals], prefix: str) -> bytes:
-    """Source: timm's data/readers/reader_wds.py, `_parse_split_info`."""
+    """timm's `_info.json`. Source: timm's data/readers/reader_wds.py, `_parse_split_info`."""
     splits = {
         name: {
             "name": name,

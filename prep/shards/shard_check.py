@@ -1,4 +1,4 @@
-"""Is one shard, byte for byte, what its index says, and does every picture in it decode?"""
+"""Checks one shard byte for byte against the index and decodes every JPEG in it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from prep.storage.retry import retry
 
 from .tar_format import BLOCK_BYTES, dali_index, member, padded_bytes, tar_end
 
-__all__ = ["Damage", "ShardFiles", "check_sha256", "check_shard", "check_size", "init_worker", "jpeg_fault", "read_with_retry"]
+__all__ = [
+    "Damage", "ShardFiles", "check_sha256", "check_shard", "check_size", "init_worker", "jpeg_fault", "read_with_retry",
+]  # fmt: skip
 
 T = TypeVar("T")
 _PIECE_BYTES = 1 << 20
 _BASELINE = 0xC0  # Source: ITU-T T.81, table B.1: SOF0
-_NO_FRAME = (0xC4, 0xC8, 0xCC)  # of SOF0..SOF15; same table: DHT, JPG, DAC
+_NO_FRAME = (0xC4, 0xC8, 0xCC)  # DHT, JPG and DAC lie between SOF0 and SOF15; same table
 _NO_DRIVER = ("builtins", "prep", "pipeline")
 
 
@@ -39,9 +41,9 @@ class Damage(Exception):
 
 
 def read_with_retry(store: Store, name: str, work: Callable[[], T]) -> T:
-    """The result of `work`, which reads the file `name`; tried again while storage does not answer.
+    """The result of `work`, which reads the file `name`; repeated while storage is unavailable.
 
-    Raises `Damage` if the file is not there, `ResoluteError` if storage refuses it or still does not answer.
+    Raises `Damage` if the file is missing, `ResoluteError` if storage refuses it or stays unavailable.
     """
 
     def attempt() -> T:
@@ -55,21 +57,21 @@ def read_with_retry(store: Store, name: str, work: Callable[[], T]) -> T:
     except (Damage, ResoluteError):
         raise
     except Exception as error:
-        # why: drivers of object stores raise their own; what is built in or ours is a bug
+        # why: drivers of object stores raise their own types; a built-in type or ours is a bug
         if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] in _NO_DRIVER:
             raise
         raise ResoluteError(
             f"{store.where}/{name}: cannot be read, got '{getattr(error, 'strerror', None) or error}', expected a "
-            "readable file; correct that and run verify again"
+            "readable file; correct the cause and run verify again"
         ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFiles:
-    """One shard at one resolution: `name` (`128/train-000000`), what the manifest says of its two files.
+    """One shard at one resolution: `name` (`128/train-000000`) and what the manifest says of its two files.
 
-    `samples` and `stored` are index files on this machine and `rows` the shard's part of them; None where the
-    index is not to be trusted: then the files are only hashed.
+    `samples` and `stored` are local index files and `rows` the shard's range in them. They are None if the index is
+    damaged; the files are then only hashed.
     """
 
     store: Store
@@ -86,7 +88,7 @@ _stop: Any = None  # a worker's multiprocessing.Event
 
 
 def init_worker(stop: Any) -> None:
-    """Make this process a worker: deaf to Ctrl-C, gone when its parent is, done early when `stop` is set."""
+    """Make this process a worker: it ignores Ctrl-C, exits with its parent, and ends early once `stop` is set."""
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -101,7 +103,7 @@ def _exit_with_parent() -> None:
 
 
 def check_shard(shard: ShardFiles) -> dict[str, str]:
-    """What is wrong with the shard's files, by name; one tar is streamed, a sample in memory at a time."""
+    """The faults of the shard's files, by name; the tar is streamed, one sample in memory at a time."""
     samples = stored = None
     if shard.samples is not None and shard.stored is not None:
         rows = slice(*shard.rows)
@@ -119,7 +121,7 @@ def check_shard(shard: ShardFiles) -> dict[str, str]:
 
 
 def check_size(store: Store, name: str, expected: FileInfo) -> None:
-    """Raises `Damage` unless the file is there at its size."""
+    """Raise `Damage` unless the file exists with the expected size."""
     actual = store.size(name)
     if actual is None:
         raise Damage("missing")
@@ -129,7 +131,7 @@ def check_size(store: Store, name: str, expected: FileInfo) -> None:
 
 
 def check_sha256(actual: str, expected: FileInfo) -> None:
-    """Raises `Damage` unless the SHA-256 (hex) is the expected one."""
+    """Raise `Damage` unless the SHA-256 (hex) is the expected one."""
     if actual != expected.sha256:
         raise Damage(f"changed since prep, got SHA-256 {actual[:12]}…, expected {expected.sha256[:12]}…")
 
@@ -156,11 +158,11 @@ def _check_tar(shard: ShardFiles, name: str, samples: NDArray[Any] | None, store
 
 
 def _walk(file: BinaryIO, digest: Any, samples: NDArray[Any], stored: NDArray[Any], label_digits: int) -> Iterator[str]:
-    """What is wrong with each sample and with the tar's end; the bytes go through `digest`."""
+    """Yield the fault of each damaged sample and of the tar's end; all bytes go through `digest`."""
     pos = 0
     for (key, label, _), (offset, nbytes, crc, _, width, height) in zip(samples.tolist(), stored.tolist(), strict=True):
         _check_stop()
-        assert offset == pos + BLOCK_BYTES, (key, offset, pos)  # why: the index was checked before
+        assert offset == pos + BLOCK_BYTES, (key, offset, pos)  # why: `check_stored` has checked the index
         name = key_name(key)
         piece = file.read(BLOCK_BYTES + padded_bytes(nbytes) + BLOCK_BYTES + padded_bytes(label_digits))
         digest.update(piece)
@@ -195,7 +197,7 @@ def _check_idx(shard: ShardFiles, name: str, samples: NDArray[Any] | None, store
 
 
 def jpeg_fault(jpeg: bytes, width: int, height: int) -> str | None:
-    """What is wrong with a stored JPEG: it must decode whole to (height, width) px and be baseline colour."""
+    """The fault of a stored JPEG, or None: it must decode to (height, width) px and be baseline colour."""
     try:
         rows, columns, colour, _ = simplejpeg.decode_jpeg_header(jpeg)
         simplejpeg.decode_jpeg(jpeg)
@@ -210,7 +212,7 @@ def jpeg_fault(jpeg: bytes, width: int, height: int) -> str | None:
 
 
 def _frame(jpeg: bytes) -> int:
-    """The marker that starts the frame, 0xC0..0xCF, of a JPEG that decodes. Source: ITU-T T.81, annex B."""
+    """The marker that starts the frame, 0xC0..0xCF, of a valid JPEG. Source: ITU-T T.81, annex B."""
     pos = 2
     while not (0xC0 <= jpeg[pos + 1] <= 0xCF and jpeg[pos + 1] not in _NO_FRAME):
         pos += 2 + int.from_bytes(jpeg[pos + 2 : pos + 4], "big")
@@ -218,7 +220,7 @@ def _frame(jpeg: bytes) -> int:
 
 
 def _first_difference(actual: bytes, expected: bytes, pos: int) -> str:
-    """Where two pieces that start at byte `at` differ, in words."""
+    """Describe the first difference between two byte strings that start at offset `pos`."""
     short = min(len(actual), len(expected))
     pair = np.frombuffer(actual, np.uint8, short) != np.frombuffer(expected, np.uint8, short)
     i = int(pair.argmax()) if pair.any() else short

@@ -1,4 +1,4 @@
-"""Which manifest, index and lists of a set are right, and where do its samples lie?"""
+"""The verified part of a set's metadata: a usable manifest, intact index arrays and lists, and where samples lie."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _PIECE_BYTES = 1 << 20
 
 
 def find_manifest(store: Store) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """The manifest, from its copy if need be, and what is wrong with the two."""
+    """(the manifest or its intact copy, {name: fault} of the two); the manifest is None if neither is usable.
+
+    Raises `ResoluteError` if there is no finished set, or only one of another format or version.
+    """
     parsed, faults, present = {}, {}, []
     for name in (MANIFEST, MANIFEST_COPY):
         try:
@@ -47,7 +50,7 @@ def find_manifest(store: Store) -> tuple[dict[str, Any] | None, dict[str, str]]:
             parsed[name] = _parsed(data)
         except Damage as damage:
             faults[name] = str(damage)
-    usable = [manifest for manifest in parsed.values() if (manifest["format"], manifest["version"]) == (FORMAT, VERSION)]
+    usable = [m for m in parsed.values() if (m["format"], m["version"]) == (FORMAT, VERSION)]
     if not usable and parsed:
         (name, foreign), *_ = parsed.items()
         raise ResoluteError(
@@ -56,7 +59,7 @@ def find_manifest(store: Store) -> tuple[dict[str, Any] | None, dict[str, str]]:
         )
     if MANIFEST not in present and (not usable or store.names(RUN_FOLDER)):
         raise ResoluteError(
-            f"{store.where}/{MANIFEST}: not found, expected a finished shard set; run {rerun_command(store)}"
+            f"{store.where}/{MANIFEST}: got no such file, expected a finished shard set; run {rerun_command(store)}"
         )
     if not usable:
         return None, faults
@@ -66,7 +69,7 @@ def find_manifest(store: Store) -> tuple[dict[str, Any] | None, dict[str, str]]:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    """A manifest that is byte for byte its own; of another version, whatever says so."""
+    """A manifest that matches its own hash; one of another version is returned as it is. Raises `Damage`."""
     try:
         manifest: dict[str, Any] = json.loads(data)
         is_current = (manifest["format"], manifest["version"]) == (FORMAT, VERSION)
@@ -78,7 +81,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _check_checksums(file: Any, of: Path) -> None:
-    """Raises `Damage` unless `file` holds the checksums of the array at `of`, which is right."""
+    """Raise `Damage` unless `file` holds the checksums of the intact array at `of`."""
     with of.open("rb") as array:
         expected = checksums(iter(partial(array.read, _PIECE_BYTES), b""))
     try:
@@ -90,12 +93,12 @@ def _check_checksums(file: Any, of: Path) -> None:
 
 
 class VerifiedIndex:
-    """The index and the lists, checked when this is made: `damaged`, and where each shard's samples lie."""
+    """The index and the lists of a set, checked on construction; `damaged` maps files to their faults."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any], files: Mapping[str, FileInfo], scratch: Path) -> None:
         self._store, self._manifest, self._files, self._scratch = store, manifest, files, scratch
         self.damaged: dict[str, str] = {}
-        self._paths: dict[str, Path] = {}  # of arrays that are right
+        self._paths: dict[str, Path] = {}  # of intact arrays
         self._arrays: dict[str, NDArray[Any]] = {}
         self._bounds: dict[str, NDArray[np.int64]] = {}
         self._checked: set[str] = set()

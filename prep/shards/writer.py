@@ -1,4 +1,4 @@
-"""Shards: what is to be written, the writer of their files, and the record of a finished one."""
+"""A shard's specification, the writer of its files, and the record that a finished shard leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BATCH_SAMPLES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSpec:
-    """A shard to be written: its samples in key order, at `resolutions` (px) of `short_sides` (px)."""
+    """A shard to be written: its samples in key order, at `resolutions` (px) with `short_sides` (px)."""
 
     split: str
     number: int
@@ -52,9 +52,10 @@ class ShardSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """A shard that is safe in the store. Arrays in key order; `stored` by resolution, with `shard` 0.
+    """What is recorded of a shard whose files are durable; arrays are in key order.
 
-    `files` are its tars and idx files by name; `rejects` (key, reason). Without samples there are no files.
+    `stored` maps resolution to STORED rows with `shard` 0, `files` the names of its tars and idx files to size and
+    hash; `rejects` are (key, reason). A shard without samples has no files.
     """
 
     split: str
@@ -70,7 +71,7 @@ class ShardRecord:
         return shard_name(self.split, self.number)
 
     def with_earlier(self, earlier: ShardRecord | None) -> ShardRecord:
-        """Together with an earlier writing of the same shard at other resolutions.
+        """Merged with an earlier record of the same shard at other resolutions; None merges to itself.
 
         Raises `ResoluteError` unless both hold the same samples.
         """
@@ -78,13 +79,13 @@ class ShardRecord:
             return self
         if not (np.array_equal(self.samples, earlier.samples) and np.array_equal(self.sources, earlier.sources)):
             raise ResoluteError(
-                f"{self.name}: its images are not those it was made from first, got other contents under the "
-                "same names and sizes, expected them unchanged; start over with REBUILD=1 (--rebuild)"
+                f"{self.name}: its images have changed since it was first made, got other contents under the "
+                "same names and sizes, expected the same contents; start over with REBUILD=1 (--rebuild)"
             )
         return replace(self, stored={**earlier.stored, **self.stored}, files={**earlier.files, **self.files})
 
     def without(self, lost: Set[str]) -> ShardRecord | None:
-        """Only the resolutions none of whose files are `lost`; None if that is none of them."""
+        """The record without the resolutions that have a file in `lost`; None if none remains."""
         complete = {res for res in self.stored if not {f"{res}/{self.name}.tar", f"{res}/{self.name}.idx"} & lost}
         if not complete:
             return None
@@ -95,7 +96,7 @@ class ShardRecord:
         )
 
     def to_bytes(self, plan: str = "") -> bytes:
-        """For the journal, with the hash of the plan it belongs to; `read_written` reads it."""
+        """Serialised for the journal, with the hash of its plan; `parse_shard_record` is the inverse."""
         header = {
             "plan": plan,
             "split": self.split,
@@ -111,7 +112,7 @@ class ShardRecord:
 
 
 def parse_shard_record(data: bytes, plan: str | None = None) -> ShardRecord:
-    """Raises `ValueError` if `data` is not what `to_bytes` gave, or belongs to another plan than `plan`."""
+    """The inverse of `ShardRecord.to_bytes`. Raises `ValueError` for other data or another plan than `plan`."""
     try:
         return _parse(data, plan)
     except (KeyError, EOFError, TypeError, OSError, zipfile.BadZipFile) as error:
@@ -136,7 +137,7 @@ def _parse(data: bytes, plan: str | None) -> ShardRecord:
 
 @dataclass(eq=False)
 class ShardWriter:
-    """Takes a shard's chunks in order; `finish` makes its files appear, `discard` leaves nothing."""
+    """Receives a shard's batch results in order; `finish` makes its files appear, `discard` removes all traces."""
 
     store: Store
     options: EncodeOptions
@@ -151,14 +152,14 @@ class ShardWriter:
         for tar, piece, stored in zip(self._tars, result.tars, result.stored, strict=True):
             stored["offset"] += tar.nbytes
             tar.write(piece)
-        self._results.append(replace(result, tars=()))  # why: written; they are what takes the memory
+        self._results.append(replace(result, tars=()))  # why: the tars are written, and take most of the memory
 
     def discard(self) -> None:
         for tar in self._tars:
             tar.discard()
 
     def finish(self) -> ShardRecord:
-        """Close the tars and write their idx files; all that is durable then."""
+        """Close the tars and write their idx files; all are durable when this returns."""
         spec, name = self.spec, shard_name(self.spec.split, self.spec.number)
         samples = _joined([result.samples for result in self._results], SAMPLE)
         if spec.folds is not None:
@@ -166,7 +167,7 @@ class ShardWriter:
         stored, files = {}, {}
         for r, (res, tar) in enumerate(zip(spec.resolutions, self._tars, strict=True)):
             stored[res] = _joined([result.stored[r] for result in self._results], STORED)
-            if not len(samples):  # why: every input was rejected, and readers trip over a tar without samples
+            if not len(samples):  # why: all inputs were rejected, and readers fail on a tar without samples
                 tar.discard()
                 continue
             tar.write(end(tar.nbytes))

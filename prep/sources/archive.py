@@ -1,4 +1,4 @@
-"""The source that reads a zip or tar of class folders, or several of them."""
+"""The source for zip and tar archives of class folders."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["ArchiveSource"]
 
 
 class ArchiveSource:
-    """One archive of class folders, or several that make up one: zip, tar, tar.gz, tar.bz2, tar.xz. A `Source`.
+    """One archive of class folders, or several that form one source: zip, tar, tar.gz, tar.bz2, tar.xz. A `Source`.
 
-    Zips and plain tars are read in place; compressed tars, which have no random access, are unpacked once into
-    one file in `spool`. Nothing is ever written by a member's name. Folders at the top that all images share
-    are dropped from the names, but never the last one, the class. Where no image of several archives lies in a
-    folder, each archive is a class named like its file (ImageNet's tar of tars).
+    Zips and plain tars are read in place; compressed tars, which have no random access, are unpacked once into one file
+    in `scan_cache`. No path is ever derived from a member's name. Top-level folders that all images share are dropped
+    from the names, except the innermost, which is the class. If no image of several archives is in a folder, each
+    archive is a class with the name of its file (as in ImageNet's tar of tars).
     """
 
     numbered = False
@@ -65,7 +65,7 @@ def _image_ref(row: ScanRow, name: str, label: str, data_path: str) -> ImageRef:
 
 
 def _common_top(archives: Sequence[ScanResult]) -> tuple[str, bool]:
-    """The folders, each with its slash, that all images in folders share above their class; whether none is in one."""
+    """(folders above the class that all images share, each with its slash; whether no image is in a folder)."""
     shared: list[str] | None = None
     depth = 0
     for archive in archives:
@@ -98,8 +98,8 @@ def _fill_from_zip(path: str, out: ScanWriter) -> None:
                 continue
             if member.encrypted:
                 raise ResoluteError(
-                    f"{path}: {name} is encrypted, expected an archive without a password; unpack it and pack it "
-                    "again without one"
+                    f"{path}: got an encrypted member {name}, expected an archive without a password; repack it "
+                    "without one"
                 )
             out.note(name, "", member.offset, member.packed_bytes, ZIPPED, member.size_bytes)
 
@@ -111,12 +111,12 @@ def _fill_from_tar(path: str, out: ScanWriter, copies: bool) -> None:
                 continue
             if copies and member.nbytes <= MAX_BYTES:
                 out.add(name, "", member.read())
-            else:  # why: what is too large for an image is never read, and a reject that says so
+            else:  # why: too large for an image; it is listed, but never read, and becomes a reject
                 out.note(name, "", member.offset, member.nbytes, PLAIN)
 
 
 def _image_name(raw: str, kind: str, out: ScanWriter) -> str | None:
-    """The safe name of an image; None, counted by its reason, for anything else."""
+    """The safe name of an image; None for anything else, which is counted by its kind."""
     if kind == "folder":
         return None
     name = safe_relative_path(raw)

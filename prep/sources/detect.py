@@ -1,4 +1,4 @@
-"""What kind of source is SRC, and who reads it?"""
+"""Detects the format of SRC and opens the matching source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .webdataset import WebDatasetSource, is_webdataset_tar
 __all__ = ["KINDS", "open_source"]
 
 KINDS = ("auto", "folders", "table", "listing", "archive", "webdataset", "parquet")
-_UNDERSTOOD = (
+_ACCEPTED = (
     "a folder of class folders, a folder and LABELS=table.csv, a list of paths and labels (.txt, .csv, .tsv), an "
     "archive of class folders (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz), WebDataset tars or Parquet files"
 )
@@ -36,21 +36,21 @@ def open_source(
     scan_cache: Path,
     setting: str = "SRC",
 ) -> Source:
-    """The source at `src`, a path, URL, or pattern of several files; `kind` is one of KINDS.
+    """Open the source at `src`, a path, URL, or pattern of several files; `kind` is one of KINDS.
 
-    `labels` is a table of names and labels for a folder without class folders; `columns` the two that count,
-    "id,breed", in tables, lists and Parquet files. What a source has to unpack or remember between runs goes to
-    the folder `spool`. `setting` is what `src` is called in messages. Raises `ResoluteError` for what is not there
-    or not understood; most is read later.
+    `labels` is a table of names and labels for a folder without class folders; `columns` names the image and label
+    column ("id,breed") of tables, lists and Parquet files. `scan_cache` is a folder for what a source has to unpack or
+    remember between runs. `setting` is what messages call `src`. Most of the source is read only when it is iterated.
+    Raises `ResoluteError` for a missing or unrecognised source.
     """
     src = src.removeprefix("file://")
     src = src.rstrip("/") or "/"
     if kind not in KINDS:
-        raise ResoluteError(f"KIND: not known, got {kind}, expected one of {', '.join(KINDS)}; correct KIND")
+        raise ResoluteError(f"KIND: unknown, got {kind}, expected one of {', '.join(KINDS)}; correct KIND")
     if labels is not None and kind not in ("auto", "table"):
-        raise ResoluteError(f"LABELS: without effect for KIND={kind}, got {labels}, expected none; drop one of them")
+        raise ResoluteError(f"LABELS: has no effect for KIND={kind}, got {labels}, expected none; drop one of them")
     if kind == "table" and labels is None:
-        raise ResoluteError("KIND=table: no table given, expected LABELS=labels.csv; set LABELS")
+        raise ResoluteError("KIND=table: got no table, expected LABELS=labels.csv; set LABELS")
     if labels is not None:
         _require_folder(src, setting)
         return LabelTableSource(src, labels.removeprefix("file://"), columns)
@@ -65,13 +65,13 @@ def open_source(
         }[kind]
         files = _files_with_suffix(src, suffixes) or _files_with_suffix(f"{src}/data", suffixes)
     if columns is not None and kind not in ("table", "listing", "parquet"):
-        raise ResoluteError(f"COLUMNS: without effect for a source of kind {kind}, got {columns}; drop COLUMNS")
+        raise ResoluteError(f"COLUMNS: has no effect for KIND={kind}, got {columns}, expected none; drop COLUMNS")
     if kind == "folders":
         _require_folder(src, setting)
         return ImageFolderSource(src)
     if not files:
         raise ResoluteError(
-            f"{src}: no files of kind {kind}, got none, expected at least one; correct {setting} or KIND"
+            f"{src}: got no files of kind {kind}, expected at least one; correct {setting} or KIND"
         )
     if kind == "listing":
         return LabelListSource(files[0], columns)
@@ -81,12 +81,12 @@ def open_source(
 
 
 def _listed_files(src: str, setting: str) -> list[str]:
-    """The file or files that `src` is or stands for; none if it is a folder."""
+    """The files that `src` names; none if it is a folder."""
     if is_pattern(src):
         return expand_pattern(src)
     found_kind = path_kind(src)
     if not found_kind:
-        raise ResoluteError(f"{src}: no such folder, got nothing there, expected {_UNDERSTOOD}; correct {setting}")
+        raise ResoluteError(f"{src}: no such folder, got nothing there, expected {_ACCEPTED}; correct {setting}")
     return [src] if found_kind == "file" else []
 
 
@@ -104,7 +104,7 @@ def _files_with_suffix(folder: str, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _detect_kind(src: str, files: list[str], setting: str) -> tuple[str, list[str]]:
-    """The kind of `src`, and the files to read."""
+    """(kind of `src`, files to read)."""
     if files:
         return _file_kind(src, files, setting), files
     parquet = _files_with_suffix(src, (".parquet",)) or _files_with_suffix(f"{src}/data", (".parquet",))
@@ -133,5 +133,5 @@ def _file_kind(src: str, files: list[str], setting: str) -> str:
     if lower.endswith(_LISTS) and len(files) == 1:
         return "listing"
     raise ResoluteError(
-        f"{src}: not understood, got a file called {path.rpartition('/')[2]}, expected {_UNDERSTOOD}; correct {setting}"
+        f"{src}: not recognised, got a file named {path.rpartition('/')[2]}, expected {_ACCEPTED}; correct {setting}"
     )

@@ -1,8 +1,8 @@
-"""Reads an image's bytes from a file, a place in an archive, or an object store.
+"""Reads the bytes of an image from a file, an archive member or an object store.
 
-What is wrong with one file (damaged, too large, no regular file) is a `Reject`. Storage that does not deliver, a file
-that has vanished since it was listed included, is tried again and then ends the run with a `StorageError`: it is never
-a `Reject`. No more than `MAX_BYTES` are read for one image.
+A fault of the file itself (damaged, too large, not a regular file) is a `Reject`. Unavailable storage, including a file
+that has vanished since it was listed, is retried and then ends the run with a `StorageError`; it is never a `Reject`.
+At most `MAX_BYTES` are read per image.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from .zip_directory import HEADER_BYTES, TAIL_BYTES, content_start, unzip
 
 __all__ = ["MAX_BYTES", "fetch", "fetch_many"]
 
-_REMOTE_WAITS_S = (0.5, 2.0, 8.0)  # before each new try of a remote store
-_HEADER_SLACK = 512  # bytes fetched for a zip header's name and extra fields, whose lengths only it knows
+_REMOTE_WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote store
+_HEADER_SLACK = 512  # bytes fetched for a zip header's name and extra fields, whose lengths it holds itself
 _OPEN_CONTAINERS = 64
 _GONE = frozenset({404, 410})  # HTTP status
-_EMPTY_RANGE = 416  # HTTP status: no byte of the range exists; of one that starts at 0, the file is empty
+_EMPTY_RANGE = 416  # HTTP status: range not satisfiable; for a range from 0 it means an empty file
 
 
 def fetch(byte_range: ByteRange) -> bytes:
-    """The image file's bytes, at most `MAX_BYTES`. Raises `Reject` if it is to blame, `StorageError` if storage is."""
+    """The bytes of an image file, at most `MAX_BYTES`.
+
+    Raises `Reject` for a fault of the file, `StorageError` for unavailable storage.
+    """
     (data,) = fetch_many([byte_range])
     if isinstance(data, Reject):
         raise data
@@ -45,10 +48,10 @@ def fetch(byte_range: ByteRange) -> bytes:
 
 
 def fetch_many(byte_ranges: Sequence[ByteRange], *, ahead_bytes: int = MAX_BYTES) -> list[bytes | Reject | None]:
-    """The bytes of each, or why not, in order; remote ones are asked for all at once.
+    """The bytes, or the `Reject`, of each image in order; remote images are requested concurrently.
 
-    None stands for an image of more than `ahead_bytes`, which is left for `fetch`: whoever reads ahead holds no more
-    than that of each. Raises `StorageError` if storage does not deliver, after a few more tries.
+    An image of more than `ahead_bytes` is not read and gives None: it is left for `fetch`, which bounds the memory of
+    whoever reads ahead. Raises `StorageError` if storage stays unavailable after a few retries.
     """
     done: list[bytes | Reject | None] = [None] * len(byte_ranges)
     local: list[int] = []
@@ -80,13 +83,14 @@ def _local(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | R
         failed = []
         for i in todo:
             try:
-                done[i] = _read_whole_file(byte_ranges[i], ahead_bytes) if byte_ranges[i].offset < 0 else _read_range(byte_ranges[i])
+                is_file = byte_ranges[i].offset < 0
+                done[i] = _read_whole_file(byte_ranges[i], ahead_bytes) if is_file else _read_range(byte_ranges[i])
             except Reject as reject:
                 done[i] = reject
             except OSError as error:
                 if not is_retryable(error):
                     raise
-                _container.cache_clear()  # why: a stale handle stays stale; the file has to be opened anew
+                _container.cache_clear()  # why: a stale handle stays stale, so the file has to be opened again
                 failed.append(i)
                 problem = error
         if not failed:
@@ -95,12 +99,12 @@ def _local(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | R
             raise unavailable(byte_ranges[failed[-1]].path, problem)
         time.sleep(wait_s)
         todo = failed
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 @contextmanager
 def _path_errors() -> Iterator[None]:
-    """Turn an error that says that the path can never name a readable file into a `Reject`."""
+    """Turn an error that means that the path can never name a readable file into a `Reject`."""
     try:
         yield
     except OSError as error:
@@ -112,7 +116,7 @@ def _path_errors() -> Iterator[None]:
 
 
 def _open(path: str) -> int:
-    """A descriptor of a regular file; never waits for the other end of a pipe. Raises `Reject` and `OSError`."""
+    """A descriptor of a regular file; never blocks on a pipe. Raises `Reject` and `OSError`."""
     with _path_errors():
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -141,23 +145,23 @@ def _read_whole_file(byte_range: ByteRange, ahead_bytes: int) -> bytes | None:
         data = _pread(descriptor, 0, nbytes)
     finally:
         os.close(descriptor)
-    expected = byte_range.nbytes or nbytes  # why: 0 is also what callers say that do not know the size
+    expected = byte_range.nbytes or nbytes  # why: 0 also stands for an unknown size
     if (nbytes, len(data)) != (expected, expected):
         raise ResoluteError(
-            f"{byte_range.path}: has changed since it was listed, got {len(data)} bytes, expected {expected}; wait until "
-            "nobody writes there, then run the same command again"
+            f"{byte_range.path}: changed since it was listed, got {len(data)} bytes, expected {expected}; wait until "
+            "nothing writes to it, then run the same command again"
         )
     return data
 
 
 def _pread(descriptor: int, offset: int, nbytes: int) -> bytes:
-    """`nbytes` from `offset` on, or fewer where the file ends."""
+    """`nbytes` from `offset`, or fewer at the end of the file."""
     with _path_errors():
         return read_at(descriptor, nbytes, offset)
 
 
 class _Container:
-    """An open archive; closed when the last user drops it, so that the cache never closes it in a read."""
+    """An open archive, closed when its last user drops it, so that cache eviction never closes it during a read."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -174,8 +178,8 @@ def _container(path: str, version: tuple[int, ...]) -> _Container:
 def _read_range(byte_range: ByteRange) -> bytes:
     path, offset, nbytes, packed, size_bytes = byte_range
     with _path_errors():
-        info = os.stat(path)  # noqa: PTH116  # why: half of Path's overhead, per image
-    # why: a path may come to mean another file while this process lives
+        info = os.stat(path)  # noqa: PTH116  # why not Path: twice the overhead, per image
+    # why a version: the path may be replaced by another file while this process runs
     container = _container(path, (info.st_dev, info.st_ino, info.st_mtime_ns))
     if packed == ZIPPED:
         header = _pread(container.descriptor, offset, HEADER_BYTES)
@@ -194,7 +198,7 @@ def _remote(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | 
     spans: list[tuple[ByteRange, int | None, int | None]] = []
     for byte_range in byte_ranges:
         slack = HEADER_BYTES + _HEADER_SLACK + TAIL_BYTES if byte_range.packed == ZIPPED else 0
-        if byte_range.packed == UNSEEN:  # why: one byte more tells that there is more
+        if byte_range.packed == UNSEEN:  # why + 1: the extra byte shows that the file is larger
             spans.append((byte_range, 0, ahead_bytes + 1))
         elif byte_range.offset < 0:
             spans.append((byte_range, None, None))
@@ -222,7 +226,7 @@ def _unpack(byte_range: ByteRange, data: bytes) -> bytes:
     if packed != ZIPPED:
         return _require_length(data, nbytes)
     needed = content_start(data) + nbytes
-    if len(data) < needed:  # an unusually long header
+    if len(data) < needed:  # the header is unusually long
         (longer,) = _fetch_spans([(byte_range, offset, offset + needed + TAIL_BYTES)])
         if isinstance(longer, Reject):
             raise longer
@@ -231,7 +235,7 @@ def _unpack(byte_range: ByteRange, data: bytes) -> bytes:
 
 
 def _fetch_spans(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[bytes | Reject]:
-    """Bytes [start, end) of each file, all of it where they are None; empty spans are not asked for."""
+    """Bytes [start, end) of each file, or all of it if both are None; empty spans are not requested."""
     done: list[bytes | Reject] = [b""] * len(spans)
     todo = [i for i, (_, start, end) in enumerate(spans) if start is None or start != end]
     problem: object = None
@@ -250,15 +254,15 @@ def _fetch_spans(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> l
             return done
     raise StorageError(
         strip_credentials(
-            f"{spans[todo[-1]][0].path}: cannot be fetched, got {_describe_problem(problem)} {len(_REMOTE_WAITS_S) + 1} times, "
-            "expected its bytes; check the network, the store and your access to it, then run the same command again: "
-            "finished shards are kept"
+            f"{spans[todo[-1]][0].path}: cannot be fetched, got {_describe_problem(problem)} "
+            f"{len(_REMOTE_WAITS_S) + 1} times, expected its bytes; check the network, the store and your access, "
+            "then run the same command again: finished shards are kept"
         )
     )
 
 
 def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[object]:
-    """What each store answers, bytes or an exception, one concurrent request a store."""
+    """The answer of each store, bytes or an exception, with one concurrent request per store."""
     answers: list[object] = [None] * len(spans)
     stores: dict[int, tuple[Any, list[int], list[str]]] = {}
     for i, (byte_range, _, _) in enumerate(spans):
@@ -270,7 +274,7 @@ def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[
         starts, ends = [spans[i][1] for i in numbers], [spans[i][2] for i in numbers]
         try:
             results = fs.cat_ranges(paths, starts, ends, on_error="return")
-        except Exception as error:  # why: drivers raise anything; `_verdict` sorts it
+        except Exception as error:  # why: drivers raise many types; `_classify` interprets them
             results = [error] * len(numbers)
         for i, result in zip(numbers, results, strict=True):
             answers[i] = result
@@ -278,14 +282,14 @@ def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[
 
 
 def _classify(result: object, span: tuple[ByteRange, int | None, int | None]) -> bytes | Reject | None:
-    """The bytes; a `Reject` if the object itself is to blame; None if another try may help."""
+    """The bytes; a `Reject` if the object itself is at fault; None if a retry may help."""
     byte_range, start, end = span
     unseen = byte_range.packed == UNSEEN
     if isinstance(result, bytes):
         if start is not None and end is not None and len(result) > end - start and not unseen:
             raise ResoluteError(
-                f"{strip_credentials(byte_range.path)}: its server sends whole files only, got {len(result)} bytes, "
-                f"expected {end - start}; use a server that serves byte ranges, or download the file"
+                f"{strip_credentials(byte_range.path)}: its server ignores byte ranges, got {len(result)} bytes, "
+                f"expected {end - start}; use a server that supports them, or download the file"
             )
         return result
     if isinstance(result, IsADirectoryError):
@@ -299,7 +303,7 @@ def _classify(result: object, span: tuple[ByteRange, int | None, int | None]) ->
 
 
 def _describe_problem(problem: object) -> str:
-    """One line without the URL's credentials: HTTP status, or the system's words."""
+    """One line without the URL's credentials: the HTTP status, or the system's message."""
     status, words = getattr(problem, "status", None), getattr(problem, "strerror", None)
     if isinstance(problem, FileNotFoundError):
         return "No such file or directory"

@@ -1,6 +1,6 @@
-"""Lists, opens and recognises files and folders, on this machine or in any store that fsspec knows.
+"""Files and folders on this machine or in any store that fsspec supports: listing, opening, patterns.
 
-What is wrong is one line: a `StorageError` if storage does not deliver, else a `ResoluteError`.
+Every failure is a one-line error: a `StorageError` if storage is unavailable, otherwise a `ResoluteError`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HTTP = ("http://", "https://")
 
 
 class Entry(NamedTuple):
-    """Something in a folder; `kind` is file, folder or other (pipes, devices); `nbytes` as `file_size`."""
+    """An entry of a folder; `kind` is file, folder or other (pipes, devices); `nbytes` is as in `file_size`."""
 
     name: str
     kind: str
@@ -39,13 +39,13 @@ class Entry(NamedTuple):
 
     @property
     def sort_key(self) -> bytes:
-        """Sorting by it at every level gives whole paths in ascending order of bytes."""
+        """Sorting by it at every level gives full paths in ascending order of bytes."""
         return os.fsencode(self.name) + (b"/" if self.kind == "folder" else b"")
 
 
 @contextmanager
 def read_errors(path: str, what: str = "read") -> Iterator[None]:
-    """Tell what goes wrong with `path` as one `ResoluteError`: the system's, the driver's and the format's errors."""
+    """Turn errors of the system, of drivers and of file formats while reading `path` into a `ResoluteError`."""
     unavailable = False
     try:
         yield
@@ -56,14 +56,14 @@ def read_errors(path: str, what: str = "read") -> Iterator[None]:
     except ImportError as error:
         message, where = str(error), path
     except Exception as error:
-        # why: a store's driver or a decompressor raises its own kinds; a mistake of ours has to stay visible
+        # why: drivers and decompressors raise their own types; bugs of ours must stay visible
         if type(error).__module__.split(".")[0] in ("builtins", "pipeline", "prep"):
             raise
         message, where = str(error) or type(error).__name__, path
     else:
         return
     expected = "a readable folder" if what == "listed" else "a whole, readable file"
-    # why: not every driver's message is free of the URL's password
+    # why: a driver's message may hold the URL's password
     words = strip_credentials(f"{where}: cannot be {what}, got {' '.join(str(message).split())[:300]}")
     raise (StorageError if unavailable else ResoluteError)(
         f"{words}, expected {expected}; correct the path, its permissions or the store's settings"
@@ -71,23 +71,23 @@ def read_errors(path: str, what: str = "read") -> Iterator[None]:
 
 
 def file_name(path: str) -> str:
-    """The last part of a path or URL, without the query (and so the signature) of a web address."""
+    """The last part of a path or URL, without the query (and thus the signature) of a web address."""
     return without_query(path).rpartition("/")[2]
 
 
 def without_query(path: str) -> str:
-    """A web address up to its question mark; anything else as it is: there the sign is part of a name."""
+    """A web address up to its question mark; other paths unchanged, because there it is part of a name."""
     return path.partition("?")[0] if path.startswith(_HTTP) else path
 
 
 def _store(url: str) -> tuple[Any, str]:
-    # why: kept listings would grow with the number of files
+    # why no cache: listings would grow with the number of files
     fs, path = url_to_fs(url, use_listings_cache=False)
     return fs, path
 
 
 def list_folder(folder: str) -> list[Entry]:
-    """What is in a folder, ascending by `order`. Raises `ResoluteError` if it cannot be listed."""
+    """The entries of a folder, ascending by `sort_key`. Raises `ResoluteError` if it cannot be listed."""
     with read_errors(folder, "listed"):
         listed = _remote_entries(folder) if is_url(folder) else retry(folder, lambda: list(_local_entries(folder)))
         return sorted(listed, key=lambda entry: entry.sort_key)
@@ -107,11 +107,11 @@ def _local_entries(folder: str) -> Iterator[Entry]:
 
 
 def _link_target_entry(path: str, name: str) -> Entry:
-    """What a link leads to; a link that leads nowhere is a file, and later a reject that names it."""
+    """The entry that a link leads to; a dangling link counts as a file, which later becomes a reject."""
     try:
-        mode = os.stat(path).st_mode  # noqa: PTH116  # why: once for every link
+        mode = os.stat(path).st_mode  # noqa: PTH116  # why not Path: called for every link
     except FileNotFoundError:
-        # why: a link that nobody would read need not lead anywhere
+        # why: a dangling link that is never read is not an error
         return Entry(name, "file", file_size(path) if is_image(name) and not ignore_reason(name) else None)
     except OSError as error:
         if is_retryable(error):
@@ -123,14 +123,14 @@ def _link_target_entry(path: str, name: str) -> Entry:
 
 
 def file_size(path: str) -> int | None:
-    """A local file's size in bytes; None if it is not there although its folder is; 0 if the path is no name of a file.
+    """Size of a local file in bytes; None if it is missing from an existing folder; 0 if `path` cannot name a file.
 
-    Of a link, the folder is that of the file it leads to. Raises `StorageError` if the folder is not there either, as
-    after a lost mount, or storage does not answer.
+    For a link, the folder is that of its target. Raises `StorageError` if the folder is missing too, as after a lost
+    mount, or if storage is unavailable.
     """
     try:
         return retry(path, lambda: _file_size(path))
-    except (OSError, ValueError):  # ValueError: a NUL in the name; reading it will be a reject that says so
+    except (OSError, ValueError):  # ValueError: a NUL in the name; reading it gives a reject
         return 0
 
 
@@ -144,18 +144,18 @@ def _file_size(path: str) -> int | None:
 
 def _remote_entries(folder: str) -> Iterator[Entry]:
     if folder.startswith(_HTTP):
-        raise ValueError("no way to list folders over HTTP: give an archive, a list of files or a {0..9} pattern")
+        raise ValueError("folders cannot be listed over HTTP: use an archive, a list of files or a {0..9} pattern")
     fs, path = _store(folder)
     path = path.rstrip("/")
     for info in fs.ls(path, detail=True):
         full = info["name"].rstrip("/")
-        if full != path:  # why: stores may hold an empty object that stands for the folder itself
+        if full != path:  # why: stores may hold an empty object for the folder itself
             is_folder = info["type"] == "directory"
             yield Entry(full.rpartition("/")[2], "folder" if is_folder else "file", int(info.get("size") or 0))
 
 
 def path_kind(path: str) -> str:
-    """file, folder, or "" where nothing is; over HTTP, which has no folders, always file."""
+    """"file", "folder", or "" if nothing is there; over HTTP, which has no folders, always "file"."""
     if path.startswith(_HTTP):
         return "file"
     if is_url(path):
@@ -181,9 +181,9 @@ def _mode(path: str) -> int:
 
 @contextmanager
 def open_file(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
-    """A file for reading; `forward`: without seeking, which also servers without byte ranges can do.
+    """Open a file for reading; `forward`: without seeking, which also works with servers without byte ranges.
 
-    Raises `ResoluteError` for whatever goes wrong while it is open.
+    Raises `ResoluteError` for whatever fails while it is open.
     """
     with read_errors(path):
         if not is_url(path):
@@ -196,7 +196,7 @@ def open_file(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
 
 
 def version_stamp(path: str) -> str:
-    """Changes when the file does; "" if there is no telling. Raises `ResoluteError` if it is not there."""
+    """A string that changes with the file; "" if the store offers none. Raises `ResoluteError` if it is missing."""
     with read_errors(path):
         if not is_url(path):
             info = Path(path).stat()
@@ -209,16 +209,16 @@ def version_stamp(path: str) -> str:
 
 
 def is_pattern(src: str) -> bool:
-    """Whether `src` stands for several files: it holds braces or wildcards and is not itself there."""
+    """Whether `src` stands for several files: it holds braces or wildcards and does not itself exist."""
     # why: a question mark in a web address begins its query
     wildcards = "*{" if src.startswith(_HTTP) else "*?[{"
     return any(sign in src for sign in wildcards) and (is_url(src) or not os.path.lexists(src))
 
 
 def expand_pattern(src: str) -> list[str]:
-    """The files that a pattern with braces (`x-{000..146}.tar`) or wildcards names, sorted; never none.
+    """The files that a pattern with braces (`x-{000..146}.tar`) or wildcards names, sorted; at least one.
 
-    Raises `ResoluteError` if no file fits a wildcard. Files that braces name are not looked for.
+    Files named by braces are not checked for existence. Raises `ResoluteError` if no file matches a wildcard.
     """
     paths: set[str] = set()
     for pattern in braceexpand(src):
@@ -231,5 +231,5 @@ def expand_pattern(src: str) -> list[str]:
         else:
             paths.update(glob.glob(pattern, recursive=True))  # noqa: PTH207  # why: Path's needs a root
     if not paths:
-        raise ResoluteError(f"{src}: no such file, got nothing that fits the pattern, expected files; correct it")
+        raise ResoluteError(f"{src}: no such file, got no match of the pattern, expected at least one; correct it")
     return sorted(paths)

@@ -1,4 +1,4 @@
-"""Which images does a list of paths and labels name?"""
+"""The source for a list file of image paths and labels."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["LabelListSource"]
 class LabelListSource:
     """A text file of `path label` lines, as ImageNet's train.txt, or a CSV or TSV file with such columns. A `Source`.
 
-    Paths are relative to the list's folder, or absolute. `numbered` if all labels are whole numbers. Images behind URLs
-    are not asked for (UNSEEN). From a list behind a URL, only paths below its folder and URLs of the same
-    kind count.
+    Paths are relative to the list's folder, or absolute. `numbered` if all labels are integers. Images behind URLs are
+    not requested while listing (UNSEEN). From a list behind a URL, only paths below its folder and URLs of the same
+    scheme are accepted.
     """
 
     label_names: Sequence[str] | None = None
@@ -35,8 +35,9 @@ class LabelListSource:
         self.numbered = True
         for row in label_rows(self._src, self._columns):
             name = row.name.removeprefix("./")
-            # why: whoever writes a list far away must not choose files of this machine
-            is_allowed = name.startswith(f"{self.root.partition('://')[0]}://") if is_url(name) else safe_relative_path(name)
+            # why: a remote list must not name files of this machine
+            scheme = f"{self.root.partition('://')[0]}://"
+            is_allowed = name.startswith(scheme) if is_url(name) else safe_relative_path(name)
             if is_url(self.root) and ("::" in name or not is_allowed):
                 self.ignored["unsafe names"] += 1
                 continue

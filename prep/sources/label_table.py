@@ -1,4 +1,4 @@
-"""A folder of images whose labels are in a table. No row can name a file outside the folder."""
+"""The source for a folder of images with a table of labels. No row can name a file outside the folder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["LabelTableSource"]
 
 
 class LabelTableSource:
-    """A folder of images, flat or nested, and a CSV or TSV file of names and labels as on Kaggle. A `Source`.
+    """A folder of images, flat or nested, and a CSV or TSV file of names and labels, as on Kaggle. A `Source`.
 
-    A name may be the path below the folder or the file's own name, with or without its suffix. A row without
-    a file is yielded under the name as written, so that it becomes a reject; a file without a row is ignored
-    as unlabelled. A name that leads out of the folder (`..`, an absolute path elsewhere, a URL) is never read: its row
-    is ignored as an unsafe name. Links inside the folder are followed, as `Folders` follows them. `numbered` if all
-    labels are whole numbers. Holds the names of all files in memory (a dict).
+    A name may be the path below the folder or the file's own name, with or without suffix. A row without a file is
+    yielded under its name and becomes a reject; a file without a row is ignored as unlabelled. A name that leads out of
+    the folder (`..`, an absolute path elsewhere, a URL) is never read; its row is ignored as an unsafe name. Links
+    inside the folder are followed, as in `ImageFolderSource`. `numbered` if all labels are integers. Holds the names of
+    all files in memory.
     """
 
     label_names: Sequence[str] | None = None
@@ -39,7 +39,7 @@ class LabelTableSource:
         self.ignored.clear()
         self.numbered = True
         sizes: dict[str, int | None] = {}
-        aliases: dict[str, str | None] = {}  # other ways to write a name; None: of several files
+        aliases: dict[str, str | None] = {}  # other forms of a name; None: ambiguous
         for name, entry in walk(self.root, self.ignored):
             if entry.kind == "file" and is_image(name):
                 sizes[name] = entry.nbytes
@@ -71,7 +71,7 @@ class LabelTableSource:
     def _ambiguous(self, written: str, line: int) -> str:
         raise ResoluteError(
             f"{self._labels}: line {line} names several files, got {written}, of which {self.root} holds more than "
-            "one; write the whole path with its suffix, or remove the others"
+            "one, expected a unique name; write the full path with its suffix, or remove the other files"
         )
 
 

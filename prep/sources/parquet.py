@@ -1,7 +1,7 @@
-"""The source that reads images and labels from Parquet files, as data sets on the Hugging Face hub are.
+"""The source for Parquet files of images and labels, as data sets on the Hugging Face hub are.
 
-Parquet has no random access to a cell, so images are copied once, batch by batch, into `spool`.
-Source: the `datasets` library's features in the schema metadata, key "huggingface": Image, ClassLabel.
+Parquet has no random access to a cell, so images are copied once, batch by batch, into `scan_cache`. Source: the
+`datasets` library's features in the schema metadata, key "huggingface": Image, ClassLabel.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .webdataset import refuse_duplicate_names
 __all__ = ["ParquetSource"]
 
 _BATCH_ROWS = 64
-_BATCH_BYTES = 1 << 26  # of cells on average, which keeps batches of large images small
+_BATCH_BYTES = 1 << 26  # average bytes of cells per batch, which keeps batches of large images small
 
 
 class ParquetSource:
-    """Parquet files with one column of images (bytes, or a struct of bytes and path) and one of labels. A `Source`.
+    """Parquet files with a column of images (bytes, or a struct of bytes and path) and a column of labels. A `Source`.
 
-    An image's name is FILE/ROW.EXT, in the order of the rows. Labels are numbers (`numbered`), named if the
-    schema holds a ClassLabel, or strings. `columns` names the two, "image,label", where they are not plain.
+    An image's name is FILE/ROW.EXT, in row order. Labels are strings or numbers (`numbered`), the latter named if the
+    schema holds a ClassLabel. `columns` names the two, "image,label", if they are ambiguous.
     """
 
     copies = True
@@ -57,8 +57,8 @@ class ParquetSource:
             self.ignored.update(file.ignored)
             if number and file.label_names != self.label_names:
                 raise ResoluteError(
-                    f"{path}: other class names than in {self._paths[0]}, got {file.label_names}, expected "
-                    f"{self.label_names}; prepare them apart"
+                    f"{path}: class names differ from {self._paths[0]}, got {file.label_names}, expected "
+                    f"{self.label_names}; prepare the files separately"
                 )
             self.label_names = file.label_names
             for row in file.rows():
@@ -71,7 +71,7 @@ def _fill(path: str, columns: str | None, out: ScanWriter) -> None:
         import pyarrow.parquet as pq
     except ImportError:
         raise ResoluteError(
-            f"{path}: is Parquet, got no pyarrow to read it with, expected it installed; "
+            f"{path}: Parquet needs pyarrow, got none, expected it to be installed; "
             "run `pip install -e '.[parquet]'`"
         ) from None
     name, row_number = file_name(path), 0
@@ -98,7 +98,7 @@ def _fill(path: str, columns: str | None, out: ScanWriter) -> None:
                     out.ignored["rows without an image's bytes"] += 1
                 elif label_value is None or label_value in ("", -1):  # -1: Source: datasets' ClassLabel, no label
                     out.ignored["unlabelled"] += 1
-                elif len(data) > MAX_BYTES:  # a reject that says so
+                elif len(data) > MAX_BYTES:  # becomes a reject
                     out.note(f"{name}/{row_number:09d}", label_value, 0, len(data))
                 else:
                     suffix = posixpath.splitext(image_path)[1] if is_image(image_path) else ""
@@ -107,14 +107,14 @@ def _fill(path: str, columns: str | None, out: ScanWriter) -> None:
 
 
 def _batch_rows(metadata: Any) -> int:
-    """Rows to be read at once, so that they take about `_BATCH_BYTES` where cells are large."""
+    """Rows to read at once, so that large cells take about `_BATCH_BYTES`."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
-    """{column: feature} as `datasets` has written it; empty for other people's files."""
+    """{column: feature} as written by `datasets`; empty for other files."""
     try:
         metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = metadata["info"]["features"]
@@ -124,15 +124,15 @@ def _features(schema: Any) -> dict[str, dict[str, Any]]:
 
 
 def _guess(path: str, schema: Any, features: dict[str, dict[str, Any]]) -> tuple[str, str]:
-    """The only column of images; the only ClassLabel, else the first with a usual name."""
+    """The only column of images, and the only ClassLabel or else the first column with a usual name."""
     images = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
     images = images or [field.name for field in schema if _holds_bytes(field.type)]
     labels = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
     labels = labels or [name for name in schema.names if name.lower() in LABEL_COLUMNS][:1]
     if len(images) != 1 or len(labels) != 1:
         raise ResoluteError(
-            f"{path}: which columns hold images and labels is not plain, got {', '.join(schema.names)}, expected one "
-            "of each; name them with COLUMNS=image,label"
+            f"{path}: ambiguous columns, got {', '.join(schema.names)}, expected one of images "
+            "and one of labels; name them with COLUMNS=image,label"
         )
     return images[0], labels[0]
 
@@ -157,6 +157,6 @@ def _check_types(path: str, schema: Any, image: str, label: str) -> None:
     ):
         if not fits:
             raise ResoluteError(
-                f"{path}: column {column} does not fit, got {kinds[column]}, expected {expected}; name the image's and "
-                "the label's with COLUMNS=image,label"
+                f"{path}: column {column} has the wrong type, got {kinds[column]}, expected {expected}; name the image's "
+                "and the label's with COLUMNS=image,label"
             )

@@ -1,9 +1,8 @@
-"""What one pass over a source file has found, kept so that the next run need not pass over it again.
+"""Cached result of scanning a source file, so that the next run need not scan it again.
 
-Three files for each source file, in the folder `spool`: NAME.rows, one JSON array a line, an image each;
-NAME.blob, the images' bytes where the source itself has no random access; NAME.json, written last, which says
-what they were made of. Each appears whole: without NAME.json nothing is trusted. What a killed run has left half
-written is deleted before anything is written anew.
+There are three files per source file in the cache folder: NAME.rows, one JSON array per line for each image; NAME.blob,
+the images' bytes if the source itself has no random access; NAME.json, written last, which identifies the scanned file.
+Each appears complete; without NAME.json nothing is used. Partial files of a killed run are deleted before a new scan.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _VERSION = 1
 
 
 class ScanRow(NamedTuple):
-    """An image: as `Found`, but `label` may be a number, and the place is the file's or the blob's."""
+    """An image: as `ImageRef`, but `label` may be a number, and its container is the source file or the blob."""
 
     name: str
     label: str | int
@@ -42,7 +41,7 @@ class ScanRow(NamedTuple):
 
 
 class ScanResult(NamedTuple):
-    """What is known of one source file; `place` holds the bytes: the file itself or the blob."""
+    """The scan of one source file; `data_path` is the file that holds the bytes: the source itself or the blob."""
 
     data_path: str
     rows_file: Path
@@ -56,7 +55,7 @@ class ScanResult(NamedTuple):
 
 
 class ScanWriter:
-    """What `spooled` hands to whoever looks through a source file."""
+    """Collects the images of a source file during a scan; passed to `fill` by `cached_scan`."""
 
     def __init__(self, where: Path, rows: BinaryIO, blob: BinaryIO) -> None:
         self._where, self._rows, self._blob = where, rows, blob
@@ -67,26 +66,29 @@ class ScanWriter:
     def note(
         self, name: str, label: str | int, offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
     ) -> None:
-        """An image that stays where it is, `nbytes` from `offset` on."""
+        """Add an image that stays where it is: `nbytes` from `offset`."""
         row = ScanRow(name, label, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
-        line = json.dumps(row).encode("ascii") + b"\n"  # why: JSON's escapes take names that are no text
+        line = json.dumps(row).encode("ascii") + b"\n"  # why JSON: its escapes preserve names that are not valid text
         with write_errors(self._where):
             self._rows.write(line)
         self.rows_bytes += len(line)
 
     def add(self, name: str, label: str | int, data: bytes) -> None:
-        """An image whose bytes are copied."""
+        """Add an image whose bytes are copied to the blob."""
         self.note(name, label, self.blob_bytes, len(data))
         with write_errors(self._where):
             self._blob.write(data)
         self.blob_bytes += len(data)
 
 
-def cached_scan(folder: Path, path: str, how: str, fill: Callable[[ScanWriter], None], *, copies: bool = False) -> ScanResult:
-    """What `fill` tells of the file `path`: from the last run if neither it nor `how` has changed, else anew.
+def cached_scan(
+    folder: Path, path: str, how: str, fill: Callable[[ScanWriter], None], *, copies: bool = False
+) -> ScanResult:
+    """What `fill` records of the file `path`: from the cache if neither the file nor `how` has changed, else scanned
+    anew.
 
-    `copies`: the images' bytes are in the blob. Raises what `fill` raises, and `ResoluteError` when the disk
-    refuses; nothing that is not whole is ever used.
+    `copies`: the images' bytes are in the blob. Raises what `fill` raises, and `ResoluteError` if the disk refuses;
+    partial results are never used.
     """
     absolute = strip_credentials(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", file_name(absolute.rstrip("/")))[:60]
@@ -116,7 +118,7 @@ def _usable(rows: Path, blob: Path, about: Path, identity: dict[str, Any]) -> di
 
 
 def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None]) -> dict[str, Any]:
-    # why around `fill` too: it tells of its source's errors itself, in other words
+    # why around `fill` too: errors of its source are `ResoluteError`s already, and pass
     with write_errors(blob), ExitStack() as stack:
         out = ScanWriter(blob, *(stack.enter_context(atomic_file(path)) for path in (rows, blob)))
         fill(out)

@@ -1,7 +1,7 @@
-"""The source that reads images and labels from tars of samples, as WebDataset does.
+"""The source for WebDataset tars of images and labels.
 
-Source: the WebDataset format: files of one sample follow each other and share their path up to the first dot of
-the file's name, https://github.com/webdataset/webdataset.
+Source: the WebDataset format: the files of a sample are adjacent and share their path up to the first dot of the file
+name, https://github.com/webdataset/webdataset.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .tar_members import is_compressed, open_tar
 
 __all__ = ["LABEL_KEYS", "WebDatasetSource", "is_webdataset_tar", "refuse_duplicate_names"]
 
-LABEL_KEYS = ("label", "cls", "class", "class_name", "target")  # in a sample's JSON, the first that is there
+LABEL_KEYS = ("label", "cls", "class", "class_name", "target")  # keys of a sample's JSON; the first one present is used
 _MAX_LABEL_BYTES = 1 << 20
 _PEEK_MEMBERS = 64
 
 
 class WebDatasetSource:
-    """Tars of samples: one image and a label, in .cls, .json or .txt, each. A `Source`.
+    """Tars of samples, each an image and a label in .cls, .json or .txt. A `Source`.
 
-    An image's name is TAR/KEY.EXT with the tar's own name. `numbered` if all labels are whole numbers from
-    .cls or .json. Plain tars are read in place, compressed ones are unpacked once into one file in `spool`, where
-    also stays what was found in them.
+    An image's name is TAR/KEY.EXT with the tar's own name. `numbered` if all labels are integers from .cls or .json.
+    Plain tars are read in place, compressed ones are unpacked once into one file in `scan_cache`, which also keeps the
+    scan.
     """
 
     label_names: Sequence[str] | None = None
@@ -62,18 +62,18 @@ class WebDatasetSource:
 
 
 def refuse_duplicate_names(src: str, paths: Sequence[str]) -> None:
-    """Raise `ResoluteError` for files of several splits, or with one name, which is to tell their images apart."""
+    """Raise `ResoluteError` for files of several splits or with equal names, which image names start with."""
     names = [file_name(path) for path in paths]
     refuse_split_names(src, names, folders=False)
     (name, count), *_ = Counter(names).most_common(1)
     if count > 1:
         raise ResoluteError(
-            f"{src}: files with the same name, got {count} called {name}, expected different ones; rename them"
+            f"{src}: duplicate file names, got {count} files named {name}, expected different names; rename them"
         )
 
 
 def is_webdataset_tar(path: str) -> bool:
-    """Whether the first images in a tar have a label next to them, rather than a class folder around them."""
+    """Whether the first images in a tar have label files next to them, rather than being in class folders."""
     with open_tar(path) as members:
         names = [safe_relative_path(member.name) for member in islice(members, _PEEK_MEMBERS)]
     kinds: dict[str, set[str]] = {}
@@ -83,7 +83,7 @@ def is_webdataset_tar(path: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A member's key and its extension, lower case, from the first dot of the file's own name on."""
+    """(key, lower-case extension) of a member; the extension starts at the first dot of the file name."""
     folder, slash, file = name.rpartition("/")
     stem, _, extension = file.partition(".")
     return f"{folder}{slash}{stem}", extension.lower()
@@ -99,7 +99,7 @@ def _fill(path: str, out: ScanWriter) -> None:
     images: list[tuple[str, int, int, bytes | None]] = []
     copies = is_compressed(path)
     labels: dict[str, str | int] = {}
-    damaged_label = False  # one of the sample's labels cannot be read
+    damaged_label = False  # a label of the sample is unreadable
 
     def end_sample() -> None:
         label = labels.get("cls", labels.get("json", labels.get("txt")))
@@ -129,7 +129,7 @@ def _fill(path: str, out: ScanWriter) -> None:
                 end_sample()
                 key, images, labels, damaged_label = member_key, [], {}, False
             if f".{extension}" in SUFFIXES:
-                # why: neither a second image of a sample nor one that is too large is ever used
+                # why: a second image of a sample, or one that is too large, is never used
                 is_read = copies and not images and member.nbytes <= MAX_BYTES
                 images.append((name, member.offset, member.nbytes, member.read() if is_read else None))
             elif extension in ("cls", "json", "txt"):
@@ -146,9 +146,10 @@ def _fill(path: str, out: ScanWriter) -> None:
 
 
 def _label(extension: str, content: bytes) -> str | int | None:
-    """A sample's label, a number only from .cls and .json; None if there is none in it.
+    """A sample's label, a number only from .cls and .json; None if it holds none.
 
-    Raises `ValueError` or `RecursionError` for text that is no JSON or nested without end, and for endless numbers.
+    Raises `ValueError` or `RecursionError` for malformed or too deeply nested JSON and for numbers with too many
+    digits.
     """
     text = content.decode("utf-8", "surrogateescape").strip()
     if extension == "json":

@@ -1,8 +1,9 @@
-"""Where shards go: a folder or an object store, by one interface. Files are whole or not there, and have one writer.
+"""Stores that shards are written to: a local folder or an object store, behind one interface.
 
-Nothing half written outlives a killed run for long: in a folder it has a temporary name and a lock that ended with its
-writer, and the next run deletes it; an upload is collected in a local file that never has a name, and the parts of one
-that was cut short, which no reader sees, are aborted by the next run where the store can list them (S3).
+A file appears complete or not at all, and a store has one writer at a time. Partial files of a killed run do not last:
+in a folder they have a temporary name and a lock that ended with the process, and the next run deletes them. An upload
+is first collected in an unnamed local file; the parts of an interrupted multipart upload, which no reader sees, are
+aborted by the next run where the store can list them (S3).
 """
 
 from __future__ import annotations
@@ -29,38 +30,38 @@ from .lease import Lease
 
 __all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "ObjectStore", "Store", "open_store"]
 
-RUN_FOLDER = ".prep"  # in OUT while a run is unfinished: its plan, its finished parts, its lock
-LOCK = f"{RUN_FOLDER}/lock"  # a file, or in an object store a folder of them
+RUN_FOLDER = ".prep"  # in OUT while a run is unfinished: its plan, shard records and lock
+LOCK = f"{RUN_FOLDER}/lock"  # a file; in an object store a folder of lock objects
 
 
 class Store(Protocol):
-    """Files by name, POSIX paths relative to OUT. Picklable. Everything raises `ResoluteError` when refused."""
+    """Files by name: POSIX paths relative to OUT. Picklable. Methods raise `ResoluteError` if the store refuses."""
 
     @property
     def where(self) -> str: ...  # folder or URL without credentials, for messages
-    def size(self, name: str) -> int | None: ...  # in bytes; None: not there
+    def size(self, name: str) -> int | None: ...  # bytes; None if there is no such file
     def read(self, name: str) -> bytes: ...  # raises FileNotFoundError
     def open(self, name: str) -> BinaryIO: ...  # seekable, for reading; raises FileNotFoundError
-    def local(self, name: str, scratch: Path) -> Path: ...  # the file, or a copy of it in `scratch`
-    def names(self, folder: str = "") -> list[str]: ...  # of files in one folder, sorted; [] if there is none
-    def sizes(self, folder: str = "") -> dict[str, int]: ...  # bytes of the files in one folder, by name
-    def folders(self) -> list[str]: ...  # names of folders at the top, sorted
-    def create(self, name: str) -> AtomicFile: ...  # a context manager: the file appears when it ends well
+    def local(self, name: str, scratch: Path) -> Path: ...  # path of the file, or of a copy in `scratch`
+    def names(self, folder: str = "") -> list[str]: ...  # of files in a folder, sorted; [] if there is no folder
+    def sizes(self, folder: str = "") -> dict[str, int]: ...  # name -> bytes of the files in a folder
+    def folders(self) -> list[str]: ...  # names of the top-level folders, sorted
+    def create(self, name: str) -> AtomicFile: ...  # the file appears when its block ends normally
     def remove(self, name: str) -> None: ...
-    def remove_folder(self, name: str) -> None: ...  # if it is empty
-    def sync(self, folder: str) -> None: ...  # what was removed from it stays removed after this
-    def delete_partial(self, pattern: re.Pattern[str]) -> None: ...  # what killed runs left half written of such names
-    def exclusive_lock(self) -> Any: ...  # context manager: refuses if another prep is in its block
+    def remove_folder(self, name: str) -> None: ...  # only if it is empty
+    def sync(self, folder: str) -> None: ...  # make deletions in the folder durable
+    def delete_partial(self, pattern: re.Pattern[str]) -> None: ...  # delete partial files of killed runs
+    def exclusive_lock(self) -> Any: ...  # context manager; raises if another run holds it
 
     def write(self, name: str, data: bytes) -> FileInfo:
-        """A small file at once."""
+        """Write a small file in one call."""
         with self.create(name) as file:
             file.write(data)
         return file.info()
 
 
 def open_store(out: str) -> Store:
-    """The store for a folder or an fsspec URL such as `s3://bucket/shards`."""
+    """The store for a local folder or for an fsspec URL such as `s3://bucket/shards`."""
     if "://" in out and not out.startswith(("file://", "local://")):
         return ObjectStore(out.rstrip("/"))
     return LocalStore(Path(out.partition("://")[2] if "://" in out else out))
@@ -68,7 +69,7 @@ def open_store(out: str) -> Store:
 
 @dataclass(frozen=True)
 class LocalStore(Store):
-    """A folder on a disk, local or shared."""
+    """A folder on a local or shared file system."""
 
     root: Path
 
@@ -129,12 +130,12 @@ class LocalStore(Store):
 
     def delete_partial(self, pattern: re.Pattern[str]) -> None:
         with write_errors(self.root):
-            for folder in ("", *self.folders()):  # why not by name: a temporary name is ours, whatever it was to become
+            for folder in ("", *self.folders()):  # why not by `pattern`: every temporary name is ours
                 delete_partial(self.root / folder)
 
     @contextmanager
     def exclusive_lock(self) -> Iterator[None]:
-        """Hold a lock of the system's: it ends with the process, however that ends."""
+        """Hold a file lock, which the operating system releases however the process ends."""
         created = not self.root.exists()
         with write_errors(self.root / RUN_FOLDER):
             (self.root / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -143,13 +144,13 @@ class LocalStore(Store):
                 yield
         finally:
             self.remove_folder(RUN_FOLDER)
-            if created:  # why: a run that came to nothing leaves nothing
+            if created:  # why: a failed run leaves no empty folder
                 self.remove_folder("")
 
 
 @dataclass(frozen=True)
 class ObjectStore(Store):
-    """A prefix in an object store, through fsspec. An upload appears whole or not at all."""
+    """A prefix in an object store, accessed through fsspec. An upload appears complete or not at all."""
 
     url: str
     _lease: Lease = field(default_factory=lambda: Lease(LOCK), compare=False, repr=False)
@@ -160,7 +161,7 @@ class ObjectStore(Store):
 
     @property
     def _fs(self) -> Any:
-        # why: cached by fsspec for each process; listings must not be, others write there
+        # why no listings cache: other processes write there. fsspec caches the file system itself
         return fsspec.core.url_to_fs(self.url, use_listings_cache=False)[0]
 
     def _path(self, name: str) -> str:
@@ -169,16 +170,16 @@ class ObjectStore(Store):
 
     @contextmanager
     def _store_errors(self, name: str) -> Iterator[None]:
-        """Tell whatever the store's own library raises as one `ResoluteError`; `FileNotFoundError` passes."""
+        """Turn any exception of the store's driver into a `ResoluteError`; `FileNotFoundError` passes through."""
         try:
             yield
         except (FileNotFoundError, ResoluteError):
             raise
-        except Exception as error:  # why: each library has exceptions of its own, some of them bare
+        except Exception as error:  # why: every driver raises its own exception types
             message = " ".join(str(error).split()) or type(error).__name__
             raise ResoluteError(
-                f"{self.where}/{name}: the store refuses, got '{message}', expected an answer; check its address, "
-                "credentials and permissions, then run the same command again"
+                f"{self.where}/{name}: the store refused the request, got '{message}', expected success; check its "
+                "address, credentials and permissions, then run the same command again"
             ) from None
 
     def size(self, name: str) -> int | None:
@@ -227,17 +228,18 @@ class ObjectStore(Store):
 
     @contextmanager
     def _upload(self, name: str) -> Iterator[BinaryIO]:
-        """A local file without a name, so that it ends with this process; uploaded when the block has ended well."""
+        """An unnamed local file, which ends with this process; uploaded when the block ends without an exception."""
         with tempfile.TemporaryFile() as file:
             yield cast(BinaryIO, file)
             file.flush()
             self._lease.check(self)
             with self._upload_errors(name):
                 self._fs.put_file(f"/proc/self/fd/{file.fileno()}", self._path(name))
-            self._lease.check(self)  # why again: a large upload takes a while
+            self._lease.check(self)  # why again: the lock may have been lost during a long upload
 
     @contextmanager
     def _upload_errors(self, name: str) -> Iterator[None]:
+        """As `_store_errors`, but a `FileNotFoundError` (no such bucket) also becomes a `ResoluteError`."""
         with self._store_errors(name):
             try:
                 yield
@@ -245,15 +247,15 @@ class ObjectStore(Store):
                 raise OSError(str(error)) from None
 
     def put(self, name: str, data: bytes) -> None:
-        """A small object at once, without a look at the lock."""
+        """Write a small object in one call, without checking the lock."""
         with self._upload_errors(name):
             self._fs.pipe_file(self._path(name), data)
 
     def put_new(self, name: str, data: bytes) -> bool:
-        """The same, only if nothing is there: whether `data` is what is there now."""
+        """Write a small object unless one exists; returns whether the object now holds `data`."""
         with self._upload_errors(name), suppress(FileExistsError):
             self._fs.pipe_file(self._path(name), data, mode="create")
-        # why read in any case: an answer may get lost and the driver ask twice; some stores know no conditions
+        # why always read back: a lost answer makes the driver repeat the request, and some stores ignore conditions
         try:
             return self.read(name) == data
         except FileNotFoundError:
@@ -264,24 +266,24 @@ class ObjectStore(Store):
         self.delete(name)
 
     def delete(self, name: str) -> None:
-        """Remove an object, without a look at the lock."""
+        """Delete an object, without checking the lock."""
         with self._store_errors(name), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 
     def remove_folder(self, name: str) -> None:
-        pass  # why: a prefix ends with its last object
+        pass  # why: a prefix disappears with its last object
 
     def sync(self, folder: str) -> None:
-        pass  # why: an object is durable when its upload is answered
+        pass  # why: an object is durable once its upload is acknowledged
 
     def delete_partial(self, pattern: re.Pattern[str]) -> None:
-        """Abort uploads of several parts that nobody will finish. Other stores than S3 forget them after a while."""
+        """Abort abandoned multipart uploads. Stores other than S3 expire them by themselves."""
         fs = self._fs
         if not hasattr(fs, "abort_mpu"):
             return
         bucket, prefix, _ = fs.split_path(self._path("x"))
         prefix = prefix[:-1]
-        # why suppressed: it needs a permission of its own, and is only about the bill
+        # why suppressed: it needs an extra permission and only saves storage costs
         with suppress(ResoluteError), self._store_errors(""):
             paging: dict[str, str] = {}
             while True:
@@ -294,5 +296,5 @@ class ObjectStore(Store):
                 paging = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
     def exclusive_lock(self) -> AbstractContextManager[None]:
-        """Hold a lock that is renewed, and checked before every object that appears or goes: see `lease`."""
+        """Hold a lock that is renewed, and checked before every object is written or deleted: see `lease`."""
         return self._lease.held(self)

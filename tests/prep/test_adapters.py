@@ -153,7 +153,7 @@ def test_a_list_of_validation_names_chooses_among_the_images_of_the_source_alone
     got = catalog(work, tmp_path / "photos")
     for name in ("../secret.jpg", str(tmp_path / "secret.jpg")):
         (tmp_path / "val.txt").write_text(f"{name}\n")
-        with pytest.raises(ResoluteError, match="1 of 1 paths are no images of"):
+        with pytest.raises(ResoluteError, match="1 of 1 paths are not images of"):
             make_splits(got, val_list=tmp_path / "val.txt")
 
 
@@ -253,13 +253,13 @@ def test_what_is_not_understood_is_told(tmp_path: Path, work: Path) -> None:
     for src, words in (
         ("gone", "no such folder, got nothing there"),
         ("a.jpg", r"not understood, got a file called a\.jpg"),
-        ("*.tar", "no such file, got nothing that fits"),
+        ("*.tar", "no such file, got no match of the pattern"),
     ):
         with pytest.raises(ResoluteError, match=words):
             open_source(str(tmp_path / src), scan_cache=work)
     with pytest.raises(ResoluteError, match="KIND: not known, got x"):
         open_source(str(tmp_path), kind="x", scan_cache=work)
-    with pytest.raises(ResoluteError, match="COLUMNS: without effect"):
+    with pytest.raises(ResoluteError, match="COLUMNS: has no effect"):
         open_source(str(tmp_path), columns="a,b", scan_cache=work)
     with pytest.raises(ResoluteError, match=r"nope://.*cannot be listed"):
         open_source("nope://x/y", scan_cache=work)

@@ -98,7 +98,7 @@ def test_a_damaged_shard_alone_is_made_again(argv: tuple[object, ...], tmp_path:
     before = {path: path.stat().st_ino for path in (tmp_path / "s").rglob("*.tar")}
     ran = prep(*argv)
     assert ran.status == 0
-    assert "2 shards were there and are kept" in ran.out
+    assert "2 shards were kept" in ran.out
     assert tree(tmp_path / "s") == whole
     after = {path: path.stat().st_ino for path in (tmp_path / "s").rglob("*.tar")}
     assert {path.name for path in after if after[path] != before[path]} == {"train-000001.tar", "val-000000.tar"}
@@ -127,7 +127,7 @@ def test_an_image_that_changed_under_its_name_is_noticed_when_a_resolution_is_ad
     (photos / "bee" / "03.jpg").write_bytes(data)
     ran = prep(*argv[:4], "--res", "32,48,64", *argv[6:])
     assert ran.status == 2
-    assert "its images are not those it was made from" in ran.err
+    assert "its images have changed since it was first made" in ran.err
     assert {name: digest for name, digest in tree(tmp_path / "s").items() if name in whole} == whole
 
 
@@ -150,7 +150,7 @@ def test_a_run_with_too_many_rejects_keeps_its_work(
     assert kept > 0
     ran = prep(*argv, "--max-bad", 0.1)
     assert ran.status == 0
-    assert f"{kept} shards were there and are kept" in ran.out
+    assert f"{kept} shards were kept" in ran.out
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -186,7 +186,7 @@ def test_full_disk_is_one_line_and_leaves_no_part(
     monkeypatch.undo()
     ran = prep(*argv)
     assert ran.status == 0
-    assert re.search("[123] shards were there and are kept", ran.out)
+    assert re.search("[123] shards were kept", ran.out)
     assert prep(*argv[:2], "--out", tmp_path / "fresh", *argv[4:]).status == 0
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 

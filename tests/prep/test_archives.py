@@ -149,7 +149,7 @@ def test_files_of_several_splits_or_of_one_name_are_told(tmp_path: Path, work: P
         pack_samples(tmp_path / name, [("0.jpg", jpeg(0), {"cls": b"1"})])
     with pytest.raises(ResoluteError, match=r"holds splits, got train, val.*SRC='.*/train-\*' VAL='.*/val-\*'"):
         open_source(str(tmp_path / "*.tar"), scan_cache=work)
-    with pytest.raises(ResoluteError, match=r"same name, got 2 called x\.tar"):
+    with pytest.raises(ResoluteError, match=r"duplicate file names, got 2 files named x\.tar"):
         open_source(str(tmp_path / "?/x.tar"), scan_cache=work)
 
 

@@ -45,11 +45,11 @@ def fails(ran: Any, *words: str) -> None:
         (("--shard-samples", "0"), ("--shard-samples", "got 0")),
         (("--workers", "-1"), ("--workers", "got -1")),
         (("--seed", "-1"), ("--seed", "got -1")),
-        (("--val", "a", "--val-list", "b"), ("--val: given together with --val-list",)),
-        (("--val-frac", "0.2", "--folds", "5"), ("--val-frac: given together with --folds",)),
+        (("--val", "a", "--val-list", "b"), ("--val: cannot be combined with --val-list",)),
+        (("--val-frac", "0.2", "--folds", "5"), ("--val-frac: cannot be combined with --folds",)),
         (("--folds", "1"), ("--folds", "got 1", "2 to 255")),
         (("--engine", "spark"), ("spark", "local", "ray")),
-        (("--ray-address", "a:1"), ("--ray-address: without effect", "ENGINE=ray")),
+        (("--ray-address", "a:1"), ("--ray-address: has no effect", "ENGINE=ray")),
         (("--kind", "zip"), ("zip", "archive")),
         (("--qualty", "90"), ("--qualty", "--help")),
     ],
@@ -132,9 +132,9 @@ def test_somebody_elses_folder_is_refused_and_untouched(photos: Path, tmp_path: 
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("mine")
     argv = ("--src", photos, "--out", tmp_path / "home", "--res", "32", "--rebuild")
-    fails(prep(*argv), "not empty and not ours", "thesis.tex")
+    fails(prep(*argv), "not empty and not a shard set", "thesis.tex")
     (tmp_path / "home" / "manifest.json").write_text('{"name": "web app"}')
-    fails(prep(*argv), "manifest.json", "not a shard set's")
+    fails(prep(*argv), "manifest.json", "not a shard set")
     assert sorted(path.name for path in (tmp_path / "home").iterdir()) == ["manifest.json", "thesis.tex"]
 
 

@@ -87,7 +87,7 @@ def test_of_one_name_the_last_stays_but_not_with_two_classes(tmp_path: Path) -> 
     for run_records in (1, 2, 100):
         catalog = write_catalog(Given(found), tmp_path, run_records=run_records)
         assert rows(catalog) == expected(found)
-        assert catalog.ignored == {"hidden": 2, "given twice": 2}
+        assert catalog.ignored == {"hidden": 2, "duplicate names": 2}
     with pytest.raises(ResoluteError, match="b: belongs to two classes"):
         write_catalog(Given([*found, ImageRef("b", "y", 5)]), tmp_path)
 

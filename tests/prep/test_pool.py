@@ -151,7 +151,7 @@ def test_a_bug_of_ours_is_not_a_reject_and_leaves_the_pool_fit(pool: Pool, files
 
 def test_workers_that_cannot_even_start_end_the_run(files: list[Path]) -> None:
     pool = Pool(2, "fork", serve_nobody)
-    with pytest.raises(ResoluteError, match="worker processes died before they had an image"):
+    with pytest.raises(ResoluteError, match="worker processes died before their first image"):
         list(pool.run(JOB, tasks(files)))
     pool.end()
 

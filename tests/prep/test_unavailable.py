@@ -98,7 +98,7 @@ def test_a_stale_handle_of_an_archive_is_opened_anew(
 
 def test_a_file_of_another_size_than_listed_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"half")
-    with pytest.raises(ResoluteError, match="has changed since it was listed, got 4 bytes, expected 9"):
+    with pytest.raises(ResoluteError, match="changed since it was listed, got 4 bytes, expected 9"):
         fetch(ByteRange(str(tmp_path / "a.jpg"), nbytes=9))
 
 
@@ -133,7 +133,7 @@ def test_photos_that_are_away_for_a_while_cost_nothing(
     (tmp_path / "away").rename(photos / last)
     ran = prep(*argv, "--out", tmp_path / "s")
     assert ran.status == 0, ran.err
-    assert f"{kept} shards were there and are kept" in ran.out
+    assert f"{kept} shards were kept" in ran.out
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
