@@ -87,13 +87,13 @@ def verify(
 
 
 def _unexpected_files(store: Store, files: Mapping[str, Any]) -> list[str]:
-    ours = {name.rpartition("/")[0] for name in files} | {"index", ""}
+    set_folders = {name.rpartition("/")[0] for name in files} | {"index", ""}
     unexpected = []
     for folder in ("", *store.folders()):
         if folder in (RUN_FOLDER, "report"):
             continue
         names = [f"{folder}/{name}".lstrip("/") for name in store.names(folder)]
-        if folder in ours:
+        if folder in set_folders:
             unexpected += [name for name in names if name not in files and name not in _OUTSIDE]
         else:
             unexpected.append(f"{folder}/")

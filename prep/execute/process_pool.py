@@ -26,7 +26,7 @@ __all__ = ["HANG_S", "Pool", "open_pool", "start_fork_server"]
 
 _PRELOAD = ["prep.convert.worker"]
 HANG_S = 120.0  # per image; the largest accepted image takes about ten seconds
-_BATCHES_PER_WORKER = 2  # why 2: the next batch is already there when the current one is done
+_BATCHES_PER_WORKER = 2  # the next batch is already there when one is done
 _POLL_S = 1.0  # interval between two observations of the workers
 _TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
 _MAX_STARTUP_CRASHES = 3  # workers that die before their first image, which no image can cause

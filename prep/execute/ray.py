@@ -134,7 +134,7 @@ def _run_shards(
         try:
             data, stats = ray.get(ready[0])
         except ray.exceptions.RayTaskError as error:
-            # why: the message of Ray's own copy is a whole traceback
+            # why: the message of Ray's own copy is a full traceback
             raise (error.cause if isinstance(error.cause, ResoluteError) else error.as_instanceof_cause()) from None
         except ray.exceptions.RayError as error:  # the node, or Ray's worker on it, is lost
             if attempts >= _MAX_ATTEMPTS:

@@ -79,7 +79,7 @@ def make_splits(
         if not 2 <= folds <= MAX_FOLDS:
             raise ResoluteError(f"FOLDS: out of range, got {folds}, expected 2 to {MAX_FOLDS}; choose a value in range")
         if val is not None or val_list is not None:
-            raise ResoluteError("FOLDS: cannot be combined with VAL or VAL_LIST, got both, expected one; drop the others")
+            raise ResoluteError("FOLDS: cannot be combined with VAL or VAL_LIST, got both, expected one; drop one")
         numbers = _assign_folds(train, folds, seed)
         sizes = np.bincount(numbers, minlength=folds)
         if not sizes.all():

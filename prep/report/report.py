@@ -131,7 +131,8 @@ class _Report:
         yield text(f"Short side of the sources: median {middle} px, 90 % between {low} and {high} px.")
         for res, side in sides.items():
             if smaller := counts.smaller_than(side):
-                yield text(f"{smaller:,} are smaller than the {side} px stored for {res} px; they were not enlarged.", "soft")
+                words = f"{smaller:,} are smaller than the {side} px stored for {res} px; they were not enlarged."
+                yield text(words, "soft")
         yield Raw(picture(source_chart(counts, list(sides.values())), "png", alt="sizes of the sources"))
         yield heading("Largest input files")
         rows = [(_size(n), self._name(split, row), split, self._pixels(split, row)) for n, split, row in self._largest]

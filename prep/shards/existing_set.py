@@ -21,7 +21,7 @@ from prep.storage.retry import retry
 
 from .writer import ShardRecord
 
-__all__ = ["DAMAGED", "MANIFEST", "MANIFEST_COPY", "ExistingSet", "is_prep_output", "lost_files", "open_existing"]
+__all__ = ["DAMAGED", "MANIFEST", "MANIFEST_COPY", "ExistingSet", "has_unfinished_run", "lost_files", "open_existing"]
 
 MANIFEST, MANIFEST_COPY = "manifest.json", "index/manifest.json"
 DAMAGED = "damaged.json"  # names of the files that `verify` found damaged
@@ -167,10 +167,10 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
     if rebuild and (valid or other_version or MANIFEST_COPY in present):
         return None
     # why: MANIFEST is missing during a rebuild; without a run in progress, its copy alone identifies the set
-    if valid and (MANIFEST in present or not is_prep_output(store)):
+    if valid and (MANIFEST in present or not has_unfinished_run(store)):
         return ExistingSet(store, valid)
     if MANIFEST not in present:
-        if not is_prep_output(store):
+        if not has_unfinished_run(store):
             _refuse_foreign(store)
         return None
     if other_version:
@@ -191,7 +191,7 @@ def _read(store: Store, name: str) -> bytes | None:
         return None
 
 
-def is_prep_output(store: Store) -> bool:
+def has_unfinished_run(store: Store) -> bool:
     """Whether an unfinished run of prep has left its files at OUT."""
     return any(f"{RUN_FOLDER}/{name}" != LOCK for name in store.names(RUN_FOLDER))
 

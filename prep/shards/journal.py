@@ -127,8 +127,8 @@ def _refuse_other_plan(store: Store, stored_plan: Mapping[str, Any], plan: Mappi
     """Raise `ResoluteError` if a run with the plan `stored_plan` cannot be resumed with `plan`."""
     if {**stored_plan, "codecs": None} != {**plan, "codecs": None}:
         raise ResoluteError(
-            f"{store.where}: an unfinished run with other settings, {describe_differences(stored_plan, plan)}; undo the "
-            "change, start over with REBUILD=1 (--rebuild), or choose another OUT"
+            f"{store.where}: an unfinished run with other settings, {describe_differences(stored_plan, plan)}; undo "
+            "the change, start over with REBUILD=1 (--rebuild), or choose another OUT"
         )
     if plan.get("codecs") is not None:
         check_codecs(stored_plan.get("codecs"), f"{store.where}: an unfinished run that")

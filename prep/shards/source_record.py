@@ -16,7 +16,7 @@ from pipeline.errors import ResoluteError
 from prep.config import MARGIN, Settings
 from prep.storage.output import Store
 
-from .existing_set import MANIFEST, MANIFEST_COPY, is_prep_output
+from .existing_set import MANIFEST, MANIFEST_COPY, has_unfinished_run
 
 __all__ = [
     "check_replaced_source", "is_other_source", "missing_source_error", "read_record", "rerun_command", "write_record",
@@ -61,7 +61,7 @@ def check_replaced_source(store: Store, settings: Settings, source: Mapping[str,
     """
     data = _read(store, MANIFEST)
     # why not during an unfinished rebuild: it has removed the manifest, but not its copy
-    if data is None and not is_prep_output(store):
+    if data is None and not has_unfinished_run(store):
         data = _read(store, MANIFEST_COPY)
     if data is None:
         return

@@ -62,7 +62,7 @@ def read_errors(path: str, what: str = "read") -> Iterator[None]:
         message, where = str(error) or type(error).__name__, path
     else:
         return
-    expected = "a readable folder" if what == "listed" else "a whole, readable file"
+    expected = "a readable folder" if what == "listed" else "a complete, readable file"
     # why: a driver's message may hold the URL's password
     words = strip_credentials(f"{where}: cannot be {what}, got {' '.join(str(message).split())[:300]}")
     raise (StorageError if unavailable else ResoluteError)(

@@ -22,7 +22,7 @@ class ImageRef:
 
     `name` is its POSIX path relative to the source (surrogateescape for invalid UTF-8), which it is sorted by and
     reported as. `label` is its class, in decimal if the source is `numbered`. Its bytes are `nbytes` (0: unknown) from
-    `offset` (-1: the whole file) of `container`, a path or URL ("": the file `name` below the source's root).
+    `offset` (-1: the entire file) of `container`, a path or URL ("": the file `name` below the source's root).
     `size_bytes` is the size of the image file itself (-1: `nbytes`), which differs only for a compressed archive
     member.
     """

@@ -153,10 +153,10 @@ def _check_types(path: str, schema: Any, image: str, label: str) -> None:
     is_label = types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
     for column, fits, expected in (
         (image, _holds_bytes(kinds[image]), "bytes, or a struct with bytes"),
-        (label, is_label, "whole numbers or strings"),
+        (label, is_label, "integers or strings"),
     ):
         if not fits:
             raise ResoluteError(
-                f"{path}: column {column} has the wrong type, got {kinds[column]}, expected {expected}; name the image's "
-                "and the label's with COLUMNS=image,label"
+                f"{path}: column {column} has the wrong type, got {kinds[column]}, expected {expected}; name "
+                "the image's and the label's with COLUMNS=image,label"
             )

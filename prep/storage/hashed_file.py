@@ -32,7 +32,7 @@ def write_errors(path: Path | str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResoluteError(
-                f"{path}: disk full, got '{error.strerror}', expected room for the whole set; "
+                f"{path}: disk full, got '{error.strerror}', expected enough space for the set; "
                 "free some space or choose another OUT, then run the same command again"
             ) from None
         raise ResoluteError(
