@@ -117,20 +117,20 @@ def _run(settings: Settings) -> str:
 
     with ExitStack() as stack:
         bar: Any = None  # opened when the number of images is known
-        began = perf_counter()
+        started_at = perf_counter()
 
         def on_start(inputs: Inputs, images: int, kept_shards: int) -> None:
-            nonlocal bar, began
+            nonlocal bar, started_at
             if kept_shards:
                 print(f"prep: {kept_shards} shards are there already", file=sys.stderr)
             # why: disable=None shows the bar only on a terminal
             bar = stack.enter_context(
                 tqdm(total=images, unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1)
             )
-            began = perf_counter()
+            started_at = perf_counter()
 
         def progress(stats: RunStats) -> None:
-            rate = stats.read_bytes / 1e6 / max(1e-9, perf_counter() - began)
+            rate = stats.read_bytes / 1e6 / max(1e-9, perf_counter() - started_at)
             bar.set_postfix({"MB/s": f"{rate:.0f}", "rejects": stats.rejects}, refresh=False)
             bar.update(stats.images - bar.n)
 

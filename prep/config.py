@@ -67,7 +67,7 @@ class Settings:
             raise ResoluteError(
                 f"RES: too small, got {text}, expected at least {MIN_RES_PX} px each; change RES (--res)"
             )
-        _within("--margin", self.margin, 1.0, 8.0)
+        _check_range("--margin", self.margin, 1.0, 8.0)
         if max(res) * self.margin > _MAX_SIDE_PX:
             raise ResoluteError(
                 f"RES: too large, got {text}, expected at most {_MAX_SIDE_PX / self.margin:.0f} px each, since "
@@ -78,13 +78,13 @@ class Settings:
                 f"RES: not strictly ascending, got {text}, expected {','.join(map(str, sorted(set(res))))}; "
                 "change RES (--res)"
             )
-        _within("--quality", self.quality, 1, 100)
-        _within("--max-bad", self.max_bad, 0.0, 1.0)
-        _within("--shard-samples", self.shard_samples, 1, 1 << 20)
-        _within("--workers", self.workers, 0, 4096)
-        _within("--seed", self.seed, 0, (1 << 63) - 1)
+        _check_range("--quality", self.quality, 1, 100)
+        _check_range("--max-bad", self.max_bad, 0.0, 1.0)
+        _check_range("--shard-samples", self.shard_samples, 1, 1 << 20)
+        _check_range("--workers", self.workers, 0, 4096)
+        _check_range("--seed", self.seed, 0, (1 << 63) - 1)
         if self.folds is not None:
-            _within("--folds", self.folds, 2, 255)
+            _check_range("--folds", self.folds, 2, 255)
         if self.val_frac is not None and not 0.0 < self.val_frac < 1.0:
             raise ResoluteError(
                 f"--val-frac: out of range, got {self.val_frac}, expected above 0 and below 1; "
@@ -153,7 +153,7 @@ def parse_resolutions(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
+def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ResoluteError(
             f"{name}: out of range, got {value}, expected {low} to {high}; choose a value in range"

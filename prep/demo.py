@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per CPU core)")
     args = parser.parse_args(argv)
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     try:
         workers = args.workers or available_cpus()
         created = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("prep.demo: interrupted; run the same command again", file=sys.stderr)
         return 130
-    elapsed_s = time.perf_counter() - began
+    elapsed_s = time.perf_counter() - started_at
     outcome = f"{args.images} photos, {len(CLASSES)} classes, {elapsed_s:.1f} s" if created else "already there"
     print(f"{args.out}: {outcome}")
     return 0

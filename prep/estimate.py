@@ -19,7 +19,7 @@ from .prepare import ShardPlan
 
 __all__ = ["dry_run"]
 
-_SAMPLE = 512  # images
+_SAMPLE_IMAGES = 512
 
 
 def dry_run(settings: Settings) -> str:
@@ -28,7 +28,7 @@ def dry_run(settings: Settings) -> str:
     check_no_overlap(settings)
     with ScratchFolder() as folder:
         inputs = list_inputs(settings, folder, folder / "spool")
-        spec = ShardPlan(settings, inputs).spec("train", 0, settings.resolutions, limit=_SAMPLE)
+        spec = ShardPlan(settings, inputs).spec("train", 0, settings.resolutions, limit=_SAMPLE_IMAGES)
         stats, sizes = RunStats(), [0] * len(settings.resolutions)
         sources: list[NDArray[Any]] = []
         with open_pool(settings.worker_count) as pool:

@@ -78,7 +78,7 @@ def build(
     Raises `ResoluteError` for bad input, a full disk, or if more than `max_bad` of the images are unusable;
     `StorageError` if storage is unavailable.
     """
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     if settings.engine == "ray":
         settings = settings.with_absolute_paths()
     store = open_store(settings.out)
@@ -111,7 +111,7 @@ def build(
                 _delete_run_files(store)
                 if read_record(store) is None:
                     write_record(store, settings)
-                return _result(began, settings, dict(existing.manifest), inputs, None, 0)
+                return _result(started_at, settings, dict(existing.manifest), inputs, None, 0)
             if any(ShardPlan(settings, inputs, existing).missing()):
                 check_codecs(plan.get("codecs"), f"{store.where}: a set that")
         if settings.rebuild:
@@ -162,7 +162,7 @@ def build(
         manifest = finalize_set(store, plan, sides, views, counts)
         delete_orphans(store, manifest["files"])
         _delete_run_files(store)
-        return _result(began, settings, manifest, inputs, stats, kept_shards)
+        return _result(started_at, settings, manifest, inputs, stats, kept_shards)
 
 
 def _scratch(stack: ExitStack, store: Store) -> Path:
@@ -401,11 +401,16 @@ def _ignore_progress(stats: RunStats) -> None:
 
 
 def _result(
-    began: float, settings: Settings, manifest: dict[str, Any], inputs: Inputs, stats: RunStats | None, kept_shards: int
+    started_at: float,
+    settings: Settings,
+    manifest: dict[str, Any],
+    inputs: Inputs,
+    stats: RunStats | None,
+    kept_shards: int,
 ) -> BuildResult:
     return BuildResult(
         manifest=manifest, ignored=inputs.ignored, stats=stats, kept_shards=kept_shards,
-        elapsed_s=time.perf_counter() - began, warnings=() if stats is None else input_warnings(settings, inputs),
+        elapsed_s=time.perf_counter() - started_at, warnings=() if stats is None else input_warnings(settings, inputs),
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def verify(
     `progress(bytes done, total bytes)` is called after each tar. Writes nothing. Raises `ResoluteError` if there is no
     finished set of this version, or if its files cannot be read.
     """
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     manifest, damaged = find_manifest(store)
     result = VerifyResult(manifest=manifest, damaged=damaged)
     if manifest is not None:
@@ -82,7 +82,7 @@ def verify(
                 progress(done, total)
             index.close()
     result.damaged = dict(sorted(damaged.items()))
-    result.elapsed_s = time.perf_counter() - began
+    result.elapsed_s = time.perf_counter() - started_at
     return result
 
 

@@ -129,7 +129,7 @@ def _decode_with_pillow(data: bytes) -> NDArray[np.uint8]:
                     raise Reject(f"too many frames: {image.n_frames}")  # type: ignore[attr-defined]
                 image.load()
                 orientation = _orientation(image)
-                pixels = _rgb(image)
+                pixels = _to_rgb(image)
         except (Reject, MemoryError):
             raise
         except Image.UnidentifiedImageError:
@@ -163,7 +163,7 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _rgb(image: Image.Image) -> NDArray[np.uint8]:
+def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     """Convert a loaded Pillow image of any mode to (height, width, 3) uint8; only one band at a time is copied."""
     if image.mode in ("I", "F"):
         raise Reject(f"depth not supported: 32 bits a pixel (mode {image.mode})")

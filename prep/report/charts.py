@@ -73,16 +73,16 @@ def source_chart(counts: SourceCounts, short_sides: Sequence[int]) -> bytes:
     edges = _SIDE_EDGES[low : high + 1]
     mesh = sides.pcolormesh(edges, edges, shown, norm=LogNorm(1, max(10, np.nanmax(shown))), cmap=_colours())
     _colorbar(figure, mesh)
-    _dress(sides, "width x height", "width in px", "height in px", logarithmic="xy")
+    _style_axes(sides, "width x height", "width in px", "height in px", logarithmic="xy")
     step = max(1, (high - low) // 40)
     ends = np.unique(np.round(_SIDE_EDGES[low : high + 1 : step]).astype(int))
     ends = ends if len(ends) > 1 else np.array([ends[0], ends[0] + 1])
     short.stairs(np.add.reduceat(np.append(counts.short, 0), ends)[:-1], ends, fill=True, color=_BAR)
     for side in short_sides:
         short.axvline(side, color=_MARK, linewidth=1.2)
-    _dress(short, "short side (lines: stored sizes)", "px", "images", logarithmic="x")
+    _style_axes(short, "short side (lines: stored sizes)", "px", "images", logarithmic="x")
     aspect.stairs(counts.aspect, _ASPECT_EDGES, fill=True, color=_BAR)
-    _dress(aspect, "aspect ratio", "width / height", "images", logarithmic="x")
+    _style_axes(aspect, "aspect ratio", "width / height", "images", logarithmic="x")
     return _png(figure)
 
 
@@ -92,7 +92,7 @@ def class_chart(train: NDArray[np.int64]) -> bytes:
     axes = figure.subplots()
     axes.stairs(np.sort(train)[::-1], np.arange(len(train) + 1), fill=True, color=_BAR)
     axes.set_xlim(0, len(train))
-    _dress(axes, "training samples per class", "classes, by descending count", "samples")
+    _style_axes(axes, "training samples per class", "classes, by descending count", "samples")
     return _png(figure)
 
 
@@ -115,7 +115,7 @@ def _colorbar(figure: Figure, mesh: Any) -> None:
     bar.outline.set_visible(False)
 
 
-def _dress(axes: Axes, title: str, across: str, up: str, *, logarithmic: str = "") -> None:
+def _style_axes(axes: Axes, title: str, across: str, up: str, *, logarithmic: str = "") -> None:
     """Set titles, and colours that are legible on any background; `logarithmic` lists the log axes, of `xy`."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 

@@ -14,7 +14,7 @@ from prep.storage.output import Store
 
 from .browse import ShardSetReader
 from .charts import SourceCounts, class_chart, class_counts, source_chart
-from .html import Raw, bars, figure, heading, page, picture, section, sheet, shown, table, text, tiles
+from .html import Raw, bars, escape, figure, heading, page, picture, section, sheet, table, text, tiles
 
 __all__ = ["REPORT", "write_report"]
 
@@ -25,7 +25,7 @@ _NAMED_CLASSES = 40  # more classes are drawn as a curve, with both ends listed 
 _EXAMPLES = 3  # per kind of reject
 _LISTED = 12
 _GROUPS = 8
-_TEXT = 200  # characters shown of a reason
+_REASON_CHARS = 200  # characters shown of a reason
 
 
 def write_report(store: Store, result: BuildResult) -> str:
@@ -41,7 +41,7 @@ def write_report(store: Store, result: BuildResult) -> str:
 class _Report:
     def __init__(self, reader: ShardSetReader, result: BuildResult) -> None:
         self._set, self._result, self._manifest = reader, result, result.manifest
-        self._sheet_rows = _evenly(self._manifest["splits"]["train"]["samples"])
+        self._sheet_rows = _evenly_spaced(self._manifest["splits"]["train"]["samples"])
         self._largest = reader.largest(_LISTED)
         self._slowest = [] if result.stats is None else [
             (seconds, split, reader.row(split, key)) for seconds, split, key in result.stats.slowest if seconds > 0
@@ -71,7 +71,7 @@ class _Report:
             (f"{len(manifest['classes']):,}", "classes"),
             (", ".join(manifest["resolutions"]), "px"),
             (f"{sum(len(info['shards']) for info in splits.values()):,}", "shards per resolution"),
-            (_size(sum(info["bytes"] for info in manifest["files"].values())), "on disk"),
+            (_format_bytes(sum(info["bytes"] for info in manifest["files"].values())), "on disk"),
             (f"{manifest['source']['rejected']:,}", "inputs rejected"),
             (f"{manifest['source']['duplicates']['extra']:,}", "exact copies"),
         ]
@@ -135,7 +135,10 @@ class _Report:
                 yield text(words, "soft")
         yield Raw(picture(source_chart(counts, list(sides.values())), "png", alt="sizes of the sources"))
         yield heading("Largest input files")
-        rows = [(_size(n), self._name(split, row), split, self._pixels(split, row)) for n, split, row in self._largest]
+        rows = [
+            (_format_bytes(nbytes), self._name(split, row), split, self._pixels(split, row))
+            for nbytes, split, row in self._largest
+        ]
         yield table(["size#", "input", "split", "pixels#"], rows)
 
     def _pixels(self, split: str, row: int) -> str:
@@ -162,12 +165,12 @@ class _Report:
             kind = row["reason"].partition(":")[0]
             counts[kind] += 1
             if counts[kind] <= _EXAMPLES:
-                examples.setdefault(kind, []).append((row["path"], row["reason"][:_TEXT]))
+                examples.setdefault(kind, []).append((row["path"], row["reason"][:_REASON_CHARS]))
         source = self._manifest["source"]
         yield text(f"{source['rejected']:,} of {source['images']:,} images were rejected.")
         if counts:
             rows = [
-                (f"{n:,}", kind, Raw("<br>".join(f"{shown(path)}: {shown(reason)}" for path, reason in examples[kind])))
+                (f"{n:,}", kind, Raw("<br>".join(f"{escape(path)}: {escape(reason)}" for path, reason in examples[kind])))
                 for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
             ]
             yield table(["images#", "reason", "examples"], rows)
@@ -197,7 +200,7 @@ class _Report:
         lines = []
         for entry in group[: _EXAMPLES + 1]:
             label_and_split = f"({self._manifest['classes'][entry['label']]}, {entry['split']})"
-            lines.append(f'{shown(entry["path"])} <span class="soft">{shown(label_and_split)}</span>')
+            lines.append(f'{escape(entry["path"])} <span class="soft">{escape(label_and_split)}</span>')
         return Raw("<br>".join(lines) + (" …" if len(group) > len(lines) else ""))
 
     def _run(self) -> Iterator[Raw]:
@@ -224,12 +227,12 @@ class _Report:
             yield table(["time#", "input", "split"], rows)
 
 
-def _evenly(samples: int) -> list[int]:
+def _evenly_spaced(samples: int) -> list[int]:
     """At most `_SHOWN` rows, spread evenly over `samples`."""
     return np.unique(np.linspace(0, samples - 1, min(_SHOWN, samples)).round().astype(int)).tolist()
 
 
-def _size(nbytes: int) -> str:
+def _format_bytes(nbytes: int) -> str:
     for unit, scale in (("GB", 1e9), ("MB", 1e6)):
         if nbytes >= scale:
             return f"{nbytes / scale:,.2f} {unit}"

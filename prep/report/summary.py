@@ -34,7 +34,7 @@ def summary(settings: Settings, result: BuildResult, store: Store) -> str:
         lines.append(f"  {result.kept_shards} shards were kept, {converted} images were converted now")
     lines.append(
         f"  {result.elapsed_s:.1f} s, {stats.images / result.elapsed_s:.0f} images/s with {settings.worker_count} "
-        f"workers; {_where_time_went(stats)}"
+        f"workers; {_time_shares(stats)}"
     )
     for res, info in manifest["resolutions"].items():
         tars = [file["bytes"] for name, file in manifest["files"].items() if _is_tar(name, res)]
@@ -58,7 +58,7 @@ def summary(settings: Settings, result: BuildResult, store: Store) -> str:
     return "\n".join(lines)
 
 
-def _where_time_went(stats: Any) -> str:
+def _time_shares(stats: Any) -> str:
     parts = {
         "read": stats.read_s, "decode": stats.decode_s, "resize + encode": stats.convert_s, "write": stats.write_s,
     }  # fmt: skip

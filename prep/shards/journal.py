@@ -150,7 +150,7 @@ def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         before, after = old.get(table, {}), new.get(table, {})
         for name in sorted({*before, *after} - {"classes", "fingerprint"}):
             if before.get(name) != after.get(name):
-                differences.append(f"{name}: got {_short(before.get(name))}, expected {_short(after.get(name))}")
+                differences.append(f"{name}: got {_shorten(before.get(name))}, expected {_shorten(after.get(name))}")
     differences += _changed_classes(old.get("source", {}).get("classes", {}), new.get("source", {}).get("classes", {}))
     if not differences:
         differences = ["its format differs"]
@@ -170,6 +170,6 @@ def _changed_classes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     return differences
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value, sort_keys=True)
     return text if len(text) <= 40 else text[:13] + '…"'

@@ -143,7 +143,7 @@ def _check_tar(shard: ShardFiles, name: str, samples: NDArray[Any] | None, store
             digest = hashlib.sha256()
             first, count = "", 0
             if samples is not None and stored is not None:
-                for fault in _walk(file, digest, samples, stored, shard.label_digits):
+                for fault in _sample_faults(file, digest, samples, stored, shard.label_digits):
                     first, count = first or fault, count + 1
             while piece := file.read(_PIECE_BYTES):
                 digest.update(piece)
@@ -157,7 +157,9 @@ def _check_tar(shard: ShardFiles, name: str, samples: NDArray[Any] | None, store
     check_sha256(digest, shard.tar)
 
 
-def _walk(file: BinaryIO, digest: Any, samples: NDArray[Any], stored: NDArray[Any], label_digits: int) -> Iterator[str]:
+def _sample_faults(
+    file: BinaryIO, digest: Any, samples: NDArray[Any], stored: NDArray[Any], label_digits: int
+) -> Iterator[str]:
     """Yield the fault of each damaged sample and of the tar's end; all bytes go through `digest`."""
     pos = 0
     for (key, label, _), (offset, nbytes, crc, _, width, height) in zip(samples.tolist(), stored.tolist(), strict=True):
@@ -207,11 +209,11 @@ def jpeg_fault(jpeg: bytes, width: int, height: int) -> str | None:
         return f"other pixels than the index says, got {columns}x{rows}, expected {width}x{height}"
     if colour not in ("RGB", "YCbCr"):
         return f"not in colour, got {colour}, expected YCbCr or RGB"
-    frame = _frame(jpeg)
+    frame = _sof_marker(jpeg)
     return None if frame == _BASELINE else f"not a baseline JPEG, got SOF{frame - _BASELINE}, expected SOF0"
 
 
-def _frame(jpeg: bytes) -> int:
+def _sof_marker(jpeg: bytes) -> int:
     """The marker that starts the frame, 0xC0..0xCF, of a valid JPEG. Source: ITU-T T.81, annex B."""
     pos = 2
     while not (0xC0 <= jpeg[pos + 1] <= 0xCF and jpeg[pos + 1] not in _NO_FRAME):

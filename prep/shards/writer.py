@@ -161,12 +161,12 @@ class ShardWriter:
     def finish(self) -> ShardRecord:
         """Close the tars and write their idx files; all are durable when this returns."""
         spec, name = self.spec, shard_name(self.spec.split, self.spec.number)
-        samples = _joined([result.samples for result in self._results], SAMPLE)
+        samples = _concatenate([result.samples for result in self._results], SAMPLE)
         if spec.folds is not None:
             samples["fold"] = spec.folds[samples["key"] - spec.first_key]
         stored, files = {}, {}
         for r, (res, tar) in enumerate(zip(spec.resolutions, self._tars, strict=True)):
-            stored[res] = _joined([result.stored[r] for result in self._results], STORED)
+            stored[res] = _concatenate([result.stored[r] for result in self._results], STORED)
             if not len(samples):  # why: all inputs were rejected, and readers fail on a tar without samples
                 tar.discard()
                 continue
@@ -180,12 +180,12 @@ class ShardWriter:
             split=spec.split,
             number=spec.number,
             samples=samples,
-            sources=_joined([result.sources for result in self._results], SOURCE),
+            sources=_concatenate([result.sources for result in self._results], SOURCE),
             stored=stored,
             files=files,
             rejects=tuple(reject for result in self._results for reject in result.rejects),
         )
 
 
-def _joined(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _concatenate(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.concatenate([np.empty(0, dtype), *parts])

@@ -64,10 +64,10 @@ def fetch_many(byte_ranges: Sequence[ByteRange], *, ahead_bytes: int = MAX_BYTES
             done[i] = _too_large(nbytes)
         elif nbytes <= ahead_bytes:
             (remote if is_url(byte_range.path) else local).append(i)
-    for i, data in zip(local, _local([byte_ranges[i] for i in local], ahead_bytes), strict=True):
+    for i, data in zip(local, _fetch_local([byte_ranges[i] for i in local], ahead_bytes), strict=True):
         done[i] = data
     if remote:
-        for i, data in zip(remote, _remote([byte_ranges[i] for i in remote], ahead_bytes), strict=True):
+        for i, data in zip(remote, _fetch_remote([byte_ranges[i] for i in remote], ahead_bytes), strict=True):
             done[i] = data
     return done
 
@@ -76,7 +76,7 @@ def _too_large(nbytes: int) -> Reject:
     return Reject(f"too large: {nbytes} bytes")
 
 
-def _local(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | Reject | None]:
+def _fetch_local(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | Reject | None]:
     done: list[bytes | Reject | None] = [None] * len(byte_ranges)
     todo = list(range(len(byte_ranges)))
     for wait_s in (*WAITS_S, None):
@@ -194,7 +194,7 @@ def _require_length(data: bytes, nbytes: int) -> bytes:
     return data
 
 
-def _remote(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | Reject | None]:
+def _fetch_remote(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | Reject | None]:
     spans: list[tuple[ByteRange, int | None, int | None]] = []
     for byte_range in byte_ranges:
         slack = HEADER_BYTES + _HEADER_SLACK + TAIL_BYTES if byte_range.packed == ZIPPED else 0

@@ -67,7 +67,7 @@ def zip_members(file: BinaryIO) -> Iterator[ZipMember]:
         pos += _CENTRAL.size
         raw, extra = buffer[pos : pos + name_bytes], buffer[pos + name_bytes : pos + name_bytes + extra_bytes]
         pos += name_bytes + extra_bytes + comment_bytes
-        size_bytes, packed_bytes, offset = _wide(extra, size_bytes, packed_bytes, offset)
+        size_bytes, packed_bytes, offset = _apply_zip64(extra, size_bytes, packed_bytes, offset)
         yield ZipMember(
             name=_name(raw, flags),
             offset=prefix_bytes + offset,
@@ -109,7 +109,7 @@ def _directory(file: BinaryIO) -> tuple[int, int, int, int]:
     return start, nbytes, count, start - offset
 
 
-def _wide(extra: bytes, size_bytes: int, packed_bytes: int, offset: int) -> tuple[int, int, int]:
+def _apply_zip64(extra: bytes, size_bytes: int, packed_bytes: int, offset: int) -> tuple[int, int, int]:
     """Replace values that are all ones by those of the Zip64 extra field, which holds just these, in this order."""
     values = [size_bytes, packed_bytes, offset]
     while len(extra) >= 4 and _FULL32 in values:

@@ -73,9 +73,9 @@ class Lease:
         if self._lost is None and self._valid_until_s is not None and _clock() > self._valid_until_s:
             self._lost = f"no renewal for {_LEASE_S - _MARGIN_S:.0f} s"
         if self._lost is None and _clock() - self._checked_s >= recent_s:
-            began = _clock()
+            started_at = _clock()
             self._lost = self._taken_by(store)
-            self._checked_s = began
+            self._checked_s = started_at
         if self._lost is not None:
             raise StorageError(
                 f"{store.where}: this run has lost its lock on OUT, got {self._lost}, expected to be the only writer; "
@@ -110,7 +110,7 @@ class Lease:
                 holder = f"{describe_holder(json.dumps(live).encode())}, last renewed {_age_s(live):.0f} s ago"
                 break
             own_name = f"{int(names[-1]) + 1 if names else 1:08d}"
-            began = _clock()
+            started_at = _clock()
             if not store.put_new(f"{self._folder}/{own_name}", self._renewed()):
                 continue
             # why: since the listing another run may have taken and released the lock, which restarts the numbers
@@ -119,7 +119,7 @@ class Lease:
                 continue
             for name in names:
                 store.delete(f"{self._folder}/{name}")
-            self._name, self._valid_until_s = own_name, began + _LEASE_S - _MARGIN_S
+            self._name, self._valid_until_s = own_name, started_at + _LEASE_S - _MARGIN_S
             return
         raise ResoluteError(
             f"{store.where}: another prep is writing here, got {holder}, expected no other; wait for it (the lock of "
@@ -133,7 +133,7 @@ class Lease:
                 self._renew(store)
 
     def _renew(self, store: LockStore) -> None:
-        began = _clock()
+        started_at = _clock()
         lost = self._taken_by(store)
         if lost is None and self._names(store)[-1:] != [self._name]:
             lost = "a newer lock beside it"
@@ -141,7 +141,7 @@ class Lease:
             store.put(f"{self._folder}/{self._name}", self._renewed())
             assert self._valid_until_s is not None
             if _clock() <= self._valid_until_s:
-                self._valid_until_s = began + _LEASE_S - _MARGIN_S
+                self._valid_until_s = started_at + _LEASE_S - _MARGIN_S
                 return
             # why deleted: it was written too late, and another run may hold the lock by now
             lost = f"no renewal for {_LEASE_S - _MARGIN_S:.0f} s"

@@ -22,7 +22,7 @@ from prep.config import Settings
 from prep.execute.stats import RunStats
 from prep.prepare import BuildResult, build
 from prep.report.charts import SourceCounts, class_chart, class_counts, source_chart
-from prep.report.html import bars, shown
+from prep.report.html import bars, escape
 from prep.report.report import write_report
 from prep.storage.output import LocalStore, open_store
 
@@ -143,7 +143,7 @@ def test_names_are_text_whatever_they_are(tmp_path: Path, scene: Callable[..., N
 
 
 def test_bytes_that_are_no_text_are_shown_as_escapes() -> None:
-    assert shown("caf\udce9\x07 <é>") == "caf\\udce9\\x07 &lt;é&gt;"
+    assert escape("caf\udce9\x07 <é>") == "caf\\udce9\\x07 &lt;é&gt;"
 
 
 def test_one_sample_a_class_of_one_size_is_enough(tmp_path: Path) -> None:
