@@ -7,7 +7,9 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Raw", "bars", "escape", "figure", "heading", "page", "picture", "section", "sheet", "table", "text", "tiles"]
+__all__ = [
+    "Raw", "bars", "escape", "figure", "heading", "page", "picture", "section", "sheet", "table", "text", "tiles",
+]  # fmt: skip
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #66707d; --line: #dfe3e8; --card: #fff; --page: #f5f6f8;
@@ -108,7 +110,8 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> Raw:
     longest = max([value for _, value, _ in rows], default=0.0) or 1.0
     cells = "".join(
         f'<span class="name" title="{escape(name)}">{escape(name)}</span>'
-        f'<div class="bar" style="width:{100 * value / longest:.2f}%"></div><span class="count">{escape(words)}</span>\n'
+        f'<div class="bar" style="width:{100 * value / longest:.2f}%"></div>'
+        f'<span class="count">{escape(words)}</span>\n'
         for name, value, words in rows
     )
     return Raw(f'<div class="bars">{cells}</div>')

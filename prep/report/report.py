@@ -170,7 +170,7 @@ class _Report:
         yield text(f"{source['rejected']:,} of {source['images']:,} images were rejected.")
         if counts:
             rows = [
-                (f"{n:,}", kind, Raw("<br>".join(f"{escape(path)}: {escape(reason)}" for path, reason in examples[kind])))
+                (f"{n:,}", kind, Raw("<br>".join(f"{escape(path)}: {escape(why)}" for path, why in examples[kind])))
                 for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
             ]
             yield table(["images#", "reason", "examples"], rows)
