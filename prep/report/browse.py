@@ -66,14 +66,14 @@ class ShardSetReader:
             largest += [(int(sizes[row]), split, int(row)) for row in rows]
         return sorted(largest, key=lambda entry: (-entry[0], entry[1:]))[:count]
 
-    def names(self, rows_of: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    def names(self, rows: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
         """{(split, row): name of the input image} for the given rows."""
         names = {}
         for split in self._manifest["splits"]:
-            last = max([row for name, row in rows_of if name == split], default=-1)
+            last = max([row for name, row in rows if name == split], default=-1)
             lines = self.lines(f"index/{split}.sources.jsonl")
             for row, name in zip(range(last + 1), lines, strict=False):
-                if (split, row) in rows_of:
+                if (split, row) in rows:
                     names[split, row] = name
         return names
 

@@ -59,7 +59,7 @@ def find_manifest(store: Store) -> tuple[dict[str, Any] | None, dict[str, str]]:
         )
     if MANIFEST not in present and (not usable or store.names(RUN_FOLDER)):
         raise ResoluteError(
-            f"{store.where}/{MANIFEST}: got no such file, expected a finished shard set; run {rerun_command(store)}"
+            f"{store.where}/{MANIFEST}: not found, expected a finished shard set; run {rerun_command(store)}"
         )
     if not usable:
         return None, faults

@@ -71,7 +71,7 @@ class ShardRecord:
         return shard_name(self.split, self.number)
 
     def with_earlier(self, earlier: ShardRecord | None) -> ShardRecord:
-        """Merged with an earlier record of the same shard at other resolutions; None merges to itself.
+        """Merged with an earlier record of the same shard at other resolutions; unchanged if there is none.
 
         Raises `ResoluteError` unless both hold the same samples.
         """

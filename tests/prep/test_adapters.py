@@ -252,12 +252,12 @@ def test_what_is_not_understood_is_told(tmp_path: Path, work: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"")
     for src, words in (
         ("gone", "no such folder, got nothing there"),
-        ("a.jpg", r"not understood, got a file called a\.jpg"),
+        ("a.jpg", r"not recognised, got a file named a\.jpg"),
         ("*.tar", "no such file, got no match of the pattern"),
     ):
         with pytest.raises(ResoluteError, match=words):
             open_source(str(tmp_path / src), scan_cache=work)
-    with pytest.raises(ResoluteError, match="KIND: not known, got x"):
+    with pytest.raises(ResoluteError, match="KIND: unknown, got x"):
         open_source(str(tmp_path), kind="x", scan_cache=work)
     with pytest.raises(ResoluteError, match="COLUMNS: has no effect"):
         open_source(str(tmp_path), columns="a,b", scan_cache=work)

@@ -77,7 +77,7 @@ def test_broken_archives_are_told(tmp_path: Path, work: Path) -> None:
     at = data.index(b"PK\1\2")
     locked[at + 8] |= 1
     (tmp_path / "p.zip").write_bytes(locked)
-    assert "a/0.jpg is encrypted" in told(tmp_path / "p.zip")
+    assert "got an encrypted member a/0.jpg" in told(tmp_path / "p.zip")
 
 
 def test_a_tar_for_each_class_is_understood(tmp_path: Path, work: Path) -> None:
@@ -182,10 +182,10 @@ def test_parquet_of_other_makers_is_understood_or_told(tmp_path: Path, work: Pat
     pq.write_table(table.drop_columns("thumb"), tmp_path / "a.parquet")
     assert catalog(work, tmp_path / "a.parquet").classes == ("elk", "pug")
     pq.write_table(table, tmp_path / "b.parquet")
-    with pytest.raises(ResoluteError, match=r"not plain, got n, photo, breed, thumb.*COLUMNS"):
+    with pytest.raises(ResoluteError, match=r"ambiguous columns, got n, photo, breed, thumb.*COLUMNS"):
         catalog(work, tmp_path / "b.parquet")
     assert catalog(work, tmp_path / "b.parquet", columns="photo,n").classes == ("0", "1", "2")
-    with pytest.raises(ResoluteError, match="column breed does not fit, got string"):
+    with pytest.raises(ResoluteError, match="column breed has the wrong type, got string"):
         catalog(work, tmp_path / "b.parquet", columns="breed,n")
     (tmp_path / "c.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(ResoluteError, match=r"c\.parquet: cannot be read"):

@@ -81,7 +81,7 @@ def test_classes_without_an_image_are_named(photos: Path, tmp_path: Path, prep: 
     assert ran.status == 0
     (warning,) = warnings(ran.out)
     expected = {
-        "numbers": "8 of 11 classes have no training image (1, 2, 3, 4, 6, 7, 8, 9); labels that are numbers",
+        "numbers": "8 of 11 classes have no training image (1, 2, 3, 4, 6, 7, 8, 9); numeric labels",
         "classes": "1 of 4 classes have no training image (zebra)",
     }
     assert expected[given] in warning

@@ -83,7 +83,7 @@ def test_a_file_that_vanishes_while_the_run_goes_on_is_made_again(
     allowed = 99
     ran = prep(*argv)
     assert (ran.status, rounds) == (2, 3)
-    assert "files vanish as soon as they are written, got shards without files such as train-000002" in ran.err
+    assert "files disappear after they are written, got shards without files such as train-000002" in ran.err
     assert not (tmp_path / "s" / "manifest.json").exists()
     allowed = rounds + 1
     assert prep(*argv).status == 0

@@ -96,7 +96,7 @@ def test_a_list_says_what_is_held_out(tmp_path: Path) -> None:
     assert [catalog.name(int(i)) for i in got.splits["val"].positions] == ["a/2", "b/2 ", "b/\udcff"]
     assert [catalog.name(int(i)) for i in got.splits["train"].positions] == ["a/1", "b/1"]
     listed.write_text("a/2\nz/9\na/3\n")
-    with pytest.raises(ResoluteError, match=r"2 of 3 paths are no images of src, got a/3, expected paths such as a/1"):
+    with pytest.raises(ResoluteError, match=r"2 of 3 paths are not images of src, got a/3, expected paths such as a/1"):
         make_splits(catalog, val_list=listed)
     with pytest.raises(ResoluteError, match=r"cannot be read, got No such file.*VAL_LIST"):
         make_splits(catalog, val_list=tmp_path / "gone")
@@ -144,9 +144,9 @@ def test_places_that_overlap_are_told(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "photos")
     photos = str(tmp_path / "photos")
     for out in (photos, f"{photos}/bee", f"{photos}/new/deep", f"{tmp_path}/link/x", f"{tmp_path}/out/../photos/x"):
-        with pytest.raises(ResoluteError, match=r"lies inside SRC.*OUT"):
+        with pytest.raises(ResoluteError, match=r"is inside SRC.*OUT"):
             check_no_overlap(out=out, src=photos)
-    with pytest.raises(ResoluteError, match="lies inside VAL"):
+    with pytest.raises(ResoluteError, match="is inside VAL"):
         check_no_overlap(out=f"{tmp_path}/val/x", src=photos, val=f"{tmp_path}/val")
     for val in (photos, f"{photos}/bee", str(tmp_path)):
         with pytest.raises(ResoluteError, match="overlaps SRC"):

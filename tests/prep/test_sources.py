@@ -72,7 +72,7 @@ def test_folders_that_cannot_be_listed_are_told(photos: Path, monkeypatch: pytes
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(ResoluteError, match=r"bee: storage does not deliver it, got 'Permission denied'"):
+    with pytest.raises(ResoluteError, match=r"bee: storage is unavailable, got 'Permission denied'"):
         inputs(photos)
 
 

@@ -125,7 +125,7 @@ def test_photos_that_are_away_for_a_while_cost_nothing(
         ran = prep(*argv, "--out", tmp_path / "s")
     assert ran.status == 2
     assert ran.err.count("\n") == 1
-    assert f"{last}: storage does not deliver it, got 'No such file or directory' 3 times" in ran.err
+    assert f"{last}: storage is unavailable, got 'No such file or directory' 3 times" in ran.err
     assert not (tmp_path / "s" / "manifest.json").exists()
     assert not (tmp_path / "s" / "rejects.jsonl").exists()
     kept = shards_in(tmp_path / "s" / ".prep")
@@ -183,7 +183,7 @@ def test_a_list_tells_a_missing_file_from_a_missing_folder(
     listed = {image.name: (image.nbytes, image.packed) for image in source}
     assert listed == {"p/a.jpg": (4, 0), "p/gone.jpg": (0, MISSING), "p/a.jpg/b.jpg": (0, 0)}
     (tmp_path / "list.txt").write_text("p/a.jpg 0\nlost/gone.jpg 1\n")
-    with pytest.raises(StorageError, match=r"lost/gone\.jpg: storage does not deliver it"):
+    with pytest.raises(StorageError, match=r"lost/gone\.jpg: storage is unavailable"):
         list(open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path))
 
 
