@@ -154,10 +154,10 @@ def write_catalog(
     if repeated:
         ignored["duplicate names"] += repeated
     if not labels:
-        about = describe_ignored(ignored)
+        ignored_text = describe_ignored(ignored)
         raise ResoluteError(
-            f"{source.root}: no classes, got no image with a class (ignored: {about}), expected one folder per class, "
-            f"or one label per image; point {'SRC' if training is None else 'VAL'} at the folder of the class folders"
+            f"{source.root}: no classes, got no image with a class (ignored: {ignored_text}), expected one folder per "
+            f"class, or one label per image; point {'SRC' if training is None else 'VAL'} at the folder of class folders"
         )
     if training is not None:
         classes = training.classes

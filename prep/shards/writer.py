@@ -19,7 +19,7 @@ from prep.sources.image_ref import ByteRange
 from prep.storage.hashed_file import AtomicFile, FileInfo
 from prep.storage.output import Store
 
-from .tar_format import dali_index, end
+from .tar_format import dali_index, tar_end
 
 __all__ = ["BATCH_SAMPLES", "ShardRecord", "ShardSpec", "ShardWriter", "parse_shard_record"]
 
@@ -170,7 +170,7 @@ class ShardWriter:
             if not len(samples):  # why: all inputs were rejected, and readers fail on a tar without samples
                 tar.discard()
                 continue
-            tar.write(end(tar.nbytes))
+            tar.write(tar_end(tar.nbytes))
             tar.close()
             index = dali_index(samples, stored[res], self.options.label_digits)
             files[f"{res}/{name}.tar"] = tar.info()

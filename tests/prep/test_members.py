@@ -78,8 +78,8 @@ def test_a_new_class_leaves_the_others_splits_and_folds_alone(tmp_path: Path) ->
         catalog = make(tmp_path / folder, sizes)
         val = make_splits(catalog).splits["val"]
         train = make_splits(catalog, folds=5).splits["train"]
-        assert train.cross_validation is not None
-        folds = {catalog.name(i): int(fold) for i, fold in enumerate(train.cross_validation)}
+        assert train.folds is not None
+        folds = {catalog.name(i): int(fold) for i, fold in enumerate(train.folds)}
         return {catalog.name(int(i)) for i in val.positions}, folds
 
     before, after = of(SIZES, "a"), of({"aardvark": 40, **SIZES}, "b")
