@@ -157,14 +157,14 @@ def write_catalog(
         ignored_text = describe_ignored(ignored)
         raise ResoluteError(
             f"{source.root}: no classes, got no image with a class (ignored: {ignored_text}), expected one folder per "
-            f"class, or one label per image; point {'SRC' if training is None else 'VAL'} at the folder of class folders"
+            f"class, or one label per image; point {'SRC' if training is None else 'VAL'} at the class folders' parent"
         )
     if training is not None:
         classes = training.classes
     names, numbers = _number_classes(source, tuple(labels), classes, classes_file, training)
     if training is None and len(labels) < 2:
         raise ResoluteError(
-            f"{source.root}: too few classes, got only one ({names[numbers[next(iter(labels))]]}), expected "
+            f"{source.root}: too few classes, got one class ({names[numbers[next(iter(labels))]]}), expected "
             "at least two; point SRC at the folder that holds the class folders"
         )
     table = np.array([numbers[label] for label in labels], np.uint32)

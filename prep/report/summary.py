@@ -24,7 +24,7 @@ def summary(settings: Settings, result: BuildResult, store: Store) -> str:
     counts = ", ".join(f"{name} {info['samples']}" for name, info in manifest["splits"].items())
     classes = f"{len(manifest['classes'])} classes"
     if stats is None:
-        return f"{store.where}: already complete ({counts}; {classes}); nothing to do"
+        return f"{store.where}: already there ({counts}; {classes}); nothing to do"
     source = manifest["source"]
     samples = sum(split["samples"] for split in manifest["splits"].values())
     ignored = describe_ignored(result.ignored)

@@ -174,7 +174,7 @@ def test_classes_are_numbered_by_name_by_list_or_keep_their_numbers(tmp_path: Pa
 
 @pytest.mark.parametrize(("source", "classes", "words"), [
     (Given([]), None, r"src: no classes, got no image with a class \(ignored: 2 hidden\).*class folders"),
-    (Given(two("a", "a")), None, r"too few classes, got only one \(a\), expected at least two"),
+    (Given(two("a", "a")), None, r"too few classes, got one class \(a\), expected at least two"),
     (Given(two("a", "b", "c")), ("a", "c"), "classes that C.txt lacks, got 1 such as b"),
     (Given(two("0", "5"), numbered=True), "abc", "class number out of range, got 5, expected 0 to 2 as C.txt names 3"),
     (Given(two("0", "3"), numbered=True, names="abc"), None, "got 3, expected 0 to 2 as this source names 3"),

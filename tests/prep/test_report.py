@@ -161,7 +161,7 @@ def test_a_thousand_classes_get_a_curve_and_its_ends(tmp_path: Path, shard_root:
     manifest = json.loads((shard_root / "manifest.json").read_text())
     manifest["classes"] = [f"name {i}" for i in range(1000)]
     shutil.copytree(shard_root, tmp_path / "s")
-    built = BuildResult(manifest=manifest, ignored=Counter(), tally=None, kept=0, elapsed_s=1.0)
+    built = BuildResult(manifest=manifest, ignored=Counter(), stats=None, kept_shards=0, elapsed_s=1.0)
     write_report(LocalStore(tmp_path / "s"), built)
     page = Page((tmp_path / "s" / "report.html").read_bytes())
     assert [kind for kind, *_ in page.images].count("png") == 2
