@@ -33,11 +33,11 @@ import numpy as np
 from pipeline.cli import Parser
 from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED, ShardSet, shard_name
 from prep.config import Settings
-from prep.plan.inputs import find_inputs
-from prep.shards.manifest import Finished, SplitView, finish
-from prep.shards.writer import Written
+from prep.plan.inputs import list_inputs
+from prep.shards.manifest import SplitTotals, SplitView, finalize_set
+from prep.shards.writer import ShardRecord
 from prep.storage.hashed_file import FileInfo
-from prep.storage.output import Folder
+from prep.storage.output import LocalStore
 
 from .machine import machine
 from .shell import command, ready_to_write, write
@@ -119,7 +119,7 @@ def scan(root: str) -> dict[str, Any]:
     began = time.perf_counter()
     settings = Settings(src=root, out=f"{root}-out", resolutions=(128,))
     with tempfile.TemporaryDirectory() as scratch:
-        inputs = find_inputs(settings, Path(scratch), Path(scratch) / "spool")
+        inputs = list_inputs(settings, Path(scratch), Path(scratch) / "spool")
         return {
             "files": inputs.images, "elapsed_s": time.perf_counter() - began, "before_mib": before,
             "peak_mib": peak_mib(),
@@ -136,10 +136,10 @@ def make_files(root: Path, count: int) -> None:
 
 def write_entries(root: str, entries: int) -> dict[str, Any]:
     """A set of `entries` made-up samples: index, sources and manifest by prep, its tars as holes of their size."""
-    store, shards = Folder(Path(root)), -(-entries // PER_SHARD)
+    store, shards = LocalStore(Path(root)), -(-entries // PER_SHARD)
     before = peak_mib()
 
-    def written(number: int) -> Written:
+    def written(number: int) -> ShardRecord:
         n = min(PER_SHARD, entries - number * PER_SHARD)
         keys = np.arange(n, dtype=np.uint64) + number * PER_SHARD
         samples, sources, stored = np.zeros(n, SAMPLE), np.zeros(n, SOURCE), np.zeros(n, STORED)
@@ -149,7 +149,7 @@ def write_entries(root: str, entries: int) -> dict[str, Any]:
         name = shard_name("train", number)
         told = FileInfo(nbytes=n, sha256="0" * 64)
         files = {f"{res}/{name}.{kind}": told for res in RESOLUTIONS for kind in ("tar", "idx")}
-        return Written(
+        return ShardRecord(
             split="train", number=number, samples=samples, sources=sources, rejects=(), files=files,
             stored={res: stored.copy() for res in RESOLUTIONS},
         )  # fmt: skip
@@ -159,13 +159,13 @@ def write_entries(root: str, entries: int) -> dict[str, Any]:
         for number in range(shards):
             with (store.root / str(res) / f"{shard_name('train', number)}.tar").open("wb") as tar:
                 tar.truncate(min(PER_SHARD, entries - number * PER_SHARD))
-    view = SplitView(shards=shards, written=written, names_of=lambda keys: [f"class/{key:09d}.jpg" for key in keys])
+    view = SplitView(shards=shards, record=written, names_of=lambda keys: [f"class/{key:09d}.jpg" for key in keys])
     lengths = {shard_name("train", n): min(PER_SHARD, entries - n * PER_SHARD) for n in range(shards)}
-    counts = {"train": Finished(samples=entries, shards=lengths)}
+    counts = {"train": SplitTotals(samples=entries, shards=lengths)}
     settings = {"margin": 8 / 7, "val": {"how": "folder"}}
     plan = {"settings": settings, "classes": [str(n) for n in range(1000)], "source": {}}
     began = time.perf_counter()
-    finish(store, plan, {res: round(res * 8 / 7) for res in RESOLUTIONS}, {"train": view}, counts)
+    finalize_set(store, plan, {res: round(res * 8 / 7) for res in RESOLUTIONS}, {"train": view}, counts)
     return {
         "entries": entries, "elapsed_s": time.perf_counter() - began, "before_mib": before, "peak_mib": peak_mib(),
         "index_bytes_a_sample": sum(f.stat().st_size for f in (store.root / "index").glob("*.npy")) / entries,

@@ -1,4 +1,4 @@
-"""What was asked for, and can it be done at all?"""
+"""Settings of a prep run, validated when they are made."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ __all__ = ["MIN_RES_PX", "Settings", "parse_resolutions"]
 MIN_RES_PX = 8
 _MAX_SIDE_PX = 65_500  # libjpeg's limit
 RESOLUTIONS = "128,160,224"
-# The usual evaluation: resize to 256, crop 224. Source: Krizhevsky, Sutskever, Hinton, NIPS 2012, section 2.
+# The usual evaluation resizes to 256 px and crops 224. Source: Krizhevsky, Sutskever, Hinton, NIPS 2012, section 2.
 MARGIN = 256 / 224
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run of prep, checked: whoever holds one may rely on its ranges.
+    """Everything that one run of prep was asked for, range-checked.
 
-    `src` and `val` are whatever an adapter reads: folders, archives, lists, patterns, URLs. At most one of
-    `val`, `val_list` (a file of names in `src`), `folds` and `val_frac` (0..1, held out per class) says what
-    validation is; 0.1 of each class if none does. `labels` is a table for a folder without class folders,
-    `columns` its two columns; `classes` a file of class names in order. `resolutions` are in px, ascending;
-    `quality` is libjpeg's, 1..100; `max_bad` is the fraction of images that may be rejected. Raises
-    `ResoluteError` on values out of range.
+    `src` and `val` are any source that `prep.sources` reads: folders, archives, lists, patterns, URLs. At most one of
+    `val`, `val_list` (a file of names in `src`), `folds` (2..255) and `val_frac` (0..1, held out of each class) may be
+    set; without any, 0.1 of each class is held out. `labels` is a table for a folder without class folders, `columns`
+    its image and label column, `classes` a file of class names in order. `resolutions` are in px, ascending; `quality`
+    is libjpeg's, 1..100; `max_bad` (0..1) is the fraction of images that may be rejected; `workers` 0 means one per
+    CPU.
+
+    Raises `ResoluteError` for a value out of range.
     """
 
     src: str
@@ -56,49 +58,51 @@ class Settings:
         for name in ("src", "out", "labels", "columns", "classes", "val", "val_list", "ray_address"):
             if getattr(self, name) == "":
                 flag = f"--{name.replace('_', '-')}"
-                raise ResoluteError(f"{flag}: got an empty value, expected none or a real one; correct {name.upper()}")
+                raise ResoluteError(f"{flag}: got an empty value, expected a value; set {name.upper()} or leave it out")
         res = self.resolutions
         text = ",".join(map(str, res))
         if not res:
-            raise ResoluteError("RES: no resolution, expected px such as 128,160,224; set RES (--res)")
+            raise ResoluteError("RES: got no resolution, expected px such as 128,160,224; set RES (--res)")
         if min(res) < MIN_RES_PX:
             raise ResoluteError(
                 f"RES: too small, got {text}, expected at least {MIN_RES_PX} px each; change RES (--res)"
             )
-        _within("--margin", self.margin, 1.0, 8.0)
+        _check_range("--margin", self.margin, 1.0, 8.0)
         if max(res) * self.margin > _MAX_SIDE_PX:
             raise ResoluteError(
-                f"RES: too large, got {text}, expected at most {_MAX_SIDE_PX / self.margin:.0f} px each, since a "
-                f"JPEG has no side above {_MAX_SIDE_PX} px; change RES (--res)"
+                f"RES: too large, got {text}, expected at most {_MAX_SIDE_PX / self.margin:.0f} px each, since "
+                f"the side of a JPEG is at most {_MAX_SIDE_PX} px; change RES (--res)"
             )
         if list(res) != sorted(set(res)):
             raise ResoluteError(
                 f"RES: not strictly ascending, got {text}, expected {','.join(map(str, sorted(set(res))))}; "
                 "change RES (--res)"
             )
-        _within("--quality", self.quality, 1, 100)
-        _within("--max-bad", self.max_bad, 0.0, 1.0)
-        _within("--shard-samples", self.shard_samples, 1, 1 << 20)
-        _within("--workers", self.workers, 0, 4096)
-        _within("--seed", self.seed, 0, (1 << 63) - 1)
+        _check_range("--quality", self.quality, 1, 100)
+        _check_range("--max-bad", self.max_bad, 0.0, 1.0)
+        _check_range("--shard-samples", self.shard_samples, 1, 1 << 20)
+        _check_range("--workers", self.workers, 0, 4096)
+        _check_range("--seed", self.seed, 0, (1 << 63) - 1)
         if self.folds is not None:
-            _within("--folds", self.folds, 2, 255)
+            _check_range("--folds", self.folds, 2, 255)
         if self.val_frac is not None and not 0.0 < self.val_frac < 1.0:
             raise ResoluteError(
                 f"--val-frac: out of range, got {self.val_frac}, expected above 0 and below 1; "
                 "hold out 0.1, or name the images with --val or --val-list"
             )
-        given = [name for name in ("val", "val_list", "val_frac", "folds") if getattr(self, name) is not None]
-        if len(given) > 1:
-            one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
-            raise ResoluteError(f"{one}: given together with {other}, expected one of them; drop the other")
+        chosen = [name for name in ("val", "val_list", "val_frac", "folds") if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            first, second = (f"--{name.replace('_', '-')}" for name in chosen[:2])
+            raise ResoluteError(f"{first}: cannot be combined with {second}, got both, expected one; drop the other")
         if self.engine not in ("local", "ray"):
             raise ResoluteError(f"--engine: got {self.engine!r}, expected local or ray; choose one")
         if self.ray_address is not None and self.engine != "ray":
-            raise ResoluteError("--ray-address: without effect, got the local engine; add ENGINE=ray (--engine ray)")
+            raise ResoluteError(
+                "--ray-address: has no effect, got the local engine, expected ENGINE=ray; add it (--engine ray)"
+            )
 
     def short_side(self, res: int) -> int:
-        """Stored short side in px: round(res * margin), as `ShardSet.short_side`."""
+        """Stored short side in px for training at `res` px: round(res * margin), as `ShardSet.short_side`."""
         return round(res * self.margin)
 
     @property
@@ -110,7 +114,7 @@ class Settings:
         return self.workers or available_cpus()
 
     def with_absolute_paths(self) -> Settings:
-        """With names of sources and OUT that mean the same in processes with another working directory."""
+        """A copy whose sources and OUT mean the same in a process with another working directory."""
         return replace(
             self,
             src=_absolute(self.src),
@@ -118,8 +122,8 @@ class Settings:
             out=_absolute(self.out),
         )
 
-    def in_plan(self) -> dict[str, Any]:
-        """What decides the bytes of the set at any resolution, and nothing else: no paths, no number of workers."""
+    def plan_settings(self) -> dict[str, Any]:
+        """The settings that decide the set's bytes at any resolution: no paths, no number of workers."""
         val: dict[str, Any] = {"how": "frac", "frac": self.held_out_frac}
         if self.val is not None or self.val_list is not None:
             val = {"how": "folder" if self.val is not None else "list"}
@@ -134,13 +138,13 @@ class Settings:
         }
 
 
-def _absolute(place: str) -> str:
-    place = place.removeprefix("file://").removeprefix("local://")
-    return place if is_url(place) else str(Path(place).absolute())
+def _absolute(path: str) -> str:
+    path = path.removeprefix("file://").removeprefix("local://")
+    return path if is_url(path) else str(Path(path).absolute())
 
 
 def parse_resolutions(text: str) -> tuple[int, ...]:
-    """`"128,160,224"` -> `(128, 160, 224)`. Raises `ResoluteError` if a part is not a whole number."""
+    """Parse `"128,160,224"` to `(128, 160, 224)`. Raises `ResoluteError` unless every item is an integer."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -149,7 +153,7 @@ def parse_resolutions(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
+def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ResoluteError(
             f"{name}: out of range, got {value}, expected {low} to {high}; choose a value in range"

@@ -1,4 +1,4 @@
-"""How do you get photos to try Resolute on, without a download? `python -m prep.demo --out demo`"""
+"""Generates labelled demo photos, without a download: `python -m prep.demo --out demo`."""
 
 from __future__ import annotations
 
@@ -24,54 +24,57 @@ from tqdm import tqdm
 
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
-from prep.storage.hashed_file import writing
+from prep.storage.hashed_file import write_errors
 
 from .demo_scene import CLASSES, draw
 
 __all__ = ["main", "make_demo"]
 
 STAMP = ".demo.json"
-_DRAWING = 1  # counts changes of what is drawn, so that a stamp tells old photos from new
+_DRAWING = 1  # increase it when the drawn content changes: the stamp then differs
 
 
 def make_demo(out: Path, *, images: int, seed: int, workers: int) -> bool:
-    """Write `images` JPEGs in ten class folders to `out`; False if exactly these are there already.
+    """Write `images` JPEGs in ten class folders to `out`; returns False if exactly these are there already.
 
-    The same `images` and `seed` give the same files, whatever `workers` is. Written beside `out` and renamed,
-    so that `out` is whole or not there. Raises `ResoluteError` if something else is in the way.
+    The same `images` and `seed` give the same files for any number of `workers`. The photos are drawn into a temporary
+    folder that is renamed at the end, so `out` is complete or absent. Raises `ResoluteError` if `out` holds anything
+    else.
     """
     if images < len(CLASSES):
-        raise ResoluteError(f"--images: too few, got {images}, expected at least {len(CLASSES)}; ask for more")
+        raise ResoluteError(f"--images: too few, got {images}, expected at least {len(CLASSES)}; increase --images")
     stamp = json.dumps({"images": images, "seed": seed, "drawing": _DRAWING}) + "\n"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        got = _stamp(out)
-        if got == stamp:
+        existing_stamp = _stamp(out)
+        if existing_stamp == stamp:
             return False
         raise ResoluteError(
-            f"{out}: in the way, got {'other demo photos' if got else 'something else'}, expected an empty or "
-            "new folder; delete it or choose another --out"
+            f"{out}: in the way, got {'other demo photos' if existing_stamp else 'something else'}, expected an empty "
+            "or new folder; delete it or choose another --out"
         )
-    part = out.with_name(f"{out.name}.part")
-    if part.exists():
-        if not _stamp(part):
-            raise ResoluteError(f"{part}: in the way, got something else, expected nothing; delete or move it")
-        shutil.rmtree(part)
-    with writing(part):
-        part.mkdir(parents=True)
-        (part / STAMP).write_text(stamp)
+    partial_folder = out.with_name(f"{out.name}.part")
+    if partial_folder.exists():
+        if not _stamp(partial_folder):
+            raise ResoluteError(
+                f"{partial_folder}: in the way, got something else, expected nothing; delete or move it"
+            )
+        shutil.rmtree(partial_folder)
+    with write_errors(partial_folder):
+        partial_folder.mkdir(parents=True)
+        (partial_folder / STAMP).write_text(stamp)
         for name in CLASSES:
-            (part / name).mkdir()
+            (partial_folder / name).mkdir()
     context = multiprocessing.get_context("forkserver")
-    work = partial(_make_one, part, seed)
-    with ProcessPoolExecutor(workers, mp_context=context) as pool, writing(part):
+    draw_one = partial(_draw_photo, partial_folder, seed)
+    with ProcessPoolExecutor(workers, mp_context=context) as pool, write_errors(partial_folder):
         try:
-            for _ in tqdm(pool.map(work, range(images), chunksize=16), total=images, unit=" photos", disable=None):
+            for _ in tqdm(pool.map(draw_one, range(images), chunksize=16), total=images, unit=" photos", disable=None):
                 pass
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    with writing(out):
-        part.replace(out)
+    with write_errors(out):
+        partial_folder.replace(out)
     return True
 
 
@@ -80,7 +83,7 @@ def _stamp(folder: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def _make_one(out: Path, seed: int, number: int) -> None:
+def _draw_photo(out: Path, seed: int, number: int) -> None:
     label = number % len(CLASSES)
     rng = np.random.default_rng([seed, number])
     pixels = draw(rng, label)
@@ -89,26 +92,26 @@ def _make_one(out: Path, seed: int, number: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status, 2 with one line on stderr for a `ResoluteError`."""
+    """Run the command line and return the exit status; a `ResoluteError` becomes one line on stderr and status 2."""
     parser = argparse.ArgumentParser(prog="python -m prep.demo", description="Make labelled demo photos.")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where they go")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--images", type=int, default=3000, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per core)")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per CPU core)")
     args = parser.parse_args(argv)
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     try:
         workers = args.workers or available_cpus()
-        made = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
+        created = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
     except ResoluteError as error:
         print(f"prep.demo: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("prep.demo: interrupted; run the same command again", file=sys.stderr)
         return 130
-    elapsed_s = time.perf_counter() - began
-    told = f"{args.images} photos, {len(CLASSES)} classes, {elapsed_s:.1f} s" if made else "already there"
-    print(f"{args.out}: {told}")
+    elapsed_s = time.perf_counter() - started_at
+    outcome = f"{args.images} photos, {len(CLASSES)} classes, {elapsed_s:.1f} s" if created else "already there"
+    print(f"{args.out}: {outcome}")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""What does one demo photo show? A textured object, lit and shaded, somewhere over a cluttered background.
+"""Draws one demo photo: a textured object, lit and shaded, at a random place on a cluttered background.
 
-Shape and texture together name the class; colour, place, scale, rotation, light and background say nothing
-about it. Drawn with numpy and Pillow only, from one random generator a photo.
+Shape and texture together define the class; colour, position, scale, rotation, light and background carry no
+information about it. Drawn with numpy and Pillow only, from one random generator per photo.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ CLASSES = tuple(
     for texture in textures
 )
 _GRAIN_PX = 1024
-_NOISE = (4.5, 10.0)  # sensor noise, levels of 255; with JPEG quality 90-95 it sets the files' size
+_NOISE = (4.5, 10.0)  # sensor noise in levels of 255; with JPEG quality 90-95 it determines the file size
 
 
 def draw(rng: Generator, label: int, *, base_px: tuple[int, int] = (500, 375)) -> NDArray[np.uint8]:
-    """One photo of class `label` as (H, W, 3) uint8 RGB; sides vary by 40 % around `base_px`, either way up."""
+    """Draw one photo of class `label` as (H, W, 3) uint8 RGB.
+
+    The sides vary by 40 % around `base_px` (width, height); about a third of the photos are upright.
+    """
     scale = rng.uniform(0.6, 1.4)
     width, height = (round(side * scale * rng.uniform(0.9, 1.1)) for side in base_px)
     if rng.random() < 0.35:
         width, height = height, width
-    # why: at half size and then enlarged, the background is out of focus, as in photos, and four times cheaper
+    # why: drawn at half size and enlarged, the background is out of focus as in photos, and four times cheaper
     image = _background(rng, width // 2, height // 2)
     _clutter(rng, image)
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC)).astype(np.float32)
@@ -50,7 +53,7 @@ def draw(rng: Generator, label: int, *, base_px: tuple[int, int] = (500, 375)) -
 
 
 def _background(rng: Generator, width: int, height: int) -> Image.Image:
-    """Two layers of 1/f noise, each with its own colour, over a gradient that often has a horizon; vignette."""
+    """Two layers of coloured 1/f noise over a gradient that often has a horizon, darkened towards the corners."""
     top, bottom = _muted(rng), _muted(rng)
     down = np.linspace(0, 1, height, dtype=np.float32)
     if rng.random() < 0.5:
@@ -66,7 +69,7 @@ def _background(rng: Generator, width: int, height: int) -> Image.Image:
 
 
 def _cloud(rng: Generator, width: int, height: int) -> Floats:
-    """(height, width) noise of unit variance: every octave twice as fine and `roughness` times as strong."""
+    """(height, width) noise of unit variance: each octave is twice as fine and `roughness` times as strong."""
     octaves, roughness = 7, np.float32(rng.uniform(0.45, 0.75))
     sizes = [(max(2, width >> k), max(2, height >> k)) for k in reversed(range(octaves))]
     cloud = rng.standard_normal(sizes[0][::-1], dtype=np.float32)
@@ -80,7 +83,7 @@ def _cloud(rng: Generator, width: int, height: int) -> Floats:
 
 
 def _clutter(rng: Generator, image: Image.Image) -> None:
-    """Blobs, polygons and lines, half transparent, larger and smaller than the object."""
+    """Draw half-transparent blobs, polygons and lines, some larger and some smaller than the object."""
     canvas = ImageDraw.Draw(image, "RGBA")
     side = min(image.size)
     for _ in range(rng.integers(6, 15)):
@@ -102,7 +105,7 @@ def _clutter(rng: Generator, image: Image.Image) -> None:
 
 
 def _put_object(rng: Generator, pixels: Floats, shape: str, texture: str) -> None:
-    """Draw the object into `pixels` (H, W, 3), with a shadow below it and light across it."""
+    """Draw the object into `pixels` (H, W, 3) in place, with a shadow below it and shading across it."""
     height, width = pixels.shape[:2]
     radius = min(height, width) * rng.uniform(0.3, 0.7) / 2
     cx, cy = rng.uniform(radius * 0.9, width - radius * 0.9), rng.uniform(radius * 0.9, height - radius * 0.9)
@@ -135,7 +138,7 @@ def _put_object(rng: Generator, pixels: Floats, shape: str, texture: str) -> Non
 
 
 def _distance(shape: str, u: Floats, v: Floats) -> Floats:
-    """Signed distance to the outline in units of the radius, positive inside; shapes fill a unit disc."""
+    """Signed distance to the outline in units of the radius, positive inside; every shape fits a unit disc."""
     r = np.sqrt(u * u + v * v)
     if shape == "disc":
         return 0.85 - r
@@ -158,9 +161,9 @@ def _distance(shape: str, u: Floats, v: Floats) -> Floats:
 
 
 def _pattern(texture: str, s: Floats, t: Floats, period: float, edge: np.float32) -> Floats:
-    """0..1 pattern over coordinates in units of the radius; `period` of a repeat in the same unit."""
+    """Pattern with values 0..1 over coordinates in units of the radius; `period` is in the same unit."""
     turns = np.float32(2 * np.pi / period)
-    sharp = edge / turns  # why: one pixel of transition, whatever the scale
+    sharp = edge / turns  # why: edges are one pixel wide at any scale
     if texture == "striped":
         return np.clip(np.sin(s * turns) * sharp + 0.5, 0, 1)
     if texture == "checked":
@@ -173,25 +176,25 @@ def _pattern(texture: str, s: Floats, t: Floats, period: float, edge: np.float32
 
 @cache
 def _grain() -> Floats:
-    """One tile of unit noise, cut at random places: 30 times cheaper than drawing it for every photo."""
+    """One tile of unit noise, cropped at random places: 30 times cheaper than new noise for every photo."""
     rng = np.random.default_rng(0)
     return rng.standard_normal((_GRAIN_PX, _GRAIN_PX, 3), dtype=np.float32)
 
 
 def _colour(rng: Generator) -> Floats:
-    """Any RGB colour, 0..255, neither black nor white."""
+    """A random RGB colour, 0..255, neither black nor white."""
     return rng.uniform(25, 230, 3).astype(np.float32)
 
 
 def _muted(rng: Generator) -> Floats:
-    """A colour as nature has them: some way between grey and `_colour`."""
+    """A random colour of low saturation, as natural scenes have."""
     colour = _colour(rng)
     return colour.mean() + (colour - colour.mean()) * np.float32(rng.uniform(0.15, 0.8))
 
 
-def _contrasting(rng: Generator, other: Floats) -> Floats:
-    """A random colour whose brightness is at least 70 levels from `other`'s."""
+def _contrasting(rng: Generator, reference: Floats) -> Floats:
+    """A random colour whose brightness differs from that of `reference` by more than 70 levels."""
     while True:
         colour = _colour(rng)
-        if abs(float(colour.mean() - other.mean())) > 70:
+        if abs(float(colour.mean() - reference.mean())) > 70:
             return colour

@@ -1,7 +1,7 @@
 """Builds a shard set from any source of photos: plan, missing shards, index and lists, manifest last.
 
-An interruption of any kind, unavailable storage included, keeps the finished shards; the same command then continues
-and gives the same bytes. More rejects than `max_bad` allows end the run as soon as they are certain.
+Finished shards survive any interruption, unavailable storage included: the same command resumes and gives the same
+bytes. A run ends as soon as more images are certain to be rejected than `max_bad` allows.
 """
 
 from __future__ import annotations
@@ -21,175 +21,182 @@ import numpy as np
 from pipeline.dataset.shard_set import FORMAT, VERSION, label_digits, shard_name
 from pipeline.errors import ResoluteError, StorageError
 from pipeline.storage.scratch import ScratchFolder
-from prep.convert.batch import Job
+from prep.convert.batch import EncodeOptions
 from prep.convert.codecs import check_codecs, codec_versions
 from prep.convert.reject import NOT_THERE
-from prep.execute.stats import Tally
+from prep.execute.stats import RunStats
 from prep.plan.input_checks import input_warnings
-from prep.plan.inputs import Inputs, check_places, find_inputs
+from prep.plan.inputs import Inputs, check_no_overlap, list_inputs
 from prep.plan.shuffle import shuffled
 from prep.plan.splits import Split
-from prep.shards.cleanup import remove_parts, remove_stale
-from prep.shards.existing_set import MANIFEST, Base, find_base, lost_files
-from prep.shards.journal import Journal, forget, told_differences
-from prep.shards.manifest import Finished, SplitView, count, finish, write_rejects
+from prep.shards.cleanup import delete_orphans, delete_partial
+from prep.shards.existing_set import MANIFEST, ExistingSet, lost_files, open_existing
+from prep.shards.journal import Journal, delete_journal, describe_differences
+from prep.shards.manifest import SplitTotals, SplitView, count_split, finalize_set, write_rejects
 from prep.shards.source_record import check_replaced_source, is_other_source, read_record, write_record
-from prep.shards.writer import ShardSpec, Written
+from prep.shards.writer import ShardRecord, ShardSpec
 from prep.sources.image_ref import MISSING
-from prep.storage.hashed_file import writing
-from prep.storage.output import WORK, Folder, Store, open_store
+from prep.storage.hashed_file import write_errors
+from prep.storage.output import RUN_FOLDER, LocalStore, Store, open_store
 
 from .config import Settings
 
-__all__ = ["Built", "Work", "build", "told_by_kind"]
+__all__ = ["BuildResult", "ShardPlan", "build", "describe_reasons"]
 
-_MORE_ROUNDS = 2  # for shards whose files were there, and are not when the manifest is about to promise them
+_MORE_ROUNDS = 2  # for shards whose files have vanished by the time the manifest is written
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
-    """What `build` did. `tally` covers the images done now, `kept` counts the shards that were there already.
-    `tally` is None where the whole set was. `elapsed_s`: wall time."""
+class BuildResult:
+    """Outcome of `build`.
+
+    `stats` covers the images converted by this run and is None if the set was already complete. `kept_shards` counts
+    the shards that were finished before; `elapsed_s` is wall time; `warnings` are about the inputs; `ignored` counts
+    things in the source that are not images of a class, by kind.
+    """
 
     manifest: dict[str, Any]
     ignored: Counter[str]
-    tally: Tally | None
-    kept: int
+    stats: RunStats | None
+    kept_shards: int
     elapsed_s: float
-    warnings: Sequence[str] = ()  # about the inputs
+    warnings: Sequence[str] = ()
 
 
 def build(
     settings: Settings,
     *,
-    found: Callable[[Inputs, int, int], None] = lambda inputs, images, kept: None,
-    progress: Callable[[Tally], None] = lambda tally: None,
-) -> Built:
-    """Write the shard set that `settings` describe, go on with an unfinished one, or find it finished.
+    on_start: Callable[[Inputs, int, int], None] = lambda inputs, images, kept_shards: None,
+    progress: Callable[[RunStats], None] = lambda stats: None,
+) -> BuildResult:
+    """Write the shard set that `settings` describe, resume an unfinished one, or recognise a finished one.
 
-    The same settings and photos give the same bytes, whatever `workers` and `engine` are and however often a
-    run was killed. A finished set gets the resolutions it lacks, and its damaged shards again. `found` is told
-    the inputs, the images there are to do and the shards that are kept, before work starts. Raises
-    `ResoluteError` for bad input, a full disk, or more than `max_bad` of unusable images.
+    The same settings and photos give the same bytes, for any `workers` and `engine` and however often the run was
+    killed. Missing resolutions are added to a finished set and its damaged shards are rebuilt. `on_start(inputs, images
+    to convert, kept shards)` is called before the conversion, `progress(stats)` after each batch.
+
+    Raises `ResoluteError` for bad input, a full disk, or if more than `max_bad` of the images are unusable;
+    `StorageError` if storage is unavailable.
     """
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     if settings.engine == "ray":
         settings = settings.with_absolute_paths()
     store = open_store(settings.out)
-    check_places(settings)
+    check_no_overlap(settings)
     with ExitStack() as stack:
-        _open_base(stack, store, settings)  # why: what is not ours is refused before anything is written there
-        stack.enter_context(store.alone())
+        _open_existing(stack, store, settings)  # why: foreign files are refused before anything is written
+        stack.enter_context(store.exclusive_lock())
         scratch = _scratch(stack, store)
-        spool = _spool(store, scratch)
+        scan_cache = _scan_cache(store, scratch)
         try:
-            inputs = find_inputs(settings, scratch, spool)
+            inputs = list_inputs(settings, scratch, scan_cache)
         except StorageError:
-            raise  # why: the next run continues with what is unpacked already
+            raise  # why the cache is kept: the next run continues with what is already unpacked
         except ResoluteError:
-            shutil.rmtree(spool, ignore_errors=True)
+            shutil.rmtree(scan_cache, ignore_errors=True)
             raise
         plan: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
-            "settings": settings.in_plan(),
+            "settings": settings.plan_settings(),
             "classes": list(inputs.classes),
-            "source": inputs.told(),
+            "source": inputs.summary(),
         }
-        base = _open_base(stack, store, settings)
-        if base is not None:
-            _refuse_another(store, base, plan, settings)
-        plan |= {"codecs": codec_versions()} if base is None else base.codecs
-        if base is not None:
-            if not base.damaged and set(settings.resolutions) <= set(base.resolutions):
-                _forget(store)
+        existing = _open_existing(stack, store, settings)
+        if existing is not None:
+            _refuse_other_plan(store, existing, plan, settings)
+        plan |= {"codecs": codec_versions()} if existing is None else existing.codecs
+        if existing is not None:
+            if not existing.damaged and set(settings.resolutions) <= set(existing.resolutions):
+                _delete_run_files(store)
                 if read_record(store) is None:
                     write_record(store, settings)
-                return _built(began, settings, dict(base.manifest), inputs, None, 0)
-            if any(Work(settings, inputs, base).missing()):
+                return _result(started_at, settings, dict(existing.manifest), inputs, None, 0)
+            if any(ShardPlan(settings, inputs, existing).missing()):
                 check_codecs(plan.get("codecs"), f"{store.where}: a set that")
         if settings.rebuild:
             check_replaced_source(store, settings, plan["source"])
-        remove_parts(store)
+        delete_partial(store)
         if settings.rebuild:
-            forget(store)
+            delete_journal(store)
         journal = Journal(store, plan, scratch / "journal")
         stack.callback(journal.close)
         write_record(store, settings)
-        if base is None and store.size(MANIFEST) is not None:
-            store.remove(MANIFEST)  # why: it would promise what is about to be replaced
+        if existing is None and store.size(MANIFEST) is not None:
+            store.remove(MANIFEST)  # why: it lists files that are about to be replaced
             store.sync("")
-        work = Work(settings, inputs, base, journal)
-        work.drop_lost(store, of_base=False)
-        specs = list(work.missing())
-        kept = work.shards - len(specs)
-        views = {name: work.view(name) for name in inputs.splits}
-        check = partial(_check_rejects, settings, store, inputs, views)
-        kept_rejects = work.rejects_without({spec[:2] for spec in specs})
-        check(kept_rejects | work.known_rejects([spec[:2] for spec in specs]))
-        found(inputs, sum(images for *_, images in specs), kept)
+        shard_plan = ShardPlan(settings, inputs, existing, journal)
+        shard_plan.drop_lost(store, include_existing=False)
+        specs = list(shard_plan.missing())
+        kept_shards = shard_plan.shards - len(specs)
+        views = {name: shard_plan.view(name) for name in inputs.splits}
+        check_rejects = partial(_check_rejects, settings, store, inputs, views)
+        kept_rejects = shard_plan.rejects_outside({spec[:2] for spec in specs})
+        check_rejects(kept_rejects | shard_plan.known_rejects([spec[:2] for spec in specs]))
+        on_start(inputs, sum(images for *_, images in specs), kept_shards)
 
-        def count_rejects(tally: Tally) -> None:
-            progress(tally)
-            if len(kept_rejects) + tally.rejects > settings.max_bad * inputs.images:
-                check(kept_rejects | {(name, key): reason for name, key, reason in tally.rejected}, so_far=True)
+        def count_rejects(stats: RunStats) -> None:
+            progress(stats)
+            if len(kept_rejects) + stats.rejects > settings.max_bad * inputs.images:
+                check_rejects(kept_rejects | {(name, key): reason for name, key, reason in stats.rejected}, so_far=True)
 
-        tally = Tally()
-        for follow in (count_rejects, *[_ignore_progress] * _MORE_ROUNDS):
-            tally.merge(_convert(settings, inputs, (work.spec(*s[:3]) for s in specs), store, journal, follow, plan))
-            # why: files may have been deleted since the run that wrote them; the manifest must not promise them
-            work.drop_lost(store, of_base=True)
-            specs = list(work.missing())
+        stats = RunStats()
+        for on_progress in (count_rejects, *[_ignore_progress] * _MORE_ROUNDS):
+            missing = (shard_plan.spec(*spec[:3]) for spec in specs)
+            stats.merge(_convert(settings, inputs, missing, store, journal, on_progress, plan))
+            # why: the manifest must not list files that were deleted after an earlier run wrote them
+            shard_plan.drop_lost(store, include_existing=True)
+            specs = list(shard_plan.missing())
             if not specs:
                 break
         else:
             name, number, *_ = specs[0]
             raise StorageError(
-                f"{store.where}: files vanish as soon as they are written, got shards without files such as "
-                f"{shard_name(name, number)}, expected them to stay; look for whatever deletes them, then run the same "
+                f"{store.where}: files disappear after they are written, got shards without files such as "
+                f"{shard_name(name, number)}, expected them to stay; find what deletes them, then run the same "
                 "command again"
             )
-        counts = {name: count(name, view) for name, view in views.items()}
-        check({(name, key): reason for name, part in counts.items() for key, reason in part.rejects})
-        sides = {res: settings.short_side(res) for res in work.resolutions}
-        manifest = finish(store, plan, sides, views, counts)
-        remove_stale(store, manifest["files"])
-        _forget(store)
-        return _built(began, settings, manifest, inputs, tally, kept)
+        counts = {name: count_split(name, view) for name, view in views.items()}
+        check_rejects({(name, key): reason for name, totals in counts.items() for key, reason in totals.rejects})
+        sides = {res: settings.short_side(res) for res in shard_plan.resolutions}
+        manifest = finalize_set(store, plan, sides, views, counts)
+        delete_orphans(store, manifest["files"])
+        _delete_run_files(store)
+        return _result(started_at, settings, manifest, inputs, stats, kept_shards)
 
 
 def _scratch(stack: ExitStack, store: Store) -> Path:
-    """A folder for this run's lists: beside the shards if they are local, so that a kill leaves nothing elsewhere."""
-    place = store.root / WORK / "lists" if isinstance(store, Folder) else None
-    if place is not None:
-        with writing(place):
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(mode=0o700)  # why: URLs in it have their credentials
-            stack.callback(shutil.rmtree, place, ignore_errors=True)
-        return place
+    """A folder for this run's lists: inside OUT if OUT is local, so that a killed run leaves nothing elsewhere."""
+    folder = store.root / RUN_FOLDER / "lists" if isinstance(store, LocalStore) else None
+    if folder is not None:
+        with write_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700)  # why: it holds URLs with credentials
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
     return stack.enter_context(ScratchFolder())
 
 
-def _spool(store: Store, scratch: Path) -> Path:
-    """Where sources without random access are unpacked: beside the shards, so that it survives a kill."""
-    return store.root / WORK / "spool" if isinstance(store, Folder) else scratch / "spool"
+def _scan_cache(store: Store, scratch: Path) -> Path:
+    """Where sources without random access are unpacked: inside OUT if OUT is local, so that it survives a kill."""
+    return store.root / RUN_FOLDER / "spool" if isinstance(store, LocalStore) else scratch / "spool"
 
 
-def _forget(store: Store) -> None:
-    forget(store)
-    if isinstance(store, Folder):
-        shutil.rmtree(_spool(store, store.root), ignore_errors=True)
+def _delete_run_files(store: Store) -> None:
+    delete_journal(store)
+    if isinstance(store, LocalStore):
+        shutil.rmtree(_scan_cache(store, store.root), ignore_errors=True)
 
 
-class Work:
-    """Which shards are there, which are missing something, and what each holds."""
+class ShardPlan:
+    """Every shard of the set: which samples it holds, what is recorded of it, and which resolutions it lacks."""
 
     def __init__(
-        self, settings: Settings, inputs: Inputs, base: Base | None = None, journal: Journal | None = None
+        self, settings: Settings, inputs: Inputs, existing: ExistingSet | None = None, journal: Journal | None = None
     ) -> None:
-        self._settings, self._inputs, self._base, self._journal = settings, inputs, base, journal
-        has = () if base is None else base.resolutions
-        self.resolutions = tuple(sorted({*settings.resolutions, *has}))
+        self._settings, self._inputs, self._existing, self._journal = settings, inputs, existing, journal
+        available = () if existing is None else existing.resolutions
+        self.resolutions = tuple(sorted({*settings.resolutions, *available}))
         self._per_shard = settings.shard_samples
         self._lost: set[str] = set()
 
@@ -205,19 +212,19 @@ class Work:
         return range(first, min(first + self._per_shard, len(self._inputs.splits[name].positions)))
 
     def missing(self) -> Iterator[tuple[str, int, tuple[int, ...], int]]:
-        """(split, number, resolutions to do, images) of each shard that lacks something."""
+        """Yield (split, number, missing resolutions, images) of each incomplete shard."""
         for name in self._inputs.splits:
             for number in range(self._shards_of(name)):
-                written = self._there(name, number)
-                has = () if written is None else written.stored
-                todo = tuple(res for res in self.resolutions if res not in has)
-                if todo:
-                    yield name, number, todo, len(self._keys(name, number))
+                record = self._known_record(name, number)
+                available = () if record is None else record.stored
+                missing_res = tuple(res for res in self.resolutions if res not in available)
+                if missing_res:
+                    yield name, number, missing_res, len(self._keys(name, number))
 
     def spec(
         self, name: str, number: int, resolutions: tuple[int, ...], limit: int | None = None
     ) -> ShardSpec:
-        """A shard to be done, or its first `limit` samples."""
+        """Everything needed to convert a shard, or its first `limit` samples, at `resolutions`."""
         split, keys = self._inputs.splits[name], self._keys(name, number)[:limit]
         ranks = shuffled(self._settings.seed, name, len(split.positions), np.arange(keys.start, keys.stop))
         positions = split.positions[ranks]
@@ -225,28 +232,28 @@ class Work:
             split=name,
             number=number,
             first_key=keys.start,
-            places=tuple(split.catalog.location(i) for i in positions.tolist()),
+            byte_ranges=tuple(split.catalog.byte_range(i) for i in positions.tolist()),
             labels=split.catalog.labels[positions],
             folds=None if split.folds is None else split.folds[ranks],
             resolutions=resolutions,
             short_sides=tuple(self._settings.short_side(res) for res in resolutions),
         )
 
-    def rejects_without(self, todo: Set[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """{(split, key): reason} of all shards but those in `todo`, (split, number)."""
+    def rejects_outside(self, shards: Set[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """{(split, key): reason} of all shards except `shards`, a set of (split, number)."""
         rejects: dict[tuple[str, int], str] = {}
         for name in self._inputs.splits:
             for number in range(self._shards_of(name)):
-                written = None if (name, number) in todo else self._there(name, number)
-                rejects |= {} if written is None else {(name, key): reason for key, reason in written.rejects}
+                record = None if (name, number) in shards else self._known_record(name, number)
+                rejects |= {} if record is None else {(name, key): reason for key, reason in record.rejects}
         return rejects
 
-    def known_rejects(self, todo: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """{(split, key): reason} of the images in `todo` that were not there when the source was listed."""
+    def known_rejects(self, shards: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """{(split, key): reason} of the images in `shards` that were already missing when the source was listed."""
         rejects: dict[tuple[str, int], str] = {}
         if not any((catalog.entries["packed"] == MISSING).any() for catalog in self._inputs.catalogs.values()):
             return rejects
-        for name, number in todo:
+        for name, number in shards:
             split, keys = self._inputs.splits[name], self._keys(name, number)
             ranks = shuffled(self._settings.seed, name, len(split.positions), np.arange(keys.start, keys.stop))
             packed = split.catalog.entries["packed"][split.positions[ranks]]
@@ -256,7 +263,7 @@ class Work:
     def view(self, name: str) -> SplitView:
         return SplitView(
             shards=self._shards_of(name),
-            written=lru_cache(2)(partial(self._written, name)),
+            record=lru_cache(2)(partial(self._complete_record, name)),
             names_of=partial(self._names_of, self._inputs.splits[name], name),
         )
 
@@ -264,60 +271,61 @@ class Work:
         ranks = shuffled(self._settings.seed, name, len(split.positions), np.asarray(keys, np.int64))
         return [split.catalog.name(i) for i in split.positions[ranks].tolist()]
 
-    def _there(self, name: str, number: int) -> Written | None:
-        """What the journal and the finished set hold of a shard; the journal counts where both do.
+    def _known_record(self, name: str, number: int) -> ShardRecord | None:
+        """What the journal and the finished set record of a shard; the journal takes precedence.
 
         Resolutions with a lost file are left out.
         """
-        base = None if self._base is None else self._base.get(name, number)
-        done = None if self._journal is None else self._journal.get(name, number)
-        there = base if done is None else done.with_earlier(base)
-        return there.without(self._lost) if there is not None and self._lost else there
+        existing = None if self._existing is None else self._existing.get(name, number)
+        journaled = None if self._journal is None else self._journal.get(name, number)
+        record = existing if journaled is None else journaled.with_earlier(existing)
+        return record.without(self._lost) if record is not None and self._lost else record
 
-    def drop_lost(self, store: Store, *, of_base: bool) -> None:
-        """Count shards as missing, from now on, whose files are not there or have another size.
+    def drop_lost(self, store: Store, *, include_existing: bool) -> None:
+        """Count shards as missing from now on if their files are missing or have another size.
 
-        `of_base`: look also at the files of the finished set, and not just at those that the journal knows.
+        `include_existing`: check the files of the finished set too, not only those in the journal.
         """
         self._lost = set()
-        records = self._written_all() if of_base else iter(self._journal or ())
-        self._lost = lost_files(store, {name: file.nbytes for one in records for name, file in one.files.items()})
+        records = self._complete_records() if include_existing else iter(self._journal or ())
+        self._lost = lost_files(store, {name: file.nbytes for record in records for name, file in record.files.items()})
 
-    def _written_all(self) -> Iterator[Written]:
+    def _complete_records(self) -> Iterator[ShardRecord]:
         for name in self._inputs.splits:
             for number in range(self._shards_of(name)):
-                yield self._written(name, number)
+                yield self._complete_record(name, number)
 
-    def _written(self, name: str, number: int) -> Written:
-        written = self._there(name, number)
-        assert written is not None, (name, number)
-        return written
-
-
-def _open_base(stack: ExitStack, store: Store, settings: Settings) -> Base | None:
-    base = find_base(store, rebuild=settings.rebuild)
-    return None if base is None else stack.enter_context(base)
+    def _complete_record(self, name: str, number: int) -> ShardRecord:
+        record = self._known_record(name, number)
+        assert record is not None, (name, number)
+        return record
 
 
-def _refuse_another(store: Store, base: Base, plan: Mapping[str, Any], settings: Settings) -> None:
-    """Raises `ResoluteError`, telling what differs, unless the finished set has this plan."""
-    manifest = base.manifest
-    was = {
+def _open_existing(stack: ExitStack, store: Store, settings: Settings) -> ExistingSet | None:
+    existing = open_existing(store, rebuild=settings.rebuild)
+    return None if existing is None else stack.enter_context(existing)
+
+
+def _refuse_other_plan(store: Store, existing: ExistingSet, plan: Mapping[str, Any], settings: Settings) -> None:
+    """Raise `ResoluteError`, listing the differences, unless the finished set was made by this plan."""
+    manifest = existing.manifest
+    old_plan = {
         **{name: manifest[name] for name in ("format", "version", "classes")},
         "settings": {name: value for name, value in manifest["settings"].items() if name != "resolutions"},
         "source": {name: manifest["source"][name] for name in plan["source"]},
     }
-    if was != plan:
+    if old_plan != plan:
         record = read_record(store)
-        told = told_differences(was, plan)
+        description = describe_differences(old_plan, plan)
         if is_other_source(record, settings):
             assert record is not None
             raise ResoluteError(
-                f"{store.where}: a finished set of other photos, made from {record['SRC']}, {told}; choose another OUT"
+                f"{store.where}: a finished set of other photos, made from {record['SRC']}, {description}; choose "
+                "another OUT"
             )
         raise ResoluteError(
-            f"{store.where}: a finished set of another kind, {told}; rebuild it with REBUILD=1 (--rebuild) or choose "
-            "another OUT"
+            f"{store.where}: a finished set of another kind, {description}; rebuild it with REBUILD=1 (--rebuild) or "
+            "choose another OUT"
         )
 
 
@@ -330,9 +338,10 @@ def _check_rejects(
     *,
     so_far: bool = False,
 ) -> None:
-    """Raises `ResoluteError` if there are more `rejects` than allowed, or a split holds nothing else.
+    """Raise `ResoluteError` if there are more `rejects` than allowed, or if they are all that a split holds.
 
-    `rejects`: (split, key) -> reason. rejects.jsonl lists them then. `so_far`: there may be more of them.
+    `rejects` maps (split, key) to a reason; on failure they are written to rejects.jsonl. `so_far`: the run is not
+    finished and more may follow.
     """
     by_split: dict[str, list[tuple[int, str]]] = {name: [] for name in views}
     for (name, key), reason in sorted(rejects.items()):
@@ -341,18 +350,18 @@ def _check_rejects(
     empty = next((name for name, rows in by_split.items() if len(rows) == len(inputs.splits[name])), None)
     if len(rejects) <= allowed and empty is None:
         return
-    write_rejects(store, views, {name: Finished(rejects=rows) for name, rows in by_split.items()})
-    told = told_by_kind(rejects.values())
+    write_rejects(store, views, {name: SplitTotals(rejects=rows) for name, rows in by_split.items()})
+    description = describe_reasons(rejects.values())
     if len(rejects) > allowed:
         raise ResoluteError(
             f"{settings.src}: too many unusable images, got {len(rejects)} of {inputs.images}"
-            f"{' so far' if so_far else ''} ({told}), expected at most {int(allowed)} (--max-bad {settings.max_bad}); "
-            f"see {store.where}/rejects.jsonl"
+            f"{' so far' if so_far else ''} ({description}), expected at most {int(allowed)} "
+            f"(--max-bad {settings.max_bad}); see {store.where}/rejects.jsonl"
         )
     assert empty is not None
     raise ResoluteError(
         f"{settings.src}: no image of {empty} is usable, got {len(by_split[empty])} rejects "
-        f"({told}), expected at least one sample; see {store.where}/rejects.jsonl"
+        f"({description}), expected at least one sample; see {store.where}/rejects.jsonl"
     )
 
 
@@ -362,45 +371,50 @@ def _convert(
     specs: Iterator[ShardSpec],
     store: Store,
     journal: Journal,
-    progress: Callable[[Tally], None],
+    progress: Callable[[RunStats], None],
     plan: Mapping[str, Any],
-) -> Tally:
-    job = Job(
+) -> RunStats:
+    options = EncodeOptions(
         quality=settings.quality, label_digits=label_digits(len(inputs.classes)), codecs=plan.get("codecs")
     )
     first = next(specs, None)
     if first is None:
-        return Tally()
+        return RunStats()
 
-    def every() -> Iterator[ShardSpec]:
+    def all_specs() -> Iterator[ShardSpec]:
         yield first
         yield from specs
 
     if settings.engine == "ray":
         from prep.execute.ray import convert_on_ray
 
-        return convert_on_ray(settings.ray_address, job, every(), store, done=journal.add, progress=progress)
+        return convert_on_ray(settings.ray_address, options, all_specs(), store, done=journal.add, progress=progress)
     from prep.execute.local import convert_shards
     from prep.execute.process_pool import open_pool
 
     with open_pool(settings.worker_count) as pool:
-        return convert_shards(pool, job, every(), store, done=journal.add, progress=progress)
+        return convert_shards(pool, options, all_specs(), store, done=journal.add, progress=progress)
 
 
-def _ignore_progress(tally: Tally) -> None:
+def _ignore_progress(stats: RunStats) -> None:
     pass
 
 
-def _built(
-    began: float, settings: Settings, manifest: dict[str, Any], inputs: Inputs, tally: Tally | None, kept: int
-) -> Built:
-    return Built(
-        manifest=manifest, ignored=inputs.ignored, tally=tally, kept=kept, elapsed_s=time.perf_counter() - began,
-        warnings=() if tally is None else input_warnings(settings, inputs),
-    )
+def _result(
+    started_at: float,
+    settings: Settings,
+    manifest: dict[str, Any],
+    inputs: Inputs,
+    stats: RunStats | None,
+    kept_shards: int,
+) -> BuildResult:
+    return BuildResult(
+        manifest=manifest, ignored=inputs.ignored, stats=stats, kept_shards=kept_shards,
+        elapsed_s=time.perf_counter() - started_at, warnings=() if stats is None else input_warnings(settings, inputs),
+    )  # fmt: skip
 
 
-def told_by_kind(reasons: Iterable[str]) -> str:
-    """How often each kind of reject reason, the part before a colon, comes: `3 truncated, 1 not an image`."""
+def describe_reasons(reasons: Iterable[str]) -> str:
+    """Count the rejects by kind, which is the part of a reason before its colon: `3 truncated, 1 not an image`."""
     kinds = Counter(reason.partition(":")[0] for reason in reasons)
     return ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: (-item[1], item[0])))

@@ -1,4 +1,7 @@
-"""Is a finished shard set still what prep wrote? `python -m prep.verify SHARDS` reads and decodes all of it."""
+"""Checks that a finished shard set is still what prep wrote: `python -m prep.verify SHARDS`.
+
+Reads every file once and decodes every JPEG; writes nothing but `damaged.json`, from which prep repairs the set.
+"""
 
 from __future__ import annotations
 
@@ -26,87 +29,93 @@ from pipeline.dataset.source_record import SOURCE_RECORD
 from pipeline.errors import ResoluteError, from_os_error, strip_credentials
 from pipeline.storage.atomic_file import PARTIAL
 from pipeline.storage.scratch import ScratchFolder
-from prep.shards.existing_set import COPY, DAMAGED, MANIFEST
-from prep.shards.shard_check import ShardFiles, begin_worker, check_shard
-from prep.shards.source_record import again_command
-from prep.shards.verified_index import Known, find_manifest
+from prep.shards.existing_set import DAMAGED, MANIFEST, MANIFEST_COPY
+from prep.shards.shard_check import ShardFiles, check_shard, init_worker
+from prep.shards.source_record import rerun_command
+from prep.shards.verified_index import VerifiedIndex, find_manifest
 from prep.storage.hashed_file import FileInfo
-from prep.storage.output import WORK, Store, open_store
+from prep.storage.output import RUN_FOLDER, Store, open_store
 
-__all__ = ["Verdict", "main", "to_rebuild", "verify"]
+__all__ = ["VerifyResult", "main", "to_rebuild", "verify"]
 
-_OUTSIDE = frozenset({MANIFEST, COPY, DAMAGED, SOURCE_RECORD, "report.html"})  # of the set, but not in its manifest
-_NAMED = 8  # shards or strangers told by name
+# Files of a set that its manifest does not list.
+_OUTSIDE = frozenset({MANIFEST, MANIFEST_COPY, DAMAGED, SOURCE_RECORD, "report.html"})
+_MAX_NAMED = 8  # shards or unexpected files listed by name
 
 
 @dataclass(kw_only=True)
-class Verdict:
-    """What `verify` found: `damaged` files and what is wrong with each; `strangers`, files that are no part.
+class VerifyResult:
+    """Outcome of `verify`.
 
-    `manifest` is None where neither it nor its copy can be used.
+    `damaged` maps file names to what is wrong with them; `unexpected` are files that do not belong to the set;
+    `manifest` is None if neither the manifest nor its copy is usable.
     """
 
     manifest: dict[str, Any] | None
     damaged: dict[str, str] = field(default_factory=dict)
-    strangers: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
     elapsed_s: float = 0.0
 
 
-def verify(store: Store, *, workers: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Verdict:
-    """Hash every file, decode every picture and compare all with the index, tars in `workers` processes.
+def verify(
+    store: Store, *, workers: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> VerifyResult:
+    """Hash every file, decode every JPEG and compare both with the index; tars are read in `workers` processes.
 
-    `progress` is told (bytes done, bytes in all). Writes nothing. Raises `ResoluteError` if there is no
-    finished set of this version, or its files may not be read.
+    `progress(bytes done, total bytes)` is called after each tar. Writes nothing. Raises `ResoluteError` if there is no
+    finished set of this version, or if its files cannot be read.
     """
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     manifest, damaged = find_manifest(store)
-    verdict = Verdict(manifest=manifest, damaged=damaged)
+    result = VerifyResult(manifest=manifest, damaged=damaged)
     if manifest is not None:
         files = {name: FileInfo(nbytes=i["bytes"], sha256=i["sha256"]) for name, i in manifest["files"].items()}
-        verdict.strangers = _strangers(store, files)
+        result.unexpected = _unexpected_files(store, files)
         with ScratchFolder() as scratch:
-            known = Known(store, manifest, files, scratch)
-            shards = list(known.shards())
-            damaged |= known.damaged
+            index = VerifiedIndex(store, manifest, files, scratch)
+            shards = list(index.shards())
+            damaged |= index.damaged
             total = sum(shard.tar.nbytes for shard in shards)
             done = 0
-            for shard, wrong in _in_processes(shards, workers):
-                damaged |= wrong
+            for shard, faults in _in_processes(shards, workers):
+                damaged |= faults
                 done += shard.tar.nbytes
                 progress(done, total)
-            known.close()
-    verdict.damaged = dict(sorted(damaged.items()))
-    verdict.elapsed_s = time.perf_counter() - began
-    return verdict
+            index.close()
+    result.damaged = dict(sorted(damaged.items()))
+    result.elapsed_s = time.perf_counter() - started_at
+    return result
 
 
-def _strangers(store: Store, files: Mapping[str, Any]) -> list[str]:
-    ours = {name.rpartition("/")[0] for name in files} | {"index", ""}
-    found = []
+def _unexpected_files(store: Store, files: Mapping[str, Any]) -> list[str]:
+    set_folders = {name.rpartition("/")[0] for name in files} | {"index", ""}
+    unexpected = []
     for folder in ("", *store.folders()):
-        if folder in (WORK, "report"):
+        if folder in (RUN_FOLDER, "report"):
             continue
         names = [f"{folder}/{name}".lstrip("/") for name in store.names(folder)]
-        if folder in ours:
-            found += [name for name in names if name not in files and name not in _OUTSIDE
-                      and not PARTIAL.fullmatch(name.rpartition("/")[2])]  # fmt: skip  # what `prep` will delete
+        if folder in set_folders:
+            unexpected += [
+                name for name in names
+                if name not in files and name not in _OUTSIDE and not PARTIAL.fullmatch(name.rpartition("/")[2])
+            ]  # fmt: skip  # partial files are deleted by the next prep
         else:
-            found.append(f"{folder}/")
-    return sorted(found)
+            unexpected.append(f"{folder}/")
+    return sorted(unexpected)
 
 
 def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[ShardFiles, dict[str, str]]]:
-    """Each shard and what is wrong with it, as they get done. Interrupted, it ends without waiting for tars."""
+    """Yield each shard with its faults as it completes. An interrupt ends the workers in the middle of a tar."""
     context = multiprocessing.get_context("forkserver")
     stop = context.Event()
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=begin_worker, initargs=(stop,))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=init_worker, initargs=(stop,))
     try:
-        waiting = {pool.submit(check_shard, shard): shard for shard in shards}
-        for future in as_completed(waiting):
-            yield waiting.pop(future), future.result()
+        shard_of = {pool.submit(check_shard, shard): shard for shard in shards}
+        for future in as_completed(shard_of):
+            yield shard_of.pop(future), future.result()
     except BrokenProcessPool:
         raise ResoluteError(
-            "verify: a worker process died, expected it to live; it may have been out of memory: try fewer "
+            "verify: got a worker process that died, expected it to finish; if it ran out of memory, use fewer "
             "workers (--workers)"
         ) from None
     finally:
@@ -115,24 +124,24 @@ def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[
 
 
 def to_rebuild(manifest: Mapping[str, Any], damaged: Set[str]) -> dict[str, list[str]]:
-    """What `prep` will do again to repair the set: resolution -> shards. See `prep.shards.existing_set.Base.get`."""
-    again: dict[str, list[str]] = {}
+    """{resolution: shards} that `prep` rebuilds to repair the set; see `prep.shards.existing_set.ExistingSet.get`."""
+    to_do: dict[str, list[str]] = {}
     for res in manifest["resolutions"]:
         for split, info in manifest["splits"].items():
             index = {f"index/{split}.npy", f"index/{split}.source.npy", f"index/{split}-{res}.npy", "rejects.jsonl"}
             for shard in info["shards"]:
                 if not damaged.isdisjoint({*index, f"{res}/{shard}.tar", f"{res}/{shard}.idx"}):
-                    again.setdefault(res, []).append(shard)
-    return again
+                    to_do.setdefault(res, []).append(shard)
+    return to_do
 
 
-def _told(store: Store, verdict: Verdict) -> str:
+def _summary(store: Store, result: VerifyResult) -> str:
     """The closing lines, without a final newline."""
-    manifest, damaged = verdict.manifest, verdict.damaged
+    manifest, damaged = result.manifest, result.damaged
     if manifest is None:
-        return _lines(store, damaged) + (
-            "\nneither the manifest nor its copy can be used: start over: "
-            f"run {again_command(store, rebuild=True)}"
+        return _damage_lines(store, damaged) + (
+            "\nneither the manifest nor its copy is usable; to start over, "
+            f"run {rerun_command(store, rebuild=True)}"
         )
     files = manifest["files"]
     if not damaged:
@@ -141,41 +150,41 @@ def _told(store: Store, verdict: Verdict) -> str:
         gigabytes = sum(info["bytes"] for info in files.values()) / 1e9
         return (
             f"{store.where}: sound, {samples} samples, {len(manifest['resolutions'])} resolutions, "
-            f"{shards} shards, {gigabytes:.3g} GB, {verdict.elapsed_s:.1f} s"
+            f"{shards} shards, {gigabytes:.3g} GB, {result.elapsed_s:.1f} s"
         )
-    text = _lines(store, damaged)
+    text = _damage_lines(store, damaged)
     for res, shards_of in to_rebuild(manifest, set(damaged)).items():
-        text += f"\n  to rebuild at {res} px: {_some(shards_of)}"
-    return text + f"\nrun {again_command(store)}: it rebuilds only these"
+        text += f"\n  to rebuild at {res} px: {_first_names(shards_of)}"
+    return text + f"\nrun {rerun_command(store)}: it rebuilds only the damaged shards"
 
 
-def _lines(store: Store, damaged: Mapping[str, str]) -> str:
-    told = [f"{store.where}: damaged, {len(damaged)} file{'s' * (len(damaged) > 1)}"]
-    return "\n".join(told + [f"  {name}: {what}" for name, what in damaged.items()])
+def _damage_lines(store: Store, damaged: Mapping[str, str]) -> str:
+    message = [f"{store.where}: damaged, {len(damaged)} file{'s' * (len(damaged) > 1)}"]
+    return "\n".join(message + [f"  {name}: {what}" for name, what in damaged.items()])
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+def _first_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
-def _remember(store: Store, verdict: Verdict) -> None:
-    """Tell the next `prep` what to repair: `damaged.json`, which a sound set does not have."""
+def _write_damaged_list(store: Store, result: VerifyResult) -> None:
+    """Write `damaged.json` for the next `prep` to repair from; delete it if the set is sound."""
     try:
-        if verdict.damaged:
-            store.write(DAMAGED, (json.dumps(list(verdict.damaged), indent=1) + "\n").encode())
+        if result.damaged:
+            store.write(DAMAGED, (json.dumps(list(result.damaged), indent=1) + "\n").encode())
         elif store.size(DAMAGED) is not None:
             store.remove(DAMAGED)
     except ResoluteError as error:
-        print(f"verify: {DAMAGED} stays as it is ({error})", file=sys.stderr)
+        print(f"verify: {DAMAGED} was not updated ({error})", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m prep.verify",
-        description="Hash every file of a shard set and decode every picture in it, whole.",
-        epilog="Lists what is damaged, also in SHARDS/damaged.json, and the `make shards` that rebuilds only that. "
-        "Exit status: 0 sound, 1 damaged, 2 for a problem that the one line on stderr explains, 130 interrupted.",
+        description="Hash every file of a shard set and decode every JPEG in it.",
+        epilog="Lists the damaged files, also in SHARDS/damaged.json, and the `make shards` command that rebuilds only "
+        "those. Exit status: 0 sound, 1 damaged, 2 error (explained in one line on stderr), 130 interrupted.",
         allow_abbrev=False,
     )
     parser.add_argument("shards", metavar="SHARDS", help="folder of the set, or a URL such as s3://bucket/set")
@@ -185,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
+    """Run the command line and return the exit status; a `ResoluteError` becomes one line on stderr and status 2."""
     try:
         args = _parser().parse_args(argv)
         workers = args.workers or available_cpus()
@@ -196,20 +205,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bar.total = total
                 bar.update(done - bar.n)
 
-            verdict = verify(store, workers=workers, progress=progress)
-        if verdict.strangers:
-            print(f"verify: not of the set, left alone: {_some(verdict.strangers)}", file=sys.stderr)
-        _remember(store, verdict)
-        # why: file names may hold bytes that are no text
-        print(_told(store, verdict).encode(errors="backslashreplace").decode())
+            result = verify(store, workers=workers, progress=progress)
+        if result.unexpected:
+            print(f"verify: ignored, not part of the set: {_first_names(result.unexpected)}", file=sys.stderr)
+        _write_damaged_list(store, result)
+        # why: messages quote file names, which may hold bytes that are not valid text
+        print(_summary(store, result).encode(errors="backslashreplace").decode())
     except (ResoluteError, OSError) as error:
-        told = from_os_error(error) if isinstance(error, OSError) else error
-        print(strip_credentials(f"verify: {told}").encode(errors="backslashreplace").decode(), file=sys.stderr)
+        message = from_os_error(error) if isinstance(error, OSError) else error
+        print(strip_credentials(f"verify: {message}").encode(errors="backslashreplace").decode(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("verify: interrupted", file=sys.stderr)
         return 130
-    return 1 if verdict.damaged else 0
+    return 1 if result.damaged else 0
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""One photo to small JPEGs: decoded, resized and encoded, in a worker process."""
+"""Conversion of photos in worker processes: decode, resize, encode."""

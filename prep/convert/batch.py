@@ -1,4 +1,4 @@
-"""Messages between a run and its worker processes: what goes to them, and what comes back."""
+"""The messages between a run and its worker processes: options and batches go out, batch results come back."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from prep.sources.image_ref import Location
+from prep.sources.image_ref import ByteRange
 
-__all__ = ["Chunk", "Job", "Task", "Times"]
+__all__ = ["Batch", "BatchResult", "EncodeOptions", "Times"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is the same for every image: JPEG quality, digits of a label, `codec_versions` that workers must have."""
+class EncodeOptions:
+    """Options common to all images of a run.
+
+    `quality` is libjpeg's, 1..100; `label_digits` the width of a label file; `codecs` the `codec_versions` that a
+    worker must have, None if any will do.
+    """
 
     quality: int
     label_digits: int
@@ -23,15 +27,15 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """Consecutive samples of one shard: the first one's key, where they lie and their class numbers.
+class Batch:
+    """Consecutive samples of a shard: the key of the first, where their images are stored, and their class numbers.
 
-    `short_sides` are in px, one a tar. Images in `skip` (position in `places` -> reason) are not touched: they
-    have killed a worker.
+    `short_sides` are in px, one per resolution. Images in `skip` (position in `byte_ranges` -> reason) are rejected
+    without being touched, because they have crashed or hung a worker.
     """
 
     first_key: int
-    places: tuple[Location, ...]
+    byte_ranges: tuple[ByteRange, ...]
     labels: tuple[int, ...]
     short_sides: tuple[int, ...]
     skip: Mapping[int, str] = field(default_factory=dict)
@@ -39,21 +43,21 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """A worker's seconds, by what they went into; `slow`: the (seconds, key) of the slowest image."""
+    """A worker's seconds by kind of work; `slowest` is the (seconds, key) of the slowest image."""
 
     read_s: float = 0.0
     decode_s: float = 0.0
     convert_s: float = 0.0  # resize and encode
-    slow: tuple[float, int] = (0.0, 0)
+    slowest: tuple[float, int] = (0.0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """What a task became.
+class BatchResult:
+    """A converted batch.
 
-    `tars[r]` holds its members at resolution r, whole 512-byte blocks. `samples` (n,) SAMPLE (`fold` 0);
-    `sources` (n,) SOURCE; `stored[r]` (n,) STORED counts offsets from the start of `tars[r]` and leaves
-    `shard` 0; `rejects` are (key, reason). `read_bytes`: of the input files.
+    `tars[r]` are the tar members at resolution r, padded to 512-byte blocks. `samples` is (n,) SAMPLE with `fold` 0,
+    `sources` (n,) SOURCE, and `stored[r]` (n,) STORED with offsets from the start of `tars[r]` and `shard` 0. `rejects`
+    are (key, reason); `read_bytes` counts the bytes of the input files.
     """
 
     tars: tuple[bytes, ...]

@@ -1,7 +1,7 @@
-"""Versions of the libraries that decide pixels and JPEG bytes; a set is made with one combination of them.
+"""Versions of the libraries that determine pixels and JPEG bytes; a set is made with a single combination of them.
 
-The resize kernel works in whole numbers and gives the same result with every version of numpy and numba, so these two
-are not among them, nor are decoders that are exact by definition (PNG, BMP, GIF).
+The resize kernel uses integers and gives the same result with every version of numpy and numba, so these two are not
+included; nor are decoders of formats that define their pixels exactly (PNG, BMP, GIF).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["check_codecs", "codec_differences", "codec_versions"]
 
 @cache
 def codec_versions() -> dict[str, str]:
-    """{library: version} of this process's decoders and encoder; "none" for one that is not there."""
+    """{library: version} of this process's decoders and encoder; "none" for a missing one."""
     import PIL
     import simplejpeg
     from PIL import features
@@ -34,13 +34,13 @@ def codec_versions() -> dict[str, str]:
 
 
 def _turbo_version(extension: Path) -> str:
-    """Of the library that is linked into simplejpeg, which does not export it; "shared" if it is not in there."""
+    """Version of the libjpeg-turbo linked into simplejpeg, which does not export it; "shared" if none is."""
     marked = re.search(rb"libjpeg-turbo version (\d+(?:\.\d+)*)", extension.read_bytes())
     return marked[1].decode() if marked else "shared"
 
 
 def codec_differences(made_with: Mapping[str, str] | None, here: Mapping[str, str] | None) -> list[str]:
-    """What differs, in words; nothing if either is not known, as for sets that older versions of prep made."""
+    """The differences in words; empty if either side is unknown, as for sets made by older versions of prep."""
     if made_with is None or here is None:
         return []
     return [
@@ -51,10 +51,10 @@ def codec_differences(made_with: Mapping[str, str] | None, here: Mapping[str, st
 
 
 def check_codecs(made_with: Mapping[str, str] | None, where: str) -> None:
-    """Raises `ResoluteError` if `made_with` is known and not what this process has; `where` begins the message."""
+    """Raise `ResoluteError` if `made_with` is known and differs from this process; `where` begins the message."""
     if differences := codec_differences(made_with, codec_versions()):
         raise ResoluteError(
-            f"{where}: was begun with other versions of its decoders, so that shards would differ, "
+            f"{where}: was begun with other decoder versions, so its shards would differ, "
             f"{'; '.join(differences)}; install those versions (pip install 'NAME==VERSION'), or start over with "
             "REBUILD=1 (--rebuild)"
         )

@@ -1,8 +1,8 @@
-"""How does any image file become upright 8-bit RGB, or a reason why not?
+"""Decodes any supported image file to upright 8-bit RGB, or raises `Reject` with the reason.
 
-Two ways: libjpeg-turbo, strictly, for plain JPEGs; Pillow for everything else. A JPEG that libjpeg-turbo finds
-damaged does not get a second chance, since Pillow takes it with grey or garbled parts. Whatever cannot be decoded
-whole is a `Reject`; errors of our own are not caught here.
+Plain JPEGs go through libjpeg-turbo in strict mode, everything else through Pillow. A JPEG that libjpeg-turbo reports
+as damaged is not tried again with Pillow, which would accept it with grey or garbled parts. An image that cannot be
+decoded completely is a `Reject`; other exceptions are bugs and are not caught here.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from .reject import Reject
 
 __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SCANS", "Reject", "decode"]
 
-# 8192 x 8192: with them a worker stays below 1 GiB whatever the file (benchmarks/results/LOG.md). The bombs that
-# small files can be: of pixels, and of scans of a progressive JPEG, each of which goes over all pixels.
+# With 8192 x 8192 pixels a worker stays below 1 GiB for any file (benchmarks/results/LOG.md). Small files can be
+# decompression bombs in two ways: by their pixels, and by the scans of a progressive JPEG, each over all pixels.
 MAX_PIXELS = 1 << 26
 MAX_SCANS = 100
-MAX_SIDE_PX = 65_500  # Source: libjpeg-turbo's JPEG_MAX_DIMENSION; what we write has to fit it
+MAX_SIDE_PX = 65_500  # Source: libjpeg-turbo's JPEG_MAX_DIMENSION, which the stored JPEGs have to fit too
 _ORIENTATION = 0x0112  # Source: Exif 2.32, section 4.6.4
 _SCAN, _APP1, _PROGRESSIVE = 0xDA, 0xE1, (0xC2, 0xCA)  # Source: ITU-T T.81, table B.1
-_WEBP_SIDE_PX = 16_383  # of the format; an animation that would not fit one picture is no photo
+_WEBP_SIDE_PX = 16_383  # limit of the format, applied to all frames of an animation together
 _BAND_PIXELS = 1 << 20
-_COPIES = {"WEBP": 2}  # its decoder holds two canvases, and Pillow copies one twice
+_DECODER_COPIES = {"WEBP": 2}  # memory factor: the WebP decoder holds two canvases, and Pillow copies one twice
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
 
-Image.init()  # why: `Image.open(formats=...)` knows only the plugins that are loaded
-_KNOWN = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
-_FORMATS: tuple[str, ...] = tuple(name for name in _KNOWN if name in Image.OPEN)  # AVIF may be missing
+Image.init()  # why: `Image.open(formats=...)` accepts only loaded plugins
+_WANTED_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
+_FORMATS: tuple[str, ...] = tuple(name for name in _WANTED_FORMATS if name in Image.OPEN)  # AVIF may be missing
 
 
 def decode(data: bytes) -> NDArray[np.uint8]:
-    """Decode an image file's bytes to (height, width, 3) uint8 RGB, C-contiguous, EXIF orientation applied.
+    """Decode the bytes of an image file to (height, width, 3) uint8 RGB, C-contiguous, EXIF orientation applied.
 
-    Alpha is laid over white, CMYK converted, 16-bit grey scaled, the first frame of several taken; colour
-    profiles are ignored. Raises `Reject` if there is no whole image of at most `MAX_PIXELS` in `data`.
+    Alpha is composited over white, CMYK converted, 16-bit grey scaled to 8 bits; of several frames the first is used.
+    Colour profiles are ignored. Raises `Reject` unless `data` holds a complete image of at most `MAX_PIXELS`.
     """
     if not data:
         raise Reject("empty file")
@@ -54,42 +54,42 @@ def decode(data: bytes) -> NDArray[np.uint8]:
         raise Reject(f"too many bytes: {len(data)}")
     if data[:2] == b"\xff\xd8":
         segments = _segments(data)
-        pixels = _plain_jpeg(data, progressive=any(marker in _PROGRESSIVE for marker, _ in segments))
+        pixels = _decode_jpeg(data, progressive=any(marker in _PROGRESSIVE for marker, _ in segments))
         if pixels is not None:
-            return _upright(pixels, _jpeg_orientation(data, segments))
-    return _careful(data)
+            return _apply_orientation(pixels, _jpeg_orientation(data, segments))
+    return _decode_with_pillow(data)
 
 
 def _segments(data: bytes) -> list[tuple[int, int]]:
-    """(marker, where its content starts) of a JPEG's segments up to its first scan, as far as they make sense."""
-    found, at = [], 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
+    """(marker, offset of its content) of a JPEG's segments up to the first scan; stops at the first malformed one."""
+    segments, pos = [], 2
+    while pos + 4 <= len(data) and data[pos] == 0xFF:
+        marker = data[pos + 1]
         if marker == 0xFF:  # a fill byte
-            at += 1
+            pos += 1
             continue
-        found.append((marker, at + 4))
+        segments.append((marker, pos + 4))
         if marker == _SCAN:
             break
-        at += 2 + (data[at + 2] << 8 | data[at + 3])
-    return found
+        pos += 2 + (data[pos + 2] << 8 | data[pos + 3])
+    return segments
 
 
-def _plain_jpeg(data: bytes, *, progressive: bool) -> NDArray[np.uint8] | None:
-    """The fast way; None where Pillow should have a look. Raises `Reject` for what is too much, and for damage."""
+def _decode_jpeg(data: bytes, *, progressive: bool) -> NDArray[np.uint8] | None:
+    """Decode with libjpeg-turbo; None if Pillow has to try. Raises `Reject` for damage and for exceeded limits."""
     scans = data.count(b"\xff%c" % _SCAN) if progressive else 1
     if scans > MAX_SCANS:
         raise Reject(f"too many scans: {scans}")
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
         _check_size(int(width), int(height))
-        plain = colorspace in ("YCbCr", "Gray", "RGB")
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB" if plain else "CMYK")
-        return pixels if plain else None  # why: whole, but Pillow knows whose CMYK is inverted
+        direct = colorspace in ("YCbCr", "Gray", "RGB")
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB" if direct else "CMYK")
+        return pixels if direct else None  # why: Pillow knows which CMYK files are inverted
     except ValueError as error:
         complaint = str(error)
-        # why: the first scan of a progressive file is the whole picture, so one that breaks off after it is
-        # less sharp but not less. Source of the words: libjpeg-turbo's jerror.h
+        # why: the first scan of a progressive file covers the whole picture, so a file that breaks off later is
+        # only less sharp. Source of the message texts: libjpeg-turbo's jerror.h
         harmless = scans > 1 or _only_padding(data, complaint)
         if "Corrupt JPEG data" in complaint and not harmless:
             raise Reject(f"damaged: {complaint}") from None
@@ -97,30 +97,30 @@ def _plain_jpeg(data: bytes, *, progressive: bool) -> NDArray[np.uint8] | None:
 
 
 def _only_padding(data: bytes, complaint: str) -> bool:
-    """Whether the bytes that libjpeg-turbo did not need before the end of the picture are mere filling."""
+    """Whether the bytes that libjpeg-turbo skipped before the end of the image are mere padding."""
     extra = re.search(r"(\d+) extraneous bytes before marker 0xd9", complaint)
     end = data.rfind(b"\xff\xd9")
     return extra is not None and not data[end - int(extra[1]) : end].strip(b"\0\xff")
 
 
 def _jpeg_orientation(data: bytes, segments: list[tuple[int, int]]) -> int:
-    if not any(marker == _APP1 and data.startswith(b"Exif\0\0", at) for marker, at in segments):
-        return 1  # why: most photos of a training set have none, and asking Pillow costs 0.3 ms
+    if not any(marker == _APP1 and data.startswith(b"Exif\0\0", pos) for marker, pos in segments):
+        return 1  # why: most training photos have no EXIF, and asking Pillow costs 0.3 ms
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # why: broken EXIF is no reason to reject the picture
+        warnings.simplefilter("ignore")  # why: broken EXIF is no reason to reject the image
         try:
             with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
                 return _orientation(image)
-        except Exception:  # why: the pixels are fine, and Pillow may raise anything on broken metadata
+        except Exception:  # why: the pixels are fine, and Pillow raises many types on broken metadata
             return 1
 
 
-def _careful(data: bytes) -> NDArray[np.uint8]:
+def _decode_with_pillow(data: bytes) -> NDArray[np.uint8]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                _check_size(*image.size, copies=_COPIES.get(image.format or "", 1))
+                _check_size(*image.size, copies=_DECODER_COPIES.get(image.format or "", 1))
                 if image.format == "PNG":
                     _check_png(data)
                 if image.format == "BMP":
@@ -129,23 +129,23 @@ def _careful(data: bytes) -> NDArray[np.uint8]:
                     raise Reject(f"too many frames: {image.n_frames}")  # type: ignore[attr-defined]
                 image.load()
                 orientation = _orientation(image)
-                pixels = _rgb(image)
+                pixels = _to_rgb(image)
         except (Reject, MemoryError):
             raise
         except Image.UnidentifiedImageError:
             raise Reject("not an image") from None
         except Image.DecompressionBombError:
             raise Reject("too many pixels") from None
-        except Exception as error:  # why: Pillow's plugins raise anything on damaged files
+        except Exception as error:  # why: Pillow's plugins raise many types on damaged files
             text = " ".join(str(error).split())
             kind = "truncated" if "truncated" in text.lower() else "cannot be decoded"
             raise Reject(f"{kind}: {text or type(error).__name__}") from None
-    return _upright(pixels, orientation)
+    return _apply_orientation(pixels, orientation)
 
 
 def _check_png(data: bytes) -> None:
     with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-        image.verify()  # why: loading does not look at the checksums of pixel data
+        image.verify()  # why: loading does not check the checksums of pixel data
 
 
 def _check_size(width: int, height: int, copies: int = 1) -> None:
@@ -163,8 +163,8 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _rgb(image: Image.Image) -> NDArray[np.uint8]:
-    """A loaded Pillow image of any mode -> (height, width, 3) uint8, with one more copy of a band only."""
+def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
+    """Convert a loaded Pillow image of any mode to (height, width, 3) uint8; only one band at a time is copied."""
     if image.mode in ("I", "F"):
         raise Reject(f"depth not supported: 32 bits a pixel (mode {image.mode})")
     pixels = np.empty((image.height, image.width, 3), np.uint8)
@@ -182,13 +182,13 @@ def _rgb(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Horizontal parts of an image that are at most `_BAND_PIXELS` each, and where they start."""
+    """Yield (top row, band) for horizontal bands of at most `_BAND_PIXELS` each."""
     rows = max(1, _BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
-def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+def _apply_orientation(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Undo EXIF orientation 1..8. Source: Exif 2.32, section 4.6.4, tag Orientation."""
     if orientation == 1:
         return pixels

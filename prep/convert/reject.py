@@ -1,4 +1,4 @@
-"""The exception that says that an input is not taken, and why."""
+"""The exception for an input image that is not accepted, with the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ NOT_THERE = "not there: no such file when the source was listed"
 
 
 class Reject(Exception):
-    """This input is not taken; `str` of it says why, as `kind` or `kind: detail`, without credentials of URLs."""
+    """An input image that is not accepted.
+
+    `str` of it is the reason, as `kind` or `kind: detail`, without credentials of URLs; it is stored in rejects.jsonl.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(strip_credentials(reason))

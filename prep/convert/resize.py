@@ -1,4 +1,4 @@
-"""How does one decoded image become small JPEGs?"""
+"""Resizes a decoded image to the stored sizes and encodes each as JPEG."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from .resize_kernel import MIN_WIDTH_PX, shrink, windows
+from .resize_kernel import MIN_WIDTH_PX, resample_weights, shrink
 
-__all__ = ["Stored", "fit", "jpegs", "resize"]
+__all__ = ["EncodedJpeg", "fit", "resize", "resize_and_encode"]
 
-Stored = tuple[bytes, int, int]  # a JPEG, its width and its height in px
+EncodedJpeg = tuple[bytes, int, int]  # (JPEG, width in px, height in px)
 
 
 def fit(width: int, height: int, short_side: int) -> tuple[int, int]:
-    """(width, height) in px with `short_side` as the smaller one, aspect kept; never larger than given."""
+    """(width, height) in px with `short_side` as the shorter side and the same aspect ratio; never enlarged."""
     smaller = min(width, height)
     if smaller <= short_side:
         return width, height
@@ -28,40 +28,41 @@ def fit(width: int, height: int, short_side: int) -> tuple[int, int]:
     )
 
 
-@functools.lru_cache(maxsize=512)  # why: most photos of a set share a few sides; 20 us each time otherwise
-def _windows(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
-    found: Any = windows(length, shorter)
-    return found
+@functools.lru_cache(maxsize=512)  # why: photos of a set share few sizes, and computing the weights takes 20 us
+def _cached_weights(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
+    weights: Any = resample_weights(length, shorter)
+    return weights
 
 
 def resize(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
     """Downscale (H, W, 3) uint8 RGB, C-contiguous, to (height, width, 3) uint8, C-contiguous.
 
-    An antialiased cubic between bicubic and Lanczos-3 (see `resize_kernel.py`), within 0.52 of a level of exact
-    arithmetic and the same bytes on every machine.
+    An antialiased cubic between bicubic and Lanczos-3 (see `resize_kernel.py`), within 0.52 levels of exact arithmetic
+    and bit-identical on every machine.
     """
     h, w, _ = pixels.shape
     if (w, h) == (width, height):
         return pixels
-    if w < MIN_WIDTH_PX:  # why: the kernel reads whole vectors; no weight falls on what is added
+    if w < MIN_WIDTH_PX:  # why: the kernel reads whole vectors; the added columns have weight 0
         pixels = np.pad(pixels, ((0, 0), (0, MIN_WIDTH_PX - w), (0, 0)))
     small = np.empty((height, width, 3), np.uint8)
-    shrink(pixels.reshape(h, -1), *_windows(h, height), *_windows(w, width), small.reshape(height, -1))
+    shrink(pixels.reshape(h, -1), *_cached_weights(h, height), *_cached_weights(w, width), small.reshape(height, -1))
     return small
 
 
-def jpegs(pixels: NDArray[np.uint8], short_sides: Sequence[int], quality: int) -> list[Stored]:
-    """One baseline RGB 4:2:0 JPEG per short side (px), each resized from the full image `pixels`.
+def resize_and_encode(pixels: NDArray[np.uint8], short_sides: Sequence[int], quality: int) -> list[EncodedJpeg]:
+    """Encode one baseline RGB 4:2:0 JPEG per short side (px), each resized from the full image.
 
-    `pixels` (H, W, 3) uint8 RGB, C-contiguous. `quality` is libjpeg's, 1..100. No EXIF, no profile.
+    `pixels` is (H, W, 3) uint8 RGB, C-contiguous; `quality` is libjpeg's, 1..100. The JPEGs hold no EXIF and no
+    profile.
     """
     height, width = pixels.shape[:2]
-    done: dict[tuple[int, int], bytes] = {}
-    stored = []
+    encoded: dict[tuple[int, int], bytes] = {}
+    jpegs = []
     for short_side in short_sides:
         size = fit(width, height, short_side)
-        if size not in done:
+        if size not in encoded:
             small = resize(pixels, *size)
-            done[size] = simplejpeg.encode_jpeg(small, quality, "RGB", "420", False)
-        stored.append((done[size], *size))
-    return stored
+            encoded[size] = simplejpeg.encode_jpeg(small, quality, "RGB", "420", False)
+        jpegs.append((encoded[size], *size))
+    return jpegs

@@ -1,7 +1,7 @@
-"""A worker process of prep: takes chunks of places, sends back finished pieces of tar.
+"""A worker process of prep: reads, decodes, resizes and encodes batches and sends back their tar members.
 
-Bytes read ahead are bounded: two chunks of `CHUNK_SAMPLES` files of at most `_AHEAD_BYTES` each, and one larger file at
-a time, of at most `MAX_BYTES`.
+Bytes read ahead are bounded: two batches of `BATCH_SAMPLES` files of at most `_AHEAD_BYTES` each, plus one larger file
+at a time of at most `MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -26,104 +26,112 @@ from numpy.typing import NDArray
 from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED, key_name
 from prep.shards.tar_format import BLOCK_BYTES, member
 from prep.sources.fetch import fetch, fetch_many
-from prep.sources.image_ref import Location, is_url
+from prep.sources.image_ref import ByteRange, is_url
 
-from .batch import Chunk, Job, Task, Times
+from .batch import Batch, BatchResult, EncodeOptions, Times
 from .codecs import check_codecs
 from .decode import Reject, decode
-from .resize import jpegs
+from .resize import resize_and_encode
 
 __all__ = ["convert", "serve"]
 
-_READERS, _READ_FILES = 8, 2  # requests in flight, and files a request: hides disks that are cold or far
-_AHEAD_BYTES = 8 << 20  # a larger file is read when its turn comes; most photos are smaller
+_READERS, _READ_FILES = 8, 2  # read threads, and files per request: hides slow or remote disks
+_AHEAD_BYTES = 8 << 20  # larger files, which are rare, are not read ahead
 Files = list[Future[list[bytes | Reject | None]]]
 
 
 def serve(conn: Connection, current: Any) -> None:
-    """Convert the (job, task) pairs that come through `conn` until it ends; send a Chunk or an exception each.
+    """Convert the (options, batch) pairs that arrive through `conn` until it closes; send a BatchResult or an exception
+    each.
 
-    `current.value` is the position of the image at work, -1 between them: what to blame if this process dies.
-    One thread, deaf to Ctrl-C (the parent ends it), gone when the parent is.
+    `current.value` is the position of the image being converted, -1 between images: the image to blame if this process
+    dies. Decodes in one thread, ignores Ctrl-C (the parent ends it) and exits with the parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
-    def at(i: int) -> None:
+    def on_image(i: int) -> None:
         current.value = i
 
-    given: SimpleQueue[tuple[Job, Task, Files] | None] = SimpleQueue()
-    threading.Thread(target=_receive, args=(conn, given), daemon=True).start()
-    while (item := given.get()) is not None:
-        job, task, files = item
+    received: SimpleQueue[tuple[EncodeOptions, Batch, Files] | None] = SimpleQueue()
+    threading.Thread(target=_receive, args=(conn, received), daemon=True).start()
+    while (item := received.get()) is not None:
+        options, batch, files = item
         try:
-            result: Chunk | Exception = convert(job, task, at, files)
-        except Exception as error:  # why: raised again where the run is; a worker has nobody to tell
+            result: BatchResult | Exception = convert(options, batch, on_image, files)
+        except Exception as error:  # why: it is sent to the main process, which raises it
             result = error
         conn.send(result)
 
 
-def _receive(conn: Connection, given: SimpleQueue[tuple[Job, Task, Files] | None]) -> None:
-    """Take tasks as they come and have their files read, several at once, while the one before is at work."""
+def _receive(conn: Connection, received: SimpleQueue[tuple[EncodeOptions, Batch, Files] | None]) -> None:
+    """Receive batches and read their files, several at once, while the previous batch is converted."""
     with ThreadPoolExecutor(_READERS, thread_name_prefix="read") as readers:
         while True:
             try:
-                job, task = conn.recv()
+                options, batch = conn.recv()
             except (EOFError, OSError):
-                given.put(None)
+                received.put(None)
                 return
-            # why: a remote store is asked for all at once anyway
-            step = len(task.places) if any(is_url(place.path) for place in task.places) else _READ_FILES
-            parts = [task.places[i : i + step] for i in range(0, len(task.places), step)]
-            given.put((job, task, [readers.submit(_fetch_ahead, part) for part in parts]))
+            ranges = batch.byte_ranges
+            # why: requests to a remote store are concurrent anyway
+            per_request = len(ranges) if any(is_url(byte_range.path) for byte_range in ranges) else _READ_FILES
+            requests = [ranges[i : i + per_request] for i in range(0, len(ranges), per_request)]
+            received.put((options, batch, [readers.submit(_fetch_ahead, part) for part in requests]))
 
 
-def _fetch_ahead(places: Sequence[Location]) -> list[bytes | Reject | None]:
-    return fetch_many(places, ahead_bytes=_AHEAD_BYTES)
+def _fetch_ahead(byte_ranges: Sequence[ByteRange]) -> list[bytes | Reject | None]:
+    return fetch_many(byte_ranges, ahead_bytes=_AHEAD_BYTES)
 
 
-def _fetch_alone(place: Location) -> bytes | Reject:
+def _fetch_or_reject(byte_range: ByteRange) -> bytes | Reject:
     try:
-        return fetch(place)
+        return fetch(byte_range)
     except Reject as reject:
         return reject
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # why: in the middle of a decode nobody looks at the connection
+        os._exit(1)  # why not rely on the connection: it is not read during a decode
 
 
-def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None, files: Files | None = None) -> Chunk:
-    """Read (unless `files` brings it), decode, resize, encode and wrap up one chunk.
+def convert(
+    options: EncodeOptions,
+    batch: Batch,
+    on_image: Callable[[int], None] = lambda i: None,
+    files: Files | None = None,
+) -> BatchResult:
+    """Read (unless `files` holds the contents), decode, resize and encode one batch, and pack its tar members.
 
-    Tells `at` each image it begins, -1 while it reads. Only `Reject` is caught: a `StorageError` ends the run.
+    Calls `on_image` with the position of each image it starts, and with -1 while it reads. Only `Reject` is caught: a
+    `StorageError` ends the run.
     """
-    check_codecs(job.codecs, f"machine {socket.gethostname()}: this run")
-    tars: list[list[bytes]] = [[] for _ in task.short_sides]
-    sizes = [0] * len(task.short_sides)
+    check_codecs(options.codecs, f"machine {socket.gethostname()}: this run")
+    tars: list[list[bytes]] = [[] for _ in batch.short_sides]
+    sizes = [0] * len(batch.short_sides)
     samples: list[tuple[int, int, int]] = []
     sources: list[tuple[int, int, int, int]] = []
-    stored: list[list[tuple[int, ...]]] = [[] for _ in task.short_sides]
+    stored: list[list[tuple[int, ...]]] = [[] for _ in batch.short_sides]
     rejects: list[tuple[int, str]] = []
-    read_bytes, decode_s, convert_s, slow = 0, 0.0, 0.0, (0.0, 0)
+    read_bytes, decode_s, convert_s, slowest = 0, 0.0, 0.0, (0.0, 0)
     start = perf_counter()
-    datas = _fetch_ahead(task.places) if files is None else [data for part in files for data in part.result()]
+    contents = _fetch_ahead(batch.byte_ranges) if files is None else [data for part in files for data in part.result()]
     read_s = perf_counter() - start
-    for i, (data, label) in enumerate(zip(datas, task.labels, strict=True)):
-        key = task.first_key + i
-        if data is None and i not in task.skip:
-            at(-1)  # why: slow storage is not this image's fault
+    for i, (data, label) in enumerate(zip(contents, batch.labels, strict=True)):
+        key = batch.first_key + i
+        if data is None and i not in batch.skip:
+            on_image(-1)  # why -1: slow storage is not the image's fault
             start = perf_counter()
-            data = _fetch_alone(task.places[i])
+            data = _fetch_or_reject(batch.byte_ranges[i])
             read_s += perf_counter() - start
         start = perf_counter()
-        at(i)
+        on_image(i)
         try:
-            if i in task.skip:
-                raise Reject(task.skip[i])
+            if i in batch.skip:
+                raise Reject(batch.skip[i])
             if isinstance(data, Reject):
                 raise data
             assert data is not None
@@ -136,10 +144,10 @@ def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None, fi
         decoded = perf_counter()
         height, width = pixels.shape[:2]
         name = key_name(key)
-        label_member = member(f"{name}.cls", b"%0*d" % (job.label_digits, label))
+        label_member = member(f"{name}.cls", b"%0*d" % (options.label_digits, label))
         samples.append((key, label, 0))
         sources.append((digest, len(data), width, height))
-        for r, (jpeg, w, h) in enumerate(jpegs(pixels, task.short_sides, job.quality)):
+        for r, (jpeg, w, h) in enumerate(resize_and_encode(pixels, batch.short_sides, options.quality)):
             jpeg_member = member(f"{name}.jpg", jpeg)
             stored[r].append((sizes[r] + BLOCK_BYTES, len(jpeg), zlib.crc32(jpeg), 0, w, h))
             tars[r] += (jpeg_member, label_member)
@@ -147,16 +155,16 @@ def convert(job: Job, task: Task, at: Callable[[int], None] = lambda i: None, fi
         done = perf_counter()
         decode_s += decoded - start
         convert_s += done - decoded
-        slow = max(slow, (done - start, key))
-    at(-1)
-    return Chunk(
-        tars=tuple(b"".join(parts) for parts in tars),
+        slowest = max(slowest, (done - start, key))
+    on_image(-1)
+    return BatchResult(
+        tars=tuple(b"".join(members) for members in tars),
         samples=_records(samples, SAMPLE),
         sources=_records(sources, SOURCE),
         stored=tuple(_records(rows, STORED) for rows in stored),
         rejects=tuple(rejects),
         read_bytes=read_bytes,
-        times=Times(read_s=read_s, decode_s=decode_s, convert_s=convert_s, slow=slow),
+        times=Times(read_s=read_s, decode_s=decode_s, convert_s=convert_s, slowest=slowest),
     )
 
 

@@ -1,1 +1,1 @@
-"""Where conversion runs: a pool of processes on this machine, or a Ray cluster."""
+"""Executors of the conversion: a process pool on this machine, or a Ray cluster."""

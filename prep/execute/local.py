@@ -1,4 +1,4 @@
-"""How do shards get done on this machine? Chunks spread over all workers, one shard after the other on disk."""
+"""Converts shards on this machine: their batches are spread over all workers, their files are written one by one."""
 
 from __future__ import annotations
 
@@ -7,44 +7,45 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
-from prep.convert.batch import Chunk, Job, Task
-from prep.shards.writer import CHUNK_SAMPLES, ShardSpec, ShardWriter, Written
+from prep.convert.batch import Batch, BatchResult, EncodeOptions
+from prep.shards.writer import BATCH_SAMPLES, ShardRecord, ShardSpec, ShardWriter
 from prep.storage.output import Store
 
 from .process_pool import Pool
-from .stats import Tally
+from .stats import RunStats
 
 __all__ = ["convert_shards"]
 
-_PENDING_CHUNKS = 64  # about 1 MB each: what a slow disk may lag behind
+_PENDING_BATCHES = 64  # batches of about 1 MB that a slow disk may lag behind
 
 
 def convert_shards(
     pool: Pool,
-    job: Job,
+    options: EncodeOptions,
     specs: Iterable[ShardSpec],
     store: Store,
     *,
-    done: Callable[[Written], None],
-    progress: Callable[[Tally], None],
-) -> Tally:
-    """Convert and write `specs`, consumed lazily; `done` is told each shard that is safe, from another thread.
+    done: Callable[[ShardRecord], None],
+    progress: Callable[[RunStats], None],
+) -> RunStats:
+    """Convert and write `specs`, which are consumed lazily; returns the totals.
 
-    Files are written and synced beside the workers, which never wait for a disk that keeps up. `progress` is
-    told the sum so far after each chunk. Raises the first error, with nothing half-written left.
+    `done(record)` is called from another thread for each shard whose files are durable, `progress(totals so far)` after
+    each batch. Writing and syncing happen in threads of this process, so workers wait only for a disk that cannot keep
+    up. Raises the first error and leaves no partial files.
     """
-    tally = Tally()
-    waiting: deque[ShardSpec] = deque()  # given to the pool, in order
+    stats = RunStats()
+    queued: deque[ShardSpec] = deque()  # submitted to the pool, in order
 
-    def tasks() -> Iterator[Task]:
+    def batches() -> Iterator[Batch]:
         for spec in specs:
-            waiting.append(spec)
-            yield from spec.tasks()
+            queued.append(spec)
+            yield from spec.batches()
 
-    def add(writer: ShardWriter, chunk: Chunk) -> None:
+    def add(writer: ShardWriter, result: BatchResult) -> None:
         start = perf_counter()
-        writer.add(chunk)
-        tally.write_s += perf_counter() - start
+        writer.add(result)
+        stats.write_s += perf_counter() - start
 
     def finish(writer: ShardWriter, last: Future[None]) -> None:
         last.result()
@@ -53,24 +54,24 @@ def convert_shards(
 
     unfinished: list[ShardWriter] = []
     writer: ShardWriter | None = None
-    left = 0  # chunks that the shard at hand still lacks
+    batches_left = 0  # batches that the current shard still lacks
     pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1) as disk, ThreadPoolExecutor(2) as closing:
         try:
-            for chunk in pool.run(job, tasks()):
+            for result in pool.run(options, batches()):
                 if writer is None:
-                    writer = ShardWriter(store, job, waiting.popleft())
-                    left = -(-len(writer.spec.places) // CHUNK_SAMPLES)
+                    writer = ShardWriter(store, options, queued.popleft())
+                    batches_left = -(-len(writer.spec.byte_ranges) // BATCH_SAMPLES)
                     unfinished.append(writer)
-                tally.add(writer.spec.split, chunk)
-                pending.append(disk.submit(add, writer, chunk))
-                left -= 1
-                if left == 0:
+                stats.add(writer.spec.split, result)
+                pending.append(disk.submit(add, writer, result))
+                batches_left -= 1
+                if batches_left == 0:
                     pending.append(closing.submit(finish, writer, pending[-1]))
                     writer = None
-                while len(pending) > _PENDING_CHUNKS or (pending and pending[0].done()):
+                while len(pending) > _PENDING_BATCHES or (pending and pending[0].done()):
                     pending.popleft().result()
-                progress(tally)
+                progress(stats)
             while pending:
                 pending.popleft().result()
         except BaseException:
@@ -79,4 +80,4 @@ def convert_shards(
             for writer in unfinished:
                 writer.discard()
             raise
-    return tally
+    return stats

@@ -1,7 +1,7 @@
-"""A pool of worker processes that keeps the order of its chunks and blames single images for deaths and hangs.
+"""A process pool that returns results in order and attributes crashes and hangs of workers to single images.
 
-An image is a hang when its worker has had `HANG_S` seconds of running or sleeping on it. Time in which the worker or
-this process was stopped (Ctrl-Z, a paused container) or had to wait for a core does not count.
+An image counts as hung when its worker has spent `HANG_S` seconds running or sleeping on it. Time during which the
+worker or this process was stopped (Ctrl-Z, a paused container) or waited for a CPU does not count.
 """
 
 from __future__ import annotations
@@ -20,46 +20,47 @@ from time import monotonic
 from typing import Any
 
 from pipeline.errors import ResoluteError
-from prep.convert.batch import Chunk, Job, Task
+from prep.convert.batch import Batch, BatchResult, EncodeOptions
 
 __all__ = ["HANG_S", "Pool", "open_pool", "start_fork_server"]
 
 _PRELOAD = ["prep.convert.worker"]
-HANG_S = 120.0  # one image; the largest we accept takes some ten seconds
-_AHEAD = 2  # tasks a worker has at a time: the next is there when one is done
-_POLL_S = 1.0  # between two looks at the workers
+HANG_S = 120.0  # per image; the largest accepted image takes about ten seconds
+_BATCHES_PER_WORKER = 2  # the next batch is already there when one is done
+_POLL_S = 1.0  # interval between two observations of the workers
 _TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
-_MAX_BARREN = 3  # workers that die before they touch an image: it is not an image's fault
+_MAX_STARTUP_CRASHES = 3  # workers that die before their first image, which no image can cause
 
 Serve = Callable[[Connection, Any], None]
 
 
 @dataclass(kw_only=True)
 class _Watch:
-    """How long a worker has been at one image. `image`: number of the task, position in it; negative: none.
+    """How long a worker has been busy with one image.
 
-    `busy_s`: seconds it ran or slept; `seen_s`, `cpu_s`: the clock and its CPU time at the last look.
+    `image` is (number of the batch, position in it), negative if there is none; `busy_s` the seconds it ran or slept;
+    `observed_s` and `cpu_s` the clock and the worker's CPU time at the last observation.
     """
 
     image: tuple[int, int]
     busy_s: float = 0.0
-    seen_s: float = 0.0
+    observed_s: float = 0.0
     cpu_s: float | None = None
 
-    def look(self, image: tuple[int, int], pid: int) -> None:
+    def observe(self, image: tuple[int, int], pid: int) -> None:
         state, cpu_s = _main_thread(pid)
         now = monotonic()
         if image != self.image:
             self.image, self.busy_s = image, 0.0
-        elif state == "S":  # why: however long this process was stopped itself, it counts as one poll
-            self.busy_s += min(now - self.seen_s, _POLL_S)
-        elif cpu_s is not None and self.cpu_s is not None:  # running, waiting for a core or a disk, or stopped
+        elif state == "S":  # why min: time in which this process itself was stopped counts as one poll
+            self.busy_s += min(now - self.observed_s, _POLL_S)
+        elif cpu_s is not None and self.cpu_s is not None:  # running, waiting for a CPU or disk, or stopped
             self.busy_s += cpu_s - self.cpu_s
-        self.seen_s, self.cpu_s = now, cpu_s
+        self.observed_s, self.cpu_s = now, cpu_s
 
 
 def _main_thread(pid: int) -> tuple[str, float | None]:
-    """State and CPU seconds of a process's main thread, where images are decoded; as if asleep without a /proc.
+    """State and CPU seconds of a process's main thread, which decodes; ("S", None) without /proc.
 
     Source: proc(5), /proc/pid/stat: state, utime and stime are fields 3, 14 and 15.
     """
@@ -71,39 +72,39 @@ def _main_thread(pid: int) -> tuple[str, float | None]:
 
 
 class _Worker:
-    """A process, its connection, and what it has been given."""
+    """A worker process, its connection, and the batches it has been sent."""
 
     def __init__(self, context: Any, serve: Serve) -> None:
-        self.conn, theirs = context.Pipe()
+        self.conn, child_conn = context.Pipe()
         self.current = context.RawValue("q", -1)
-        self.given: deque[tuple[int, Task]] = deque()
+        self.in_flight: deque[tuple[int, Batch]] = deque()
         self.watch = _Watch(image=(-1, -1))
         self.hung = False
-        args = (serve, theirs, self.current, dict(os.environ))
-        self.process = context.Process(target=_begin, args=args, daemon=True)
+        args = (serve, child_conn, self.current, dict(os.environ))
+        self.process = context.Process(target=_worker_main, args=args, daemon=True)
         self.process.start()
-        theirs.close()
+        child_conn.close()
 
-    def give(self, job: Job, number: int, task: Task) -> None:
-        self.given.append((number, task))
-        with suppress(OSError):  # why: if it has died, its connection says so when it is read
-            self.conn.send((job, task))
+    def send(self, options: EncodeOptions, number: int, batch: Batch) -> None:
+        self.in_flight.append((number, batch))
+        with suppress(OSError):  # why suppressed: reading from the connection will report that the worker has died
+            self.conn.send((options, batch))
 
     def end(self) -> None:
         self.conn.close()
-        self.process.kill()  # why: nothing of what it still works on is wanted
+        self.process.kill()  # why kill: its unfinished work is not needed
         self.process.join()
 
 
-def _begin(serve: Serve, conn: Connection, current: Any, environ: Mapping[str, str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # why: the parent ends this process, also while it still imports
-    # why: the fork server keeps the environment of its own start; credentials may have come since
+def _worker_main(serve: Serve, conn: Connection, current: Any, environ: Mapping[str, str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # why: the parent ends this process, even while it is importing
+    # why: the fork server has the environment of its own start; credentials may have been set since
     os.environ.update(environ)
     serve(conn, current)
 
 
 def _serve(conn: Connection, current: Any) -> None:
-    from prep.convert.worker import serve  # why: the main process can do without what it imports
+    from prep.convert.worker import serve  # why: the main process does not need these imports
 
     serve(conn, current)
 
@@ -119,112 +120,112 @@ class Pool:
         hang_s: float = HANG_S,
     ) -> None:
         self._context: Any = multiprocessing.get_context(method)
-        if method == "forkserver":  # why: the fork server imports it, and compiles its kernel, once for all
+        if method == "forkserver":  # why: the fork server imports it and compiles its kernel once for all workers
             self._context.set_forkserver_preload(_PRELOAD)
         self._serve = serve
         self._hang_s = hang_s
-        self._window = 4 * workers + 16  # chunks on the way: hides a slow one, stays small
+        self._window = 4 * workers + 16  # batches in progress: enough to hide a slow one, few enough for memory
         self._workers = [_Worker(self._context, self._serve) for _ in range(workers)]
-        self._strikes: Counter[tuple[int, int]] = Counter()  # by task and position
-        self._barren = 0
+        self._crash_counts: Counter[tuple[int, int]] = Counter()  # (batch, position) -> workers that died there
+        self._startup_crashes = 0
 
-    def run(self, job: Job, tasks: Iterable[Task]) -> Iterator[Chunk]:
-        """Chunks in the order of `tasks`, which is consumed lazily.
+    def run(self, options: EncodeOptions, batches: Iterable[Batch]) -> Iterator[BatchResult]:
+        """Yield one result per batch, in the order of `batches`, which is consumed lazily.
 
-        An image at which a worker dies twice, or stays longer than `hang_s`, is rejected; everything else in
-        its chunk is done again. An error of ours in a worker is raised here as it is. Raises `ResoluteError`
-        if workers die without an image to blame.
+        An image on which a worker dies twice, or stays longer than `hang_s`, is rejected; the rest of its batch is
+        converted again. An exception raised in a worker is raised here unchanged. Raises `ResoluteError` if workers die
+        before they start an image.
         """
-        source = enumerate(tasks)
-        self._strikes.clear()
+        source = enumerate(batches)
+        self._crash_counts.clear()
         for i, worker in enumerate(self._workers):
-            if worker.given:  # why: an earlier run was given up, and would answer this one
+            if worker.in_flight:  # why: it would send the results of an earlier, abandoned run
                 worker.end()
                 self._workers[i] = _Worker(self._context, self._serve)
-        again: deque[tuple[int, Task]] = deque()  # of workers that died
-        done: dict[int, Chunk] = {}
-        first = given = 0  # the next to yield, the next new one
+        retries: deque[tuple[int, Batch]] = deque()  # batches of workers that died
+        done: dict[int, BatchResult] = {}
+        first = submitted = 0  # number of the next batch to yield, and to submit
         more = True
         while True:
             while True:
-                worker = min(self._workers, key=lambda one: len(one.given))
-                if len(worker.given) >= _AHEAD:
+                worker = min(self._workers, key=lambda worker: len(worker.in_flight))
+                if len(worker.in_flight) >= _BATCHES_PER_WORKER:
                     break
-                if again:
-                    worker.give(job, *again.popleft())
-                elif more and given - first < self._window:
+                if retries:
+                    worker.send(options, *retries.popleft())
+                elif more and submitted - first < self._window:
                     item = next(source, None)
                     if item is None:
                         more = False
                         continue
-                    given += 1
-                    worker.give(job, *item)
+                    submitted += 1
+                    worker.send(options, *item)
                 else:
                     break
             while first in done:
                 yield done.pop(first)
                 first += 1
-            if first == given and not more:
+            if first == submitted and not more:
                 return
-            by_conn = {worker.conn: worker for worker in self._workers if worker.given}
+            by_conn = {worker.conn: worker for worker in self._workers if worker.in_flight}
             for conn in wait(list(by_conn), timeout=_POLL_S):
                 worker = by_conn[conn]
                 try:
                     result = worker.conn.recv()
                 except (EOFError, OSError):
-                    again.extend(self._replace(worker))
+                    retries.extend(self._replace(worker))
                     continue
                 if isinstance(result, Exception):
                     raise result
-                done[worker.given.popleft()[0]] = result
-            self._look_for_hung()
+                done[worker.in_flight.popleft()[0]] = result
+            self._kill_hung_workers()
 
     def end(self) -> None:
         for worker in self._workers:
             worker.end()
 
-    def _look_for_hung(self) -> None:
+    def _kill_hung_workers(self) -> None:
         for worker in self._workers:
-            image = (worker.given[0][0], worker.current.value) if worker.given else (-1, -1)
-            worker.watch.look(image, worker.process.pid)
+            image = (worker.in_flight[0][0], worker.current.value) if worker.in_flight else (-1, -1)
+            worker.watch.observe(image, worker.process.pid)
             if image[1] >= 0 and worker.watch.busy_s > self._hang_s and not worker.hung:
                 worker.hung = True
                 worker.process.kill()
 
-    def _replace(self, worker: _Worker) -> list[tuple[int, Task]]:
-        """Put a new worker in the place of a dead one; what it was given comes back, the guilty image marked."""
+    def _replace(self, worker: _Worker) -> list[tuple[int, Batch]]:
+        """Replace a dead worker and return its batches; the image it died on is skipped if it is to blame."""
         worker.process.join()
-        number, task = worker.given[0]
-        at = worker.current.value
+        number, batch = worker.in_flight[0]
+        position = worker.current.value
         code = worker.process.exitcode or 0
         died = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        if at < 0:
-            self._barren += 1
-            if self._barren >= _MAX_BARREN:
+        if position < 0:
+            self._startup_crashes += 1
+            if self._startup_crashes >= _MAX_STARTUP_CRASHES:
                 raise ResoluteError(
-                    f"prep: {self._barren} worker processes died before they had an image ({died}), expected "
-                    "them to live; they may have been out of memory: try fewer WORKERS (--workers)"
+                    f"prep: {self._startup_crashes} worker processes died before their first image ({died}), expected "
+                    "them to start; if they ran out of memory, use fewer WORKERS (--workers)"
                 )
         else:
-            self._strikes[number, at] += 1
+            self._crash_counts[number, position] += 1
             if worker.hung:
-                task = replace(task, skip={**task.skip, at: f"decoder hung: more than {self._hang_s:.0f} s"})
-            elif self._strikes[number, at] > 1:
-                task = replace(task, skip={**task.skip, at: f"decoder died: {died}"})
+                batch = replace(batch, skip={**batch.skip, position: f"decoder hung: more than {self._hang_s:.0f} s"})
+            elif self._crash_counts[number, position] > 1:
+                batch = replace(batch, skip={**batch.skip, position: f"decoder died: {died}"})
         worker.end()
         self._workers[self._workers.index(worker)] = _Worker(self._context, self._serve)
-        return [(number, task), *list(worker.given)[1:]]
+        return [(number, batch), *list(worker.in_flight)[1:]]
 
 
 def start_fork_server() -> None:
-    """Let the fork server import what workers need while this process is still looking around."""
+    """Start the fork server now, so that it imports what workers need while this process prepares the work."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
     forkserver.ensure_running()
 
 
 @contextmanager
 def open_pool(workers: int, method: str = "forkserver") -> Iterator[Pool]:
-    """Start `workers` processes; they end with the block, or on their own if this process is killed."""
+    """Start `workers` processes; they end with the block, or by themselves if this process is killed."""
     pool = Pool(workers, method)
     try:
         yield pool

@@ -1,27 +1,30 @@
-"""Running totals of a run: images, rejects, seconds by kind of work, slowest images."""
+"""Running totals of a conversion: images, rejects, seconds by kind of work, slowest images."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
 
-from prep.convert.batch import Chunk
+from prep.convert.batch import BatchResult
 
-__all__ = ["Tally"]
+__all__ = ["RunStats"]
 
 _SLOWEST = 12
 
 
 @dataclass
-class Tally:
-    """Images finished, workers' seconds; `rejected` holds (split, key, reason), `slowest` (s, split, key)."""
+class RunStats:
+    """Totals of the images converted so far; seconds are summed over all workers.
+
+    `rejected` holds (split, key, reason), `slowest` the (seconds, split, key) of the slowest images, descending.
+    """
 
     images: int = 0
     read_bytes: int = 0
     read_s: float = 0.0
     decode_s: float = 0.0
     convert_s: float = 0.0  # resize and encode
-    write_s: float = 0.0  # hash and write, beside the workers
+    write_s: float = 0.0  # hash and write, in the main process
     rejected: list[tuple[str, int, str]] = field(default_factory=list)
     slowest: list[tuple[float, str, int]] = field(default_factory=list)
 
@@ -29,20 +32,20 @@ class Tally:
     def rejects(self) -> int:
         return len(self.rejected)
 
-    def add(self, split: str, chunk: Chunk) -> None:
+    def add(self, split: str, result: BatchResult) -> None:
         self.merge(
-            Tally(
-                images=len(chunk.samples) + len(chunk.rejects),
-                rejected=[(split, key, reason) for key, reason in chunk.rejects],
-                read_bytes=chunk.read_bytes,
-                read_s=chunk.times.read_s,
-                decode_s=chunk.times.decode_s,
-                convert_s=chunk.times.convert_s,
-                slowest=[(chunk.times.slow[0], split, chunk.times.slow[1])],
+            RunStats(
+                images=len(result.samples) + len(result.rejects),
+                rejected=[(split, key, reason) for key, reason in result.rejects],
+                read_bytes=result.read_bytes,
+                read_s=result.times.read_s,
+                decode_s=result.times.decode_s,
+                convert_s=result.times.convert_s,
+                slowest=[(result.times.slowest[0], split, result.times.slowest[1])],
             )
         )
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: RunStats) -> None:
         self.images += other.images
         self.rejected += other.rejected
         self.read_bytes += other.read_bytes

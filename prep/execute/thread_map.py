@@ -1,4 +1,4 @@
-"""A map over a thread pool that keeps the order, with a bounded number of calls and results in memory."""
+"""An ordered map over a thread pool that keeps a bounded number of calls and results in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def thread_map(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """`work` of each item, in order, up to `threads` at a time; `items` are taken as they are needed."""
+    """Yield `work(item)` in the order of `items`, which are consumed lazily; up to `threads` calls run at once."""
     if threads == 1:
         yield from map(work, items)
         return

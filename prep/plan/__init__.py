@@ -1,1 +1,1 @@
-"""Before conversion: every image, its class, its split, and its place in the shards."""
+"""Planning before the conversion: all images with their classes, splits and places in the shards."""

@@ -1,6 +1,6 @@
-"""Which images does a source hold, in one fixed order, however many there are?
+"""The sorted list of all images of a source, on disk and memory-mapped, so that its size is not limited by memory.
 
-A catalog is files in a folder, mapped into memory: images in ascending order of their names' bytes.
+A catalog is a few files in a folder; its images are in ascending order of the bytes of their names.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError, strip_credentials
-from prep.sources.image_ref import Location, Source, is_url
-from prep.storage.hashed_file import writing
+from prep.sources.image_ref import ByteRange, Source, is_url
+from prep.storage.hashed_file import write_errors
 
 from .classes import MAX_CLASSES, by_name, by_number
 from .external_sort import ENTRY, RUN_RECORDS, Record, RecordFile, sort_records
 from .input_checks import describe_ignored
 
-__all__ = ["ENTRY", "Catalog", "Location", "write_catalog"]
+__all__ = ["ENTRY", "ByteRange", "Catalog", "write_catalog"]
 
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """`entries` (N,) ENTRY and the `names` they end in, both mapped; N is at least 1.
+    """The images of a source: `entries` (N,) ENTRY and the blob of their `names`, both memory-mapped; N is at least 1.
 
-    `root` is what plain files' names are relative to; `places` are the containers that ENTRY counts from 1 (0:
-    a plain file); `classes` are all class names by number, with images or not; `ignored` says, by kind, how
-    many things in the source are no image of a class. Names that are URLs keep their credentials in these files, to be
-    fetched with, and nowhere else.
+    `root` is what names of plain files are relative to; `containers` are the archives that ENTRY counts from 1 (0: a
+    plain file); `classes` are all class names by number, including empty classes; `ignored` counts things in the source
+    that are not images of a class, by kind. Names that are URLs keep the credentials needed to fetch them in these
+    files, and nowhere else.
     """
 
     root: str
     entries: NDArray[np.void]
     names: mmap.mmap
-    places: tuple[str, ...]
+    containers: tuple[str, ...]
     classes: tuple[str, ...]
     ignored: Mapping[str, int]
 
     @classmethod
     def open(cls, folder: Path) -> Catalog:
-        """What `write_catalog` left in `folder`."""
-        told = json.loads((folder / "catalog.json").read_bytes())
+        """Open the catalog that `write_catalog` wrote to `folder`."""
+        about = json.loads((folder / "catalog.json").read_bytes())
         entries, names = RecordFile.at(folder, "catalog").map()
         return cls(
-            root=told["root"],
+            root=about["root"],
             entries=entries,
             names=names,
-            places=tuple(told["places"]),
-            classes=tuple(told["classes"]),
-            ignored=told["ignored"],
+            containers=tuple(about["places"]),
+            classes=tuple(about["classes"]),
+            ignored=about["ignored"],
         )
 
     def __len__(self) -> int:
@@ -70,34 +70,36 @@ class Catalog:
         return self.entries["label"]
 
     def name(self, i: int) -> str:
-        """What image `i` is called in records and reports."""
-        return os.fsdecode(_public(self._raw_name(i)))
+        """The name of image `i` for records and reports, without credentials."""
+        return os.fsdecode(_without_credentials(self._raw_name(i)))
 
     def _raw_name(self, i: int) -> bytes:
         ends = self.entries["name_end"]
         return self.names[int(ends[i - 1]) if i else 0 : int(ends[i])]
 
-    def location(self, i: int) -> Location:
-        """Where image `i` lies, for `fetch`."""
-        _, offset, nbytes, size_bytes, _, place, packed = self.entries[i].item()
-        path = self.places[place - 1] if place else _join(self.root, os.fsdecode(self._raw_name(i)))
-        return Location(path, offset, nbytes, packed, size_bytes)
+    def byte_range(self, i: int) -> ByteRange:
+        """Where the bytes of image `i` are, for `fetch`."""
+        _, offset, nbytes, size_bytes, _, container, packed = self.entries[i].item()
+        path = self.containers[container - 1] if container else _join(self.root, os.fsdecode(self._raw_name(i)))
+        return ByteRange(path, offset, nbytes, packed, size_bytes)
 
     def find(self, name: str) -> int | None:
-        """The position of the image with that name, by bisection."""
-        wanted = os.fsencode(name)
+        """The index of the image with that name, by bisection; None if there is none."""
+        target = os.fsencode(name)
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
-            if self._raw_name(middle) < wanted:
+            if self._raw_name(middle) < target:
                 low = middle + 1
             else:
                 high = middle
-        return low if low < len(self) and self._raw_name(low) == wanted else None
+        return low if low < len(self) and self._raw_name(low) == target else None
 
     def fingerprint(self) -> str:
-        """SHA-256 over (name, class name, size in bytes) of every image, in order: changes with the source, but
-        not with the way it is packed."""
+        """SHA-256 (hex) over (name, class name, size in bytes) of all images in order.
+
+        It changes with the source's content, but not with the way it is packed.
+        """
         digest = hashlib.sha256()
         classes = [b"\0%b\0" % os.fsencode(name) for name in self.classes]
         for name, label, size_bytes in self._rows():
@@ -105,7 +107,7 @@ class Catalog:
         return digest.hexdigest()
 
     def by_class(self) -> dict[str, tuple[int, str]]:
-        """{class with images: (their number, 16 hex digits over their names and sizes)}: tells what changed."""
+        """{non-empty class: (images, 16 hex digits over their names and sizes)}, to report which classes changed."""
         digests = [hashlib.sha256() for _ in self.classes]
         counts = np.zeros(len(self.classes), np.int64)
         for name, label, size_bytes in self._rows():
@@ -114,13 +116,13 @@ class Catalog:
         return {name: (int(counts[n]), digests[n].hexdigest()[:16]) for n, name in enumerate(self.classes) if counts[n]}
 
     def _rows(self) -> Iterator[tuple[bytes, int, int]]:
-        """(public name, class number, size in bytes) of every image: a signature that was renewed changes nothing."""
+        """Yield (name without credentials, class number, size in bytes): a renewed URL signature is not a change."""
         start = 0
         for first in range(0, len(self), _CHUNK):
             block = self.entries[first : first + _CHUNK]
             columns = (block[field].tolist() for field in ("name_end", "label", "size_bytes"))
             for end, label, size_bytes in zip(*columns, strict=True):
-                yield _public(self.names[start:end]), label, size_bytes
+                yield _without_credentials(self.names[start:end]), label, size_bytes
                 start = end
 
 
@@ -133,34 +135,36 @@ def write_catalog(
     training: Catalog | None = None,
     run_records: int = RUN_RECORDS,
 ) -> Catalog:
-    """Write everything `source` yields to `folder` (made if need be; an older catalog there is replaced).
+    """Write everything that `source` yields to `folder`, which is created if necessary, and open it.
 
-    Class numbers: those of `classes` (the names in `classes_file`) or, for a validation source, of `training`;
-    else the names sorted by code point, or the numbers themselves where the source is `numbered`. Memory does
-    not grow with the number of images. Raises `ResoluteError` for a source without images or, for training,
-    with fewer than two classes; for a class that is not known or a number out of range; and when the disk refuses.
+    Class numbers are those of `classes` (the names in `classes_file`) or, for a validation source, of `training`;
+    otherwise classes are numbered in order of their names' code points, or keep their numbers if the source is
+    `numbered`. Memory does not grow with the number of images.
+
+    Raises `ResoluteError` for a source without images; for training, with fewer than two classes; for an unknown class
+    or a number out of range; and if the disk refuses.
     """
-    with writing(folder):
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files = RecordFile.at(folder, "catalog")
     labels: dict[str, int] = {}
-    places: dict[str, int] = {}
-    again = sort_records(_records(source, labels, places), files, run_records=run_records)
+    containers: dict[str, int] = {}
+    repeated = sort_records(_records(source, labels, containers), files, run_records=run_records)
     ignored = Counter(source.ignored)
-    if again:
-        ignored["given twice"] += again
+    if repeated:
+        ignored["duplicate names"] += repeated
     if not labels:
-        told = describe_ignored(ignored)
+        ignored_text = describe_ignored(ignored)
         raise ResoluteError(
-            f"{source.root}: no classes, got no image of a class ({told}), expected one folder per class, or one "
-            f"label per image; point {'SRC' if training is None else 'VAL'} at the folder that holds the class folders"
+            f"{source.root}: no classes, got no image with a class (ignored: {ignored_text}), expected one folder per "
+            f"class, or one label per image; point {'SRC' if training is None else 'VAL'} at the class folders' parent"
         )
     if training is not None:
         classes = training.classes
-    names, numbers = _number(source, tuple(labels), classes, classes_file, training)
+    names, numbers = _number_classes(source, tuple(labels), classes, classes_file, training)
     if training is None and len(labels) < 2:
         raise ResoluteError(
-            f"{source.root}: nothing to tell apart, got one class ({names[numbers[next(iter(labels))]]}), expected "
+            f"{source.root}: too few classes, got one class ({names[numbers[next(iter(labels))]]}), expected "
             "at least two; point SRC at the folder that holds the class folders"
         )
     table = np.array([numbers[label] for label in labels], np.uint32)
@@ -168,43 +172,43 @@ def write_catalog(
     for first in range(0, len(entries), _CHUNK):
         block = entries["label"][first : first + _CHUNK]
         block[:] = table[block]
-    about = {"root": source.root, "places": list(places), "classes": names, "ignored": dict(ignored)}
-    with writing(folder):
+    about = {"root": source.root, "places": list(containers), "classes": names, "ignored": dict(ignored)}
+    with write_errors(folder):
         (folder / "catalog.json").write_text(json.dumps(about))
     return Catalog.open(folder)
 
 
-def _records(source: Source, labels: dict[str, int], places: dict[str, int]) -> Iterator[Record]:
-    """Records with labels and places numbered as they first come; fills both tables."""
-    for found in source:
-        label = labels.setdefault(found.label, len(labels))
+def _records(source: Source, labels: dict[str, int], containers: dict[str, int]) -> Iterator[Record]:
+    """Yield records with labels and containers numbered in order of first appearance; fills both tables."""
+    for image in source:
+        label = labels.setdefault(image.label, len(labels))
         if label == MAX_CLASSES:
             raise ResoluteError(
                 f"{source.root}: too many classes, got more than {MAX_CLASSES} different labels such as "
-                f"{found.label[:80]!r}, expected class names; name the column or file that holds them"
+                f"{image.label[:80]!r}, expected class names; name the column or file that holds them"
             )
         yield Record(
-            name=os.fsencode(found.name),
-            offset=found.offset,
-            nbytes=found.nbytes,
-            size_bytes=found.nbytes if found.size_bytes < 0 else found.size_bytes,
+            name=os.fsencode(image.name),
+            offset=image.offset,
+            nbytes=image.nbytes,
+            size_bytes=image.nbytes if image.size_bytes < 0 else image.size_bytes,
             label=label,
-            place=places.setdefault(found.place, len(places) + 1) if found.place else 0,
-            packed=found.packed,
+            container=containers.setdefault(image.container, len(containers) + 1) if image.container else 0,
+            packed=image.packed,
         )
 
 
-def _number(
-    source: Source, found: Sequence[str], classes: Sequence[str] | None, listed_in: str, training: Catalog | None
+def _number_classes(
+    source: Source, labels: Sequence[str], classes: Sequence[str] | None, listed_in: str, training: Catalog | None
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
     src, trained_on = source.root, training.root if training is not None else None
     if source.numbered:
         own = source.label_names
-        return by_number(found, names=own, classes=classes, src=src, listed_in=listed_in, training=trained_on)
-    return by_name(found, classes=classes, src=src, listed_in=listed_in, training=trained_on)
+        return by_number(labels, names=own, classes=classes, src=src, listed_in=listed_in, training=trained_on)
+    return by_name(labels, classes=classes, src=src, listed_in=listed_in, training=trained_on)
 
 
-def _public(name: bytes) -> bytes:
+def _without_credentials(name: bytes) -> bytes:
     return os.fsencode(strip_credentials(os.fsdecode(name))) if b"://" in name else name
 
 

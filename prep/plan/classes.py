@@ -1,4 +1,4 @@
-"""Which number does each class have?"""
+"""Class numbers: from a file of names, from the sorted names, or from labels that are numbers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ MAX_CLASSES = 1_000_000
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
-    """The names in a file, one a line: line n (from 0) names class n.
+    """The names in a file, one per line: line n (from 0) names class n.
 
-    Raises `ResoluteError` if it cannot be read, is empty or not UTF-8, or holds an empty line or a name twice.
+    Raises `ResoluteError` if the file is unreadable, empty or not UTF-8, or if it holds an empty line or a duplicate
+    name.
     """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
@@ -32,26 +33,30 @@ def read_classes(path: Path) -> tuple[str, ...]:
     for n, name in enumerate(names, start=1):
         if not name:
             raise ResoluteError(
-                f"{path}: line {n} is empty, expected one class name per line, since lines number the classes; "
+                f"{path}: line {n} is empty, expected one class name per line, because line numbers are class numbers; "
                 "name the class or remove the line"
             )
         if not is_text(name):
             raise not_utf8(path, n, repr(name))
         if lines.setdefault(name, n) != n:
             raise ResoluteError(
-                f"{path}: names a class twice, got {name} in lines {lines[name]} and {n}, expected it once; remove one"
+                f"{path}: duplicate class, got {name} in lines {lines[name]} and {n}, expected it once; remove one"
             )
     return names
 
 
 def by_name(
-    found: Sequence[str], *, classes: Sequence[str] | None, src: str, listed_in: str, training: str | None
+    labels: Sequence[str], *, classes: Sequence[str] | None, src: str, listed_in: str, training: str | None
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """All class names, and the number of each name found: its place in `classes`, else among the names sorted by
-    code point. Raises `ResoluteError` for one that `classes` lacks; `training` is SRC if these are VAL's."""
-    names = tuple(sorted(found)) if classes is None else tuple(classes)
+    """(all class names, {label: class number}) for labels that are class names.
+
+    A name's number is its position in `classes`, or among the labels sorted by code point if `classes` is None.
+    `listed_in` names the file of `classes` and `training` is SRC if the labels are VAL's, both for messages. Raises
+    `ResoluteError` for a label that `classes` lacks.
+    """
+    names = tuple(sorted(labels)) if classes is None else tuple(classes)
     numbers = {name: n for n, name in enumerate(names)}
-    unknown = sorted(set(found) - set(numbers))
+    unknown = sorted(set(labels) - set(numbers))
     if unknown and training is not None:
         raise ResoluteError(
             f"{src}: classes that training lacks, got {len(unknown)} such as {unknown[0]}, "
@@ -62,11 +67,11 @@ def by_name(
             f"{src}: classes that {listed_in} lacks, got {len(unknown)} such as {unknown[0]}, expected only its "
             f"{len(names)}; add them to the end of the file, or rename or remove them"
         )
-    return names, {name: numbers[name] for name in found}
+    return names, {name: numbers[name] for name in labels}
 
 
 def by_number(
-    found: Sequence[str],
+    labels: Sequence[str],
     *,
     names: Sequence[str] | None,
     classes: Sequence[str] | None,
@@ -74,21 +79,22 @@ def by_number(
     listed_in: str,
     training: str | None,
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """As `by_name` for labels that are numbers and keep them: class n is n.
+    """As `by_name`, for labels that are class numbers, which they keep.
 
-    `names` are the source's own of these numbers. Where `classes` knows one of those in use, names decide
-    instead, since the same class may have another number there.
+    `names` are the source's own names of these numbers. If `classes` contains any of the names in use, classes are
+    matched by name instead, because `classes` may number them differently. Raises `ResoluteError` for a number out of
+    range.
     """
-    numbers = {label: int(label) for label in found}
+    numbers = {label: int(label) for label in labels}
     low, high = min(numbers.values()), max(numbers.values())
     limit = len(names) if names is not None else MAX_CLASSES
     if classes is not None:
-        own = {label: names[n] for label, n in numbers.items() if 0 <= n < len(names)} if names is not None else {}
-        if not set(classes).isdisjoint(own.values()):
-            all_names, by = by_name(
-                tuple(set(own.values())), classes=classes, src=src, listed_in=listed_in, training=training
+        own_names = {label: names[n] for label, n in numbers.items() if 0 <= n < len(names)} if names else {}
+        if not set(classes).isdisjoint(own_names.values()):
+            all_names, numbers_of = by_name(
+                tuple(set(own_names.values())), classes=classes, src=src, listed_in=listed_in, training=training
             )
-            return all_names, {label: by[name] for label, name in own.items()}
+            return all_names, {label: numbers_of[name] for label, name in own_names.items()}
         limit = len(classes)
     if low < 0 or high >= limit:
         wrong = low if low < 0 else high

@@ -1,7 +1,7 @@
-"""How are more records sorted by name than memory holds?
+"""External sort of records by name, in bounded memory.
 
-Records come in as they come. As long as their names ascend they go straight to disk; from the first that does
-not, sorted runs are written next to them and merged in the end.
+As long as the names ascend, records go straight to the target files; from the first that does not, sorted runs are
+written next to them and merged at the end.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
-from prep.storage.hashed_file import writing
+from prep.storage.hashed_file import write_errors
 
 __all__ = ["ENTRY", "Record", "RecordFile", "sort_records"]
 
-# `name_end`: where the name ends in the blob of names, in which it begins where the one before ends.
+# `name_end` is the end of the name in the blob of names; it begins where the previous name ends.
 ENTRY = np.dtype([("name_end", "<u8"), ("offset", "<i8"), ("nbytes", "<u8"), ("size_bytes", "<u8"),
-                  ("label", "<u4"), ("place", "<u4"), ("packed", "u1")])  # fmt: skip
+                  ("label", "<u4"), ("container", "<u4"), ("packed", "u1")])  # fmt: skip
 _PACKED = struct.Struct("<QqQQIIB")
-_BLOCK = 1024  # records read or written at once, of each run
+_BLOCK = 1024  # records read or written at once per run
 RUN_RECORDS = 250_000
 
 
 class Record(NamedTuple):
+    """One image: see `ImageRef`; `label` and `container` are numbers."""
+
     name: bytes
     offset: int
     nbytes: int
     size_bytes: int
     label: int
-    place: int
+    container: int
     packed: int
 
 
 class RecordFile(NamedTuple):
-    """Records on disk: `entries` holds ENTRY, `names` the blob."""
+    """A list of records on disk: `entries` is a file of ENTRY, `names` the blob of their names."""
 
     entries: Path
     names: Path
@@ -54,11 +56,11 @@ class RecordFile(NamedTuple):
         return cls(folder / f"{stem}.entries", folder / f"{stem}.names")
 
     def write(self, records: Iterable[Record]) -> None:
-        """Replace the files. Raises `ResoluteError` when the disk refuses."""
+        """Replace the files. Raises `ResoluteError` if the disk refuses."""
         end = 0
         records = iter(records)
         with ExitStack() as stack:
-            with writing(self.entries):
+            with write_errors(self.entries):
                 entries = stack.enter_context(self.entries.open("wb"))
                 names = stack.enter_context(self.names.open("wb"))
             while block := list(islice(records, _BLOCK)):
@@ -66,10 +68,10 @@ class RecordFile(NamedTuple):
                 for name, *rest in block:
                     end += len(name)
                     packed += _PACKED.pack(end, *rest)
-                with writing(self.entries):
+                with write_errors(self.entries):
                     entries.write(packed)
                     names.write(b"".join([record.name for record in block]))
-            with writing(self.entries):
+            with write_errors(self.entries):
                 entries.flush()
                 names.flush()
 
@@ -84,7 +86,7 @@ class RecordFile(NamedTuple):
                     start = end
 
     def map(self, mode: Literal["r", "r+"] = "r") -> tuple[NDArray[np.void], mmap.mmap]:
-        """The entries (N,) ENTRY, writable if "r+", and the blob of names, mapped from disk; N is at least 1."""
+        """Memory-map the entries (N,) ENTRY, writable if "r+", and the blob of names; N must be at least 1."""
         entries = np.memmap(self.entries, ENTRY, mode).view(np.ndarray)
         with self.names.open("rb") as file:
             return entries, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -95,64 +97,64 @@ class RecordFile(NamedTuple):
 
 
 class _Ascending(Iterator[Record]):
-    """The records as long as their names ascend strictly; `broken` is the first that breaks the rule."""
+    """Yields the records while their names ascend strictly; `first_unsorted` is then the first that does not."""
 
     def __init__(self, records: Iterator[Record]) -> None:
         self._records = records
         self._last = b""
-        self.broken: Record | None = None
+        self.first_unsorted: Record | None = None
 
     def __next__(self) -> Record:
-        if self.broken is not None:
+        if self.first_unsorted is not None:
             raise StopIteration
         record = next(self._records)
         if record.name <= self._last:
-            self.broken = record
+            self.first_unsorted = record
             raise StopIteration
         self._last = record.name
         return record
 
 
 def sort_records(records: Iterator[Record], target: RecordFile, *, run_records: int = RUN_RECORDS) -> int:
-    """Write the records to `target` in ascending order of name; returns how many names came again.
+    """Write the records to `target` in ascending order of name; returns the number of duplicate names dropped.
 
-    Of records with the same name the last one stays, as it does when an archive is unpacked. At most
-    `run_records` are in memory at a time; runs lie next to `target` meanwhile. Raises `ResoluteError` when the
-    disk refuses, or a name comes with two labels.
+    Of records with the same name the last one is kept, as when an archive is unpacked. At most `run_records` are in
+    memory at a time; temporary runs are next to `target`. Raises `ResoluteError` if the disk refuses, or if a name has
+    two different labels.
     """
     ascending = _Ascending(records)
     target.write(ascending)
-    if ascending.broken is None:
+    if ascending.first_unsorted is None:
         return 0
     runs = [RecordFile.at(target.entries.parent, "run-0")]
     for old, new in zip(target, runs[0], strict=True):
         old.replace(new)
-    block = [ascending.broken, *islice(records, run_records - 1)]
+    block = [ascending.first_unsorted, *islice(records, run_records - 1)]
     while block:
-        # why: a stable sort, and runs in order of arrival, keep records with one name in that order
+        # why: the sort is stable and runs are in order of arrival, so equal names keep that order
         block.sort(key=itemgetter(0))
         runs.append(RecordFile.at(target.entries.parent, f"run-{len(runs)}"))
         runs[-1].write(block)
         block = list(islice(records, run_records))
-    again = 0
+    repeated = 0
 
     def last_of_each(merged: Iterator[Record]) -> Iterator[Record]:
-        nonlocal again
-        held = next(merged)
+        nonlocal repeated
+        previous = next(merged)
         for record in merged:
-            if record.name == held.name:
-                again += 1
-                if record.label != held.label:
+            if record.name == previous.name:
+                repeated += 1
+                if record.label != previous.label:
                     raise ResoluteError(
-                        f"{os.fsdecode(record.name)}: belongs to two classes, got it twice with different labels, "
+                        f"{os.fsdecode(record.name)}: belongs to two classes, got two entries with different labels, "
                         "expected one label per image; correct the labels"
                     )
             else:
-                yield held
-            held = record
-        yield held
+                yield previous
+            previous = record
+        yield previous
 
     target.write(last_of_each(heapq.merge(*(run.read() for run in runs), key=itemgetter(0))))
     for run in runs:
         run.remove()
-    return again
+    return repeated

@@ -1,4 +1,4 @@
-"""What is allowed in an input but rarely meant: warnings in words, for console, dry run and report."""
+"""Warnings about inputs that are valid but probably mistakes, worded for the console, the dry run and the report."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_ignored", "input_warnings", "size_warnings"]
 
-# Formats of photos that prep does not decode: cameras' raw files, phones' and editors' own.
+# Photo formats that prep does not decode: camera raw files and formats of phones and editors.
 _PHOTO_SUFFIXES = frozenset({
     ".heic", ".heif", ".hif", ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".jxr", ".psd", ".xcf", ".svg", ".ppm", ".pgm",
     ".tga", ".exr", ".hdr", ".dcm", ".dng", ".raw", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2",
     ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f", ".rwl", ".iiq", ".3fr",
 })  # fmt: skip
-_NAMED = 8
+_MAX_NAMED = 8
 
 
 def describe_ignored(ignored: Mapping[str, int]) -> str:
-    """`1 hidden, 8 other files (5 .heic, 2 .txt, 1 without a known suffix)`; `nothing` if nothing was."""
+    """Counts in words: `1 hidden, 8 other files (5 .heic, 2 .txt, 1 without a usual suffix)`, or `nothing`."""
     suffixes = {kind: count for kind, count in ignored.items() if kind.startswith(".") and count}
     kinds = {kind: count for kind, count in ignored.items() if not kind.startswith(".") and count}
     unnamed = kinds.get("other files", 0)
     parts = {kind: f"{count} {kind}" for kind, count in kinds.items()}
     if suffixes:
-        listed = _by_count(suffixes, _NAMED) + ([f"{unnamed} without a usual suffix"] if unnamed else [])
+        listed = _by_count(suffixes, _MAX_NAMED) + ([f"{unnamed} without a usual suffix"] if unnamed else [])
         parts["other files"] = f"{sum(suffixes.values()) + unnamed} other files ({', '.join(listed)})"
     return ", ".join(parts[kind] for kind in sorted(parts)) or "nothing"
 
 
 def input_warnings(settings: Settings, inputs: Inputs) -> list[str]:
-    """One line for each thing about the inputs that is probably a mistake."""
+    """One line for each property of the inputs that is probably a mistake."""
     return [
         *_photos_of_other_formats(inputs.ignored),
         *_empty_classes(inputs),
@@ -48,9 +48,9 @@ def input_warnings(settings: Settings, inputs: Inputs) -> list[str]:
 
 
 def size_warnings(short_sides: Mapping[int, int], sources: Iterable[NDArray[Any]]) -> list[str]:
-    """A warning if most photos are smaller than what is stored for a resolution. Nothing is ever enlarged.
+    """A warning if most photos are smaller than the stored size of a resolution. Images are never enlarged.
 
-    `short_sides` px -> px; `sources` (n,) SOURCE records, each array read once.
+    `short_sides` maps resolution to stored short side, both px; `sources` are arrays of SOURCE records, read once each.
     """
     total, smaller = 0, dict.fromkeys(short_sides, 0)
     for rows in sources:
@@ -62,7 +62,7 @@ def size_warnings(short_sides: Mapping[int, int], sources: Iterable[NDArray[Any]
     if not small:
         return []
     each = ", ".join(f"{100 * smaller[res] / total:.0f} % below {short_sides[res]} px for {res} px" for res in small)
-    return [f"most photos are smaller than what RES needs: {each}; they are stored as they are, nothing is enlarged"]
+    return [f"most photos are smaller than RES needs: {each}; they are stored at their own size, not enlarged"]
 
 
 def _photos_of_other_formats(ignored: Mapping[str, int]) -> list[str]:
@@ -70,8 +70,8 @@ def _photos_of_other_formats(ignored: Mapping[str, int]) -> list[str]:
     if not photos:
         return []
     return [
-        f"{sum(photos.values())} files in formats that prep does not read are not in the set "
-        f"({', '.join(_by_count(photos, _NAMED))}); convert them to JPEG or PNG first if they belong to it"
+        f"{sum(photos.values())} files in formats that prep does not read were left out "
+        f"({', '.join(_by_count(photos, _MAX_NAMED))}); convert them to JPEG or PNG if they belong to the set"
     ]
 
 
@@ -82,8 +82,8 @@ def _empty_classes(inputs: Inputs) -> list[str]:
     if not empty:
         return []
     numbered = list(inputs.classes) == list(map(str, range(len(inputs.classes))))
-    hint = "labels that are numbers count from 0 without gaps" if numbered else "are they meant to be classes?"
-    return [f"{len(empty)} of {len(inputs.classes)} classes have no training image ({_some(empty)}); {hint}"]
+    hint = "numeric labels should count from 0 without gaps" if numbered else "check that they are classes"
+    return [f"{len(empty)} of {len(inputs.classes)} classes have no training image ({_first_names(empty)}); {hint}"]
 
 
 def _similar_classes(classes: Sequence[str]) -> list[str]:
@@ -91,12 +91,13 @@ def _similar_classes(classes: Sequence[str]) -> list[str]:
     for name in classes:
         key = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
         groups.setdefault(key, []).append(name)
-    # why ascii: composed and decomposed letters look the same
+    # why ascii: composed and decomposed characters look the same
     alike = [" and ".join(ascii(name) for name in names) for names in groups.values() if len(names) > 1]
     if not alike:
         return []
     return [
-        f"classes differ only in case or in Unicode form and are kept apart: {_some(alike)}; merge them if they are one"
+        f"class names that differ only in case or Unicode form are treated as different: {_first_names(alike)}; merge "
+        "them if they mean the same class"
     ]
 
 
@@ -107,8 +108,8 @@ def _large_held_out_part(settings: Settings, inputs: Inputs) -> list[str]:
     if held_out < 1.5 * settings.held_out_frac:
         return []
     return [
-        f"{100 * held_out:.0f} % of the images are held out, not {100 * settings.held_out_frac:.3g} %: at least one of "
-        "each class is; set VAL, VAL_LIST or FOLDS if that is too many"
+        f"{100 * held_out:.0f} % of the images are held out, not {100 * settings.held_out_frac:.3g} %: at least one "
+        "per class is held out; set VAL, VAL_LIST or FOLDS if that is too many"
     ]
 
 
@@ -118,5 +119,5 @@ def _by_count(counts: Mapping[str, int], limit: int) -> list[str]:
     return [f"{count} {kind}" for kind, count in listed[:limit]] + ([f"{rest} more"] if rest else [])
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+def _first_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")

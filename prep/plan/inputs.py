@@ -1,4 +1,4 @@
-"""The images that go into a set, with their classes and splits."""
+"""The inputs of a run: every candidate image with its class and split."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from prep.sources.image_ref import Source, is_url
 
 from .catalog import Catalog, write_catalog
 from .classes import read_classes
-from .splits import Split, find_members
-from .splits import check_places as _check_places
+from .splits import Split, make_splits
+from .splits import check_no_overlap as _check_no_overlap
 
-__all__ = ["Inputs", "check_places", "find_inputs"]
+__all__ = ["Inputs", "check_no_overlap", "list_inputs"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Every candidate image; `ignored` counts what is none, by kind."""
+    """All candidate images by split; `ignored` counts things in the sources that are not images, by kind."""
 
     classes: tuple[str, ...]
     splits: Mapping[str, Split]
@@ -34,13 +34,16 @@ class Inputs:
     def images(self) -> int:
         return sum(len(split) for split in self.splits.values())
 
-    def told(self) -> dict[str, Any]:
-        """For manifest and journal: how many images, and a fingerprint that changes with their names, classes,
-        sizes and splits; `classes` tells of each class what changed."""
+    def summary(self) -> dict[str, Any]:
+        """What manifest and journal record of the sources: the number of images and fingerprints.
+
+        `splits` maps a split to a fingerprint of its members; `classes` maps "SPLIT CLASS" to (images, fingerprint of
+        their names and sizes), so that a change can be attributed to a class.
+        """
         by_class = {
-            f"{name} {label}": list(told)
+            f"{name} {label}": list(count_and_digest)
             for name, catalog in self.catalogs.items()
-            for label, told in catalog.by_class().items()
+            for label, count_and_digest in catalog.by_class().items()
         }
         return {
             "images": self.images,
@@ -49,40 +52,41 @@ class Inputs:
         }
 
 
-def check_places(settings: Settings) -> None:
-    """Raises `ResoluteError` if OUT lies in a source, or sources overlap."""
-    _check_places(out=settings.out, src=settings.src, val=settings.val)
+def check_no_overlap(settings: Settings) -> None:
+    """Raise `ResoluteError` if OUT is inside a source, or if the sources overlap."""
+    _check_no_overlap(out=settings.out, src=settings.src, val=settings.val)
 
 
-def find_inputs(settings: Settings, scratch: Path, spool: Path) -> Inputs:
-    """List what `settings` name. `scratch` takes the lists, `spool` what has to be unpacked to be read.
+def list_inputs(settings: Settings, scratch: Path, scan_cache: Path) -> Inputs:
+    """List the sources that `settings` name and split them.
 
-    Raises `ResoluteError` for sources that are missing, overlap or hold too little, and for lists that do not fit.
+    Lists are written to `scratch`; `scan_cache` takes what has to be unpacked to be read. Raises `ResoluteError` for
+    sources that are missing or hold too little, and for lists that do not match them.
     """
-    listed = None if settings.classes is None else read_classes(Path(settings.classes))
+    class_names = None if settings.classes is None else read_classes(Path(settings.classes))
     src = open_source(
-        settings.src, kind=settings.kind, labels=settings.labels, columns=settings.columns, spool=spool
+        settings.src, kind=settings.kind, labels=settings.labels, columns=settings.columns, scan_cache=scan_cache
     )
     _refuse_unreachable_copies(settings, src)
-    train = write_catalog(src, scratch / "train", classes=listed, classes_file=settings.classes or "CLASSES")
+    train = write_catalog(src, scratch / "train", classes=class_names, classes_file=settings.classes or "CLASSES")
     catalogs, ignored, val = {"train": train}, Counter(train.ignored), None
     if settings.val is not None:
-        val_src = open_source(settings.val, kind=settings.kind, spool=spool, setting="VAL")
+        val_src = open_source(settings.val, kind=settings.kind, scan_cache=scan_cache, setting="VAL")
         _refuse_unreachable_copies(settings, val_src)
         val = write_catalog(val_src, scratch / "val", training=train)
         catalogs["val"] = val
         ignored.update(val.ignored)
-    members = find_members(
+    made = make_splits(
         train, val=val, val_list=None if settings.val_list is None else Path(settings.val_list),
         val_frac=settings.held_out_frac, folds=settings.folds or 0, seed=settings.seed,
     )  # fmt: skip
-    return Inputs(classes=train.classes, splits=members.splits, catalogs=catalogs, ignored=ignored)
+    return Inputs(classes=train.classes, splits=made.splits, catalogs=catalogs, ignored=ignored)
 
 
 def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:
-    """Raises `ResoluteError` if images would be unpacked to this machine's disk, which no other node can read."""
+    """Raise `ResoluteError` if images would be unpacked to a local disk that other nodes cannot read."""
     if source.copies and settings.engine == "ray" and is_url(settings.out):
         raise ResoluteError(
-            f"{source.root}: has to be unpacked where all nodes can read it, got ENGINE=ray and OUT={settings.out}, "
-            "expected OUT on a shared disk; use OUT=folder there, unpack the source first, or use ENGINE=local"
+            f"{source.root}: must be unpacked where all nodes can read it, got ENGINE=ray and OUT={settings.out}, "
+            "expected OUT on a shared disk; use such an OUT, unpack the source first, or use ENGINE=local"
         )

@@ -1,4 +1,4 @@
-"""Which images belong to which split, and to which fold?"""
+"""Splits and folds: assigns every image to train or val, or to one of K folds, by seed and class."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from prep.sources.image_ref import is_url
 
 from .catalog import Catalog
 
-__all__ = ["MAX_FOLDS", "Members", "Split", "check_places", "find_members"]
+__all__ = ["MAX_FOLDS", "Split", "Splits", "check_no_overlap", "make_splits"]
 
 T = TypeVar("T", np.bool_, np.uint8)
 MAX_FOLDS = 255
-_HELD_OUT = 0x5641_4C  # names the random stream that picks validation images
-_FOLDS = 0x464F_4C44  # and the one that deals out folds
+_HELD_OUT = 0x5641_4C  # identifies the random stream that draws validation images
+_FOLDS = 0x464F_4C44  # identifies the random stream that assigns folds
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """`positions` (n,) u4, ascending: the split's images in `catalog`. `folds` (n,) u1, where asked for."""
+    """A split: `positions` (n,) u4, ascending, are its images in `catalog`; `folds` (n,) u1 if folds were requested."""
 
     catalog: Catalog
     positions: NDArray[np.uint32]
@@ -40,7 +40,7 @@ class Split:
         return len(self.positions)
 
     def fingerprint(self) -> str:
-        """16 hex digits over which images of the catalog are in the split, and in which fold."""
+        """16 hex digits over the positions of the split's images and their folds."""
         digest = hashlib.sha256(self.positions.astype("<u4").tobytes())
         if self.folds is not None:
             digest.update(self.folds.tobytes())
@@ -48,14 +48,14 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Members:
-    """All classes by number, and every split by name; no image is in two."""
+class Splits:
+    """All classes by number and every split by name; the splits are disjoint."""
 
     classes: tuple[str, ...]
     splits: Mapping[str, Split]
 
 
-def find_members(
+def make_splits(
     train: Catalog,
     *,
     val: Catalog | None = None,
@@ -63,36 +63,38 @@ def find_members(
     val_frac: float = 0.1,
     folds: int = 0,
     seed: int = 0,
-) -> Members:
-    """Split the images of `train`; memory is a few bytes an image.
+) -> Splits:
+    """Split the images of `train`; memory is a few bytes per image.
 
-    Validation is `val`, or the images that `val_list` names (one path a line), or `val_frac` (0..1) of every
-    class, drawn by `seed`: at least one and not all of a class with two or more. `folds` (2..MAX_FOLDS) holds
-    out nothing but numbers all images instead: within a class, folds differ by one image at most; a class that
-    comes or goes leaves the others' alone. Raises `ResoluteError` if train, val or a fold would be empty, for a
-    list that does not fit, and for `folds` out of range or together with `val` or `val_list`.
+    Validation is `val`, or the images that `val_list` names (one path per line), or `val_frac` (0..1) of each class,
+    drawn by `seed`: at least one image and not all of a class with two or more. `folds` (2..MAX_FOLDS) holds out
+    nothing and assigns every image to a fold instead: within a class, fold sizes differ by at most one. Adding or
+    removing a class does not change the split of the others.
+
+    Raises `ResoluteError` if train, val or a fold would be empty, for a list that names unknown images, and for `folds`
+    out of range or combined with `val` or `val_list`.
     """
     everything = np.arange(len(train), dtype=np.uint32)
     if folds:
         if not 2 <= folds <= MAX_FOLDS:
             raise ResoluteError(f"FOLDS: out of range, got {folds}, expected 2 to {MAX_FOLDS}; choose a value in range")
         if val is not None or val_list is not None:
-            raise ResoluteError("FOLDS: given together with VAL or VAL_LIST, expected one of them; drop the others")
-        numbers = _dealt(train, folds, seed)
+            raise ResoluteError("FOLDS: cannot be combined with VAL or VAL_LIST, got both, expected one; drop one")
+        numbers = _assign_folds(train, folds, seed)
         sizes = np.bincount(numbers, minlength=folds)
         if not sizes.all():
             raise ResoluteError(
-                f"{train.root}: no image is left for fold {int(sizes.argmin())}, got {len(train)} images for {folds} "
-                "folds, expected some in each; choose fewer FOLDS"
+                f"{train.root}: no image left for fold {int(sizes.argmin())}, got {len(train)} images for {folds} "
+                "folds, expected at least one in each; choose fewer FOLDS"
             )
-        return Members(
+        return Splits(
             classes=train.classes, splits={"train": Split(catalog=train, positions=everything, folds=numbers)}
         )
     if val is not None:
         splits = {"train": Split(catalog=train, positions=everything)}
         splits["val"] = Split(catalog=val, positions=np.arange(len(val), dtype=np.uint32))
     else:
-        held_out = _listed(train, val_list) if val_list is not None else _held_out(train, val_frac, seed)
+        held_out = _read_val_list(train, val_list) if val_list is not None else _draw_held_out(train, val_frac, seed)
         splits = {
             "train": Split(catalog=train, positions=everything[~held_out]),
             "val": Split(catalog=train, positions=everything[held_out]),
@@ -100,47 +102,47 @@ def find_members(
     for name, split in splits.items():
         if not len(split):
             raise ResoluteError(
-                f"{train.root}: no image is left for {name}, got {len(splits['train'])} for train and "
-                f"{len(splits['val'])} for val, expected some for both; give more images per class or change what "
-                "is held out"
+                f"{train.root}: no image left for {name}, got {len(splits['train'])} for train and "
+                f"{len(splits['val'])} for val, expected at least one for both; add images or change "
+                "what is held out"
             )
-    return Members(classes=train.classes, splits=splits)
+    return Splits(classes=train.classes, splits=splits)
 
 
-def check_places(*, out: str, src: str, val: str | None = None) -> None:
-    """Raise `ResoluteError` if `out` lies inside `src` or `val`, or these overlap. URLs and patterns pass."""
-    places = {name: Path(place) for name, place in (("SRC", src), ("VAL", val)) if place and not is_url(place)}
+def check_no_overlap(*, out: str, src: str, val: str | None = None) -> None:
+    """Raise `ResoluteError` if `out` is inside `src` or `val`, or these overlap. URLs and patterns are not checked."""
+    sources = {name: Path(path) for name, path in (("SRC", src), ("VAL", val)) if path and not is_url(path)}
     if not is_url(out):
-        for name, place in places.items():
-            if Path(out).resolve().is_relative_to(place.resolve()):
+        for name, path in sources.items():
+            if Path(out).resolve().is_relative_to(path.resolve()):
                 raise ResoluteError(
-                    f"{out}: lies inside {name}, got {place}, expected a folder apart from the photos; "
+                    f"{out}: is inside {name}, got {path}, expected a folder outside the photos; "
                     "choose another OUT"
                 )
-    if len(places) == 2:
-        ours, theirs = places["SRC"].resolve(), places["VAL"].resolve()
-        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+    if len(sources) == 2:
+        src_path, val_path = sources["SRC"].resolve(), sources["VAL"].resolve()
+        if src_path.is_relative_to(val_path) or val_path.is_relative_to(src_path):
             raise ResoluteError(
-                f"{val}: overlaps SRC, got {src}, expected two places side by side; "
-                "correct VAL, or hold out a part of SRC with --val-frac"
+                f"{val}: overlaps SRC, got {src}, expected two separate sources; "
+                "correct VAL, or hold out a fraction of SRC with --val-frac"
             )
 
 
-def _listed(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:
-    """(N,) bool: the images that the list names. Raises if the list or one of them does not exist."""
+def _read_val_list(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:
+    """(N,) bool: the images that the list names. Raises `ResoluteError` if the list or an image is missing."""
     listed = np.zeros(len(catalog), np.bool_)
     missing: set[str] = set()
     try:
         with val_list.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
             for line in filter(str.strip, lines):
                 tidy = str(PurePosixPath(line.strip()))
-                found = catalog.find(tidy)
-                if found is None:
-                    found = catalog.find(line.rstrip("\n"))  # why: a name may begin or end with a space
-                if found is None:
+                position = catalog.find(tidy)
+                if position is None:
+                    position = catalog.find(line.rstrip("\n"))  # why: a name may start or end with a space
+                if position is None:
                     missing.add(tidy)
                 else:
-                    listed[found] = True
+                    listed[position] = True
     except OSError as error:
         raise ResoluteError(
             f"{val_list}: cannot be read, got {error.strerror}, expected a file with one path per "
@@ -148,38 +150,38 @@ def _listed(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:
         ) from None
     if missing:
         raise ResoluteError(
-            f"{val_list}: {len(missing)} of {int(listed.sum()) + len(missing)} paths are no images of "
+            f"{val_list}: {len(missing)} of {int(listed.sum()) + len(missing)} paths are not images of "
             f"{catalog.root}, got {min(missing)}, expected paths such as {catalog.name(0)}; correct the list"
         )
     return listed
 
 
-def _held_out(catalog: Catalog, val_frac: float, seed: int) -> NDArray[np.bool_]:
-    """(N,) bool: a seeded part of every class: at least one image, and at least one left, where it has two."""
+def _draw_held_out(catalog: Catalog, val_frac: float, seed: int) -> NDArray[np.bool_]:
+    """(N,) bool: a seeded fraction of every class: at least one image if it has two, and never all."""
     counts = _counts(catalog)
     by_rank = np.zeros(len(catalog), np.bool_)
     for start, total, name in _classes(catalog, counts):
-        wanted = min(total - 1, max(1, round(total * val_frac)))
-        # why: keyed by name, so that a class that comes or goes leaves the others' split alone
+        held_count = min(total - 1, max(1, round(total * val_frac)))
+        # why by name: adding or removing a class does not change the split of the others
         key = stream_key(seed, _HELD_OUT, zlib.crc32(name))
-        by_rank[start + permute(key, np.arange(wanted, dtype=np.int64), total)] = True
-    return _in_order(catalog, counts, by_rank)
+        by_rank[start + permute(key, np.arange(held_count, dtype=np.int64), total)] = True
+    return _to_catalog_order(catalog, counts, by_rank)
 
 
-def _dealt(catalog: Catalog, folds: int, seed: int) -> NDArray[np.uint8]:
-    """(N,) u1: the fold of every image, dealt out in a seeded order from another first fold in each class."""
+def _assign_folds(catalog: Catalog, folds: int, seed: int) -> NDArray[np.uint8]:
+    """(N,) u1: the fold of every image, dealt in a seeded order starting at a seeded fold per class."""
     counts = _counts(catalog)
     by_rank = np.zeros(len(catalog), np.uint8)
     for start, total, name in _classes(catalog, counts):
         key = stream_key(seed, _FOLDS, zlib.crc32(name))
         order = permute(key, np.arange(total, dtype=np.int64), total)
-        # why: else the images that do not divide evenly would all go to the first folds
+        # why a seeded first fold: otherwise the remainders of all classes would go to the first folds
         by_rank[start : start + total] = (order + stream_key(key) % folds) % folds
-    return _in_order(catalog, counts, by_rank)
+    return _to_catalog_order(catalog, counts, by_rank)
 
 
 def _counts(catalog: Catalog) -> NDArray[np.int64]:
-    """(C,) images of each class."""
+    """(C,) number of images of each class."""
     counts = np.zeros(len(catalog.classes), np.int64)
     for first in range(0, len(catalog), _CHUNK):
         counts += np.bincount(catalog.labels[first : first + _CHUNK], minlength=len(counts))
@@ -187,15 +189,15 @@ def _counts(catalog: Catalog) -> NDArray[np.int64]:
 
 
 def _classes(catalog: Catalog, counts: NDArray[np.int64]) -> Iterator[tuple[int, int, bytes]]:
-    """(images of all classes before it, images, name) of every class that has any."""
+    """Yield (images of all classes before it, images, name) of every non-empty class."""
     starts = np.cumsum(counts) - counts
     for label in np.flatnonzero(counts).tolist():
         yield int(starts[label]), int(counts[label]), os.fsencode(catalog.classes[label])
 
 
-def _in_order(catalog: Catalog, counts: NDArray[np.int64], by_rank: NDArray[T]) -> NDArray[T]:
-    """Values laid out class after class, each in the order of its names, brought into the catalog's order."""
-    next_rank = np.cumsum(counts) - counts  # where the next image of each class has its value
+def _to_catalog_order(catalog: Catalog, counts: NDArray[np.int64], by_rank: NDArray[T]) -> NDArray[T]:
+    """Reorder values that are laid out class by class, each in order of names, to the catalog's order."""
+    next_rank = np.cumsum(counts) - counts  # index of the value of each class's next image
     out = np.empty_like(by_rank)
     for first in range(0, len(catalog), _CHUNK):
         labels = catalog.labels[first : first + _CHUNK]

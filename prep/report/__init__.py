@@ -1,1 +1,1 @@
-"""What a user sees of a set: the HTML report and the closing lines."""
+"""What the user sees of a set: the HTML report and the console summary."""

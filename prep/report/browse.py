@@ -1,4 +1,4 @@
-"""How is a finished set looked into, a few samples of it at a time?"""
+"""Random access to a finished set for the report: index arrays, single JPEGs, lists."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED
 from pipeline.storage.scratch import ScratchFolder
 from prep.storage.output import Store
 
-__all__ = ["OpenSet"]
+__all__ = ["ShardSetReader"]
 
 
-class OpenSet:
-    """A finished set at `store`; arrays stay on disk, lists are read line by line. Close it when done."""
+class ShardSetReader:
+    """Reads a finished set at `store`. Arrays are memory-mapped, lists are read line by line. A context manager."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self._store, self._manifest = store, manifest
         self._scratch = ScratchFolder()
         self._arrays: dict[str, NDArray[Any]] = {}
 
-    def __enter__(self) -> OpenSet:
+    def __enter__(self) -> ShardSetReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,7 +44,7 @@ class OpenSet:
         return self._array(f"index/{split}-{res}.npy", STORED)
 
     def jpeg(self, split: str, res: str, row: int) -> bytes:
-        """The file of one sample at `res`."""
+        """The JPEG of the sample in `row` at `res`."""
         record = self.stored(split, res)[row]
         shard = self._manifest["splits"][split]["shards"][int(record["shard"])]
         with self._store.open(f"{res}/{shard}.tar") as file:
@@ -52,33 +52,33 @@ class OpenSet:
             return file.read(int(record["nbytes"]))
 
     def row(self, split: str, key: int) -> int | None:
-        """Where a key's sample is; None if its input was not taken."""
+        """The row of the sample with that key; None if its image was rejected."""
         keys = self.samples(split)["key"]
         row = int(np.searchsorted(keys, key))
         return row if row < len(keys) and keys[row] == key else None
 
     def largest(self, count: int) -> list[tuple[int, str, int]]:
-        """(bytes, split, row) of the largest input files, falling."""
-        found: list[tuple[int, str, int]] = []
+        """(bytes, split, row) of the largest input files, descending."""
+        largest: list[tuple[int, str, int]] = []
         for split in self._manifest["splits"]:
             sizes = self.sources(split)["nbytes"]
             rows = np.argsort(sizes, kind="stable")[-count:]
-            found += [(int(sizes[row]), split, int(row)) for row in rows]
-        return sorted(found, key=lambda one: (-one[0], one[1:]))[:count]
+            largest += [(int(sizes[row]), split, int(row)) for row in rows]
+        return sorted(largest, key=lambda entry: (-entry[0], entry[1:]))[:count]
 
-    def names(self, wanted: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """(split, row) -> the input's name."""
-        found = {}
+    def names(self, rows: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """{(split, row): name of the input image} for the given rows."""
+        names = {}
         for split in self._manifest["splits"]:
-            last = max([row for name, row in wanted if name == split], default=-1)
+            last = max([row for name, row in rows if name == split], default=-1)
             lines = self.lines(f"index/{split}.sources.jsonl")
             for row, name in zip(range(last + 1), lines, strict=False):
-                if (split, row) in wanted:
-                    found[split, row] = name
-        return found
+                if (split, row) in rows:
+                    names[split, row] = name
+        return names
 
     def lines(self, name: str) -> Iterator[Any]:
-        """What each line of a JSON-lines file holds."""
+        """Yield the value in each line of a JSON-lines file."""
         with self._store.open(name) as file:
             for line in file:
                 yield json.loads(line)

@@ -1,4 +1,4 @@
-"""What do the sources and the classes look like in numbers? Counts in fixed memory, drawn as PNG."""
+"""Statistics of sources and classes, counted in fixed memory and drawn as PNG."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["SourceCounts", "class_chart", "class_counts", "source_chart"]
 
 _ROWS = 1 << 20  # records in memory at a time
-_INK, _BAR, _MARK = "#808a96", "#3b7dd8", "#d9733a"  # readable on white and on black
-_SIDE_EDGES = np.geomspace(1, 1 << 16, 16 * 12 + 1)  # px, twelve to an octave
-_ASPECT_EDGES = np.geomspace(1 / 8, 8, 6 * 16 + 1)  # width / height, sixteen to an octave
+_INK, _BAR, _MARK = "#808a96", "#3b7dd8", "#d9733a"  # legible on white and on black
+_SIDE_EDGES = np.geomspace(1, 1 << 16, 16 * 12 + 1)  # px, twelve per octave
+_ASPECT_EDGES = np.geomspace(1 / 8, 8, 6 * 16 + 1)  # width / height, sixteen per octave
 
 
 def _pieces(rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -27,7 +27,7 @@ def _pieces(rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def class_counts(samples: NDArray[Any], classes: int) -> NDArray[np.int64]:
-    """(classes,) how many of the SAMPLE records have each label."""
+    """(classes,) int64: number of SAMPLE records with each label."""
     counts = np.zeros(classes, np.int64)
     for piece in _pieces(samples):
         counts += np.bincount(piece["label"], minlength=classes)
@@ -35,10 +35,10 @@ def class_counts(samples: NDArray[Any], classes: int) -> NDArray[np.int64]:
 
 
 class SourceCounts:
-    """Width, height, short side (px) and aspect of SOURCE records, as histograms."""
+    """Histograms of width, height, short side (px) and aspect ratio of SOURCE records."""
 
     def __init__(self) -> None:
-        self.short = np.zeros(1 << 16, np.int64)  # by short side in px, exact
+        self.short = np.zeros(1 << 16, np.int64)  # exact, by short side in px
         self.sides = np.zeros((len(_SIDE_EDGES) - 1,) * 2, np.int64)  # width, height
         self.aspect = np.zeros(len(_ASPECT_EDGES) - 1, np.int64)
 
@@ -51,17 +51,17 @@ class SourceCounts:
             self.aspect += np.histogram(ratio, bins=_ASPECT_EDGES)[0]
 
     def smaller_than(self, short_side: int) -> int:
-        """How many sources have a shorter short side (px): they are stored as they came."""
+        """Number of sources whose short side is below `short_side` px: these are stored unscaled."""
         return int(self.short[:short_side].sum())
 
     def quantile(self, part: float) -> int:
-        """The short side in px that `part` (0..1) of the sources reach at most."""
+        """The short side in px that a fraction `part` (0..1) of the sources does not exceed."""
         total = np.cumsum(self.short)
         return int(np.searchsorted(total, max(1, part * total[-1])))
 
 
 def source_chart(counts: SourceCounts, short_sides: Sequence[int]) -> bytes:
-    """Width against height, the short side with the stored ones (px) marked, and the aspect ratio."""
+    """PNG of width against height, the short sides with the stored ones (px) marked, and the aspect ratios."""
     from matplotlib.colors import LogNorm
 
     figure = _figure(11.4, 3.3)
@@ -73,31 +73,32 @@ def source_chart(counts: SourceCounts, short_sides: Sequence[int]) -> bytes:
     edges = _SIDE_EDGES[low : high + 1]
     mesh = sides.pcolormesh(edges, edges, shown, norm=LogNorm(1, max(10, np.nanmax(shown))), cmap=_colours())
     _colorbar(figure, mesh)
-    _dress(sides, "width x height", "width in px", "height in px", logarithmic="xy")
+    _style_axes(sides, "width x height", "width in px", "height in px", logarithmic="xy")
     step = max(1, (high - low) // 40)
     ends = np.unique(np.round(_SIDE_EDGES[low : high + 1 : step]).astype(int))
     ends = ends if len(ends) > 1 else np.array([ends[0], ends[0] + 1])
     short.stairs(np.add.reduceat(np.append(counts.short, 0), ends)[:-1], ends, fill=True, color=_BAR)
     for side in short_sides:
         short.axvline(side, color=_MARK, linewidth=1.2)
-    _dress(short, "short side (lines: as stored)", "px", "images", logarithmic="x")
+    _style_axes(short, "short side (lines: stored sizes)", "px", "images", logarithmic="x")
     aspect.stairs(counts.aspect, _ASPECT_EDGES, fill=True, color=_BAR)
-    _dress(aspect, "aspect ratio", "width / height", "images", logarithmic="x")
+    _style_axes(aspect, "aspect ratio", "width / height", "images", logarithmic="x")
     return _png(figure)
 
 
 def class_chart(train: NDArray[np.int64]) -> bytes:
-    """Training samples of each class, classes by falling count: for more classes than can be named."""
+    """PNG of training samples per class in descending order, for more classes than can be listed by name."""
     figure = _figure(11.4, 2.8)
     axes = figure.subplots()
     axes.stairs(np.sort(train)[::-1], np.arange(len(train) + 1), fill=True, color=_BAR)
     axes.set_xlim(0, len(train))
-    _dress(axes, "training samples a class", "classes, by falling count", "samples")
+    _style_axes(axes, "training samples per class", "classes, by descending count", "samples")
     return _png(figure)
 
 
 def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure  # why: no pyplot, so no display and no global state; and it takes a second
+    # why not pyplot: no display, no global state. Imported here because it takes a second
+    from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -114,8 +115,8 @@ def _colorbar(figure: Figure, mesh: Any) -> None:
     bar.outline.set_visible(False)
 
 
-def _dress(axes: Axes, title: str, across: str, up: str, *, logarithmic: str = "") -> None:
-    """Titles, and axes that read on any background; `logarithmic`: which of `xy`."""
+def _style_axes(axes: Axes, title: str, across: str, up: str, *, logarithmic: str = "") -> None:
+    """Set titles, and colours that are legible on any background; `logarithmic` lists the log axes, of `xy`."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_title(title, color=_INK, fontsize=10, loc="left")

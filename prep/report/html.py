@@ -1,4 +1,4 @@
-"""How does a report look? Pieces of one self-contained HTML page, plain in light and in dark."""
+"""Building blocks of the report: one self-contained HTML page, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Raw", "bars", "figure", "heading", "page", "picture", "section", "sheet", "shown", "table", "text", "tiles"]
+__all__ = [
+    "Raw", "bars", "escape", "figure", "heading", "page", "picture", "section", "sheet", "table", "text", "tiles",
+]  # fmt: skip
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #66707d; --line: #dfe3e8; --card: #fff; --page: #f5f6f8;
@@ -44,57 +46,58 @@ summary { cursor: pointer; font-weight: 600; padding: 6px 0; }
 
 @dataclass(frozen=True)
 class Raw:
-    """HTML that is ready; everything else is text, and is escaped."""
+    """Ready HTML; anything else is text and gets escaped."""
 
     text: str
 
 
-def shown(text: object) -> str:
-    """Text as HTML; what has no glyph (control and direction marks, bytes that are no text) as its escape."""
+def escape(text: object) -> str:
+    """Text as HTML; characters without a glyph (control and direction marks, invalid bytes) as their escapes."""
     visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
     return html.escape(visible)
 
 
 def _cell(value: object) -> str:
-    return value.text if isinstance(value, Raw) else shown(value)
+    return value.text if isinstance(value, Raw) else escape(value)
 
 
 def page(title: str, where: str, parts: Iterable[Raw]) -> bytes:
+    """A complete HTML document, UTF-8."""
     body = "\n".join(part.text for part in parts)
     text = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{shown(title)}</title><style>{_STYLE}</style></head>\n"
-        f'<body><main><h1>{shown(title)}</h1><p class="soft">{shown(where)}</p>\n{body}\n</main></body></html>\n'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
+        f'<body><main><h1>{escape(title)}</h1><p class="soft">{escape(where)}</p>\n{body}\n</main></body></html>\n'
     )
     return text.encode()
 
 
 def section(heading: str, parts: Iterable[Raw]) -> Raw:
-    return Raw(f"<section><h2>{shown(heading)}</h2>\n{''.join(part.text for part in parts)}</section>")
+    return Raw(f"<section><h2>{escape(heading)}</h2>\n{''.join(part.text for part in parts)}</section>")
 
 
 def text(words: str, kind: str = "") -> Raw:
     """A paragraph; `kind`: `soft`, `warn`, or none."""
-    return Raw(f'<p class="{kind}">{shown(words)}</p>\n')
+    return Raw(f'<p class="{kind}">{escape(words)}</p>\n')
 
 
 def heading(words: str) -> Raw:
-    return Raw(f"<h3>{shown(words)}</h3>\n")
+    return Raw(f"<h3>{escape(words)}</h3>\n")
 
 
 def tiles(numbers: Iterable[tuple[object, str]]) -> Raw:
-    """A headline of (number, what it counts)."""
+    """A row of tiles, each a (number, what it counts)."""
     cells = "".join(
-        f'<div><b>{shown(number)}</b><span class="soft">{shown(what)}</span></div>' for number, what in numbers
+        f'<div><b>{escape(number)}</b><span class="soft">{escape(what)}</span></div>' for number, what in numbers
     )
     return Raw(f'<div class="tiles">{cells}</div>')
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Raw:
-    """Rows of text; columns whose heading ends with `#` hold numbers and stand to the right."""
+    """A table of text; columns whose heading ends with `#` hold numbers and are right-aligned."""
     kinds = [' class="n"' if head.endswith("#") else "" for head in heads]
-    top = "".join(f"<th{kind}>{shown(head.rstrip('#'))}</th>" for head, kind in zip(heads, kinds, strict=True))
+    top = "".join(f"<th{kind}>{escape(head.rstrip('#'))}</th>" for head, kind in zip(heads, kinds, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td{kind}>{_cell(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>\n"
         for row in rows
@@ -103,33 +106,34 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Raw:
 
 
 def bars(rows: Sequence[tuple[str, float, str]]) -> Raw:
-    """Horizontal bars of (name, value, value in words), the longest one full width."""
+    """Horizontal bars of (name, value, value in words), scaled to the largest."""
     longest = max([value for _, value, _ in rows], default=0.0) or 1.0
     cells = "".join(
-        f'<span class="name" title="{shown(name)}">{shown(name)}</span>'
-        f'<div class="bar" style="width:{100 * value / longest:.2f}%"></div><span class="count">{shown(words)}</span>\n'
+        f'<span class="name" title="{escape(name)}">{escape(name)}</span>'
+        f'<div class="bar" style="width:{100 * value / longest:.2f}%"></div>'
+        f'<span class="count">{escape(words)}</span>\n'
         for name, value, words in rows
     )
     return Raw(f'<div class="bars">{cells}</div>')
 
 
 def picture(data: bytes, kind: str, *, alt: str, width: int = 0, height: int = 0) -> str:
-    """An <img> that holds its own bytes; `width` and `height` in CSS px, or a chart as wide as the page."""
+    """An <img> with embedded bytes; `width` and `height` in CSS px, or 0 for a chart as wide as the page."""
     size = f'width="{width}" height="{height}"' if width else 'class="chart"'
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
-    return f'<img {size} alt="{shown(alt)}" src="{source}">'
+    return f'<img {size} alt="{escape(alt)}" src="{source}">'
 
 
 def figure(image: str, caption: str, title: str, width: int) -> str:
     return (
-        f'<figure style="width:{width}px;max-width:100%" title="{shown(title)}">{image}'
-        f"<figcaption>{shown(caption)}</figcaption></figure>\n"
+        f'<figure style="width:{width}px;max-width:100%" title="{escape(title)}">{image}'
+        f"<figcaption>{escape(caption)}</figcaption></figure>\n"
     )
 
 
 def sheet(summary: str, figures: Iterable[str], *, opened: bool) -> Raw:
-    """Figures that can be folded away."""
+    """A collapsible contact sheet of figures."""
     state = " open" if opened else ""
     return Raw(
-        f'<details{state}><summary>{shown(summary)}</summary><div class="sheet">\n{"".join(figures)}</div></details>\n'
+        f'<details{state}><summary>{escape(summary)}</summary><div class="sheet">\n{"".join(figures)}</div></details>\n'
     )

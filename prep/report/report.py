@@ -1,4 +1,4 @@
-"""What should somebody see before they trust a new set? One HTML page with pictures, counts and oddities."""
+"""Writes `report.html`, one page to judge a new set by: sample images, class counts, sources, rejects, duplicates."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from typing import Any
 import numpy as np
 
 from pipeline.dataset.shard_set import key_name
-from prep.prepare import Built
+from prep.prepare import BuildResult
 from prep.storage.output import Store
 
-from .browse import OpenSet
+from .browse import ShardSetReader
 from .charts import SourceCounts, class_chart, class_counts, source_chart
-from .html import Raw, bars, figure, heading, page, picture, section, sheet, shown, table, text, tiles
+from .html import Raw, bars, escape, figure, heading, page, picture, section, sheet, table, text, tiles
 
 __all__ = ["REPORT", "write_report"]
 
-REPORT = "report.html"  # no part of the manifest: its times differ from run to run
-_SHOWN = 48  # samples a contact sheet
-_SHEET_BYTES = 8_000_000  # of JPEGs, for resolutions that are much larger than usual
-_NAMED_CLASSES = 40  # more get a curve, and the ends of it by name
-_EXAMPLES = 3  # of each kind of reject
+REPORT = "report.html"  # not in the manifest: its times differ from run to run
+_SHOWN = 48  # samples per contact sheet
+_SHEET_BYTES = 8_000_000  # limit of JPEG bytes per sheet, reached only by very large resolutions
+_NAMED_CLASSES = 40  # more classes are drawn as a curve, with both ends listed by name
+_EXAMPLES = 3  # per kind of reject
 _LISTED = 12
 _GROUPS = 8
-_TEXT = 200  # characters of a reason
+_REASON_CHARS = 200  # characters shown of a reason
 
 
-def write_report(store: Store, built: Built) -> str:
-    """Write `report.html` of a finished set; returns where it is. Arrays stay on disk, lists are read by line.
+def write_report(store: Store, result: BuildResult) -> str:
+    """Write `report.html` of a finished set; returns its path or URL. Memory does not grow with the set.
 
     Raises `ResoluteError` if it cannot be written.
     """
-    with OpenSet(store, built.manifest) as opened:
-        store.write(REPORT, page("Shard set", store.where, _Report(opened, built).parts()))
+    with ShardSetReader(store, result.manifest) as reader:
+        store.write(REPORT, page("Shard set", store.where, _Report(reader, result).parts()))
     return f"{store.where}/{REPORT}"
 
 
 class _Report:
-    def __init__(self, opened: OpenSet, built: Built) -> None:
-        self._set, self._built, self._manifest = opened, built, built.manifest
-        self._sheet_rows = _evenly(self._manifest["splits"]["train"]["samples"])
-        self._largest = opened.largest(_LISTED)
-        self._slowest = [] if built.tally is None else [
-            (seconds, split, opened.row(split, key)) for seconds, split, key in built.tally.slowest if seconds > 0
+    def __init__(self, reader: ShardSetReader, result: BuildResult) -> None:
+        self._set, self._result, self._manifest = reader, result, result.manifest
+        self._sheet_rows = _evenly_spaced(self._manifest["splits"]["train"]["samples"])
+        self._largest = reader.largest(_LISTED)
+        self._slowest = [] if result.stats is None else [
+            (seconds, split, reader.row(split, key)) for seconds, split, key in result.stats.slowest if seconds > 0
         ]  # fmt: skip
-        wanted = {("train", row) for row in self._sheet_rows} | {(split, row) for _, split, row in self._largest}
-        wanted |= {(split, row) for _, split, row in self._slowest if row is not None}
-        self._names = opened.names(wanted)
+        named_rows = {("train", row) for row in self._sheet_rows} | {(split, row) for _, split, row in self._largest}
+        named_rows |= {(split, row) for _, split, row in self._slowest if row is not None}
+        self._names = reader.names(named_rows)
 
     def parts(self) -> Iterator[Raw]:
         yield self._headline()
-        for warning in self._built.warnings:
+        for warning in self._result.warnings:
             yield text(f"{warning}.", "warn")
-        yield section("Samples, as they are stored", self._sheets())
+        yield section("Stored samples", self._sheets())
         yield section("Classes", self._classes())
         yield section("Sources", self._sources())
         yield section("Rejected inputs", self._rejects())
@@ -70,8 +70,8 @@ class _Report:
         numbers += [
             (f"{len(manifest['classes']):,}", "classes"),
             (", ".join(manifest["resolutions"]), "px"),
-            (f"{sum(len(info['shards']) for info in splits.values()):,}", "shards a resolution"),
-            (_size(sum(info["bytes"] for info in manifest["files"].values())), "on disk"),
+            (f"{sum(len(info['shards']) for info in splits.values()):,}", "shards per resolution"),
+            (_format_bytes(sum(info["bytes"] for info in manifest["files"].values())), "on disk"),
             (f"{manifest['source']['rejected']:,}", "inputs rejected"),
             (f"{manifest['source']['duplicates']['extra']:,}", "exact copies"),
         ]
@@ -93,7 +93,7 @@ class _Report:
                 if figures and total > _SHEET_BYTES:
                     break
                 side = int(max(record["width"], record["height"]))
-                scale = min(1.0, 2 * info["short_side"] / side)  # why: a panorama would push all others away
+                scale = min(1.0, 2 * info["short_side"] / side)  # why: a panorama would take the whole row
                 width, height = (max(1, round(int(record[name]) * scale)) for name in ("width", "height"))
                 name = str(classes[labels[row]])
                 title = f"{key_name(int(samples['key'][row]))} {self._names['train', row]}"
@@ -106,16 +106,16 @@ class _Report:
         classes, splits = self._manifest["classes"], self._manifest["splits"]
         counts = {name: class_counts(self._set.samples(name), len(classes)) for name in splits}
         train = counts["train"]
-        told = [", ".join(f"{name} {int(counts[name][c]):,}" for name in counts) for c in range(len(classes))]
-        rows = [(str(name), float(train[c]), told[c]) for c, name in enumerate(classes)]
-        yield text(f"Training samples a class: {train.min():,} to {train.max():,}, median {np.median(train):,.0f}.")
+        counts_text = [", ".join(f"{name} {int(counts[name][c]):,}" for name in counts) for c in range(len(classes))]
+        rows = [(str(name), float(train[c]), counts_text[c]) for c, name in enumerate(classes)]
+        yield text(f"Training samples per class: {train.min():,} to {train.max():,}, median {np.median(train):,.0f}.")
         missing = int((train == 0).sum())
         if missing:
             yield text(f"{missing} of {len(classes)} classes have no training sample.", "warn")
         if len(classes) <= _NAMED_CLASSES:
             yield bars(rows)
             return
-        yield Raw(picture(class_chart(train), "png", alt="training samples a class"))
+        yield Raw(picture(class_chart(train), "png", alt="training samples per class"))
         order = np.argsort(-train, kind="stable").tolist()
         yield heading("Most samples")
         yield bars([rows[c] for c in order[:_LISTED]])
@@ -128,15 +128,17 @@ class _Report:
             counts.add(self._set.sources(split))
         low, middle, high = (counts.quantile(part) for part in (0.05, 0.5, 0.95))
         sides = {res: info["short_side"] for res, info in self._manifest["resolutions"].items()}
-        yield text(f"Short side of the sources: half of them up to {middle} px, nine in ten from {low} to {high} px.")
+        yield text(f"Short side of the sources: median {middle} px, 90 % between {low} and {high} px.")
         for res, side in sides.items():
             if smaller := counts.smaller_than(side):
-                yield text(
-                    f"{smaller:,} are smaller than {side} px, as stored for {res} px: they were not enlarged.", "soft"
-                )
+                words = f"{smaller:,} are smaller than the {side} px stored for {res} px; they were not enlarged."
+                yield text(words, "soft")
         yield Raw(picture(source_chart(counts, list(sides.values())), "png", alt="sizes of the sources"))
         yield heading("Largest input files")
-        rows = [(_size(n), self._name(split, row), split, self._pixels(split, row)) for n, split, row in self._largest]
+        rows = [
+            (_format_bytes(nbytes), self._name(split, row), split, self._pixels(split, row))
+            for nbytes, split, row in self._largest
+        ]
         yield table(["size#", "input", "split", "pixels#"], rows)
 
     def _pixels(self, split: str, row: int) -> str:
@@ -154,7 +156,7 @@ class _Report:
             rows.append(
                 (res, info["short_side"], len(tars), f"{sum(tars) / 1e6:,.1f}", f"{sum(tars) / samples / 1e3:.1f}")
             )
-        return table(["resolution, px#", "short side, px#", "shards#", "MB#", "kB a sample#"], rows)
+        return table(["resolution, px#", "short side, px#", "shards#", "MB#", "kB per sample#"], rows)
 
     def _rejects(self) -> Iterator[Raw]:
         counts: Counter[str] = Counter()
@@ -163,58 +165,60 @@ class _Report:
             kind = row["reason"].partition(":")[0]
             counts[kind] += 1
             if counts[kind] <= _EXAMPLES:
-                examples.setdefault(kind, []).append((row["path"], row["reason"][:_TEXT]))
+                examples.setdefault(kind, []).append((row["path"], row["reason"][:_REASON_CHARS]))
         source = self._manifest["source"]
-        yield text(f"{source['rejected']:,} of {source['images']:,} images were not taken.")
+        yield text(f"{source['rejected']:,} of {source['images']:,} images were rejected.")
         if counts:
             rows = [
-                (f"{n:,}", kind, Raw("<br>".join(f"{shown(path)}: {shown(reason)}" for path, reason in examples[kind])))
+                (f"{n:,}", kind, Raw("<br>".join(f"{escape(path)}: {escape(why)}" for path, why in examples[kind])))
                 for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
             ]
-            yield table(["images#", "reason", "for example"], rows)
-        if self._built.ignored:
-            yield heading("Ignored without a look")
-            yield table(["files#", "kind"], [(f"{n:,}", kind) for kind, n in self._built.ignored.most_common() if n])
+            yield table(["images#", "reason", "examples"], rows)
+        if self._result.ignored:
+            yield heading("Ignored files")
+            yield table(["files#", "kind"], [(f"{n:,}", kind) for kind, n in self._result.ignored.most_common() if n])
 
     def _duplicates(self) -> Iterator[Raw]:
-        told = self._manifest["source"]["duplicates"]
-        yield text(f"{told['extra']:,} images are exact copies of others, in {told['groups']:,} groups; all are kept.")
-        if told["two_labels"]:
-            yield text(f"{told['two_labels']:,} groups come under two labels or more: at least one is wrong.", "warn")
-        if told["across_splits"]:
-            yield text(f"{told['across_splits']:,} groups are in train and in val: validation knows them.", "warn")
+        counts = self._manifest["source"]["duplicates"]
+        extra, groups = counts["extra"], counts["groups"]
+        yield text(f"{extra:,} images are exact copies of others, in {groups:,} groups; all are kept.")
+        if counts["two_labels"]:
+            yield text(f"{counts['two_labels']:,} groups have two or more labels: at least one label is wrong.", "warn")
+        if counts["across_splits"]:
+            yield text(f"{counts['across_splits']:,} groups are in both train and val: val is contaminated.", "warn")
         worst: dict[str, list[Any]] = {"two labels": [], "in two splits": [], "": []}
         for group in self._set.lines("duplicates.jsonl"):
-            kind = "two labels" if len({one["label"] for one in group}) > 1 else ""
-            kind = kind or ("in two splits" if len({one["split"] for one in group}) > 1 else "")
+            kind = "two labels" if len({entry["label"] for entry in group}) > 1 else ""
+            kind = kind or ("in two splits" if len({entry["split"] for entry in group}) > 1 else "")
             if len(worst[kind]) < _GROUPS:
                 worst[kind].append(group)
-        rows = [(len(group), kind, self._members(group)) for kind, groups in worst.items() for group in groups]
+        rows = [(len(group), kind, self._inputs(group)) for kind, groups in worst.items() for group in groups]
         if rows:
             yield table(["copies#", "", "inputs"], rows)
 
-    def _members(self, group: Sequence[Mapping[str, Any]]) -> Raw:
+    def _inputs(self, group: Sequence[Mapping[str, Any]]) -> Raw:
         lines = []
-        for one in group[: _EXAMPLES + 1]:
-            told = f"({self._manifest['classes'][one['label']]}, {one['split']})"
-            lines.append(f'{shown(one["path"])} <span class="soft">{shown(told)}</span>')
+        for entry in group[: _EXAMPLES + 1]:
+            label_and_split = f"({self._manifest['classes'][entry['label']]}, {entry['split']})"
+            lines.append(f'{escape(entry["path"])} <span class="soft">{escape(label_and_split)}</span>')
         return Raw("<br>".join(lines) + (" …" if len(group) > len(lines) else ""))
 
     def _run(self) -> Iterator[Raw]:
-        tally, elapsed_s = self._built.tally, self._built.elapsed_s
-        if tally is None:
-            yield text("The set was there; nothing was done.")
+        stats, elapsed_s = self._result.stats, self._result.elapsed_s
+        if stats is None:
+            yield text("The set was already complete; no images were converted.")
             return
-        rate = f"{tally.images / elapsed_s:,.0f} images/s, {tally.read_bytes / elapsed_s / 1e6:,.1f} MB/s read"
-        yield text(f"{tally.images:,} images in {elapsed_s:,.1f} s: {rate}. {self._built.kept} shards were kept.")
+        rate = f"{stats.images / elapsed_s:,.0f} images/s, {stats.read_bytes / elapsed_s / 1e6:,.1f} MB/s read"
+        yield text(f"{stats.images:,} images in {elapsed_s:,.1f} s: {rate}.")
+        yield text(f"{self._result.kept_shards} shards were kept from earlier runs.", "soft")
         parts = [
-            ("read", tally.read_s),
-            ("decode", tally.decode_s),
-            ("resize + encode", tally.convert_s),
-            ("write", tally.write_s),
+            ("read", stats.read_s),
+            ("decode", stats.decode_s),
+            ("resize + encode", stats.convert_s),
+            ("write", stats.write_s),
         ]
         total = sum(seconds for _, seconds in parts) or 1.0
-        yield heading("Where the workers' time went")
+        yield heading("Time by kind of work")
         yield bars([(name, value, f"{value:,.1f} s, {100 * value / total:.0f} %") for name, value in parts])
         rows = [(f"{seconds * 1e3:,.1f} ms", self._name(split, row), split)
                 for seconds, split, row in self._slowest]  # fmt: skip
@@ -223,12 +227,12 @@ class _Report:
             yield table(["time#", "input", "split"], rows)
 
 
-def _evenly(samples: int) -> list[int]:
-    """Rows spread over `samples`, `_SHOWN` at most."""
+def _evenly_spaced(samples: int) -> list[int]:
+    """At most `_SHOWN` rows, spread evenly over `samples`."""
     return np.unique(np.linspace(0, samples - 1, min(_SHOWN, samples)).round().astype(int)).tolist()
 
 
-def _size(nbytes: int) -> str:
+def _format_bytes(nbytes: int) -> str:
     for unit, scale in (("GB", 1e9), ("MB", 1e6)):
         if nbytes >= scale:
             return f"{nbytes / scale:,.2f} {unit}"

@@ -1,1 +1,1 @@
-"""The files of a shard set: written, recorded, checked and repaired."""
+"""The files of a shard set: writing, recording, checking and repairing them."""

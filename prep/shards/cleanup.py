@@ -1,4 +1,4 @@
-"""What earlier attempts have left in OUT and may be deleted: half written files, and whole ones of no set."""
+"""Deletes what earlier runs left in OUT: partial files, and complete files that are not part of the set."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Collection, Iterator
 
 from prep.storage.output import Store
 
-__all__ = ["remove_parts", "remove_stale"]
+__all__ = ["delete_orphans", "delete_partial"]
 
 _OF_A_SET = (
     r"\d+/((train|val)-\d{6}\.(tar|idx)|_info\.json)"
     r"|index/(train|val)((-\d+)?(\.crc)?\.npy|\.source\.npy|\.sources\.jsonl)"
     r"|rejects\.jsonl|duplicates\.jsonl|_info\.json"
 )
-_OURS = re.compile(_OF_A_SET)
-_WRITTEN = re.compile(
+_SET_NAMES = re.compile(_OF_A_SET)
+_PARTIAL_NAMES = re.compile(
     rf"{_OF_A_SET}|(index/)?manifest\.json|damaged\.json|report\.html|source\.json|\.prep/.+"
 )
 
 
-def remove_parts(store: Store) -> None:
-    """Delete what killed runs had half written. Only where no other run can be writing."""
-    store.delete_partial(_WRITTEN)
+def delete_partial(store: Store) -> None:
+    """Delete partial files of killed runs. To be called only while no other run can be writing."""
+    store.delete_partial(_PARTIAL_NAMES)
 
 
-def remove_stale(store: Store, keep: Collection[str]) -> None:
-    """Delete files of ours, whole or half written, that are not in `keep` (names in `store`); nothing else.
+def delete_orphans(store: Store, keep: Collection[str]) -> None:
+    """Delete prep's files, complete or partial, that are not in `keep` (names in `store`), and nothing else.
 
-    Half written ones are left by nodes of a cluster that were lost during this very run.
+    Partial files may even stem from this run: from cluster nodes that were lost.
     """
-    remove_parts(store)
+    delete_partial(store)
     for name in _names(store):
-        if name not in keep and _OURS.fullmatch(name):
+        if name not in keep and _SET_NAMES.fullmatch(name):
             store.remove(name)
     for folder in store.folders():
         if folder.isdecimal():

@@ -1,4 +1,4 @@
-"""Which images are there more than once, and does it matter? Same bytes: by the digest that the index keeps."""
+"""Groups of byte-identical input images, found by the digests in the index."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Parts = Callable[[], Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
-    """Groups of samples made from equal files, as one sorted table.
+    """Groups of samples made from identical files, as one sorted table.
 
-    `digests`, `splits` (a position in `names`), `keys`, `labels`: (n,) each, equal digests side by side,
-    samples without a twin left out. `names_of[split](keys)` are the inputs' names.
+    `digests`, `splits` (an index into `names`), `keys` and `labels` are (n,) each; equal digests are adjacent, and
+    samples without a duplicate are left out. `names_of[split](keys)` returns the names of the inputs.
     """
 
     names: Sequence[str]
@@ -39,8 +39,8 @@ class Duplicates:
             if stop > start:
                 yield slice(start, stop)
 
-    def told(self) -> dict[str, int]:
-        """Groups of equal files; images beyond the first of each; groups with two labels; with two splits."""
+    def summary(self) -> dict[str, int]:
+        """Number of groups, of images beyond the first of each, of groups with two labels, of groups in two splits."""
         groups = two_labels = two_splits = 0
         for group in self._groups():
             groups += 1
@@ -50,36 +50,37 @@ class Duplicates:
         return {"groups": groups, "extra": extra, "two_labels": two_labels, "across_splits": two_splits}
 
     def lines(self) -> Iterator[bytes]:
-        """One JSON line a group: [{path, split, key, label}, …]."""
+        """One JSON line per group: [{path, split, key, label}, …]."""
         for group in self._groups():
-            told = []
-            for at in range(group.start, group.stop):
-                split, key = self.names[self.splits[at]], int(self.keys[at])
+            entries = []
+            for i in range(group.start, group.stop):
+                split, key = self.names[self.splits[i]], int(self.keys[i])
                 (path,) = self.names_of[split]([key])
-                told.append({"path": path, "split": split, "key": key, "label": int(self.labels[at])})
-            yield (json.dumps(told) + "\n").encode()
+                entries.append({"path": path, "split": split, "key": key, "label": int(self.labels[i])})
+            yield (json.dumps(entries) + "\n").encode()
 
 
 def find_duplicates(parts: Mapping[str, Parts], names_of: Mapping[str, NamesOf], total: int) -> Duplicates:
-    """From each split's (digests, keys, labels), in pieces that can be had twice; holds 8 bytes a sample.
+    """Find samples with equal digests; holds 8 bytes per sample in memory.
 
+    `parts` maps a split to a function that yields its (digests, keys, labels) in pieces, and that is called twice.
     `total` is the number of samples of all splits.
     """
     names = sorted(parts)
     digests = np.empty(total, np.uint64)
-    at = 0
+    filled = 0
     for name in names:
         for piece, _, _ in parts[name]():
-            digests[at : at + len(piece)] = piece
-            at += len(piece)
+            digests[filled : filled + len(piece)] = piece
+            filled += len(piece)
     digests.sort()
-    twice = np.unique(digests[1:][digests[1:] == digests[:-1]])
+    repeated = np.unique(digests[1:][digests[1:] == digests[:-1]])
     columns: list[list[NDArray[Any]]] = [[np.empty(0, kind)] for kind in ("u8", "u1", "u8", "u4")]
     for number, name in enumerate(names):
-        for piece, keys, labels in parts[name]() if len(twice) else ():
-            twins = np.isin(piece, twice)
-            found = (piece[twins], np.full(twins.sum(), number, np.uint8), keys[twins], labels[twins])
-            for column, values in zip(columns, found, strict=True):
+        for piece, keys, labels in parts[name]() if len(repeated) else ():
+            twins = np.isin(piece, repeated)
+            values_of_piece = (piece[twins], np.full(twins.sum(), number, np.uint8), keys[twins], labels[twins])
+            for column, values in zip(columns, values_of_piece, strict=True):
                 column.append(values)
     digests, splits, keys, labels = (np.concatenate(column) for column in columns)
     order = np.argsort(digests, kind="stable")

@@ -1,4 +1,4 @@
-"""The finished set at OUT: its manifest, what it holds of each shard, and which of its files are damaged."""
+"""The finished set at OUT: its manifest, what it records of each shard, and which of its files are damaged."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pipeline.errors import ResoluteError
 from pipeline.storage.scratch import ScratchFolder
 from prep.execute.thread_map import thread_map
 from prep.storage.hashed_file import FileInfo
-from prep.storage.output import LOCK, WORK, Store
+from prep.storage.output import LOCK, RUN_FOLDER, Store
 from prep.storage.retry import retry
 
-from .writer import Written
+from .writer import ShardRecord
 
-__all__ = ["COPY", "DAMAGED", "MANIFEST", "Base", "find_base", "is_ours", "lost_files"]
+__all__ = ["DAMAGED", "MANIFEST", "MANIFEST_COPY", "ExistingSet", "has_unfinished_run", "lost_files", "open_existing"]
 
-MANIFEST, COPY = "manifest.json", "index/manifest.json"
-DAMAGED = "damaged.json"  # what `verify` found wrong: a list of names
+MANIFEST, MANIFEST_COPY = "manifest.json", "index/manifest.json"
+DAMAGED = "damaged.json"  # names of the files that `verify` found damaged
 
 
-class Base:
-    """A finished set: which shards it holds in order, and what is known of them. Close it when done."""
+class ExistingSet:
+    """A finished set; its index arrays are memory-mapped when they are needed. A context manager."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self.manifest = manifest
@@ -39,22 +39,22 @@ class Base:
 
     @cached_property
     def damaged(self) -> set[str]:
-        """Files of another size than promised, and those that `verify` has found. Asks once: one listing a folder."""
+        """Files whose size is not the manifest's, and files that `verify` reported. One listing per folder, cached."""
         try:
-            told = set(json.loads(self._store.read(DAMAGED)))
+            listed = set(json.loads(self._store.read(DAMAGED)))
         except (FileNotFoundError, ValueError):
-            told = set()
+            listed = set()
         files = {name: info["bytes"] for name, info in self.manifest["files"].items()}
         expected = manifest_bytes(self.manifest)
-        damaged = {name for name in (MANIFEST, COPY) if _read(self._store, name) != expected}
-        return damaged | (told & files.keys()) | lost_files(self._store, files)
+        damaged = {name for name in (MANIFEST, MANIFEST_COPY) if _read(self._store, name) != expected}
+        return damaged | (listed & files.keys()) | lost_files(self._store, files)
 
     def close(self) -> None:
         self._arrays.clear()
         if self._scratch is not None:
             self._scratch.close()
 
-    def __enter__(self) -> Base:
+    def __enter__(self) -> ExistingSet:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,31 +62,31 @@ class Base:
 
     @property
     def codecs(self) -> dict[str, Any]:
-        """{"codecs": versions} that it was made with; empty for sets of older versions, which do not say."""
+        """{"codecs": versions} that the set was made with; {} for sets of older versions, which do not record them."""
         return {"codecs": self.manifest["codecs"]} if "codecs" in self.manifest else {}
 
     @property
     def resolutions(self) -> tuple[int, ...]:
         return tuple(sorted(int(res) for res in self.manifest["resolutions"]))
 
-    def get(self, split: str, number: int) -> Written | None:
-        """What the set holds of a shard, at the resolutions where it is whole; None if its samples are lost."""
+    def get(self, split: str, number: int) -> ShardRecord | None:
+        """The record of a shard with the resolutions at which it is intact; None if its samples are lost."""
         shards = self.manifest["splits"][split]["shards"]
         name = shard_name(split, number)
         samples = self._array(f"index/{split}.npy", SAMPLE)
         sources = self._array(f"index/{split}.source.npy", SOURCE)
         if samples is None or sources is None or "rejects.jsonl" in self.damaged:
             return None
-        at = shards.index(name) if name in shards else None
+        position = shards.index(name) if name in shards else None
         rows, stored, files = slice(0, 0), {}, {}
         for res in self.resolutions:
             array = self._array(f"index/{split}-{res}.npy", STORED)
-            names = [f"{res}/{name}.tar", f"{res}/{name}.idx"] if at is not None else []
+            names = [f"{res}/{name}.tar", f"{res}/{name}.idx"] if position is not None else []
             if array is None or any(file in self.damaged for file in names):
                 continue
-            if at is not None:
-                # why: samples lie in shard order, so a shard is one run of them
-                rows = slice(*np.searchsorted(array["shard"], [at, at + 1]).tolist())
+            if position is not None:
+                # why: samples are in shard order, so those of a shard are contiguous
+                rows = slice(*np.searchsorted(array["shard"], [position, position + 1]).tolist())
             stored[res] = np.array(array[rows])
             stored[res]["shard"] = 0
             for file in names:
@@ -94,7 +94,7 @@ class Base:
                 files[file] = FileInfo(nbytes=info["bytes"], sha256=info["sha256"])
         if not stored:
             return None
-        return Written(
+        return ShardRecord(
             split=split,
             number=number,
             samples=np.array(samples[rows]),
@@ -115,7 +115,7 @@ class Base:
         return tuple(self._rejects.get(shard_name(split, number), []))
 
     def _array(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """An index, memory-mapped; None if it is damaged."""
+        """A memory-mapped index array; None if it is damaged."""
         if name not in self._arrays:
             array = None
             if name not in self.damaged:
@@ -127,60 +127,60 @@ class Base:
 
 
 def lost_files(store: Store, promised: Mapping[str, int]) -> set[str]:
-    """Those of the files, {name: bytes}, that are not there or have another size; one listing a folder.
+    """Those of the files {name: bytes} that are missing or have another size; one listing per folder.
 
-    Raises `StorageError` for a folder that is there and cannot be listed.
+    Raises `StorageError` for a folder that exists and cannot be listed.
     """
     folders = sorted({name.rpartition("/")[0] for name in promised})
 
     def sizes(folder: str) -> dict[str, int]:
         return retry(f"{store.where}/{folder}", lambda: store.sizes(folder))
 
-    seen = {
+    present = {
         f"{folder}/{name}".lstrip("/"): nbytes
         for folder, files in zip(folders, thread_map(sizes, folders, 4), strict=True)
         for name, nbytes in files.items()
     }
-    return {name for name, nbytes in promised.items() if seen.get(name) != nbytes}
+    return {name for name, nbytes in promised.items() if present.get(name) != nbytes}
 
 
-def find_base(store: Store, *, rebuild: bool) -> Base | None:
-    """The finished set at OUT, or None if there is none (or it is to be rebuilt).
+def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
+    """The finished set at OUT; None if there is none, or if it is to be rebuilt.
 
-    Raises `ResoluteError` if something is there that is not ours, or ours of another version or beyond use.
+    Raises `ResoluteError` if OUT holds foreign files, or a set of another version or damaged beyond use.
     """
-    whole, other_version, seen = None, None, set()
-    for name in (MANIFEST, COPY):
+    valid, other_version, present = None, None, set()
+    for name in (MANIFEST, MANIFEST_COPY):
         data = _read(store, name)
         if data is None:
             continue
-        seen.add(name)
+        present.add(name)
         try:
-            found = json.loads(data)
-            ours, version = found["format"] == FORMAT, found["version"]
+            manifest = json.loads(data)
+            is_prep, version = manifest["format"] == FORMAT, manifest["version"]
         except (ValueError, KeyError, TypeError):
             continue
-        if ours and version == VERSION and data == manifest_bytes(found):
-            whole = whole or found
-        elif ours:
+        if is_prep and version == VERSION and data == manifest_bytes(manifest):
+            valid = valid or manifest
+        elif is_prep:
             other_version = version
-    if rebuild and (whole or other_version or COPY in seen):
+    if rebuild and (valid or other_version or MANIFEST_COPY in present):
         return None
-    # why: without its first copy, a manifest is what a rebuild under way has left, or all that somebody lost
-    if whole and (MANIFEST in seen or not is_ours(store)):
-        return Base(store, whole)
-    if MANIFEST not in seen:
-        if not is_ours(store):
+    # why: MANIFEST is missing during a rebuild; without a run in progress, its copy alone identifies the set
+    if valid and (MANIFEST in present or not has_unfinished_run(store)):
+        return ExistingSet(store, valid)
+    if MANIFEST not in present:
+        if not has_unfinished_run(store):
             _refuse_foreign(store)
         return None
     if other_version:
         raise ResoluteError(
-            f"{store.where}/{MANIFEST}: a set of another version, got {other_version}, expected {VERSION}; "
+            f"{store.where}/{MANIFEST}: a set of another version, got version {other_version}, expected {VERSION}; "
             "rebuild it with REBUILD=1 (--rebuild) or choose another OUT"
         )
     raise ResoluteError(
-        f"{store.where}/{MANIFEST}: not a shard set's, got another program's file or a damaged one, expected a "
-        f"{FORMAT} manifest or an empty folder; choose another OUT, or delete it yourself"
+        f"{store.where}/{MANIFEST}: not a shard set, got a foreign or damaged file, expected a "
+        f"{FORMAT} manifest or an empty folder; choose another OUT, or delete the file"
     )
 
 
@@ -191,18 +191,18 @@ def _read(store: Store, name: str) -> bytes | None:
         return None
 
 
-def is_ours(store: Store) -> bool:
-    """Whether a run of ours was begun at OUT."""
-    return any(f"{WORK}/{name}" != LOCK for name in store.names(WORK))
+def has_unfinished_run(store: Store) -> bool:
+    """Whether an unfinished run of prep has left its files at OUT."""
+    return any(f"{RUN_FOLDER}/{name}" != LOCK for name in store.names(RUN_FOLDER))
 
 
 def _refuse_foreign(store: Store) -> None:
     root = Path(store.where)
     if "://" not in store.where and root.exists() and not root.is_dir():
         raise ResoluteError(f"{root}: in the way, got a file, expected a folder; choose another OUT")
-    names = [name for name in store.folders() if name != WORK] + store.names()
+    names = [name for name in store.folders() if name != RUN_FOLDER] + store.names()
     if names:
         raise ResoluteError(
-            f"{store.where}: not empty and not ours, got {len(names)} entries such as {names[0]}, expected an "
+            f"{store.where}: not empty and not a shard set, got {len(names)} entries such as {names[0]}, expected an "
             "empty or new folder; choose another OUT"
         )

@@ -1,4 +1,4 @@
-"""Is one shard, byte for byte, what its index says, and does every picture in it decode?"""
+"""Checks one shard byte for byte against the index and decodes every JPEG in it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from prep.storage.hashed_file import FileInfo
 from prep.storage.output import Store
 from prep.storage.retry import retry
 
-from .tar_format import BLOCK_BYTES, dali_index, end, member, padded
+from .tar_format import BLOCK_BYTES, dali_index, member, padded_bytes, tar_end
 
-__all__ = ["Damage", "ShardFiles", "begin_worker", "changed", "check_shard", "other_size", "picture_fault", "reading"]
+__all__ = [
+    "Damage", "ShardFiles", "check_sha256", "check_shard", "check_size", "init_worker", "jpeg_fault", "read_with_retry",
+]  # fmt: skip
 
 T = TypeVar("T")
 _PIECE_BYTES = 1 << 20
 _BASELINE = 0xC0  # Source: ITU-T T.81, table B.1: SOF0
-_NO_FRAME = (0xC4, 0xC8, 0xCC)  # of SOF0..SOF15; same table: DHT, JPG, DAC
+_NO_FRAME = (0xC4, 0xC8, 0xCC)  # DHT, JPG and DAC lie between SOF0 and SOF15; same table
 _NO_DRIVER = ("builtins", "prep", "pipeline")
 
 
@@ -38,10 +40,10 @@ class Damage(Exception):
     """A file is not what it should be; `str` of it says what is wrong, got and expected."""
 
 
-def reading(store: Store, name: str, work: Callable[[], T]) -> T:
-    """The result of `work`, which reads the file `name`; tried again while storage does not answer.
+def read_with_retry(store: Store, name: str, work: Callable[[], T]) -> T:
+    """The result of `work`, which reads the file `name`; repeated while storage is unavailable.
 
-    Raises `Damage` if the file is not there, `ResoluteError` if storage refuses it or still does not answer.
+    Raises `Damage` if the file is missing, `ResoluteError` if storage refuses it or stays unavailable.
     """
 
     def attempt() -> T:
@@ -55,21 +57,21 @@ def reading(store: Store, name: str, work: Callable[[], T]) -> T:
     except (Damage, ResoluteError):
         raise
     except Exception as error:
-        # why: drivers of object stores raise their own; what is built in or ours is a bug
+        # why: drivers of object stores raise their own types; a built-in type or ours is a bug
         if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] in _NO_DRIVER:
             raise
         raise ResoluteError(
             f"{store.where}/{name}: cannot be read, got '{getattr(error, 'strerror', None) or error}', expected a "
-            "readable file; correct that and run verify again"
+            "readable file; correct the cause and run verify again"
         ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFiles:
-    """One shard at one resolution: `name` (`128/train-000000`), what the manifest says of its two files.
+    """One shard at one resolution: `name` (`128/train-000000`) and what the manifest says of its two files.
 
-    `samples` and `stored` are index files on this machine and `rows` the shard's part of them; None where the
-    index is not to be trusted: then the files are only hashed.
+    `samples` and `stored` are local index files and `rows` the shard's range in them. They are None if the index is
+    damaged; the files are then only hashed.
     """
 
     store: Store
@@ -85,15 +87,15 @@ class ShardFiles:
 _stop: Any = None  # a worker's multiprocessing.Event
 
 
-def begin_worker(stop: Any) -> None:
-    """Make this process a worker: deaf to Ctrl-C, gone when its parent is, done early when `stop` is set."""
+def init_worker(stop: Any) -> None:
+    """Make this process a worker: it ignores Ctrl-C, exits with its parent, and ends early once `stop` is set."""
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -101,7 +103,7 @@ def _leave_with_parent() -> None:
 
 
 def check_shard(shard: ShardFiles) -> dict[str, str]:
-    """What is wrong with the shard's files, by name; one tar is streamed, a sample in memory at a time."""
+    """The faults of the shard's files, by name; the tar is streamed, one sample in memory at a time."""
     samples = stored = None
     if shard.samples is not None and shard.stored is not None:
         rows = slice(*shard.rows)
@@ -109,93 +111,95 @@ def check_shard(shard: ShardFiles) -> dict[str, str]:
             retry(str(path), lambda path=path: np.array(np.load(path, mmap_mode="r")[rows]))  # type: ignore[misc]
             for path in (shard.samples, shard.stored)
         )
-    wrong = {}
+    faults = {}
     for name, check in ((f"{shard.name}.tar", _check_tar), (f"{shard.name}.idx", _check_idx)):
         try:
             check(shard, name, samples, stored)
         except Damage as damage:
-            wrong[name] = str(damage)
-    return wrong
+            faults[name] = str(damage)
+    return faults
 
 
-def other_size(store: Store, name: str, expected: FileInfo) -> None:
-    """Raises `Damage` unless the file is there at its size."""
-    got = store.size(name)
-    if got is None:
+def check_size(store: Store, name: str, expected: FileInfo) -> None:
+    """Raise `Damage` unless the file exists with the expected size."""
+    actual = store.size(name)
+    if actual is None:
         raise Damage("missing")
-    if got != expected.nbytes:
-        what = "cut short" if got < expected.nbytes else "too long"
-        raise Damage(f"{what}, got {got} bytes, expected {expected.nbytes}")
+    if actual != expected.nbytes:
+        what = "cut short" if actual < expected.nbytes else "too long"
+        raise Damage(f"{what}, got {actual} bytes, expected {expected.nbytes}")
 
 
-def changed(got: str, expected: FileInfo) -> None:
-    """Raises `Damage` unless the SHA-256 (hex) is the expected one."""
-    if got != expected.sha256:
-        raise Damage(f"changed since prep, got SHA-256 {got[:12]}…, expected {expected.sha256[:12]}…")
+def check_sha256(actual: str, expected: FileInfo) -> None:
+    """Raise `Damage` unless the SHA-256 (hex) is the expected one."""
+    if actual != expected.sha256:
+        raise Damage(f"changed since prep, got SHA-256 {actual[:12]}…, expected {expected.sha256[:12]}…")
 
 
 def _check_tar(shard: ShardFiles, name: str, samples: NDArray[Any] | None, stored: NDArray[Any] | None) -> None:
     def work() -> tuple[str, str, int]:
-        other_size(shard.store, name, shard.tar)
+        check_size(shard.store, name, shard.tar)
         with shard.store.open(name) as file:
             digest = hashlib.sha256()
             first, count = "", 0
             if samples is not None and stored is not None:
-                for fault in _walk(file, digest, samples, stored, shard.label_digits):
+                for fault in _sample_faults(file, digest, samples, stored, shard.label_digits):
                     first, count = first or fault, count + 1
             while piece := file.read(_PIECE_BYTES):
                 digest.update(piece)
-                _leave_if_told()
+                _check_stop()
         return digest.hexdigest(), first, count
 
-    digest, first, count = reading(shard.store, name, work)
+    digest, first, count = read_with_retry(shard.store, name, work)
     if first:
         more = f", and {count - 1} more places" if count > 1 else ""
         raise Damage(f"{first}{more}")
-    changed(digest, shard.tar)
+    check_sha256(digest, shard.tar)
 
 
-def _walk(file: BinaryIO, digest: Any, samples: NDArray[Any], stored: NDArray[Any], label_digits: int) -> Iterator[str]:
-    """What is wrong with each sample and with the tar's end; the bytes go through `digest`."""
-    at = 0
+def _sample_faults(
+    file: BinaryIO, digest: Any, samples: NDArray[Any], stored: NDArray[Any], label_digits: int
+) -> Iterator[str]:
+    """Yield the fault of each damaged sample and of the tar's end; all bytes go through `digest`."""
+    pos = 0
     for (key, label, _), (offset, nbytes, crc, _, width, height) in zip(samples.tolist(), stored.tolist(), strict=True):
-        _leave_if_told()
-        assert offset == at + BLOCK_BYTES, (key, offset, at)  # why: the index was checked before
+        _check_stop()
+        assert offset == pos + BLOCK_BYTES, (key, offset, pos)  # why: `check_stored` has checked the index
         name = key_name(key)
-        piece = file.read(BLOCK_BYTES + padded(nbytes) + BLOCK_BYTES + padded(label_digits))
+        piece = file.read(BLOCK_BYTES + padded_bytes(nbytes) + BLOCK_BYTES + padded_bytes(label_digits))
         digest.update(piece)
         jpeg = piece[BLOCK_BYTES : BLOCK_BYTES + nbytes]
-        got = zlib.crc32(jpeg)
+        actual = zlib.crc32(jpeg)
         expected = member(f"{name}.jpg", jpeg) + member(f"{name}.cls", b"%0*d" % (label_digits, label))
-        if got != crc:
-            yield f"sample {name}: its JPEG has changed, got CRC-32 {got:08x}, expected {crc:08x}"
+        if actual != crc:
+            yield f"sample {name}: its JPEG has changed, got CRC-32 {actual:08x}, expected {crc:08x}"
         elif piece != expected:
-            yield f"sample {name}: {_first_difference(piece, expected, at)}"
-        elif fault := picture_fault(jpeg, width, height):
+            yield f"sample {name}: {_first_difference(piece, expected, pos)}"
+        elif fault := jpeg_fault(jpeg, width, height):
             yield f"sample {name}: {fault}"
-        at += len(expected)
-    expected = end(at)
+        pos += len(expected)
+    expected = tar_end(pos)
     tail = file.read(len(expected))
     digest.update(tail)
     if tail != expected:
-        yield f"its end: {_first_difference(tail, expected, at)}"
+        yield f"its end: {_first_difference(tail, expected, pos)}"
 
 
 def _check_idx(shard: ShardFiles, name: str, samples: NDArray[Any] | None, stored: NDArray[Any] | None) -> None:
     def work() -> bytes:
-        other_size(shard.store, name, shard.idx)
+        check_size(shard.store, name, shard.idx)
         return shard.store.read(name)
 
-    got = reading(shard.store, name, work)
+    actual = read_with_retry(shard.store, name, work)
     if samples is not None and stored is not None:
         expected = dali_index(samples, stored, shard.label_digits)
-        if got != expected:
-            raise Damage(f"not the index of its tar: {_first_difference(got, expected, 0)}")
-    changed(hashlib.sha256(got).hexdigest(), shard.idx)
+        if actual != expected:
+            raise Damage(f"not the index of its tar: {_first_difference(actual, expected, 0)}")
+    check_sha256(hashlib.sha256(actual).hexdigest(), shard.idx)
 
 
-def picture_fault(jpeg: bytes, width: int, height: int) -> str | None:
-    """What is wrong with a stored JPEG: it must decode whole to (height, width) px and be baseline colour."""
+def jpeg_fault(jpeg: bytes, width: int, height: int) -> str | None:
+    """The fault of a stored JPEG, or None: it must decode to (height, width) px and be baseline colour."""
     try:
         rows, columns, colour, _ = simplejpeg.decode_jpeg_header(jpeg)
         simplejpeg.decode_jpeg(jpeg)
@@ -205,27 +209,27 @@ def picture_fault(jpeg: bytes, width: int, height: int) -> str | None:
         return f"other pixels than the index says, got {columns}x{rows}, expected {width}x{height}"
     if colour not in ("RGB", "YCbCr"):
         return f"not in colour, got {colour}, expected YCbCr or RGB"
-    frame = _frame(jpeg)
+    frame = _sof_marker(jpeg)
     return None if frame == _BASELINE else f"not a baseline JPEG, got SOF{frame - _BASELINE}, expected SOF0"
 
 
-def _frame(jpeg: bytes) -> int:
-    """The marker that starts the frame, 0xC0..0xCF, of a JPEG that decodes. Source: ITU-T T.81, annex B."""
-    at = 2
-    while not (0xC0 <= jpeg[at + 1] <= 0xCF and jpeg[at + 1] not in _NO_FRAME):
-        at += 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
-    return jpeg[at + 1]
+def _sof_marker(jpeg: bytes) -> int:
+    """The marker that starts the frame, 0xC0..0xCF, of a valid JPEG. Source: ITU-T T.81, annex B."""
+    pos = 2
+    while not (0xC0 <= jpeg[pos + 1] <= 0xCF and jpeg[pos + 1] not in _NO_FRAME):
+        pos += 2 + int.from_bytes(jpeg[pos + 2 : pos + 4], "big")
+    return jpeg[pos + 1]
 
 
-def _first_difference(got: bytes, expected: bytes, at: int) -> str:
-    """Where two pieces that start at byte `at` differ, in words."""
-    short = min(len(got), len(expected))
-    pair = np.frombuffer(got, np.uint8, short) != np.frombuffer(expected, np.uint8, short)
+def _first_difference(actual: bytes, expected: bytes, pos: int) -> str:
+    """Describe the first difference between two byte strings that start at offset `pos`."""
+    short = min(len(actual), len(expected))
+    pair = np.frombuffer(actual, np.uint8, short) != np.frombuffer(expected, np.uint8, short)
     i = int(pair.argmax()) if pair.any() else short
-    told = [f"0x{data[i]:02x}" if i < len(data) else "the end" for data in (got, expected)]
-    return f"byte {at + i} has changed, got {told[0]}, expected {told[1]}"
+    values = [f"0x{data[i]:02x}" if i < len(data) else "the end" for data in (actual, expected)]
+    return f"byte {pos + i} has changed, got {values[0]}, expected {values[1]}"
 
 
-def _leave_if_told() -> None:
+def _check_stop() -> None:
     if _stop is not None and _stop.is_set():
         raise KeyboardInterrupt

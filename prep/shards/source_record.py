@@ -1,4 +1,7 @@
-"""`source.json` of the set at OUT: written, read, and used to keep REBUILD=1 from replacing another source's set."""
+"""`source.json` of a set: the `make shards` variables that it was made with.
+
+It lets commands name the complete command to repeat, and keeps REBUILD=1 from replacing a set of other photos.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from pipeline.errors import ResoluteError
 from prep.config import MARGIN, Settings
 from prep.storage.output import Store
 
-from .existing_set import COPY, MANIFEST, is_ours
+from .existing_set import MANIFEST, MANIFEST_COPY, has_unfinished_run
 
-__all__ = ["again_command", "check_replaced_source", "is_other_source", "missing_source", "read_record", "write_record"]
+__all__ = [
+    "check_replaced_source", "is_other_source", "missing_source_error", "read_record", "rerun_command", "write_record",
+]  # fmt: skip
 
 
 def write_record(store: Store, settings: Settings) -> None:
-    """Record what the set at `store` is made from. Raises `ResoluteError` if it cannot be written."""
+    """Record the settings of the set at `store`. Raises `ResoluteError` if it cannot be written."""
     defaults = Settings(src="-", out="-", resolutions=settings.resolutions)
     variables: dict[str, object] = {"SRC": settings.src}
     names = ("kind", "labels", "columns", "classes", "val", "val_list", "val_frac", "folds", "quality", "max_bad",
@@ -35,28 +40,29 @@ def write_record(store: Store, settings: Settings) -> None:
 
 
 def read_record(store: Store) -> dict[str, str] | None:
-    """The variables of `make shards` that the set was made with, but OUT and RES; None if that is not known."""
+    """The `make shards` variables that the set was made with, except OUT and RES; None if they are not recorded."""
     return parse_record(_read(store))
 
 
 def is_other_source(record: Mapping[str, str] | None, settings: Settings) -> bool:
-    """Whether a set with this record was made from another SRC than `settings`; False if that is not known."""
+    """Whether a set with this record was made from another SRC than `settings`; False if that is unknown."""
     if record is None:
         return False
-    ours = parse_record(record_bytes({"SRC": settings.src}))
-    assert ours is not None
-    return os.path.realpath(record["SRC"]) != os.path.realpath(ours["SRC"])
+    own_record = parse_record(record_bytes({"SRC": settings.src}))
+    assert own_record is not None
+    return os.path.realpath(record["SRC"]) != os.path.realpath(own_record["SRC"])
 
 
 def check_replaced_source(store: Store, settings: Settings, source: Mapping[str, Any]) -> None:
-    """Before a set is rebuilt: raise `ResoluteError` if a finished one would be replaced by other photos.
+    """Raise `ResoluteError` if a rebuild would replace a finished set of other photos.
 
-    `source` is that of the new plan; the same photos in another place are the same photos. If the old set's source is
-    not known, a line on stderr names what is replaced.
+    `source` is that of the new plan; the same photos at another path count as the same. If the old set has no record of
+    its source, a line on stderr names what is replaced.
     """
     data = _read(store, MANIFEST)
-    if data is None and not is_ours(store):  # why: an unfinished rebuild has removed the manifest, but not its copy
-        data = _read(store, COPY)
+    # why not during an unfinished rebuild: it has removed the manifest, but not its copy
+    if data is None and not has_unfinished_run(store):
+        data = _read(store, MANIFEST_COPY)
     if data is None:
         return
     try:
@@ -72,31 +78,31 @@ def check_replaced_source(store: Store, settings: Settings, source: Mapping[str,
         assert record is not None
         raise ResoluteError(
             f"{store.where}: REBUILD=1 would replace the set of {record['SRC']}, got SRC={settings.src}, expected the "
-            "same SRC; choose another OUT, or delete that set first if it is no longer wanted"
+            "same SRC; choose another OUT, or delete that set first if it is no longer needed"
         )
     if record is None:
-        named = ", ".join(map(str, classes[:3])) + (", …" if len(classes) > 3 else "")
-        what = f"{old.get('images', '?')} images, {len(classes)} classes ({named})"
+        names_text = ", ".join(map(str, classes[:3])) + (", …" if len(classes) > 3 else "")
+        what = f"{old.get('images', '?')} images, {len(classes)} classes ({names_text})"
         print_error(f"{store.where}: replacing a set of {what}", prefix="prep")
 
 
-def missing_source(store: Store, resolutions: tuple[int, ...] = ()) -> ResoluteError:
-    """The error for a command that names no SRC, with the complete command if the set at `store` knows its own.
+def missing_source_error(store: Store, resolutions: tuple[int, ...] = ()) -> ResoluteError:
+    """The error for a command without SRC; it names the complete command if the set at `store` records its source.
 
-    `resolutions` (px) were asked for; those that the set has are added.
+    `resolutions` (px) were asked for; those of the set are added.
     """
     record = read_record(store)
     if record is None:
         return ResoluteError(
-            "SRC: none given, expected the photos (a folder, a list, an archive, a URL); give SRC=photos (--src); for "
+            "SRC: got none, expected the photos (a folder, a list, an archive, a URL); set SRC=photos (--src); for "
             "the demo photos run `make shards` without SRC and OUT"
         )
-    command = again_command(store, resolutions)
-    return ResoluteError(f"SRC: none given, but {store.where} was made from {record['SRC']}; run {command}")
+    command = rerun_command(store, resolutions)
+    return ResoluteError(f"SRC: got none, but {store.where} was made from {record['SRC']}; run {command}")
 
 
-def again_command(store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False) -> str:
-    """The `make shards` that made the set at `store`, with the resolutions (px) that it has and `resolutions`."""
+def rerun_command(store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False) -> str:
+    """The `make shards` command that made the set at `store`, with its resolutions (px) and `resolutions`."""
     stored = [int(name) for name in store.folders() if name.isdecimal()]
     return shards_command(store.where, {*stored, *resolutions}, read_record(store), rebuild=rebuild)
 

@@ -1,4 +1,4 @@
-"""Which manifest, index and lists of a set are right, and where do its samples lie?"""
+"""The verified part of a set's metadata: a usable manifest, intact index arrays and lists, and where samples lie."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pipeline.dataset.index_array import checksums, checksums_name
 from pipeline.dataset.shard_set import FORMAT, VERSION, label_digits, manifest_bytes
 from pipeline.errors import ResoluteError
 from prep.storage.hashed_file import FileInfo
-from prep.storage.output import WORK, Store
+from prep.storage.output import RUN_FOLDER, Store
 
-from .existing_set import COPY, MANIFEST
+from .existing_set import MANIFEST, MANIFEST_COPY
 from .list_checks import (
     check_duplicates,
     check_info,
@@ -29,48 +29,51 @@ from .list_checks import (
     check_sources,
     check_stored,
 )
-from .shard_check import Damage, ShardFiles, changed, other_size, reading
-from .source_record import again_command
+from .shard_check import Damage, ShardFiles, check_sha256, check_size, read_with_retry
+from .source_record import rerun_command
 
-__all__ = ["Known", "find_manifest"]
+__all__ = ["VerifiedIndex", "find_manifest"]
 
 _PIECE_BYTES = 1 << 20
 
 
 def find_manifest(store: Store) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """The manifest, from its copy if need be, and what is wrong with the two."""
-    found, wrong, seen = {}, {}, []
-    for name in (MANIFEST, COPY):
+    """(the manifest or its intact copy, {name: fault} of the two); the manifest is None if neither is usable.
+
+    Raises `ResoluteError` if there is no finished set, or only one of another format or version.
+    """
+    parsed, faults, present = {}, {}, []
+    for name in (MANIFEST, MANIFEST_COPY):
         try:
-            data = reading(store, name, partial(store.read, name))
-            seen.append(name)
-            found[name] = _parsed(data)
+            data = read_with_retry(store, name, partial(store.read, name))
+            present.append(name)
+            parsed[name] = _parsed(data)
         except Damage as damage:
-            wrong[name] = str(damage)
-    told = [one for one in found.values() if (one["format"], one["version"]) == (FORMAT, VERSION)]
-    if not told and found:
-        (name, other), *_ = found.items()
+            faults[name] = str(damage)
+    usable = [m for m in parsed.values() if (m["format"], m["version"]) == (FORMAT, VERSION)]
+    if not usable and parsed:
+        (name, foreign), *_ = parsed.items()
         raise ResoluteError(
-            f"{store.where}/{name}: got format {other['format']} version {other['version']}, expected {FORMAT} "
-            f"version {VERSION}; rebuild it: run {again_command(store, rebuild=True)}"
+            f"{store.where}/{name}: got format {foreign['format']} version {foreign['version']}, expected {FORMAT} "
+            f"version {VERSION}; rebuild it: run {rerun_command(store, rebuild=True)}"
         )
-    if MANIFEST not in seen and (not told or store.names(WORK)):
+    if MANIFEST not in present and (not usable or store.names(RUN_FOLDER)):
         raise ResoluteError(
-            f"{store.where}/{MANIFEST}: not found, expected a finished shard set; run {again_command(store)}"
+            f"{store.where}/{MANIFEST}: not found, expected a finished shard set; run {rerun_command(store)}"
         )
-    if not told:
-        return None, wrong
-    if len(told) == 2 and told[0] != told[1]:
-        wrong[COPY] = f"not equal to {MANIFEST}, expected a copy of it"
-    return told[0], wrong
+    if not usable:
+        return None, faults
+    if len(usable) == 2 and usable[0] != usable[1]:
+        faults[MANIFEST_COPY] = f"not equal to {MANIFEST}, expected a copy of it"
+    return usable[0], faults
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    """A manifest that is byte for byte its own; of another version, whatever says so."""
+    """A manifest that matches its own hash; one of another version is returned as it is. Raises `Damage`."""
     try:
         manifest: dict[str, Any] = json.loads(data)
-        ours = (manifest["format"], manifest["version"]) == (FORMAT, VERSION)
-        if data == manifest_bytes(manifest) or (not ours and "sha256" not in manifest):
+        is_current = (manifest["format"], manifest["version"]) == (FORMAT, VERSION)
+        if data == manifest_bytes(manifest) or (not is_current and "sha256" not in manifest):
             return manifest
     except (ValueError, KeyError, TypeError):
         raise Damage("got bytes that do not parse, expected a manifest in JSON") from None
@@ -78,7 +81,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _check_checksums(file: Any, of: Path) -> None:
-    """Raises `Damage` unless `file` holds the checksums of the array at `of`, which is right."""
+    """Raise `Damage` unless `file` holds the checksums of the intact array at `of`."""
     with of.open("rb") as array:
         expected = checksums(iter(partial(array.read, _PIECE_BYTES), b""))
     try:
@@ -89,16 +92,16 @@ def _check_checksums(file: Any, of: Path) -> None:
         raise Damage("got other checksums, expected those of the blocks of its array")
 
 
-class Known:
-    """The index and the lists, checked when this is made: `damaged`, and where each shard's samples lie."""
+class VerifiedIndex:
+    """The index and the lists of a set, checked on construction; `damaged` maps files to their faults."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any], files: Mapping[str, FileInfo], scratch: Path) -> None:
         self._store, self._manifest, self._files, self._scratch = store, manifest, files, scratch
         self.damaged: dict[str, str] = {}
-        self._paths: dict[str, Path] = {}  # of arrays that are right
+        self._paths: dict[str, Path] = {}  # of intact arrays
         self._arrays: dict[str, NDArray[Any]] = {}
         self._bounds: dict[str, NDArray[np.int64]] = {}
-        self._seen: set[str] = set()
+        self._checked: set[str] = set()
         self._label_digits = label_digits(len(manifest["classes"]))
         for split in manifest["splits"]:
             self._check_split(split)
@@ -111,7 +114,7 @@ class Known:
             if checksums_name(name) in files:
                 self._check_list(checksums_name(name), partial(_check_checksums, of=path))
         of_shards = {f"{shard.name}.{kind}" for shard in self.shards() for kind in ("tar", "idx")}
-        for name in sorted(set(files) - self._seen - of_shards):
+        for name in sorted(set(files) - self._checked - of_shards):
             self._check_list(name, lambda file: None)
 
     def close(self) -> None:
@@ -155,40 +158,40 @@ class Known:
         self._check_list(f"index/{split}.sources.jsonl", partial(check_names, manifest=manifest, split=split))
 
     def _check_array(self, name: str, check: Callable[[NDArray[Any]], None]) -> None:
-        self._seen.add(name)
+        self._checked.add(name)
 
         def work() -> tuple[Path, NDArray[Any]]:
-            other_size(self._store, name, self._files[name])
+            check_size(self._store, name, self._files[name])
             path = self._store.local(name, self._scratch)
             with path.open("rb") as file:
-                changed(hashlib.file_digest(file, "sha256").hexdigest(), self._files[name])
+                check_sha256(hashlib.file_digest(file, "sha256").hexdigest(), self._files[name])
             try:
                 return path, np.load(path, mmap_mode="r")
             except ValueError as error:
                 raise Damage(f"not an array, got '{error}', expected a .npy file") from None
 
         try:
-            path, rows = reading(self._store, name, work)
+            path, rows = read_with_retry(self._store, name, work)
             check(rows)
             self._arrays[name], self._paths[name] = rows, path
         except Damage as damage:
             self.damaged[name] = str(damage)
 
     def _check_list(self, name: str, check: Callable[[Any], None]) -> None:
-        self._seen.add(name)
+        self._checked.add(name)
 
         def work() -> None:
-            other_size(self._store, name, self._files[name])
+            check_size(self._store, name, self._files[name])
             with self._store.open(name) as file:
                 digest = hashlib.sha256()
                 while piece := file.read(_PIECE_BYTES):
                     digest.update(piece)
-            changed(digest.hexdigest(), self._files[name])
+            check_sha256(digest.hexdigest(), self._files[name])
             with self._store.open(name) as file:
                 check(file)
 
         try:
-            reading(self._store, name, work)
+            read_with_retry(self._store, name, work)
         except Damage as damage:
             self.damaged[name] = str(damage)
 

@@ -1,1 +1,1 @@
-"""The formats that photos come in: listed, opened and read."""
+"""Readers of the formats that photos come in: detection, listing and reading."""

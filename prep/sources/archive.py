@@ -1,4 +1,4 @@
-"""The source that reads a zip or tar of class folders, or several of them."""
+"""The source for zip and tar archives of class folders."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from pathlib import Path
 
 from pipeline.errors import ResoluteError
 
-from .filesystem import file_name, opened
-from .image_ref import MAX_BYTES, PLAIN, ZIPPED, Found
-from .names import is_image, kind_of_other, refuse_split_names, safe, why_ignored
-from .scan_cache import Row, Spooled, SpoolWriter, spooled
+from .filesystem import file_name, open_file
+from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef
+from .names import ignore_reason, is_image, other_file_kind, refuse_split_names, safe_relative_path
+from .scan_cache import ScanResult, ScanRow, ScanWriter, cached_scan
 from .tar_members import is_compressed, open_tar
 from .zip_directory import zip_members
 
-__all__ = ["Archives"]
+__all__ = ["ArchiveSource"]
 
 
-class Archives:
-    """One archive of class folders, or several that make up one: zip, tar, tar.gz, tar.bz2, tar.xz. A `Source`.
+class ArchiveSource:
+    """One archive of class folders, or several that form one source: zip, tar, tar.gz, tar.bz2, tar.xz. A `Source`.
 
-    Zips and plain tars are read in place; compressed tars, which have no random access, are unpacked once into
-    one file in `spool`. Nothing is ever written by a member's name. Folders at the top that all images share
-    are dropped from the names, but never the last one, the class. Where no image of several archives lies in a
-    folder, each archive is a class named like its file (ImageNet's tar of tars).
+    Zips and plain tars are read in place; compressed tars, which have no random access, are unpacked once into one file
+    in `scan_cache`. No path is ever derived from a member's name. Top-level folders that all images share are dropped
+    from the names, except the innermost, which is the class. If no image of several archives is in a folder, each
+    archive is a class with the name of its file (as in ImageNet's tar of tars).
     """
 
     numbered = False
     label_names: Sequence[str] | None = None
 
-    def __init__(self, paths: Sequence[str], spool: Path) -> None:
+    def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
         self.ignored: Counter[str] = Counter()
         self.copies = any(map(is_compressed, paths))
-        self._paths, self._spool = paths, spool
+        self._paths, self._scan_cache = paths, scan_cache
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
-        archives = [_look_through(path, self._spool) for path in self._paths]
+        archives = [_scan(path, self._scan_cache) for path in self._paths]
         for archive in archives:
             self.ignored.update(archive.ignored)
-        top, flat = _shape(archives)
+        top, flat = _common_top(archives)
         if flat and len(archives) > 1:
             for archive, path in zip(archives, self._paths, strict=True):
                 label = Path(file_name(path)).stem
-                yield from (_found(row, f"{label}/{row.name}", label, archive.place) for row in archive.rows())
+                yield from (_image_ref(row, f"{label}/{row.name}", label, archive.data_path) for row in archive.rows())
             return
         labels: set[str] = set()
         for archive in archives:
@@ -56,16 +56,16 @@ class Archives:
                     self.ignored["outside class folders"] += 1
                     continue
                 labels.add(label)
-                yield _found(row, name, label, archive.place)
+                yield _image_ref(row, name, label, archive.data_path)
         refuse_split_names(self.root, labels, folders=True)
 
 
-def _found(row: Row, name: str, label: str, place: str) -> Found:
-    return Found(name, label, row.nbytes, place, row.offset, row.packed, row.size_bytes)
+def _image_ref(row: ScanRow, name: str, label: str, data_path: str) -> ImageRef:
+    return ImageRef(name, label, row.nbytes, data_path, row.offset, row.packed, row.size_bytes)
 
 
-def _shape(archives: Sequence[Spooled]) -> tuple[str, bool]:
-    """The folders, each with its slash, that all images in folders share above their class; whether none is in one."""
+def _common_top(archives: Sequence[ScanResult]) -> tuple[str, bool]:
+    """(folders above the class that all images share, each with its slash; whether no image is in a folder)."""
     shared: list[str] | None = None
     depth = 0
     for archive in archives:
@@ -83,51 +83,51 @@ def _shape(archives: Sequence[Spooled]) -> tuple[str, bool]:
     return "".join(f"{folder}/" for folder in shared[: depth - 1]), False
 
 
-def _look_through(path: str, spool: Path) -> Spooled:
+def _scan(path: str, scan_cache: Path) -> ScanResult:
     if file_name(path).lower().endswith(".zip"):
-        return spooled(spool, path, "zip", lambda out: _fill_from_zip(path, out))
+        return cached_scan(scan_cache, path, "zip", lambda out: _fill_from_zip(path, out))
     copies = is_compressed(path)
-    return spooled(spool, path, "tar of folders", lambda out: _fill_from_tar(path, out, copies), copies=copies)
+    return cached_scan(scan_cache, path, "tar of folders", lambda out: _fill_from_tar(path, out, copies), copies=copies)
 
 
-def _fill_from_zip(path: str, out: SpoolWriter) -> None:
-    with opened(path) as file:
+def _fill_from_zip(path: str, out: ScanWriter) -> None:
+    with open_file(path) as file:
         for member in zip_members(file):
             kind = "folder" if member.name.endswith("/") else "other" if member.is_link else "file"
-            if (name := _wanted(member.name, kind, out)) is None:
+            if (name := _image_name(member.name, kind, out)) is None:
                 continue
             if member.encrypted:
                 raise ResoluteError(
-                    f"{path}: {name} is encrypted, expected an archive without a password; unpack it and pack it "
-                    "again without one"
+                    f"{path}: got an encrypted member {name}, expected an archive without a password; repack it "
+                    "without one"
                 )
             out.note(name, "", member.offset, member.packed_bytes, ZIPPED, member.size_bytes)
 
 
-def _fill_from_tar(path: str, out: SpoolWriter, copies: bool) -> None:
+def _fill_from_tar(path: str, out: ScanWriter, copies: bool) -> None:
     with open_tar(path) as members:
         for member in members:
-            if (name := _wanted(member.name, member.kind, out)) is None:
+            if (name := _image_name(member.name, member.kind, out)) is None:
                 continue
             if copies and member.nbytes <= MAX_BYTES:
                 out.add(name, "", member.read())
-            else:  # why: what is too large for an image is never read, and a reject that says so
+            else:  # why: too large for an image; it is listed, but never read, and becomes a reject
                 out.note(name, "", member.offset, member.nbytes, PLAIN)
 
 
-def _wanted(raw: str, kind: str, out: SpoolWriter) -> str | None:
-    """The safe name of an image; None, counted by its reason, for anything else."""
+def _image_name(raw: str, kind: str, out: ScanWriter) -> str | None:
+    """The safe name of an image; None for anything else, which is counted by its kind."""
     if kind == "folder":
         return None
-    name = safe(raw)
+    name = safe_relative_path(raw)
     if name is None:
         out.ignored["unsafe names"] += 1
-    elif why := next(filter(None, map(why_ignored, name.split("/"))), None):
-        out.ignored[why] += 1
+    elif reason := next(filter(None, map(ignore_reason, name.split("/"))), None):
+        out.ignored[reason] += 1
     elif kind == "other":
         out.ignored["links and devices"] += 1
     elif not is_image(name):
-        out.ignored[kind_of_other(name)] += 1
+        out.ignored[other_file_kind(name)] += 1
     else:
         return name
     return None

@@ -1,8 +1,8 @@
-"""Reads an image's bytes from a file, a place in an archive, or an object store.
+"""Reads the bytes of an image from a file, an archive member or an object store.
 
-What is wrong with one file (damaged, too large, no regular file) is a `Reject`. Storage that does not deliver, a file
-that has vanished since it was listed included, is tried again and then ends the run with a `StorageError`: it is never
-a `Reject`. No more than `MAX_BYTES` are read for one image.
+A fault of the file itself (damaged, too large, not a regular file) is a `Reject`. Unavailable storage, including a file
+that has vanished since it was listed, is retried and then ends the run with a `StorageError`; it is never a `Reject`.
+At most `MAX_BYTES` are read per image.
 """
 
 from __future__ import annotations
@@ -23,48 +23,51 @@ from pipeline.storage.read_at import read_at
 from prep.convert.reject import NOT_THERE, Reject
 from prep.storage.retry import WAITS_S, is_retryable, unavailable
 
-from .image_ref import MAX_BYTES, MISSING, UNSEEN, ZIPPED, Location, is_url
+from .image_ref import MAX_BYTES, MISSING, UNSEEN, ZIPPED, ByteRange, is_url
 from .zip_directory import HEADER_BYTES, TAIL_BYTES, content_start, unzip
 
 __all__ = ["MAX_BYTES", "fetch", "fetch_many"]
 
-_REMOTE_WAITS_S = (0.5, 2.0, 8.0)  # before each new try of a remote store
-_HEADER_SLACK = 512  # bytes fetched for a zip header's name and extra fields, whose lengths only it knows
+_REMOTE_WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote store
+_HEADER_SLACK = 512  # bytes fetched for a zip header's name and extra fields, whose lengths it holds itself
 _OPEN_CONTAINERS = 64
 _GONE = frozenset({404, 410})  # HTTP status
-_EMPTY_RANGE = 416  # HTTP status: no byte of the range exists; of one that starts at 0, the file is empty
+_EMPTY_RANGE = 416  # HTTP status: range not satisfiable; for a range from 0 it means an empty file
 
 
-def fetch(location: Location) -> bytes:
-    """The image file's bytes, at most `MAX_BYTES`. Raises `Reject` if it is to blame, `StorageError` if storage is."""
-    (data,) = fetch_many([location])
+def fetch(byte_range: ByteRange) -> bytes:
+    """The bytes of an image file, at most `MAX_BYTES`.
+
+    Raises `Reject` for a fault of the file, `StorageError` for unavailable storage.
+    """
+    (data,) = fetch_many([byte_range])
     if isinstance(data, Reject):
         raise data
     assert data is not None
     return data
 
 
-def fetch_many(locations: Sequence[Location], *, ahead_bytes: int = MAX_BYTES) -> list[bytes | Reject | None]:
-    """The bytes of each, or why not, in order; remote ones are asked for all at once.
+def fetch_many(byte_ranges: Sequence[ByteRange], *, ahead_bytes: int = MAX_BYTES) -> list[bytes | Reject | None]:
+    """The bytes, or the `Reject`, of each image in order; remote images are requested concurrently.
 
-    None stands for an image of more than `ahead_bytes`, which is left for `fetch`: whoever reads ahead holds no more
-    than that of each. Raises `StorageError` if storage does not deliver, after a few more tries.
+    An image of more than `ahead_bytes` is not read and gives None: it is left for `fetch`, which bounds the memory of
+    whoever reads ahead. Raises `StorageError` if storage stays unavailable after a few retries.
     """
-    done: list[bytes | Reject | None] = [None] * len(locations)
+    done: list[bytes | Reject | None] = [None] * len(byte_ranges)
     local: list[int] = []
     remote: list[int] = []
-    for i, location in enumerate(locations):
-        nbytes = max(location.nbytes, location.size_bytes)
-        if location.packed == MISSING:
+    for i, byte_range in enumerate(byte_ranges):
+        nbytes = max(byte_range.nbytes, byte_range.size_bytes)
+        if byte_range.packed == MISSING:
             done[i] = Reject(NOT_THERE)
         elif nbytes > MAX_BYTES:
             done[i] = _too_large(nbytes)
         elif nbytes <= ahead_bytes:
-            (remote if is_url(location.path) else local).append(i)
-    for i, data in zip(local, _local([locations[i] for i in local], ahead_bytes), strict=True):
+            (remote if is_url(byte_range.path) else local).append(i)
+    for i, data in zip(local, _fetch_local([byte_ranges[i] for i in local], ahead_bytes), strict=True):
         done[i] = data
     if remote:
-        for i, data in zip(remote, _remote([locations[i] for i in remote], ahead_bytes), strict=True):
+        for i, data in zip(remote, _fetch_remote([byte_ranges[i] for i in remote], ahead_bytes), strict=True):
             done[i] = data
     return done
 
@@ -73,34 +76,35 @@ def _too_large(nbytes: int) -> Reject:
     return Reject(f"too large: {nbytes} bytes")
 
 
-def _local(locations: Sequence[Location], ahead_bytes: int) -> list[bytes | Reject | None]:
-    done: list[bytes | Reject | None] = [None] * len(locations)
-    left = list(range(len(locations)))
+def _fetch_local(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | Reject | None]:
+    done: list[bytes | Reject | None] = [None] * len(byte_ranges)
+    todo = list(range(len(byte_ranges)))
     for wait_s in (*WAITS_S, None):
         failed = []
-        for i in left:
+        for i in todo:
             try:
-                done[i] = _whole(locations[i], ahead_bytes) if locations[i].offset < 0 else _part(locations[i])
+                is_file = byte_ranges[i].offset < 0
+                done[i] = _read_whole_file(byte_ranges[i], ahead_bytes) if is_file else _read_range(byte_ranges[i])
             except Reject as reject:
                 done[i] = reject
             except OSError as error:
                 if not is_retryable(error):
                     raise
-                _container.cache_clear()  # why: a stale handle stays stale; the file has to be opened anew
+                _container.cache_clear()  # why: a stale handle stays stale, so the file has to be opened again
                 failed.append(i)
                 problem = error
         if not failed:
             return done
         if wait_s is None:
-            raise unavailable(locations[failed[-1]].path, problem)
+            raise unavailable(byte_ranges[failed[-1]].path, problem)
         time.sleep(wait_s)
-        left = failed
-    raise AssertionError("the last try returns or raises")
+        todo = failed
+    raise AssertionError("the last attempt returns or raises")
 
 
 @contextmanager
-def _damage() -> Iterator[None]:
-    """Turn an error that says that the path can never name a readable file into a `Reject`."""
+def _path_errors() -> Iterator[None]:
+    """Turn an error that means that the path can never name a readable file into a `Reject`."""
     try:
         yield
     except OSError as error:
@@ -112,8 +116,8 @@ def _damage() -> Iterator[None]:
 
 
 def _open(path: str) -> int:
-    """A descriptor of a regular file; never waits for the other end of a pipe. Raises `Reject` and `OSError`."""
-    with _damage():
+    """A descriptor of a regular file; never blocks on a pipe. Raises `Reject` and `OSError`."""
+    with _path_errors():
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -130,8 +134,8 @@ def _open(path: str) -> int:
     return descriptor
 
 
-def _whole(location: Location, ahead_bytes: int) -> bytes | None:
-    descriptor = _open(location.path)
+def _read_whole_file(byte_range: ByteRange, ahead_bytes: int) -> bytes | None:
+    descriptor = _open(byte_range.path)
     try:
         nbytes = os.fstat(descriptor).st_size
         if nbytes > MAX_BYTES:
@@ -141,23 +145,23 @@ def _whole(location: Location, ahead_bytes: int) -> bytes | None:
         data = _pread(descriptor, 0, nbytes)
     finally:
         os.close(descriptor)
-    expected = location.nbytes or nbytes  # why: 0 is also what callers say that do not know the size
+    expected = byte_range.nbytes or nbytes  # why: 0 also stands for an unknown size
     if (nbytes, len(data)) != (expected, expected):
         raise ResoluteError(
-            f"{location.path}: has changed since it was listed, got {len(data)} bytes, expected {expected}; wait until "
-            "nobody writes there, then run the same command again"
+            f"{byte_range.path}: changed since it was listed, got {len(data)} bytes, expected {expected}; wait until "
+            "nothing writes to it, then run the same command again"
         )
     return data
 
 
 def _pread(descriptor: int, offset: int, nbytes: int) -> bytes:
-    """`nbytes` from `offset` on, or fewer where the file ends."""
-    with _damage():
+    """`nbytes` from `offset`, or fewer at the end of the file."""
+    with _path_errors():
         return read_at(descriptor, nbytes, offset)
 
 
 class _Container:
-    """An open archive; closed when the last user drops it, so that the cache never closes it in a read."""
+    """An open archive, closed when its last user drops it, so that cache eviction never closes it during a read."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -171,98 +175,98 @@ def _container(path: str, version: tuple[int, ...]) -> _Container:
     return _Container(_open(path))
 
 
-def _part(location: Location) -> bytes:
-    path, offset, nbytes, packed, size_bytes = location
-    with _damage():
-        info = os.stat(path)  # noqa: PTH116  # why: half of Path's overhead, per image
-    # why: a path may come to mean another file while this process lives
+def _read_range(byte_range: ByteRange) -> bytes:
+    path, offset, nbytes, packed, size_bytes = byte_range
+    with _path_errors():
+        info = os.stat(path)  # noqa: PTH116  # why not Path: twice the overhead, per image
+    # why a version: the path may be replaced by another file while this process runs
     container = _container(path, (info.st_dev, info.st_ino, info.st_mtime_ns))
     if packed == ZIPPED:
         header = _pread(container.descriptor, offset, HEADER_BYTES)
         rest_bytes = content_start(header) - HEADER_BYTES + nbytes + TAIL_BYTES
         return unzip(header + _pread(container.descriptor, offset + HEADER_BYTES, rest_bytes), nbytes, size_bytes)
-    return _complete(_pread(container.descriptor, offset, nbytes), nbytes)
+    return _require_length(_pread(container.descriptor, offset, nbytes), nbytes)
 
 
-def _complete(data: bytes, nbytes: int) -> bytes:
+def _require_length(data: bytes, nbytes: int) -> bytes:
     if len(data) < nbytes:
         raise Reject(f"truncated: its archive ends after {len(data)} of {nbytes} bytes")
     return data
 
 
-def _remote(locations: Sequence[Location], ahead_bytes: int) -> list[bytes | Reject | None]:
-    spans: list[tuple[Location, int | None, int | None]] = []
-    for location in locations:
-        slack = HEADER_BYTES + _HEADER_SLACK + TAIL_BYTES if location.packed == ZIPPED else 0
-        if location.packed == UNSEEN:  # why: one byte more tells that there is more
-            spans.append((location, 0, ahead_bytes + 1))
-        elif location.offset < 0:
-            spans.append((location, None, None))
+def _fetch_remote(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | Reject | None]:
+    spans: list[tuple[ByteRange, int | None, int | None]] = []
+    for byte_range in byte_ranges:
+        slack = HEADER_BYTES + _HEADER_SLACK + TAIL_BYTES if byte_range.packed == ZIPPED else 0
+        if byte_range.packed == UNSEEN:  # why + 1: the extra byte shows that the file is larger
+            spans.append((byte_range, 0, ahead_bytes + 1))
+        elif byte_range.offset < 0:
+            spans.append((byte_range, None, None))
         else:
-            spans.append((location, location.offset, location.offset + location.nbytes + slack))
-    done: list[bytes | Reject | None] = [*_spans(spans)]
-    for i, location in enumerate(locations):
+            spans.append((byte_range, byte_range.offset, byte_range.offset + byte_range.nbytes + slack))
+    done: list[bytes | Reject | None] = [*_fetch_spans(spans)]
+    for i, byte_range in enumerate(byte_ranges):
         data = done[i]
         if not isinstance(data, bytes):
             continue
         try:
-            if location.offset >= 0:
-                done[i] = _unpacked(location, data)
+            if byte_range.offset >= 0:
+                done[i] = _unpack(byte_range, data)
             elif len(data) > MAX_BYTES:
                 raise _too_large(len(data))
-            elif location.packed == UNSEEN and len(data) == ahead_bytes + 1:
+            elif byte_range.packed == UNSEEN and len(data) == ahead_bytes + 1:
                 done[i] = None
         except Reject as reject:
             done[i] = reject
     return done
 
 
-def _unpacked(location: Location, data: bytes) -> bytes:
-    _, offset, nbytes, packed, size_bytes = location
+def _unpack(byte_range: ByteRange, data: bytes) -> bytes:
+    _, offset, nbytes, packed, size_bytes = byte_range
     if packed != ZIPPED:
-        return _complete(data, nbytes)
+        return _require_length(data, nbytes)
     needed = content_start(data) + nbytes
-    if len(data) < needed:  # an unusually long header
-        (again,) = _spans([(location, offset, offset + needed + TAIL_BYTES)])
-        if isinstance(again, Reject):
-            raise again
-        data = again
+    if len(data) < needed:  # the header is unusually long
+        (longer,) = _fetch_spans([(byte_range, offset, offset + needed + TAIL_BYTES)])
+        if isinstance(longer, Reject):
+            raise longer
+        data = longer
     return unzip(data, nbytes, size_bytes)
 
 
-def _spans(spans: Sequence[tuple[Location, int | None, int | None]]) -> list[bytes | Reject]:
-    """Bytes [start, end) of each file, all of it where they are None; empty spans are not asked for."""
+def _fetch_spans(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[bytes | Reject]:
+    """Bytes [start, end) of each file, or all of it if both are None; empty spans are not requested."""
     done: list[bytes | Reject] = [b""] * len(spans)
-    left = [i for i, (_, start, end) in enumerate(spans) if start is None or start != end]
+    todo = [i for i, (_, start, end) in enumerate(spans) if start is None or start != end]
     problem: object = None
     for wait_s in (0.0, *_REMOTE_WAITS_S):
         time.sleep(wait_s)
         failed = []
-        for i, result in zip(left, _ask([spans[i] for i in left]), strict=True):
-            verdict = _verdict(result, spans[i])
-            if verdict is None:
+        for i, result in zip(todo, _request([spans[i] for i in todo]), strict=True):
+            outcome = _classify(result, spans[i])
+            if outcome is None:
                 failed.append(i)
                 problem = result
             else:
-                done[i] = verdict
-        left = failed
-        if not left:
+                done[i] = outcome
+        todo = failed
+        if not todo:
             return done
     raise StorageError(
         strip_credentials(
-            f"{spans[left[-1]][0].path}: cannot be fetched, got {_told(problem)} {len(_REMOTE_WAITS_S) + 1} times, "
-            "expected its bytes; check the network, the store and your access to it, then run the same command again: "
-            "finished shards are kept"
+            f"{spans[todo[-1]][0].path}: cannot be fetched, got {_describe_problem(problem)} "
+            f"{len(_REMOTE_WAITS_S) + 1} times, expected its bytes; check the network, the store and your access, "
+            "then run the same command again: finished shards are kept"
         )
     )
 
 
-def _ask(spans: Sequence[tuple[Location, int | None, int | None]]) -> list[object]:
-    """What each store answers, bytes or an exception, one concurrent request a store."""
+def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[object]:
+    """The answer of each store, bytes or an exception, with one concurrent request per store."""
     answers: list[object] = [None] * len(spans)
     stores: dict[int, tuple[Any, list[int], list[str]]] = {}
-    for i, (location, _, _) in enumerate(spans):
-        fs, path = url_to_fs(location.path)
+    for i, (byte_range, _, _) in enumerate(spans):
+        fs, path = url_to_fs(byte_range.path)
         _, numbers, paths = stores.setdefault(id(fs), (fs, [], []))
         numbers.append(i)
         paths.append(path)
@@ -270,36 +274,36 @@ def _ask(spans: Sequence[tuple[Location, int | None, int | None]]) -> list[objec
         starts, ends = [spans[i][1] for i in numbers], [spans[i][2] for i in numbers]
         try:
             results = fs.cat_ranges(paths, starts, ends, on_error="return")
-        except Exception as error:  # why: drivers raise anything; `_verdict` sorts it
+        except Exception as error:  # why: drivers raise many types; `_classify` interprets them
             results = [error] * len(numbers)
         for i, result in zip(numbers, results, strict=True):
             answers[i] = result
     return answers
 
 
-def _verdict(result: object, span: tuple[Location, int | None, int | None]) -> bytes | Reject | None:
-    """The bytes; a `Reject` if the object itself is to blame; None if another try may help."""
-    location, start, end = span
-    unseen = location.packed == UNSEEN
+def _classify(result: object, span: tuple[ByteRange, int | None, int | None]) -> bytes | Reject | None:
+    """The bytes; a `Reject` if the object itself is at fault; None if a retry may help."""
+    byte_range, start, end = span
+    unseen = byte_range.packed == UNSEEN
     if isinstance(result, bytes):
         if start is not None and end is not None and len(result) > end - start and not unseen:
             raise ResoluteError(
-                f"{strip_credentials(location.path)}: its server sends whole files only, got {len(result)} bytes, "
-                f"expected {end - start}; use a server that serves byte ranges, or download the file"
+                f"{strip_credentials(byte_range.path)}: its server ignores byte ranges, got {len(result)} bytes, "
+                f"expected {end - start}; use a server that supports them, or download the file"
             )
         return result
     if isinstance(result, IsADirectoryError):
-        return Reject(f"unreadable: {_told(result)}")
+        return Reject(f"unreadable: {_describe_problem(result)}")
     status = getattr(result, "status", None)
     if unseen and (isinstance(result, FileNotFoundError) or status in _GONE):
-        return Reject(f"not there: {_told(result)}")
+        return Reject(f"not there: {_describe_problem(result)}")
     if unseen and (status == _EMPTY_RANGE or "InvalidRange" in f"{result} {getattr(result, '__cause__', None)}"):
         return b""
     return None
 
 
-def _told(problem: object) -> str:
-    """One line without the URL's credentials: HTTP status, or the system's words."""
+def _describe_problem(problem: object) -> str:
+    """One line without the URL's credentials: the HTTP status, or the system's message."""
     status, words = getattr(problem, "status", None), getattr(problem, "strerror", None)
     if isinstance(problem, FileNotFoundError):
         return "No such file or directory"

@@ -1,6 +1,6 @@
-"""Lists, opens and recognises files and folders, on this machine or in any store that fsspec knows.
+"""Files and folders on this machine or in any store that fsspec supports: listing, opening, patterns.
 
-What is wrong is one line: a `StorageError` if storage does not deliver, else a `ResoluteError`.
+Every failure is a one-line error: a `StorageError` if storage is unavailable, otherwise a `ResoluteError`.
 """
 
 from __future__ import annotations
@@ -20,82 +20,84 @@ from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_c
 from prep.storage.retry import is_retryable, retry
 
 from .image_ref import is_url
-from .names import is_image, why_ignored
+from .names import ignore_reason, is_image
 
-__all__ = ["Entry", "entries", "expand", "file_name", "file_size", "is_pattern", "kind_of", "opened", "reading",
-           "stamp", "without_query"]  # fmt: skip
+__all__ = [
+    "Entry", "expand_pattern", "file_name", "file_size", "is_pattern", "list_folder", "open_file", "path_kind",
+    "read_errors", "version_stamp", "without_query",
+]  # fmt: skip
 
 _HTTP = ("http://", "https://")
 
 
 class Entry(NamedTuple):
-    """Something in a folder; `kind` is file, folder or other (pipes, devices); `nbytes` as `file_size`."""
+    """An entry of a folder; `kind` is file, folder or other (pipes, devices); `nbytes` is as in `file_size`."""
 
     name: str
     kind: str
     nbytes: int | None
 
     @property
-    def order(self) -> bytes:
-        """Sorting by it at every level gives whole paths in ascending order of bytes."""
+    def sort_key(self) -> bytes:
+        """Sorting by it at every level gives full paths in ascending order of bytes."""
         return os.fsencode(self.name) + (b"/" if self.kind == "folder" else b"")
 
 
 @contextmanager
-def reading(path: str, what: str = "read") -> Iterator[None]:
-    """Tell what goes wrong with `path` as one `ResoluteError`: the system's, the driver's and the format's errors."""
+def read_errors(path: str, what: str = "read") -> Iterator[None]:
+    """Turn errors of the system, of drivers and of file formats while reading `path` into a `ResoluteError`."""
     unavailable = False
     try:
         yield
     except (OSError, EOFError, ValueError) as error:
         unavailable = isinstance(error, OSError) and error.errno is not None and is_unavailable(error)
-        told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        message = getattr(error, "strerror", None) or str(error) or type(error).__name__
         where = getattr(error, "filename", None) or path
     except ImportError as error:
-        told, where = str(error), path
+        message, where = str(error), path
     except Exception as error:
-        # why: a store's driver or a decompressor raises its own kinds; a mistake of ours has to stay visible
+        # why: drivers and decompressors raise their own types; bugs of ours must stay visible
         if type(error).__module__.split(".")[0] in ("builtins", "pipeline", "prep"):
             raise
-        told, where = str(error) or type(error).__name__, path
+        message, where = str(error) or type(error).__name__, path
     else:
         return
-    thing = "a readable folder" if what == "listed" else "a whole, readable file"
-    # why: not every driver's message is free of the URL's password
-    words = strip_credentials(f"{where}: cannot be {what}, got {' '.join(str(told).split())[:300]}")
+    expected = "a readable folder" if what == "listed" else "a complete, readable file"
+    # why: a driver's message may hold the URL's password
+    words = strip_credentials(f"{where}: cannot be {what}, got {' '.join(str(message).split())[:300]}")
     raise (StorageError if unavailable else ResoluteError)(
-        f"{words}, expected {thing}; correct the path, its permissions or the store's settings"
+        f"{words}, expected {expected}; correct the path, its permissions or the store's settings"
     )
 
 
 def file_name(path: str) -> str:
-    """The last part of a path or URL, without the query (and so the signature) of a web address."""
+    """The last part of a path or URL, without the query (and thus the signature) of a web address."""
     return without_query(path).rpartition("/")[2]
 
 
 def without_query(path: str) -> str:
-    """A web address up to its question mark; anything else as it is: there the sign is part of a name."""
+    """A web address up to its question mark; other paths unchanged, because there it is part of a name."""
     return path.partition("?")[0] if path.startswith(_HTTP) else path
 
 
 def _store(url: str) -> tuple[Any, str]:
-    # why: kept listings would grow with the number of files
+    # why no cache: listings would grow with the number of files
     fs, path = url_to_fs(url, use_listings_cache=False)
     return fs, path
 
 
-def entries(folder: str) -> list[Entry]:
-    """What is in a folder, ascending by `order`. Raises `ResoluteError` if it cannot be listed."""
-    with reading(folder, "listed"):
+def list_folder(folder: str) -> list[Entry]:
+    """The entries of a folder, ascending by `sort_key`. Raises `ResoluteError` if it cannot be listed."""
+    with read_errors(folder, "listed"):
         listed = _remote_entries(folder) if is_url(folder) else retry(folder, lambda: list(_local_entries(folder)))
-        return sorted(listed, key=lambda entry: entry.order)
+        return sorted(listed, key=lambda entry: entry.sort_key)
 
 
 def _local_entries(folder: str) -> Iterator[Entry]:
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as listing:
+        for entry in listing:
             if entry.is_symlink():
-                yield _behind_link(f"{folder.rstrip('/')}/{entry.name}", entry.name)
+                yield _link_target_entry(f"{folder.rstrip('/')}/{entry.name}", entry.name)
             elif entry.is_dir():
                 yield Entry(entry.name, "folder", 0)
             elif entry.is_file():
@@ -104,13 +106,13 @@ def _local_entries(folder: str) -> Iterator[Entry]:
                 yield Entry(entry.name, "other", 0)
 
 
-def _behind_link(path: str, name: str) -> Entry:
-    """What a link leads to; a link that leads nowhere is a file, and later a reject that names it."""
+def _link_target_entry(path: str, name: str) -> Entry:
+    """The entry that a link leads to; a dangling link counts as a file, which later becomes a reject."""
     try:
-        mode = os.stat(path).st_mode  # noqa: PTH116  # why: once for every link
+        mode = os.stat(path).st_mode  # noqa: PTH116  # why not Path: called for every link
     except FileNotFoundError:
-        # why: a link that nobody would read need not lead anywhere
-        return Entry(name, "file", file_size(path) if is_image(name) and not why_ignored(name) else None)
+        # why: a dangling link that is never read is not an error
+        return Entry(name, "file", file_size(path) if is_image(name) and not ignore_reason(name) else None)
     except OSError as error:
         if is_retryable(error):
             raise
@@ -121,14 +123,14 @@ def _behind_link(path: str, name: str) -> Entry:
 
 
 def file_size(path: str) -> int | None:
-    """A local file's size in bytes; None if it is not there although its folder is; 0 if the path is no name of a file.
+    """Size of a local file in bytes; None if it is missing from an existing folder; 0 if `path` cannot name a file.
 
-    Of a link, the folder is that of the file it leads to. Raises `StorageError` if the folder is not there either, as
-    after a lost mount, or storage does not answer.
+    For a link, the folder is that of its target. Raises `StorageError` if the folder is missing too, as after a lost
+    mount, or if storage is unavailable.
     """
     try:
         return retry(path, lambda: _file_size(path))
-    except (OSError, ValueError):  # ValueError: a NUL in the name; reading it will be a reject that says so
+    except (OSError, ValueError):  # ValueError: a NUL in the name; reading it gives a reject
         return 0
 
 
@@ -142,25 +144,25 @@ def _file_size(path: str) -> int | None:
 
 def _remote_entries(folder: str) -> Iterator[Entry]:
     if folder.startswith(_HTTP):
-        raise ValueError("no way to list folders over HTTP: give an archive, a list of files or a {0..9} pattern")
+        raise ValueError("folders cannot be listed over HTTP: use an archive, a list of files or a {0..9} pattern")
     fs, path = _store(folder)
     path = path.rstrip("/")
     for info in fs.ls(path, detail=True):
         full = info["name"].rstrip("/")
-        if full != path:  # why: stores may hold an empty object that stands for the folder itself
+        if full != path:  # why: stores may hold an empty object for the folder itself
             is_folder = info["type"] == "directory"
             yield Entry(full.rpartition("/")[2], "folder" if is_folder else "file", int(info.get("size") or 0))
 
 
-def kind_of(path: str) -> str:
-    """file, folder, or "" where nothing is; over HTTP, which has no folders, always file."""
+def path_kind(path: str) -> str:
+    """"file", "folder", or "" if nothing is there; over HTTP, which has no folders, always "file"."""
     if path.startswith(_HTTP):
         return "file"
     if is_url(path):
-        with reading(path, "listed"):
+        with read_errors(path, "listed"):
             fs, inner = _store(path)
             return "file" if fs.isfile(inner) else "folder" if fs.isdir(inner) else ""
-    with reading(path):
+    with read_errors(path):
         try:
             mode = retry(path, lambda: _mode(path))
         except OSError as error:
@@ -178,12 +180,12 @@ def _mode(path: str) -> int:
 
 
 @contextmanager
-def opened(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
-    """A file for reading; `forward`: without seeking, which also servers without byte ranges can do.
+def open_file(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
+    """Open a file for reading; `forward`: without seeking, which also works with servers without byte ranges.
 
-    Raises `ResoluteError` for whatever goes wrong while it is open.
+    Raises `ResoluteError` for whatever fails while it is open.
     """
-    with reading(path):
+    with read_errors(path):
         if not is_url(path):
             with Path(path).open("rb") as file:
                 yield file
@@ -193,9 +195,9 @@ def opened(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
             yield file
 
 
-def stamp(path: str) -> str:
-    """Changes when the file does; "" if there is no telling. Raises `ResoluteError` if it is not there."""
-    with reading(path):
+def version_stamp(path: str) -> str:
+    """A string that changes with the file; "" if the store offers none. Raises `ResoluteError` if it is missing."""
+    with read_errors(path):
         if not is_url(path):
             info = Path(path).stat()
             return f"{info.st_size} {info.st_mtime_ns}"
@@ -207,27 +209,27 @@ def stamp(path: str) -> str:
 
 
 def is_pattern(src: str) -> bool:
-    """Whether `src` stands for several files: it holds braces or wildcards and is not itself there."""
+    """Whether `src` stands for several files: it holds braces or wildcards and does not itself exist."""
     # why: a question mark in a web address begins its query
-    magic = "*{" if src.startswith(_HTTP) else "*?[{"
-    return any(sign in src for sign in magic) and (is_url(src) or not os.path.lexists(src))
+    wildcards = "*{" if src.startswith(_HTTP) else "*?[{"
+    return any(sign in src for sign in wildcards) and (is_url(src) or not os.path.lexists(src))
 
 
-def expand(src: str) -> list[str]:
-    """The files that a pattern with braces (`x-{000..146}.tar`) or wildcards names, sorted; never none.
+def expand_pattern(src: str) -> list[str]:
+    """The files that a pattern with braces (`x-{000..146}.tar`) or wildcards names, sorted; at least one.
 
-    Raises `ResoluteError` if no file fits a wildcard. Files that braces name are not looked for.
+    Files named by braces are not checked for existence. Raises `ResoluteError` if no file matches a wildcard.
     """
-    found: set[str] = set()
+    paths: set[str] = set()
     for pattern in braceexpand(src):
         if not is_pattern(pattern):
-            found.add(pattern)
+            paths.add(pattern)
         elif is_url(pattern):
-            with reading(pattern, "listed"):
+            with read_errors(pattern, "listed"):
                 fs, path = _store(pattern)
-                found.update(fs.unstrip_protocol(name) for name in fs.glob(path))
+                paths.update(fs.unstrip_protocol(name) for name in fs.glob(path))
         else:
-            found.update(glob.glob(pattern, recursive=True))  # noqa: PTH207  # why: Path's needs a root
-    if not found:
-        raise ResoluteError(f"{src}: no such file, got nothing that fits the pattern, expected files; correct it")
-    return sorted(found)
+            paths.update(glob.glob(pattern, recursive=True))  # noqa: PTH207  # why: Path's needs a root
+    if not paths:
+        raise ResoluteError(f"{src}: no such file, got no match of the pattern, expected at least one; correct it")
+    return sorted(paths)

@@ -1,4 +1,4 @@
-"""Folders of images, on a disk or in a store, listed in one fixed order; each real folder is listed once."""
+"""Folders of images, local or in a store, listed in a fixed order; each real folder is listed once."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from functools import partial
 
 from prep.execute.thread_map import thread_map
 
-from .filesystem import Entry, entries
-from .image_ref import Found, is_url
-from .names import is_image, kind_of_other, why_ignored
+from .filesystem import Entry, list_folder
+from .image_ref import ImageRef, is_url
+from .names import ignore_reason, is_image, other_file_kind
 
-__all__ = ["Folders", "walk"]
+__all__ = ["ImageFolderSource", "walk"]
 
-_AHEAD = 16  # folders of a store that are listed at a time
+_AHEAD = 16  # folders of a store listed concurrently
 
 
-class Folders:
-    """Class folders, in which images may nest: the first part of a path is its class. A `Source`.
+class ImageFolderSource:
+    """Class folders, in which images may be nested: the first part of a path is the class. A `Source`.
 
-    Ascending by name. Links to folders are followed, each real folder once: by the first path that leads to it.
-    Memory: one folder's entries per level, and device and inode of each folder.
+    Images are in ascending order of name. Links to folders are followed, each real folder once: by the first path that
+    leads to it. Memory: the entries of one folder per level, and device and inode of each folder.
     """
 
     numbered = False
@@ -33,34 +33,35 @@ class Folders:
         self.root = src
         self.ignored: Counter[str] = Counter()
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
-        current, images = "", 0
+        current_class, images = "", 0
         for name, entry in walk(self.root, self.ignored):
             label, slash, _ = name.partition("/")
             if entry.kind == "folder":
                 if not slash:  # the next class begins
-                    self.ignored["empty classes"] += bool(current) and not images
-                    current, images = label, 0
+                    self.ignored["empty classes"] += bool(current_class) and not images
+                    current_class, images = label, 0
             elif not is_image(entry.name):
-                self.ignored[kind_of_other(name) if entry.nbytes is not None else "broken links"] += 1
+                self.ignored[other_file_kind(name) if entry.nbytes is not None else "broken links"] += 1
             elif not slash:
                 self.ignored["outside class folders"] += 1
             else:
                 images += 1
-                yield Found.file(name, label, entry.nbytes)
-        self.ignored["empty classes"] += bool(current) and not images
-        self.ignored += Counter()  # drops what was counted zero times
+                yield ImageRef.file(name, label, entry.nbytes)
+        self.ignored["empty classes"] += bool(current_class) and not images
+        self.ignored += Counter()  # drops zero counts
 
 
 def walk(root: str, ignored: Counter[str]) -> Iterator[tuple[str, Entry]]:
-    """(path relative to `root`, entry) of every file and, before what is in it, folder below `root`, ascending.
+    """Yield (path relative to `root`, entry) of every file and folder below `root`, ascending; a folder before its
+    content.
 
-    Hidden things and junk are passed over and counted, whatever is in them, as are pipes, devices, links to a folder
-    that an earlier path has led to (so that cycles end), and names that fsspec would take for a chain of URLs. Raises
+    Hidden entries and junk are skipped with everything in them and counted in `ignored`, as are pipes, devices, links
+    to an already visited folder (so that cycles end), and names that fsspec would take for chained URLs. Raises
     `ResoluteError` for a folder that cannot be listed.
     """
-    yield from _walk(root.rstrip("/") or "/", "", entries(root), ignored, {_identity(root)})
+    yield from _walk(root.rstrip("/") or "/", "", list_folder(root), ignored, {_identity(root)})
 
 
 def _walk(
@@ -70,7 +71,7 @@ def _walk(
     ignored.update(why for why in reasons if why)
     inside = [entry for entry, why in zip(listed, reasons, strict=True) if not why]
     below = [f"{folder}/{entry.name}" for entry in inside if entry.kind == "folder"]
-    # why 1: on a disk a folder counts as visited only when all folders before it have been walked
+    # why 1: on a disk, a link may lead to an earlier folder, which must have been visited by then
     listings = thread_map(partial(_listing, visited), below, _AHEAD if is_url(folder) else 1)
     for entry in inside:
         if entry.kind == "other":
@@ -87,16 +88,16 @@ def _walk(
 
 
 def _why_ignored(folder: str, name: str) -> str | None:
-    return "unsafe names" if "::" in name and is_url(folder) else why_ignored(name)
+    return "unsafe names" if "::" in name and is_url(folder) else ignore_reason(name)
 
 
 def _listing(visited: set[object], folder: str) -> list[Entry] | None:
-    """The entries of `folder`; None if it has been visited, by whatever path."""
+    """The entries of `folder`; None if it has been visited already, by any path."""
     identity = _identity(folder)
     if identity in visited:
         return None
     visited.add(identity)
-    return entries(folder)
+    return list_folder(folder)
 
 
 def _identity(folder: str) -> object:
@@ -105,6 +106,6 @@ def _identity(folder: str) -> object:
     try:
         info = os.stat(folder)  # noqa: PTH116
     except OSError:
-        return folder  # `entries` will say what is wrong
-    # why: some network disks number nothing
+        return folder  # `list_folder` reports the error
+    # why: some network file systems have no inode numbers
     return (info.st_dev, info.st_ino) if info.st_ino else os.path.realpath(folder)

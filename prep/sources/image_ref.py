@@ -1,4 +1,4 @@
-"""Records of images that have been listed but not read: name, label, and where their bytes are."""
+"""References to images that are listed but not yet read: name, label, and where their bytes are."""
 
 from __future__ import annotations
 
@@ -8,54 +8,58 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["MAX_BYTES", "MISSING", "PLAIN", "UNSEEN", "ZIPPED", "Found", "Location", "Source", "is_url"]
+__all__ = ["MAX_BYTES", "MISSING", "PLAIN", "UNSEEN", "ZIPPED", "ByteRange", "ImageRef", "Source", "is_url"]
 
-# `packed`: plain bytes at the offset; a zip local header there, stored or deflated content; no such file when the
-# source was listed, though its folder was there; a URL from a list, which nobody has asked for yet.
+# Values of `packed`: plain bytes at the offset; a zip local header there, followed by stored or deflated content; a
+# file that was missing from an existing folder when the source was listed; a URL from a list, not requested yet.
 PLAIN, ZIPPED, MISSING, UNSEEN = 0, 1, 2, 3
-MAX_BYTES = 1 << 28  # of one image file, or of one member of an archive: what is larger is never read
+MAX_BYTES = 1 << 28  # of one image file or archive member; larger ones are never read
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ImageRef:
     """One candidate image.
 
-    `name` is its POSIX path relative to the source (surrogateescape for bytes that are no text): what it is
-    sorted by and what reports show. `label` is its class, in decimal where the source is `numbered`. `nbytes`
-    hold it, from byte `offset` (-1: a whole file) of the container `place`, a path or URL ("": the file `name`
-    below the source's root); 0 if unknown. `size_bytes` is the image file's own size (-1: `nbytes`), which is
-    another one only where it is compressed.
+    `name` is its POSIX path relative to the source (surrogateescape for invalid UTF-8), which it is sorted by and
+    reported as. `label` is its class, in decimal if the source is `numbered`. Its bytes are `nbytes` (0: unknown) from
+    `offset` (-1: the entire file) of `container`, a path or URL ("": the file `name` below the source's root).
+    `size_bytes` is the size of the image file itself (-1: `nbytes`), which differs only for a compressed archive
+    member.
     """
 
     name: str
     label: str
     nbytes: int
-    place: str = ""
+    container: str = ""
     offset: int = -1
     packed: int = PLAIN
     size_bytes: int = -1
 
     @classmethod
-    def file(cls, name: str, label: str, nbytes: int | None) -> Found:
-        """A file of its own below the source's root; `nbytes` None: listed, but not there."""
+    def file(cls, name: str, label: str, nbytes: int | None) -> ImageRef:
+        """A plain file below the source's root; `nbytes` is None if it was listed but does not exist."""
         return cls(name, label, nbytes or 0, packed=MISSING if nbytes is None else PLAIN)
 
 
 class Source(Protocol):
-    """Images of one kind of source; iterating yields each once, in ascending order of `os.fsencode(name)` where
-    that costs nothing. Everything else is complete when an iteration has ended, and may be iterated again."""
+    """The images of a source of one format.
 
-    root: str  # folder or URL that names are relative to; for messages, the archive or file itself
-    ignored: Counter[str]  # kind -> how many: hidden, junk, other files (or .txt: their suffix), unsafe names, ...
+    Iterating yields each image once, in ascending order of `os.fsencode(name)` where that is free. The other attributes
+    are complete after an iteration; a source may be iterated again.
+    """
+
+    root: str  # folder or URL that names are relative to; the archive or file itself, for messages
+    ignored: Counter[str]  # kind -> count: hidden, junk, other files (by suffix where usual), unsafe names, ...
     numbered: bool  # labels are class numbers
-    label_names: Sequence[str] | None  # of those numbers, where the source tells
-    copies: bool  # the images are unpacked into the spool, for want of random access
+    label_names: Sequence[str] | None  # names of those numbers, if the source has them
+    copies: bool  # the images are unpacked into the scan cache, for lack of random access
 
-    def __iter__(self) -> Iterator[Found]: ...
+    def __iter__(self) -> Iterator[ImageRef]: ...
 
 
-class Location(NamedTuple):
-    """Where an image's bytes are, all that `fetch` needs: see `Found`; `path` is the file or container."""
+class ByteRange(NamedTuple):
+    """Where the bytes of an image are, all that `fetch` needs; fields as in `ImageRef`, `path` is the file or
+    container."""
 
     path: str
     offset: int = -1
@@ -65,5 +69,5 @@ class Location(NamedTuple):
 
 
 def is_url(path: str) -> bool:
-    """Whether `path` is for fsspec: `s3://...`; plain paths are not, nor are drive letters."""
+    """Whether fsspec has to open `path`, as `s3://...`; plain paths and drive letters are not URLs."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None

@@ -1,4 +1,4 @@
-"""Which images does a list of paths and labels name?"""
+"""The source for a list file of image paths and labels."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from .filesystem import file_size, without_query
-from .image_ref import UNSEEN, Found, is_url
+from .image_ref import UNSEEN, ImageRef, is_url
 from .label_rows import is_number, label_rows
-from .names import safe
+from .names import safe_relative_path
 
-__all__ = ["Listing"]
+__all__ = ["LabelListSource"]
 
 
-class Listing:
+class LabelListSource:
     """A text file of `path label` lines, as ImageNet's train.txt, or a CSV or TSV file with such columns. A `Source`.
 
-    Paths are relative to the list's folder, or absolute. `numbered` if all labels are whole numbers. Images behind URLs
-    are not asked for (UNSEEN). From a list behind a URL, only paths below its folder and URLs of the same
-    kind count.
+    Paths are relative to the list's folder, or absolute. `numbered` if all labels are integers. Images behind URLs are
+    not requested while listing (UNSEEN). From a list behind a URL, only paths below its folder and URLs of the same
+    scheme are accepted.
     """
 
     label_names: Sequence[str] | None = None
@@ -30,14 +30,15 @@ class Listing:
         self.numbered = True
         self._src, self._columns = src, columns
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.numbered = True
         for row in label_rows(self._src, self._columns):
             name = row.name.removeprefix("./")
-            # why: whoever writes a list far away must not choose files of this machine
-            inside = name.startswith(f"{self.root.partition('://')[0]}://") if is_url(name) else safe(name)
-            if is_url(self.root) and ("::" in name or not inside):
+            # why: a remote list must not name files of this machine
+            scheme = f"{self.root.partition('://')[0]}://"
+            is_allowed = name.startswith(scheme) if is_url(name) else safe_relative_path(name)
+            if is_url(self.root) and ("::" in name or not is_allowed):
                 self.ignored["unsafe names"] += 1
                 continue
             if not row.label:
@@ -45,6 +46,6 @@ class Listing:
                 continue
             self.numbered &= is_number(row.label)
             if is_url(self.root) or is_url(name):
-                yield Found(name, row.label, 0, packed=UNSEEN)
+                yield ImageRef(name, row.label, 0, packed=UNSEEN)
             else:
-                yield Found.file(name, row.label, file_size(name if name.startswith("/") else f"{self.root}/{name}"))
+                yield ImageRef.file(name, row.label, file_size(name if name.startswith("/") else f"{self.root}/{name}"))

@@ -1,4 +1,4 @@
-"""Tables (CSV, TSV) and lists that give each image its label. Errors name the line, counted from 1."""
+"""Rows of label tables (CSV, TSV) and label lists. Errors name the line, counted from 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline.errors import ResoluteError
 
-from .filesystem import file_name, opened
+from .filesystem import file_name, open_file
 from .names import is_image
 from .text_encoding import is_text, is_utf16, not_utf8
 
@@ -31,19 +31,20 @@ class LabelRow(NamedTuple):
 
 
 def is_number(label: str) -> bool:
-    """Whether a label is a class number, written as numbers are: no sign, no leading zeros."""
+    """Whether a label is a class number in canonical form: no sign, no leading zeros."""
     return label.isascii() and label.isdigit() and (label == "0" or label[0] != "0")
 
 
 def label_rows(path: str, columns: str | None) -> Iterator[LabelRow]:
-    """The rows of a CSV or TSV file, or lines of path and label. Blank ones are left out.
+    """Yield the rows of a CSV or TSV file, or of lines of path and label; blank ones are skipped.
 
-    `columns` names the two columns, "id,breed", or counts them from 0, "0,1", in a table without a header; otherwise
-    they go by their usual names. Labels are UTF-8; names may hold other bytes (surrogateescape), as file names may.
-    Raises `ResoluteError` for a file that cannot be read or understood, or has no rows.
+    `columns` names the image and label column, "id,breed", or gives their positions from 0, "0,1", in a table without a
+    header; by default they are recognised by usual names. Labels are UTF-8; names may hold other bytes
+    (surrogateescape), as file names may. Raises `ResoluteError` for a file that is unreadable, malformed or without
+    rows.
     """
     with (
-        opened(path, forward=True) as raw,
+        open_file(path, forward=True) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as text,
     ):
         first = text.readline()
@@ -64,35 +65,35 @@ def label_rows(path: str, columns: str | None) -> Iterator[LabelRow]:
                 raise not_utf8(path, row.line, repr(row.label))
             yield row
         if row is None:
-            got = "a header alone" if first.strip() else "an empty file"
-            raise ResoluteError(f"{path}: no rows, got {got}, expected an image and its label in each; correct it")
+            got = "only a header" if first.strip() else "an empty file"
+            raise ResoluteError(f"{path}: no rows, got {got}, expected an image and its label per row; correct it")
 
 
 def _positions(
     path: str, header: list[str], columns: str | None, is_table: bool
 ) -> tuple[tuple[int, int] | None, bool]:
-    """(image's column, label's column), counted from 0, and whether the first row names them; None for a list."""
+    """((image column, label column), whether the first row is a header); None for the positions in a list file."""
     names = [name.strip() for name in header]
-    usual = _guess(names, _LABEL_AND_NAME)
+    usual_columns = _guess(names, _LABEL_AND_NAME)
     if columns is None:
-        if usual is not None and is_table:
-            return usual, True
+        if usual_columns is not None and is_table:
+            return usual_columns, True
         return ((0, 1), False) if is_table and len(names) == 2 and is_image(names[0]) else (None, False)
-    wanted = two_columns(columns)
-    if all(name in names for name in wanted):
-        return (names.index(wanted[0]), names.index(wanted[1])), True
-    missing = [name for name in wanted if not (name.isascii() and name.isdecimal() and int(name) < len(names))]
+    names_wanted = two_columns(columns)
+    if all(name in names for name in names_wanted):
+        return (names.index(names_wanted[0]), names.index(names_wanted[1])), True
+    missing = [name for name in names_wanted if not (name.isascii() and name.isdecimal() and int(name) < len(names))]
     if not missing:
-        return (int(wanted[0]), int(wanted[1])), usual is not None
-    missing = [name for name in missing if name not in names] or [name for name in wanted if name not in names]
+        return (int(names_wanted[0]), int(names_wanted[1])), usual_columns is not None
+    missing = [name for name in missing if name not in names] or [name for name in names_wanted if name not in names]
     raise ResoluteError(
         f"{path}: has no column {missing[0]}, got {', '.join(names)}, expected {columns}; correct COLUMNS (for a table "
-        "without a header: positions from 0, such as COLUMNS=0,1)"
+        "without a header use positions from 0, such as COLUMNS=0,1)"
     )
 
 
 def two_columns(columns: str) -> tuple[str, str]:
-    """`"id,breed"` -> ("id", "breed"). Raises `ResoluteError` for anything but two names."""
+    """Parse `"id,breed"` to ("id", "breed"). Raises `ResoluteError` unless there are two names."""
     names = tuple(name.strip() for name in columns.split(","))
     if len(names) != 2 or not all(names):
         raise ResoluteError(
@@ -105,10 +106,10 @@ def two_columns(columns: str) -> tuple[str, str]:
 _LABEL_AND_NAME = (_NAME_COLUMNS, LABEL_COLUMNS)
 
 
-def _guess(header: Sequence[str], wanted: tuple[Sequence[str], Sequence[str]]) -> tuple[int, int] | None:
-    """Positions of the first usual name of each of the two columns; None if one is missing."""
-    low = [name.lower() for name in header]
-    image, label = (next((low.index(name) for name in names if name in low), None) for names in wanted)
+def _guess(header: Sequence[str], names_wanted: tuple[Sequence[str], Sequence[str]]) -> tuple[int, int] | None:
+    """Positions of the first usual name of each of the two columns; None if either is missing."""
+    lower = [name.lower() for name in header]
+    image, label = (next((lower.index(name) for name in names if name in lower), None) for names in names_wanted)
     return None if image is None or label is None else (image, label)
 
 
@@ -119,15 +120,15 @@ def _table(
     image, label = positions
     fields = 0
     while True:
-        line = rows.line_num + 1  # why: an open quote takes in the lines after it; the error is where the row begins
+        line = rows.line_num + 1  # why: an open quote swallows later lines, and the error is where the row begins
         try:
             row = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
             raise ResoluteError(
-                f"{path}: line {line} begins no table row, got {error}, expected fields separated by {delimiter!r} and "
-                "quotes in pairs; correct it"
+                f"{path}: line {line} is not a table row, got {error}, expected fields separated by {delimiter!r} and "
+                "balanced quotes; correct it"
             ) from None
         if line == 1:
             fields = len(row)
@@ -139,7 +140,7 @@ def _table(
                 "correct it"
             )
         name, text = row[image].strip(), row[label].strip()
-        if "\n" in text:  # why not in names: files may be called so
+        if "\n" in text:  # why not for names: file names may hold line breaks
             raise ResoluteError(
                 f"{path}: line {line} has an open quote, got {text[:80]!r}, expected a label in one line; correct it"
             )
@@ -154,14 +155,14 @@ def _lines(path: str, lines: Iterable[str], header: list[str] | None) -> Iterato
         split = _split(line)
         if split is None and header is not None and number == 1:
             raise ResoluteError(
-                f"{path}: no column of images and one of labels, got {', '.join(header)[:200]}, expected names "
-                "such as id,label; name the two with COLUMNS=image,label, or count them: COLUMNS=0,1 if there is no "
+                f"{path}: unrecognised columns, got {', '.join(header)[:200]}, expected names "
+                "such as id,label; name the two with COLUMNS=image,label, or by position, COLUMNS=0,1, if there is no "
                 "header"
             )
         if split is None:
             raise ResoluteError(
-                f"{path}: line {number} is no image and label, got {line[:80]!r}, expected such as "
-                "'cat/1.jpg 0' with an image's suffix; correct it"
+                f"{path}: line {number} is not an image and its label, got {line[:80]!r}, expected a form such as "
+                "'cat/1.jpg 0' with an image suffix; correct it"
             )
         yield LabelRow(*split, number)
 
@@ -171,14 +172,14 @@ _QUOTED_PATH = re.compile(r'"([^"]+)"(?:\s*,\s*|\s+)(.+)')
 
 
 def _split(line: str) -> tuple[str, str] | None:
-    """An image's path and its label, either of them with spaces or in quotes; None if `line` is nothing of the kind.
+    """(path, label) of a line, either of them with spaces or in quotes; None if `line` has no such form.
 
-    They are separated at a tab, else at the last space or comma that an image's suffix stands before.
+    They are separated at a tab, otherwise at the last space or comma that follows an image suffix.
     """
     if quoted := _QUOTED_PATH.fullmatch(line):
         path, label = quoted.groups()
         return _unquoted(path, label) if is_image(path) else None
-    for separator in ("\t", None):  # why: nearly all lists are written so, and this is the fastest
+    for separator in ("\t", None):  # why: the usual forms, and the fastest check
         parts = line.rsplit(separator, 1)
         if len(parts) == 2 and is_image(parts[0].strip()):
             return _unquoted(parts[0].strip(), parts[1].strip())

@@ -1,4 +1,4 @@
-"""A folder of images whose labels are in a table. No row can name a file outside the folder."""
+"""The source for a folder of images with a table of labels. No row can name a file outside the folder."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterator, Sequence
 from pipeline.errors import ResoluteError
 
 from .image_folder import walk
-from .image_ref import Found
+from .image_ref import ImageRef
 from .label_rows import is_number, label_rows
-from .names import is_image, kind_of_other, safe_below
+from .names import is_image, other_file_kind, safe_below
 from .text_encoding import is_text, not_utf8
 
-__all__ = ["Table"]
+__all__ = ["LabelTableSource"]
 
 
-class Table:
-    """A folder of images, flat or nested, and a CSV or TSV file of names and labels as on Kaggle. A `Source`.
+class LabelTableSource:
+    """A folder of images, flat or nested, and a CSV or TSV file of names and labels, as on Kaggle. A `Source`.
 
-    A name may be the path below the folder or the file's own name, with or without its suffix. A row without
-    a file is yielded under the name as written, so that it becomes a reject; a file without a row is ignored
-    as unlabelled. A name that leads out of the folder (`..`, an absolute path elsewhere, a URL) is never read: its row
-    is ignored as an unsafe name. Links inside the folder are followed, as `Folders` follows them. `numbered` if all
-    labels are whole numbers. Holds the names of all files in memory (a dict).
+    A name may be the path below the folder or the file's own name, with or without suffix. A row without a file is
+    yielded under its name and becomes a reject; a file without a row is ignored as unlabelled. A name that leads out of
+    the folder (`..`, an absolute path elsewhere, a URL) is never read; its row is ignored as an unsafe name. Links
+    inside the folder are followed, as in `ImageFolderSource`. `numbered` if all labels are integers. Holds the names of
+    all files in memory.
     """
 
     label_names: Sequence[str] | None = None
@@ -35,22 +35,22 @@ class Table:
         self.numbered = True
         self._labels, self._columns = labels, columns
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.numbered = True
         sizes: dict[str, int | None] = {}
-        short: dict[str, str | None] = {}  # other ways to write a name; None: of several files
+        aliases: dict[str, str | None] = {}  # other forms of a name; None: ambiguous
         for name, entry in walk(self.root, self.ignored):
             if entry.kind == "file" and is_image(name):
                 sizes[name] = entry.nbytes
-                for way in {_stem(name), entry.name, _stem(entry.name)} - {name}:
-                    short[way] = name if way not in short else None
+                for alias in {_stem(name), entry.name, _stem(entry.name)} - {name}:
+                    aliases[alias] = name if alias not in aliases else None
             else:
-                self.ignored[kind_of_other(name)] += entry.kind == "file"
+                self.ignored[other_file_kind(name)] += entry.kind == "file"
         labelled: set[str] = set()
         for row in label_rows(self._labels, self._columns):
             written = row.name.removeprefix("./")
-            if written not in sizes and written not in short:
+            if written not in sizes and written not in aliases:
                 if not is_text(written):
                     raise not_utf8(self._labels, row.line, repr(written))
                 below = safe_below(self.root, written)
@@ -58,20 +58,20 @@ class Table:
                     self.ignored["unsafe names"] += 1
                     continue
                 written = below
-            name = written if written in sizes else short.get(written, written) or self._ambiguous(written, row.line)
+            name = written if written in sizes else aliases.get(written, written) or self._ambiguous(written, row.line)
             if not row.label:
                 self.ignored["unlabelled"] += name not in sizes
                 continue
             labelled.add(name)
             self.numbered &= is_number(row.label)
-            yield Found.file(name, row.label, sizes.get(name))
+            yield ImageRef.file(name, row.label, sizes.get(name))
         self.ignored["unlabelled"] += len(sizes.keys() - labelled)
         self.ignored += Counter()
 
     def _ambiguous(self, written: str, line: int) -> str:
         raise ResoluteError(
             f"{self._labels}: line {line} names several files, got {written}, of which {self.root} holds more than "
-            "one; write the whole path with its suffix, or remove the others"
+            "one, expected a unique name; write the full path with its suffix, or remove the other files"
         )
 
 

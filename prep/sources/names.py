@@ -1,4 +1,4 @@
-"""Which names are images, which are something else, and which are not safe to take?"""
+"""Classification of file names: images, ignored files, unsafe paths, names of splits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pipeline.errors import ResoluteError
 
 from .image_ref import is_url
 
-__all__ = ["SPLITS", "SUFFIXES", "is_image", "kind_of_other", "refuse_split_names", "safe", "safe_below", "why_ignored"]
+__all__ = [
+    "SPLITS", "SUFFIXES", "ignore_reason", "is_image", "other_file_kind", "refuse_split_names", "safe_below",
+    "safe_relative_path",
+]  # fmt: skip
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
-# What systems leave in folders and archives, lower case.
+# What operating systems leave in folders and archives, in lower case.
 _JUNK = frozenset(
     {"__macosx", ".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found",
      "system volume information"}
@@ -27,21 +30,21 @@ def is_image(name: str) -> bool:
     return posixpath.splitext(name)[1].lower() in SUFFIXES
 
 
-def kind_of_other(name: str) -> str:
-    """What a file that is no image is counted as: its suffix, lower case, or `other files` if it has no usual one."""
+def other_file_kind(name: str) -> str:
+    """The kind under which a non-image file is counted: its lower-case suffix, or `other files` for an unusual one."""
     suffix = posixpath.splitext(name)[1].lower()
     return suffix if _USUAL_SUFFIX.fullmatch(suffix) else "other files"
 
 
-def why_ignored(part: str) -> str | None:
-    """Why a file or folder of that name (no slash) is passed over, whatever is in it; None if it is not."""
+def ignore_reason(part: str) -> str | None:
+    """Why a file or folder with that name (no slash) is skipped with everything in it; None if it is not."""
     if part.lower() in _JUNK or part.startswith("._"):
         return "junk"
     return "hidden" if part.startswith(".") else None
 
 
-def safe(name: str) -> str | None:
-    """An archive member's name as a plain relative path; None if it might lead out of any folder."""
+def safe_relative_path(name: str) -> str | None:
+    """An archive member's name as a plain relative path; None if it might lead out of a folder."""
     if name.startswith("/") or "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name):
         return None
     parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -49,31 +52,31 @@ def safe(name: str) -> str | None:
 
 
 def safe_below(root: str, name: str) -> str | None:
-    """`name`, as a table writes it, as a plain path relative to `root`; None if it leads anywhere else.
+    """`name`, as written in a table, as a plain path relative to `root`; None if it leads elsewhere.
 
-    An absolute path or URL below `root` is such a name too; `..`, any other absolute path, any other URL and, below a
-    URL, fsspec's chains (`a::b`) are not. Nothing is looked up: links inside `root` are its owner's, and are followed.
+    An absolute path or URL below `root` is accepted; `..`, any other absolute path or URL and, below a URL, fsspec's
+    chains (`a::b`) are not. Nothing is looked up: links inside `root` are trusted and followed.
     """
     name = name.removeprefix(f"{root.rstrip('/')}/")
     if is_url(name) or (is_url(root) and "::" in name):
         return None
-    return safe(name)
+    return safe_relative_path(name)
 
 
 def refuse_split_names(src: str, names: Iterable[str], *, folders: bool) -> None:
-    """Raise `ResoluteError` if the names at the top of `src` are those of splits rather than classes or parts.
+    """Raise `ResoluteError` if the top-level names of `src` are splits rather than classes or parts of one split.
 
-    `folders`: they are folders, and all of them must be; else files such as `train-00000.tar`, where two
-    different splits among them are too many.
+    `folders`: the names are folders, and all of them must be splits; otherwise they are files such as
+    `train-00000.tar`, of which two different splits are too many.
     """
-    got = list(names)
+    name_list = list(names)
     if folders:
-        splits = [name for name in got if name.lower() in SPLITS]
-        mixed = bool(splits) and len(splits) == len(got)
+        splits = [name for name in name_list if name.lower() in SPLITS]
+        mixed = bool(splits) and len(splits) == len(name_list)
         pattern = ""
     else:
-        found = (_SPLIT_FILE.match(name) for name in got)
-        splits = sorted({match[1] for match in found if match})
+        matches = (_SPLIT_FILE.match(name) for name in name_list)
+        splits = sorted({match[1] for match in matches if match})
         mixed = len(splits) > 1
         pattern = "-*"
     if mixed:
@@ -81,6 +84,6 @@ def refuse_split_names(src: str, names: Iterable[str], *, folders: bool) -> None
         val = next((name for name in splits if name.lower().startswith(("val", "dev"))), None)
         val = val or next((name for name in splits if name != train), None)
         raise ResoluteError(
-            f"{src}: holds splits, got {', '.join(sorted(splits))}, expected the images of one; use "
+            f"{src}: holds splits, got {', '.join(sorted(splits))}, expected the images of a single split; use "
             f"SRC='{src}/{train}{pattern}'" + (f" VAL='{src}/{val}{pattern}'" if val else "")
         )

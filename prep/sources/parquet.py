@@ -1,7 +1,7 @@
-"""The source that reads images and labels from Parquet files, as data sets on the Hugging Face hub are.
+"""The source for Parquet files of images and labels, as data sets on the Hugging Face hub are.
 
-Parquet has no random access to a cell, so images are copied once, batch by batch, into `spool`.
-Source: the `datasets` library's features in the schema metadata, key "huggingface": Image, ClassLabel.
+Parquet has no random access to a cell, so images are copied once, batch by batch, into `scan_cache`. Source: the
+`datasets` library's features in the schema metadata, key "huggingface": Image, ClassLabel.
 """
 
 from __future__ import annotations
@@ -15,67 +15,67 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 
-from .filesystem import file_name, opened
-from .image_ref import MAX_BYTES, Found
+from .filesystem import file_name, open_file
+from .image_ref import MAX_BYTES, ImageRef
 from .label_rows import LABEL_COLUMNS, two_columns
 from .names import is_image
-from .scan_cache import SpoolWriter, spooled
-from .webdataset import refuse_same_names
+from .scan_cache import ScanWriter, cached_scan
+from .webdataset import refuse_duplicate_names
 
-__all__ = ["Parquet"]
+__all__ = ["ParquetSource"]
 
 _BATCH_ROWS = 64
-_BATCH_BYTES = 1 << 26  # of cells on average, which keeps batches of large images small
+_BATCH_BYTES = 1 << 26  # average bytes of cells per batch, which keeps batches of large images small
 
 
-class Parquet:
-    """Parquet files with one column of images (bytes, or a struct of bytes and path) and one of labels. A `Source`.
+class ParquetSource:
+    """Parquet files with a column of images (bytes, or a struct of bytes and path) and a column of labels. A `Source`.
 
-    An image's name is FILE/ROW.EXT, in the order of the rows. Labels are numbers (`numbered`), named if the
-    schema holds a ClassLabel, or strings. `columns` names the two, "image,label", where they are not plain.
+    An image's name is FILE/ROW.EXT, in row order. Labels are strings or numbers (`numbered`), the latter named if the
+    schema holds a ClassLabel. `columns` names the two, "image,label", if they are ambiguous.
     """
 
     copies = True
 
-    def __init__(self, paths: Sequence[str], columns: str | None, spool: Path) -> None:
+    def __init__(self, paths: Sequence[str], columns: str | None, scan_cache: Path) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self.label_names: Sequence[str] | None = None
-        self._paths, self._columns, self._spool = paths, columns, spool
-        refuse_same_names(self.root, paths)
+        self._paths, self._columns, self._scan_cache = paths, columns, scan_cache
+        refuse_duplicate_names(self.root, paths)
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.numbered, self.label_names = True, None
         for number, path in enumerate(self._paths):
 
-            def fill(out: SpoolWriter, path: str = path) -> None:
+            def fill(out: ScanWriter, path: str = path) -> None:
                 _fill(path, self._columns, out)
 
-            file = spooled(self._spool, path, f"parquet {self._columns}", fill, copies=True)
+            file = cached_scan(self._scan_cache, path, f"parquet {self._columns}", fill, copies=True)
             self.ignored.update(file.ignored)
             if number and file.label_names != self.label_names:
                 raise ResoluteError(
-                    f"{path}: other class names than in {self._paths[0]}, got {file.label_names}, expected "
-                    f"{self.label_names}; prepare them apart"
+                    f"{path}: class names differ from {self._paths[0]}, got {file.label_names}, expected "
+                    f"{self.label_names}; prepare the files separately"
                 )
             self.label_names = file.label_names
             for row in file.rows():
                 self.numbered &= isinstance(row.label, int)
-                yield Found(row.name, str(row.label), row.nbytes, file.place, row.offset)
+                yield ImageRef(row.name, str(row.label), row.nbytes, file.data_path, row.offset)
 
 
-def _fill(path: str, columns: str | None, out: SpoolWriter) -> None:
+def _fill(path: str, columns: str | None, out: ScanWriter) -> None:
     try:
         import pyarrow.parquet as pq
     except ImportError:
         raise ResoluteError(
-            f"{path}: is Parquet, got no pyarrow to read it with, expected it installed; "
+            f"{path}: Parquet needs pyarrow, got none, expected it to be installed; "
             "run `pip install -e '.[parquet]'`"
         ) from None
     name, row_number = file_name(path), 0
-    with opened(path) as raw, pq.ParquetFile(raw) as file:
+    with open_file(path) as raw, pq.ParquetFile(raw) as file:
         schema = file.schema_arrow
         features = _features(schema)
         image, label = two_columns(columns) if columns is not None else _guess(path, schema, features)
@@ -89,50 +89,50 @@ def _fill(path: str, columns: str | None, out: SpoolWriter) -> None:
         out.label_names = features.get(label, {}).get("names")
         for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=[image, label]):
             cells, labels = batch.column(image), batch.column(label).to_pylist()
-            for cell, its_label in zip(cells, labels, strict=True):
+            for cell, label_value in zip(cells, labels, strict=True):
                 value = cell.as_py()
-                data, its_path = (value or {}).get("bytes") if isinstance(value, dict) else value, ""
+                data, image_path = (value or {}).get("bytes") if isinstance(value, dict) else value, ""
                 if isinstance(value, dict):
-                    its_path = value.get("path") or ""
+                    image_path = value.get("path") or ""
                 if data is None:
                     out.ignored["rows without an image's bytes"] += 1
-                elif its_label is None or its_label in ("", -1):  # -1: Source: datasets' ClassLabel, no label
+                elif label_value is None or label_value in ("", -1):  # -1: Source: datasets' ClassLabel, no label
                     out.ignored["unlabelled"] += 1
-                elif len(data) > MAX_BYTES:  # a reject that says so
-                    out.note(f"{name}/{row_number:09d}", its_label, 0, len(data))
+                elif len(data) > MAX_BYTES:  # becomes a reject
+                    out.note(f"{name}/{row_number:09d}", label_value, 0, len(data))
                 else:
-                    suffix = posixpath.splitext(its_path)[1] if is_image(its_path) else ""
-                    out.add(f"{name}/{row_number:09d}{suffix}", its_label, data)
+                    suffix = posixpath.splitext(image_path)[1] if is_image(image_path) else ""
+                    out.add(f"{name}/{row_number:09d}{suffix}", label_value, data)
                 row_number += 1
 
 
 def _batch_rows(metadata: Any) -> int:
-    """Rows to be read at once, so that they take about `_BATCH_BYTES` where cells are large."""
+    """Rows to read at once, so that large cells take about `_BATCH_BYTES`."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
-    """{column: feature} as `datasets` has written it; empty for other people's files."""
+    """{column: feature} as written by `datasets`; empty for other files."""
     try:
-        told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        found = told["info"]["features"]
+        metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = metadata["info"]["features"]
     except (ValueError, KeyError, TypeError):
         return {}
-    return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
+    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
 
 
 def _guess(path: str, schema: Any, features: dict[str, dict[str, Any]]) -> tuple[str, str]:
-    """The only column of images; the only ClassLabel, else the first with a usual name."""
+    """The only column of images, and the only ClassLabel or else the first column with a usual name."""
     images = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
     images = images or [field.name for field in schema if _holds_bytes(field.type)]
     labels = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
     labels = labels or [name for name in schema.names if name.lower() in LABEL_COLUMNS][:1]
     if len(images) != 1 or len(labels) != 1:
         raise ResoluteError(
-            f"{path}: which columns hold images and labels is not plain, got {', '.join(schema.names)}, expected one "
-            "of each; name them with COLUMNS=image,label"
+            f"{path}: ambiguous columns, got {', '.join(schema.names)}, expected one of images "
+            "and one of labels; name them with COLUMNS=image,label"
         )
     return images[0], labels[0]
 
@@ -153,10 +153,10 @@ def _check_types(path: str, schema: Any, image: str, label: str) -> None:
     is_label = types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
     for column, fits, expected in (
         (image, _holds_bytes(kinds[image]), "bytes, or a struct with bytes"),
-        (label, is_label, "whole numbers or strings"),
+        (label, is_label, "integers or strings"),
     ):
         if not fits:
             raise ResoluteError(
-                f"{path}: column {column} does not fit, got {kinds[column]}, expected {expected}; name the image's and "
-                "the label's with COLUMNS=image,label"
+                f"{path}: column {column} has the wrong type, got {kinds[column]}, expected {expected}; name "
+                "the image's and the label's with COLUMNS=image,label"
             )

@@ -1,9 +1,8 @@
-"""What one pass over a source file has found, kept so that the next run need not pass over it again.
+"""Cached result of scanning a source file, so that the next run need not scan it again.
 
-Three files for each source file, in the folder `spool`: NAME.rows, one JSON array a line, an image each;
-NAME.blob, the images' bytes where the source itself has no random access; NAME.json, written last, which says
-what they were made of. Each appears whole: without NAME.json nothing is trusted. What a killed run has left half
-written is deleted before anything is written anew.
+There are three files per source file in the cache folder: NAME.rows, one JSON array per line for each image; NAME.blob,
+the images' bytes if the source itself has no random access; NAME.json, written last, which identifies the scanned file.
+Each appears complete; without NAME.json nothing is used. Partial files of a killed run are deleted before a new scan.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pipeline.errors import strip_credentials
 from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_partial
-from prep.storage.hashed_file import writing
+from prep.storage.hashed_file import write_errors
 
-from .filesystem import file_name, stamp
+from .filesystem import file_name, version_stamp
 from .image_ref import PLAIN, is_url
 
-__all__ = ["Row", "SpoolWriter", "Spooled", "spooled"]
+__all__ = ["ScanResult", "ScanRow", "ScanWriter", "cached_scan"]
 
 _VERSION = 1
 
 
-class Row(NamedTuple):
-    """An image: as `Found`, but `label` may be a number, and the place is the file's or the blob's."""
+class ScanRow(NamedTuple):
+    """An image: as `ImageRef`, but `label` may be a number, and its container is the source file or the blob."""
 
     name: str
     label: str | int
@@ -41,22 +40,22 @@ class Row(NamedTuple):
     size_bytes: int
 
 
-class Spooled(NamedTuple):
-    """What is known of one source file; `place` holds the bytes: the file itself or the blob."""
+class ScanResult(NamedTuple):
+    """The scan of one source file; `data_path` is the file that holds the bytes: the source itself or the blob."""
 
-    place: str
+    data_path: str
     rows_file: Path
     ignored: Counter[str]
     label_names: list[str] | None
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ScanRow]:
         with self.rows_file.open(encoding="ascii") as lines:
             for line in lines:
-                yield Row(*json.loads(line))
+                yield ScanRow(*json.loads(line))
 
 
-class SpoolWriter:
-    """What `spooled` hands to whoever looks through a source file."""
+class ScanWriter:
+    """Collects the images of a source file during a scan; passed to `fill` by `cached_scan`."""
 
     def __init__(self, where: Path, rows: BinaryIO, blob: BinaryIO) -> None:
         self._where, self._rows, self._blob = where, rows, blob
@@ -67,58 +66,61 @@ class SpoolWriter:
     def note(
         self, name: str, label: str | int, offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
     ) -> None:
-        """An image that stays where it is, `nbytes` from `offset` on."""
-        row = Row(name, label, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
-        line = json.dumps(row).encode("ascii") + b"\n"  # why: JSON's escapes take names that are no text
-        with writing(self._where):
+        """Add an image that stays where it is: `nbytes` from `offset`."""
+        row = ScanRow(name, label, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
+        line = json.dumps(row).encode("ascii") + b"\n"  # why JSON: its escapes preserve names that are not valid text
+        with write_errors(self._where):
             self._rows.write(line)
         self.rows_bytes += len(line)
 
     def add(self, name: str, label: str | int, data: bytes) -> None:
-        """An image whose bytes are copied."""
+        """Add an image whose bytes are copied to the blob."""
         self.note(name, label, self.blob_bytes, len(data))
-        with writing(self._where):
+        with write_errors(self._where):
             self._blob.write(data)
         self.blob_bytes += len(data)
 
 
-def spooled(folder: Path, path: str, how: str, fill: Callable[[SpoolWriter], None], *, copies: bool = False) -> Spooled:
-    """What `fill` tells of the file `path`: from the last run if neither it nor `how` has changed, else anew.
+def cached_scan(
+    folder: Path, path: str, how: str, fill: Callable[[ScanWriter], None], *, copies: bool = False
+) -> ScanResult:
+    """What `fill` records of the file `path`: from the cache if neither the file nor `how` has changed, else scanned
+    anew.
 
-    `copies`: the images' bytes are in the blob. Raises what `fill` raises, and `ResoluteError` when the disk
-    refuses; nothing that is not whole is ever used.
+    `copies`: the images' bytes are in the blob. Raises what `fill` raises, and `ResoluteError` if the disk refuses;
+    partial results are never used.
     """
     absolute = strip_credentials(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", file_name(absolute.rstrip("/")))[:60]
     stem += "-" + hashlib.sha256(os.fsencode(f"{absolute}\0{how}")).hexdigest()[:16]
     rows, blob, about = (folder / f"{stem}.{kind}" for kind in ("rows", "blob", "json"))
-    made_of: dict[str, Any] = {"version": _VERSION, "path": absolute, "how": how, "stamp": stamp(path)}
-    told = _usable(rows, blob, about, made_of)
-    if told is None:
-        with writing(folder):
+    identity: dict[str, Any] = {"version": _VERSION, "path": absolute, "how": how, "stamp": version_stamp(path)}
+    info = _usable(rows, blob, about, identity)
+    if info is None:
+        with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             about.unlink(missing_ok=True)
             delete_partial(folder)
-        told = made_of | _fill(rows, blob, fill)
-        with writing(about):
-            atomic_write(about, json.dumps(told).encode("ascii"))
-    place = str(blob) if copies else path
-    return Spooled(place, rows, Counter(told["ignored"]), told["label_names"])
+        info = identity | _fill(rows, blob, fill)
+        with write_errors(about):
+            atomic_write(about, json.dumps(info).encode("ascii"))
+    data_path = str(blob) if copies else path
+    return ScanResult(data_path, rows, Counter(info["ignored"]), info["label_names"])
 
 
-def _usable(rows: Path, blob: Path, about: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
+def _usable(rows: Path, blob: Path, about: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     try:
-        told: dict[str, Any] = json.loads(about.read_bytes())
-        whole = (rows.stat().st_size, blob.stat().st_size) == (told["rows_bytes"], told["blob_bytes"])
+        info: dict[str, Any] = json.loads(about.read_bytes())
+        complete = (rows.stat().st_size, blob.stat().st_size) == (info["rows_bytes"], info["blob_bytes"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return told if whole and made_of["stamp"] and made_of.items() <= told.items() else None
+    return info if complete and identity["stamp"] and identity.items() <= info.items() else None
 
 
-def _fill(rows: Path, blob: Path, fill: Callable[[SpoolWriter], None]) -> dict[str, Any]:
-    # why around `fill` too: it tells of its source's errors itself, in other words
-    with writing(blob), ExitStack() as stack:
-        out = SpoolWriter(blob, *(stack.enter_context(atomic_file(path)) for path in (rows, blob)))
+def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None]) -> dict[str, Any]:
+    # why around `fill` too: errors of its source are `ResoluteError`s already, and pass
+    with write_errors(blob), ExitStack() as stack:
+        out = ScanWriter(blob, *(stack.enter_context(atomic_file(path)) for path in (rows, blob)))
         fill(out)
     return {
         "rows_bytes": out.rows_bytes,

@@ -1,6 +1,7 @@
-"""Reads the members of a tar once, in order; memory is bounded whatever the tar holds.
+"""Reads the members of a tar once, in order, in bounded memory for any tar.
 
-A member's name, extended headers and sparse map together may take `_MAX_HEADER_BYTES`; its content `MAX_BYTES`.
+A member's name, extended headers and sparse map together are limited to `_MAX_HEADER_BYTES`, its content to
+`MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from pipeline.errors import ResoluteError
 
-from .filesystem import file_name, opened, reading
+from .filesystem import file_name, open_file, read_errors
 from .image_ref import MAX_BYTES
 
 __all__ = ["COMPRESSED", "TarMember", "TarReader", "is_compressed", "open_tar"]
@@ -37,7 +38,7 @@ class TarMember:
         self.name, self.nbytes, self.offset = info.name, info.size, info.offset_data
 
     def read(self) -> bytes:
-        """The content, of at most `MAX_BYTES`; only before the next member is asked for."""
+        """The content, at most `MAX_BYTES`; only valid until the next member is requested."""
         if self.nbytes > MAX_BYTES:
             raise ValueError(f"{self.name} of {self.nbytes} bytes, more than {MAX_BYTES}")
         file = self._tar.extractfile(self._info)
@@ -48,31 +49,31 @@ class TarMember:
 
 
 class TarReader:
-    """Iterating gives the members, once."""
+    """The members of an open tar; may be iterated once."""
 
     def __init__(self, path: str, tar: tarfile.TarFile, file: BinaryIO, *, compressed: bool) -> None:
         self._path, self._tar, self._file, self._compressed = path, tar, file, compressed
 
     def __iter__(self) -> Iterator[TarMember]:
-        # why: tarfile keeps every member it has seen, and holds an unreadable header for the end
+        # why clear: tarfile keeps all members. It also takes an unreadable header for the end
         while (info := self._tar.next()) is not None:
             self._tar.members.clear()  # type: ignore[attr-defined]  # typeshed lacks it
             yield TarMember(self._tar, info)
         if self._compressed:
-            while self._file.read(1 << 16):  # why: only the end tells whether the compressed stream is whole
+            while self._file.read(1 << 16):  # why: only the end shows whether the stream is complete
                 pass
             return
         self._file.seek(self._tar.offset)
         block = self._file.read(_BLOCK_BYTES)
         if block.strip(b"\0"):
             raise ResoluteError(
-                f"{self._path}: damaged tar, got no header at byte {self._tar.offset}, expected one or the end; "
-                "make or download it again"
+                f"{self._path}: damaged tar, got no header at byte {self._tar.offset}, expected a header or the end; "
+                "create or download it again"
             )
 
 
 class _HeaderLimit:
-    """A tar's file, of which `left` more bytes may be read; None: any number. Skipping is free."""
+    """A tar's file object, of which `left` more bytes may be read (None: unlimited). Seeking is not counted."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -91,35 +92,37 @@ class _HeaderLimit:
 
 
 class _BoundedTar(tarfile.TarFile):
-    # why: tarfile reads a GNU long name, a pax header or a sparse map whole, however large the tar says it is
+    # why: tarfile reads a GNU long name, a pax header or a sparse map of any size that the tar declares
     def __init__(self, name: Any = None, mode: Any = "r", fileobj: Any = None, **options: Any) -> None:
         self._limit = _HeaderLimit(fileobj)
         super().__init__(name, mode, cast(BinaryIO, self._limit), **options)
 
     def next(self) -> tarfile.TarInfo | None:
-        outer, self._limit.left = self._limit.left, _MAX_HEADER_BYTES if self._limit.left is None else self._limit.left
+        outer_limit = self._limit.left  # not None if tarfile calls this method for an extended header
+        self._limit.left = _MAX_HEADER_BYTES if outer_limit is None else outer_limit
         try:
             return super().next()
         finally:
-            self._limit.left = outer
+            self._limit.left = outer_limit
 
 
 def is_compressed(path: str) -> bool:
+    """Whether the name is that of a compressed tar."""
     return file_name(path).lower().endswith(COMPRESSED)
 
 
 @contextmanager
 def open_tar(path: str) -> Iterator[TarReader]:
-    """A tar, compressed or not, by its name. Raises `ResoluteError` while open if it is damaged or unreadable."""
+    """Open a tar, compressed or not by its name. Raises `ResoluteError` in the block if it is damaged or unreadable."""
     compressed = is_compressed(path)
     with ExitStack() as stack:
-        stack.enter_context(reading(path))
-        file = stack.enter_context(opened(path, forward=compressed))
+        stack.enter_context(read_errors(path))
+        file = stack.enter_context(open_file(path, forward=compressed))
         if compressed:
             file = stack.enter_context(_decompressed(path, file))
         mode = "r|" if compressed else "r:"
         tar = stack.enter_context(
-            # why: names that are no text have to come through, whatever the locale
+            # why: names that are not valid text must survive in any locale
             _BoundedTar.open(fileobj=file, mode=mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[call-overload]
         )
         yield TarReader(path, tar, file, compressed=compressed)

@@ -1,4 +1,4 @@
-"""Text files that users write have to be UTF-8; names of files may hold any bytes (surrogateescape)."""
+"""Encoding checks: text files must be UTF-8, file names may hold any bytes (surrogateescape)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pipeline.errors import ResoluteError
 
 __all__ = ["is_text", "is_utf16", "not_utf8"]
 
-_UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # the byte-order marks, as bytes that are no UTF-8
+_UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # the byte-order marks, decoded with surrogateescape
 
 
 def is_text(text: str) -> bool:
-    """Whether `text`, decoded with surrogateescape, was UTF-8."""
+    """Whether `text`, decoded with surrogateescape, was valid UTF-8."""
     return text.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 

@@ -1,7 +1,7 @@
-"""The source that reads images and labels from tars of samples, as WebDataset does.
+"""The source for WebDataset tars of images and labels.
 
-Source: the WebDataset format: files of one sample follow each other and share their path up to the first dot of
-the file's name, https://github.com/webdataset/webdataset.
+Source: the WebDataset format: the files of a sample are adjacent and share their path up to the first dot of the file
+name, https://github.com/webdataset/webdataset.
 """
 
 from __future__ import annotations
@@ -16,66 +16,66 @@ from typing import Any
 from pipeline.errors import ResoluteError
 
 from .filesystem import file_name
-from .image_ref import MAX_BYTES, Found
-from .names import SUFFIXES, refuse_split_names, safe
-from .scan_cache import SpoolWriter, spooled
+from .image_ref import MAX_BYTES, ImageRef
+from .names import SUFFIXES, refuse_split_names, safe_relative_path
+from .scan_cache import ScanWriter, cached_scan
 from .tar_members import is_compressed, open_tar
 
-__all__ = ["LABEL_KEYS", "Samples", "holds_samples", "refuse_same_names"]
+__all__ = ["LABEL_KEYS", "WebDatasetSource", "is_webdataset_tar", "refuse_duplicate_names"]
 
-LABEL_KEYS = ("label", "cls", "class", "class_name", "target")  # in a sample's JSON, the first that is there
+LABEL_KEYS = ("label", "cls", "class", "class_name", "target")  # keys of a sample's JSON; the first one present is used
 _MAX_LABEL_BYTES = 1 << 20
 _PEEK_MEMBERS = 64
 
 
-class Samples:
-    """Tars of samples: one image and a label, in .cls, .json or .txt, each. A `Source`.
+class WebDatasetSource:
+    """Tars of samples, each an image and a label in .cls, .json or .txt. A `Source`.
 
-    An image's name is TAR/KEY.EXT with the tar's own name. `numbered` if all labels are whole numbers from
-    .cls or .json. Plain tars are read in place, compressed ones are unpacked once into one file in `spool`, where
-    also stays what was found in them.
+    An image's name is TAR/KEY.EXT with the tar's own name. `numbered` if all labels are integers from .cls or .json.
+    Plain tars are read in place, compressed ones are unpacked once into one file in `scan_cache`, which also keeps the
+    scan.
     """
 
     label_names: Sequence[str] | None = None
 
-    def __init__(self, paths: Sequence[str], spool: Path) -> None:
+    def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self.copies = any(map(is_compressed, paths))
-        self._paths, self._spool = paths, spool
-        refuse_same_names(self.root, paths)
+        self._paths, self._scan_cache = paths, scan_cache
+        refuse_duplicate_names(self.root, paths)
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.numbered = True
         for path in self._paths:
 
-            def fill(out: SpoolWriter, path: str = path) -> None:
+            def fill(out: ScanWriter, path: str = path) -> None:
                 _fill(path, out)
 
-            tar = spooled(self._spool, path, "samples", fill, copies=is_compressed(path))
+            tar = cached_scan(self._scan_cache, path, "samples", fill, copies=is_compressed(path))
             self.ignored.update(tar.ignored)
             for row in tar.rows():
                 self.numbered &= isinstance(row.label, int)
-                yield Found(row.name, str(row.label), row.nbytes, tar.place, row.offset)
+                yield ImageRef(row.name, str(row.label), row.nbytes, tar.data_path, row.offset)
 
 
-def refuse_same_names(src: str, paths: Sequence[str]) -> None:
-    """Raise `ResoluteError` for files of several splits, or with one name, which is to tell their images apart."""
+def refuse_duplicate_names(src: str, paths: Sequence[str]) -> None:
+    """Raise `ResoluteError` for files of several splits or with equal names, which image names start with."""
     names = [file_name(path) for path in paths]
     refuse_split_names(src, names, folders=False)
     (name, count), *_ = Counter(names).most_common(1)
     if count > 1:
         raise ResoluteError(
-            f"{src}: files with the same name, got {count} called {name}, expected different ones; rename them"
+            f"{src}: duplicate file names, got {count} files named {name}, expected different names; rename them"
         )
 
 
-def holds_samples(path: str) -> bool:
-    """Whether the first images in a tar have a label next to them, rather than a class folder around them."""
+def is_webdataset_tar(path: str) -> bool:
+    """Whether the first images in a tar have label files next to them, rather than being in class folders."""
     with open_tar(path) as members:
-        names = [safe(member.name) for member in islice(members, _PEEK_MEMBERS)]
+        names = [safe_relative_path(member.name) for member in islice(members, _PEEK_MEMBERS)]
     kinds: dict[str, set[str]] = {}
     for key, extension in (_split(name) for name in names if name):
         kinds.setdefault(key, set()).add(extension)
@@ -83,7 +83,7 @@ def holds_samples(path: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A member's key and its extension, lower case, from the first dot of the file's own name on."""
+    """(key, lower-case extension) of a member; the extension starts at the first dot of the file name."""
     folder, slash, file = name.rpartition("/")
     stem, _, extension = file.partition(".")
     return f"{folder}{slash}{stem}", extension.lower()
@@ -93,13 +93,13 @@ def _images(extensions: set[str]) -> list[str]:
     return [extension for extension in extensions if f".{extension}" in SUFFIXES]
 
 
-def _fill(path: str, out: SpoolWriter) -> None:
+def _fill(path: str, out: ScanWriter) -> None:
     tar_name = file_name(path)
     key = ""
     images: list[tuple[str, int, int, bytes | None]] = []
     copies = is_compressed(path)
     labels: dict[str, str | int] = {}
-    damaged_label = False  # one of the sample's labels cannot be read
+    damaged_label = False  # a label of the sample is unreadable
 
     def end_sample() -> None:
         label = labels.get("cls", labels.get("json", labels.get("txt")))
@@ -120,18 +120,18 @@ def _fill(path: str, out: SpoolWriter) -> None:
         for member in members:
             if member.kind == "folder":
                 continue
-            name = safe(member.name)
+            name = safe_relative_path(member.name)
             if name is None or member.kind == "other":
                 out.ignored["unsafe names" if name is None else "links and devices"] += 1
                 continue
-            its_key, extension = _split(name)
-            if its_key != key:
+            member_key, extension = _split(name)
+            if member_key != key:
                 end_sample()
-                key, images, labels, damaged_label = its_key, [], {}, False
+                key, images, labels, damaged_label = member_key, [], {}, False
             if f".{extension}" in SUFFIXES:
-                # why: neither a second image of a sample nor one that is too large is ever used
-                whole = copies and not images and member.nbytes <= MAX_BYTES
-                images.append((name, member.offset, member.nbytes, member.read() if whole else None))
+                # why: a second image of a sample, or one that is too large, is never used
+                is_read = copies and not images and member.nbytes <= MAX_BYTES
+                images.append((name, member.offset, member.nbytes, member.read() if is_read else None))
             elif extension in ("cls", "json", "txt"):
                 try:
                     if member.nbytes > _MAX_LABEL_BYTES:
@@ -146,9 +146,10 @@ def _fill(path: str, out: SpoolWriter) -> None:
 
 
 def _label(extension: str, content: bytes) -> str | int | None:
-    """A sample's label, a number only from .cls and .json; None if there is none in it.
+    """A sample's label, a number only from .cls and .json; None if it holds none.
 
-    Raises `ValueError` or `RecursionError` for text that is no JSON or nested without end, and for endless numbers.
+    Raises `ValueError` or `RecursionError` for malformed or too deeply nested JSON and for numbers with too many
+    digits.
     """
     text = content.decode("utf-8", "surrogateescape").strip()
     if extension == "json":

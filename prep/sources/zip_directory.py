@@ -1,8 +1,7 @@
-"""Where do the members of a zip archive lie, and how does one become its file's bytes?
+"""Reads a zip archive's directory in bounded memory, and decompresses single members without it.
 
-Our own reader of the directory, because the standard library's holds an object for every member, and because
-workers need a member's place without the directory.
-Source: PKWARE's APPNOTE.TXT 6.3.10: 4.3.7 local header, 4.3.12 central directory, 4.3.14 to 4.3.16 its ends,
+Not the standard library's `zipfile`: it holds an object per member, and workers need to read a member without the
+directory. Source: PKWARE's APPNOTE.TXT 6.3.10: 4.3.7 local header, 4.3.12 central directory, 4.3.14 to 4.3.16 its ends,
 4.5.3 the Zip64 extra field.
 """
 
@@ -17,7 +16,7 @@ from prep.convert.reject import Reject
 
 __all__ = ["HEADER_BYTES", "TAIL_BYTES", "ZipMember", "unzip", "zip_members"]
 
-HEADER_BYTES, TAIL_BYTES = 30, 12  # fixed part of a local header; largest part of a data descriptor we look at
+HEADER_BYTES, TAIL_BYTES = 30, 12  # fixed part of a local header; longest part of a data descriptor that is used
 _STORED, _DEFLATED = 0, 8
 _ENCRYPTED, _DESCRIPTOR, _UTF8 = 1 << 0, 1 << 3, 1 << 11
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
@@ -30,7 +29,7 @@ _UNIX, _LINK = 3, 0o120000
 
 
 class ZipMember(NamedTuple):
-    """`offset` is that of the local header in the file; sizes in bytes. A folder's name ends with a slash."""
+    """`offset` is that of the local header in the file; sizes are in bytes. A folder's name ends with a slash."""
 
     name: str
     offset: int
@@ -41,66 +40,66 @@ class ZipMember(NamedTuple):
 
 
 def zip_members(file: BinaryIO) -> Iterator[ZipMember]:
-    """The members of a seekable zip file, in the order of its directory; memory does not grow with their number.
+    """Yield the members of a seekable zip file in directory order; memory does not grow with their number.
 
-    Raises `ValueError` if it is no zip archive or its directory is damaged.
+    Raises `ValueError` if it is not a zip archive or its directory is damaged.
     """
-    start, nbytes, count, before = _directory(file)
+    start, nbytes, count, prefix_bytes = _directory(file)
     file.seek(start)
-    left, seen, buffer, at = nbytes, 0, b"", 0
+    bytes_left, member_count, buffer, pos = nbytes, 0, b"", 0
 
     def need(n: int) -> None:
-        nonlocal left, buffer, at
-        if len(buffer) - at < n and left:
-            more = file.read(min(left, 1 << 20))
-            left -= len(more)
-            buffer, at = buffer[at:] + more, 0
-        if len(buffer) - at < n:
+        nonlocal bytes_left, buffer, pos
+        if len(buffer) - pos < n and bytes_left:
+            more = file.read(min(bytes_left, 1 << 20))
+            bytes_left -= len(more)
+            buffer, pos = buffer[pos:] + more, 0
+        if len(buffer) - pos < n:
             raise ValueError("its directory is cut short")
 
-    while at < len(buffer) or left:
+    while pos < len(buffer) or bytes_left:
         need(_CENTRAL.size)
         (magic, _, system, _, flags, _, _, _, _, packed_bytes, size_bytes, name_bytes, extra_bytes, comment_bytes,
-         _, _, attributes, offset) = _CENTRAL.unpack_from(buffer, at)  # fmt: skip
+         _, _, attributes, offset) = _CENTRAL.unpack_from(buffer, pos)  # fmt: skip
         if magic != b"PK\1\2":
-            raise ValueError(f"its directory is damaged at member {seen}")
+            raise ValueError(f"its directory is damaged at member {member_count}")
         need(_CENTRAL.size + name_bytes + extra_bytes + comment_bytes)
-        at += _CENTRAL.size
-        raw, extra = buffer[at : at + name_bytes], buffer[at + name_bytes : at + name_bytes + extra_bytes]
-        at += name_bytes + extra_bytes + comment_bytes
-        size_bytes, packed_bytes, offset = _wide(extra, size_bytes, packed_bytes, offset)
+        pos += _CENTRAL.size
+        raw, extra = buffer[pos : pos + name_bytes], buffer[pos + name_bytes : pos + name_bytes + extra_bytes]
+        pos += name_bytes + extra_bytes + comment_bytes
+        size_bytes, packed_bytes, offset = _apply_zip64(extra, size_bytes, packed_bytes, offset)
         yield ZipMember(
             name=_name(raw, flags),
-            offset=before + offset,
+            offset=prefix_bytes + offset,
             packed_bytes=packed_bytes,
             size_bytes=size_bytes,
             encrypted=bool(flags & _ENCRYPTED),
             is_link=system == _UNIX and attributes >> 16 & 0o170000 == _LINK,
         )
-        seen += 1
-    if seen & _FULL16 != count & _FULL16:
-        raise ValueError(f"its directory is damaged: {seen} of {count} members")
+        member_count += 1
+    if member_count & _FULL16 != count & _FULL16:
+        raise ValueError(f"its directory is damaged: {member_count} of {count} members")
 
 
 def _directory(file: BinaryIO) -> tuple[int, int, int, int]:
-    """Start, length in bytes and number of entries of the directory; bytes put in front of the archive."""
+    """(start, length in bytes, number of entries) of the directory, and the bytes that precede the archive."""
     total = file.seek(0, 2)
     tail_bytes = min(total, _END.size + _FULL16 + _LOCATOR.size)
     file.seek(total - tail_bytes)
     tail = file.read(tail_bytes)
-    at = tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) - at < _END.size:
+    pos = tail.rfind(b"PK\5\6")
+    if pos < 0 or len(tail) - pos < _END.size:
         raise ValueError("not a zip archive, or cut short")
-    _, disk, _, _, count, nbytes, offset, _ = _END.unpack_from(tail, at)
-    end = total - tail_bytes + at
-    if at >= _LOCATOR.size and tail.startswith(b"PK\6\7", at - _LOCATOR.size):
-        _, _, end64, _ = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
-        for place in (end64, end - _LOCATOR.size - _END64.size):  # why: the latter if something is in front
-            file.seek(place)
+    _, disk, _, _, count, nbytes, offset, _ = _END.unpack_from(tail, pos)
+    end = total - tail_bytes + pos
+    if pos >= _LOCATOR.size and tail.startswith(b"PK\6\7", pos - _LOCATOR.size):
+        _, _, end64, _ = _LOCATOR.unpack_from(tail, pos - _LOCATOR.size)
+        for candidate in (end64, end - _LOCATOR.size - _END64.size):  # why two: other data may precede the archive
+            file.seek(candidate)
             record = file.read(_END64.size)
             if record.startswith(b"PK\6\6") and len(record) == _END64.size:
                 _, _, _, _, disk, _, _, count, nbytes, offset = _END64.unpack(record)
-                end = place
+                end = candidate
                 break
         else:
             raise ValueError("its Zip64 directory cannot be found")
@@ -110,8 +109,8 @@ def _directory(file: BinaryIO) -> tuple[int, int, int, int]:
     return start, nbytes, count, start - offset
 
 
-def _wide(extra: bytes, size_bytes: int, packed_bytes: int, offset: int) -> tuple[int, int, int]:
-    """Replace those values that are all ones by the Zip64 extra field's, which holds just these, in this order."""
+def _apply_zip64(extra: bytes, size_bytes: int, packed_bytes: int, offset: int) -> tuple[int, int, int]:
+    """Replace values that are all ones by those of the Zip64 extra field, which holds just these, in this order."""
     values = [size_bytes, packed_bytes, offset]
     while len(extra) >= 4 and _FULL32 in values:
         kind, length = struct.unpack_from("<HH", extra)
@@ -124,14 +123,14 @@ def _wide(extra: bytes, size_bytes: int, packed_bytes: int, offset: int) -> tupl
 
 
 def _name(raw: bytes, flags: int) -> str:
-    try:  # why: zip on Linux and macOS writes UTF-8 without saying so; code page 437 is hardly ever valid UTF-8
+    try:  # why: zip on Linux and macOS writes UTF-8 without the flag; code page 437 is hardly ever valid UTF-8
         return raw.decode()
     except UnicodeDecodeError:
         return raw.decode("utf-8", "surrogateescape") if flags & _UTF8 else raw.decode("cp437")
 
 
 def content_start(data: bytes) -> int:
-    """Where the content begins after the local header at the start of `data`. Raises `Reject` if there is none."""
+    """Offset of the content after the local header at the start of `data`. Raises `Reject` without a header."""
     if len(data) < HEADER_BYTES or data[:4] != b"PK\3\4":
         raise Reject("corrupt: no zip header where the directory says")
     *_, name_bytes, extra_bytes = _LOCAL.unpack_from(data)
@@ -139,10 +138,10 @@ def content_start(data: bytes) -> int:
 
 
 def unzip(data: bytes, packed_bytes: int, size_bytes: int) -> bytes:
-    """The file in `data`: its local header, `packed_bytes` of content, `TAIL_BYTES` more where there are some.
+    """The file in `data`: its local header, `packed_bytes` of content, and `TAIL_BYTES` more if available.
 
-    At most `size_bytes`, which the directory declares, come into being. Raises `Reject` if the content is
-    damaged, has another size or checksum, is encrypted, or compressed in another way than deflate.
+    At most `size_bytes`, as the directory declares, are decompressed. Raises `Reject` if the content is damaged, has
+    another size or checksum, is encrypted, or uses a method other than deflate.
     """
     start = content_start(data)
     _, _, flags, method, _, _, crc, _, _, _, _ = _LOCAL.unpack_from(data)

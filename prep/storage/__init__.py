@@ -1,1 +1,1 @@
-"""Where shards are written: a folder or an object store, with one writer and whole files."""
+"""Output storage: a local folder or an object store, with atomic files and a single writer."""

@@ -1,4 +1,4 @@
-"""Files that are hashed while they are written, and appear whole or not at all."""
+"""Files that are hashed while they are written and that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -13,52 +13,54 @@ from typing import BinaryIO
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["FileInfo", "Part", "writing"]
+__all__ = ["AtomicFile", "FileInfo", "write_errors"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileInfo:
+    """Size and SHA-256 (hex) of a written file."""
+
     nbytes: int
     sha256: str
 
 
 @contextmanager
-def writing(path: Path | str) -> Iterator[None]:
-    """Tell the system's refusal to write `path` as one `ResoluteError`. Put nothing but writing inside."""
+def write_errors(path: Path | str) -> Iterator[None]:
+    """Turn an `OSError` from writing `path` into a `ResoluteError`. Only writes belong inside the block."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResoluteError(
-                f"{path}: disk full, got '{error.strerror}', expected room for the whole set; "
-                "free some space or choose another OUT, and run the same command again"
+                f"{path}: disk full, got '{error.strerror}', expected enough space for the set; "
+                "free some space or choose another OUT, then run the same command again"
             ) from None
         raise ResoluteError(
-            f"{path}: cannot be written, got '{error.strerror or error}', expected a writable place; "
+            f"{path}: cannot be written, got '{error.strerror or error}', expected a writable path; "
             "correct its permissions or choose another OUT"
         ) from None
 
 
-class Part:
-    """A file that is being written, hashed on the way.
+class AtomicFile:
+    """A file being written, hashed on the way.
 
-    `file` gives the file object; when its block ends well, the file appears, whole and durable; when it ends by an
-    exception, nothing of it stays. `explain` is the context in which a write may fail. Leaving the `with` block of the
-    part ends it either way; without `with`: `close` or `discard`. All methods raise `ResoluteError`.
+    `file` is a context manager: leaving it normally makes the file appear, complete and durable; leaving it by an
+    exception removes all traces. `error_context` wraps every write. Use the object in a `with` block, or call `close`
+    or `discard`. All methods raise `ResoluteError`.
     """
 
     def __init__(
-        self, file: AbstractContextManager[BinaryIO], explain: Callable[[], AbstractContextManager[None]]
+        self, file: AbstractContextManager[BinaryIO], error_context: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self.nbytes = 0
         self._digest = hashlib.sha256()
-        self._explain = explain
+        self._error_context = error_context
         self._open = ExitStack()
-        with explain():
+        with error_context():
             self._file = self._open.enter_context(file)
 
     def write(self, data: bytes | memoryview) -> None:
-        with self._explain():
+        with self._error_context():
             self._file.write(data)
         self._digest.update(data)
         self.nbytes += len(data)
@@ -67,15 +69,15 @@ class Part:
         return FileInfo(nbytes=self.nbytes, sha256=self._digest.hexdigest())
 
     def close(self) -> None:
-        """Make the file appear, whole and durable."""
-        with self._explain():
+        """Make the file appear, complete and durable."""
+        with self._error_context():
             self._open.close()
 
     def discard(self) -> None:
-        """Give up: nothing of it stays. Without effect on a part that is closed."""
+        """Abandon the file and remove all traces of it. No effect after `close`."""
         self._open.__exit__(_Discarded, _Discarded(), None)
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> AtomicFile:
         return self
 
     def __exit__(
@@ -88,4 +90,4 @@ class Part:
 
 
 class _Discarded(Exception):
-    """Ends the block of a file that is given up."""
+    """Raised into the context manager of an abandoned file."""

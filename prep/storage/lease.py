@@ -1,16 +1,16 @@
-"""One writer per prefix of an object store: a lock that is created exclusively, renewed, and checked at every write.
+"""Cross-machine lock on a prefix of an object store: created exclusively, renewed, and checked before every write.
 
-The lock is the object `.prep/lock/N`, which names its holder (host, pid, since) and when it was renewed last. It counts
-as left behind when it has not been renewed for 60 s; taking it over means to create `.prep/lock/N+1` exclusively, so
-that of any number of contenders exactly one succeeds, and then to delete the old one.
+The lock is the object `.prep/lock/N`, which records its holder (host, pid, start time) and its last renewal. A lock
+that has not been renewed for 60 s counts as abandoned. A contender takes it over by creating `.prep/lock/N+1`
+exclusively, so exactly one of any number of contenders succeeds, and then deletes the old one.
 
-Fencing: a holder that could not renew its lock in time, or whose lock object is gone or another's, never writes again:
-`Lease.check` is asked before an object appears or is removed. Contenders judge the age of a lock by their own clocks:
-clocks that differ by more than 50 s let a lock be taken over too early, and its first holder ends with an error then.
+Fencing: `Lease.check` runs before an object appears or is removed. A holder that failed to renew in time, or whose lock
+object is gone or replaced, never writes again. Contenders judge a lock's age by their own clocks: if clocks differ by
+more than 50 s, a lock may be taken over too early, and its first holder then ends with an error.
 
-"Exclusively" is an `If-None-Match: *` on S3, and what the driver's `mode="create"` means elsewhere (gs, az: the same).
-On a store that ignores it, two runs that start within the same instant may both begin; whoever wrote the lock object
-first ends at its next check, before it makes another object appear.
+"Exclusively" means `If-None-Match: *` on S3 and the driver's `mode="create"` elsewhere (gs, az: the same). On a store
+that ignores it, two runs that start at the same instant may both begin; the one that wrote the lock object first then
+stops at its next check, before it makes another object appear.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from pipeline.storage.lock import describe_holder, holder_record
 
 __all__ = ["Lease"]
 
-_LEASE_S = 60.0  # a lock that was renewed longer ago has been left behind
-_MARGIN_S = 10.0  # its holder stops writing so much earlier
+_LEASE_S = 60.0  # a lock that was renewed longer ago counts as abandoned
+_MARGIN_S = 10.0  # the holder stops writing this long before its lock expires
 _RENEW_S = 10.0
-_CONTENTIONS = 8  # tries to see who has won before giving up
+_CONTENTIONS = 8  # attempts before giving up when several runs start at once
 
 
 class LockStore(Protocol):
-    """What a lease asks of its store; none of it checks the lease. All raise `ResoluteError` if the store refuses."""
+    """The store operations that a lease needs; none of them checks the lease. All raise `ResoluteError` on failure."""
 
     @property
     def where(self) -> str: ...
     def names(self, folder: str = "") -> list[str]: ...
     def read(self, name: str) -> bytes: ...  # raises FileNotFoundError
     def put(self, name: str, data: bytes) -> None: ...
-    def put_new(self, name: str, data: bytes) -> bool: ...  # False: something is there already
+    def put_new(self, name: str, data: bytes) -> bool: ...  # False if the object exists
     def delete(self, name: str) -> None: ...
 
 
 class Lease:
-    """What a process knows of the lock it holds; before and after `held` there is nothing to check.
+    """State of the lock that this process holds; outside `held`, `check` does nothing.
 
-    A pickled copy, on another machine, can check the lock but not renew it.
+    A pickled copy on another machine can check the lock but not renew it.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._name: str | None = None  # of the lock object, while held
+        self._name: str | None = None  # name of the lock object while it is held
         self._record: dict[str, Any] = {}
         self._valid_until_s: float | None = None  # by `_clock`; None in a copy
         self._checked_s = -float("inf")
@@ -64,15 +64,18 @@ class Lease:
         return {**self.__dict__, "_valid_until_s": None, "_checked_s": -float("inf")}
 
     def check(self, store: LockStore, *, recent_s: float = 0.0) -> None:
-        """Raises `ResoluteError` unless the lock is held; a check in the last `recent_s` counts. For each write."""
+        """Raise `StorageError` unless the lock is held; to be called before each write.
+
+        A check less than `recent_s` seconds old is not repeated.
+        """
         if self._name is None:
             return
         if self._lost is None and self._valid_until_s is not None and _clock() > self._valid_until_s:
             self._lost = f"no renewal for {_LEASE_S - _MARGIN_S:.0f} s"
         if self._lost is None and _clock() - self._checked_s >= recent_s:
-            began = _clock()
+            started_at = _clock()
             self._lost = self._taken_by(store)
-            self._checked_s = began
+            self._checked_s = started_at
         if self._lost is not None:
             raise StorageError(
                 f"{store.where}: this run has lost its lock on OUT, got {self._lost}, expected to be the only writer; "
@@ -81,16 +84,16 @@ class Lease:
 
     @contextmanager
     def held(self, store: LockStore) -> Iterator[None]:
-        """Hold the lock for the length of the block. Raises `ResoluteError` that names the holder if another does."""
+        """Hold the lock for the duration of the block. Raises `ResoluteError` naming the holder if it is taken."""
         self._acquire(store)
-        done = threading.Event()
-        thread = threading.Thread(target=self._renew_until, args=(store, done), daemon=True)
+        stop = threading.Event()
+        thread = threading.Thread(target=self._renew_until, args=(store, stop), daemon=True)
         thread.start()
         try:
             yield
         finally:
-            done.set()
-            thread.join(_MARGIN_S)  # why a limit: a store that hangs must not keep a run from ending
+            stop.set()
+            thread.join(_MARGIN_S)  # why a timeout: a store that hangs must not keep the run from ending
             with suppress(ResoluteError, FileNotFoundError):
                 if self._taken_by(store) is None:
                     store.delete(f"{self._folder}/{self._name}")
@@ -106,31 +109,31 @@ class Lease:
             if live is not None:
                 holder = f"{describe_holder(json.dumps(live).encode())}, last renewed {_age_s(live):.0f} s ago"
                 break
-            mine = f"{int(names[-1]) + 1 if names else 1:08d}"
-            began = _clock()
-            if not store.put_new(f"{self._folder}/{mine}", self._renewed()):
+            own_name = f"{int(names[-1]) + 1 if names else 1:08d}"
+            started_at = _clock()
+            if not store.put_new(f"{self._folder}/{own_name}", self._renewed()):
                 continue
-            # why: someone may have come and gone, and numbers started anew, since the names were listed
-            if not set(self._names(store)) <= {*names, mine}:
-                store.delete(f"{self._folder}/{mine}")
+            # why: since the listing another run may have taken and released the lock, which restarts the numbers
+            if not set(self._names(store)) <= {*names, own_name}:
+                store.delete(f"{self._folder}/{own_name}")
                 continue
             for name in names:
                 store.delete(f"{self._folder}/{name}")
-            self._name, self._valid_until_s = mine, began + _LEASE_S - _MARGIN_S
+            self._name, self._valid_until_s = own_name, started_at + _LEASE_S - _MARGIN_S
             return
         raise ResoluteError(
             f"{store.where}: another prep is writing here, got {holder}, expected no other; wait for it (the lock of "
-            f"a killed one ends after {_LEASE_S:.0f} s) or choose another OUT"
+            f"a killed run expires after {_LEASE_S:.0f} s) or choose another OUT"
         )
 
-    def _renew_until(self, store: LockStore, done: threading.Event) -> None:
-        while self._lost is None and not done.wait(_RENEW_S):
-            # why suppressed: tried again in 10 s; when there is no time left, `check` says so
+    def _renew_until(self, store: LockStore, stop: threading.Event) -> None:
+        while self._lost is None and not stop.wait(_RENEW_S):
+            # why suppressed: it is retried in 10 s, and `check` reports a lock that has expired
             with suppress(Exception):
                 self._renew(store)
 
     def _renew(self, store: LockStore) -> None:
-        began = _clock()
+        started_at = _clock()
         lost = self._taken_by(store)
         if lost is None and self._names(store)[-1:] != [self._name]:
             lost = "a newer lock beside it"
@@ -138,15 +141,15 @@ class Lease:
             store.put(f"{self._folder}/{self._name}", self._renewed())
             assert self._valid_until_s is not None
             if _clock() <= self._valid_until_s:
-                self._valid_until_s = began + _LEASE_S - _MARGIN_S
+                self._valid_until_s = started_at + _LEASE_S - _MARGIN_S
                 return
-            # why deleted: written too late, it may stand beside the lock of whoever has taken over
+            # why deleted: it was written too late, and another run may hold the lock by now
             lost = f"no renewal for {_LEASE_S - _MARGIN_S:.0f} s"
             store.delete(f"{self._folder}/{self._name}")
         self._lost = lost
 
     def _taken_by(self, store: LockStore) -> str | None:
-        """None if the lock object is there and ours; else who has it."""
+        """None if the lock object is there and ours; otherwise a description of the new holder."""
         record = _read(store, f"{self._folder}/{self._name}")
         if record is not None and record.get("token") == self._record["token"]:
             return None
@@ -162,7 +165,7 @@ class Lease:
 
 
 def _read(store: LockStore, name: str) -> dict[str, Any] | None:
-    """A lock's record; None if it is gone, {} if it cannot be understood."""
+    """A lock's record; None if the object is gone, {} if it is malformed."""
     try:
         record = json.loads(store.read(name))
     except FileNotFoundError:
@@ -182,5 +185,5 @@ def _expired(record: dict[str, Any]) -> bool:
 
 
 def _clock() -> float:
-    """Seconds that also pass while the machine sleeps."""
+    """Monotonic seconds, which also count while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

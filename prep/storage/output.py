@@ -1,8 +1,9 @@
-"""Where shards go: a folder or an object store, by one interface. Files are whole or not there, and have one writer.
+"""Stores that shards are written to: a local folder or an object store, behind one interface.
 
-Nothing half written outlives a killed run for long: in a folder it has a temporary name and a lock that ended with its
-writer, and the next run deletes it; an upload is collected in a local file that never has a name, and the parts of one
-that was cut short, which no reader sees, are aborted by the next run where the store can list them (S3).
+A file appears complete or not at all, and a store has one writer at a time. Partial files of a killed run do not last:
+in a folder they have a temporary name and a lock that ended with the process, and the next run deletes them. An upload
+is first collected in an unnamed local file; the parts of an interrupted multipart upload, which no reader sees, are
+aborted by the next run where the store can list them (S3).
 """
 
 from __future__ import annotations
@@ -24,51 +25,51 @@ from pipeline.errors import ResoluteError, strip_credentials
 from pipeline.storage.atomic_file import atomic_file, delete_partial, sync_folder
 from pipeline.storage.lock import exclusive_lock
 
-from .hashed_file import FileInfo, Part, writing
+from .hashed_file import AtomicFile, FileInfo, write_errors
 from .lease import Lease
 
-__all__ = ["LOCK", "WORK", "Folder", "Objects", "Store", "open_store"]
+__all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "ObjectStore", "Store", "open_store"]
 
-WORK = ".prep"  # in OUT while a run is unfinished: its plan, its finished parts, its lock
-LOCK = f"{WORK}/lock"  # a file, or in an object store a folder of them
+RUN_FOLDER = ".prep"  # in OUT while a run is unfinished: its plan, shard records and lock
+LOCK = f"{RUN_FOLDER}/lock"  # a file; in an object store a folder of lock objects
 
 
 class Store(Protocol):
-    """Files by name, POSIX paths relative to OUT. Picklable. Everything raises `ResoluteError` when refused."""
+    """Files by name: POSIX paths relative to OUT. Picklable. Methods raise `ResoluteError` if the store refuses."""
 
     @property
     def where(self) -> str: ...  # folder or URL without credentials, for messages
-    def size(self, name: str) -> int | None: ...  # in bytes; None: not there
+    def size(self, name: str) -> int | None: ...  # bytes; None if there is no such file
     def read(self, name: str) -> bytes: ...  # raises FileNotFoundError
     def open(self, name: str) -> BinaryIO: ...  # seekable, for reading; raises FileNotFoundError
-    def local(self, name: str, scratch: Path) -> Path: ...  # the file, or a copy of it in `scratch`
-    def names(self, folder: str = "") -> list[str]: ...  # of files in one folder, sorted; [] if there is none
-    def sizes(self, folder: str = "") -> dict[str, int]: ...  # bytes of the files in one folder, by name
-    def folders(self) -> list[str]: ...  # names of folders at the top, sorted
-    def create(self, name: str) -> Part: ...  # a context manager: the file appears when it ends well
+    def local(self, name: str, scratch: Path) -> Path: ...  # path of the file, or of a copy in `scratch`
+    def names(self, folder: str = "") -> list[str]: ...  # of files in a folder, sorted; [] if there is no folder
+    def sizes(self, folder: str = "") -> dict[str, int]: ...  # name -> bytes of the files in a folder
+    def folders(self) -> list[str]: ...  # names of the top-level folders, sorted
+    def create(self, name: str) -> AtomicFile: ...  # the file appears when its block ends normally
     def remove(self, name: str) -> None: ...
-    def remove_folder(self, name: str) -> None: ...  # if it is empty
-    def sync(self, folder: str) -> None: ...  # what was removed from it stays removed after this
-    def delete_partial(self, ours: re.Pattern[str]) -> None: ...  # what killed runs left half written of such names
-    def alone(self) -> Any: ...  # context manager: refuses if another prep is in its block
+    def remove_folder(self, name: str) -> None: ...  # only if it is empty
+    def sync(self, folder: str) -> None: ...  # make deletions in the folder durable
+    def delete_partial(self, pattern: re.Pattern[str]) -> None: ...  # delete partial files of killed runs
+    def exclusive_lock(self) -> Any: ...  # context manager; raises if another run holds it
 
     def write(self, name: str, data: bytes) -> FileInfo:
-        """A small file at once."""
-        with self.create(name) as part:
-            part.write(data)
-        return part.info()
+        """Write a small file in one call."""
+        with self.create(name) as file:
+            file.write(data)
+        return file.info()
 
 
 def open_store(out: str) -> Store:
-    """The store for a folder or an fsspec URL such as `s3://bucket/shards`."""
+    """The store for a local folder or for an fsspec URL such as `s3://bucket/shards`."""
     if "://" in out and not out.startswith(("file://", "local://")):
-        return Objects(out.rstrip("/"))
-    return Folder(Path(out.partition("://")[2] if "://" in out else out))
+        return ObjectStore(out.rstrip("/"))
+    return LocalStore(Path(out.partition("://")[2] if "://" in out else out))
 
 
 @dataclass(frozen=True)
-class Folder(Store):
-    """A folder on a disk, local or shared."""
+class LocalStore(Store):
+    """A folder on a local or shared file system."""
 
     root: Path
 
@@ -92,8 +93,8 @@ class Folder(Store):
         return self.root / name
 
     def names(self, folder: str = "") -> list[str]:
-        place = self.root / folder
-        return sorted(path.name for path in place.iterdir() if path.is_file()) if place.is_dir() else []
+        path = self.root / folder
+        return sorted(path.name for path in path.iterdir() if path.is_file()) if path.is_dir() else []
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         try:
@@ -105,18 +106,18 @@ class Folder(Store):
     def folders(self) -> list[str]:
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
 
-    def create(self, name: str) -> Part:
+    def create(self, name: str) -> AtomicFile:
         path = self.root / name
-        with writing(path):
+        with write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        return Part(atomic_file(path), partial(writing, path))
+        return AtomicFile(atomic_file(path), partial(write_errors, path))
 
     def remove(self, name: str) -> None:
-        with writing(self.root / name):
+        with write_errors(self.root / name):
             (self.root / name).unlink(missing_ok=True)
 
     def remove_folder(self, name: str) -> None:
-        with writing(self.root / name):
+        with write_errors(self.root / name):
             try:
                 (self.root / name).rmdir()
             except OSError as error:
@@ -124,32 +125,32 @@ class Folder(Store):
                     raise
 
     def sync(self, folder: str) -> None:
-        with writing(self.root / folder):
+        with write_errors(self.root / folder):
             sync_folder(self.root / folder)
 
-    def delete_partial(self, ours: re.Pattern[str]) -> None:
-        with writing(self.root):
-            for folder in ("", *self.folders()):  # why not by name: a temporary name is ours, whatever it was to become
+    def delete_partial(self, pattern: re.Pattern[str]) -> None:
+        with write_errors(self.root):
+            for folder in ("", *self.folders()):  # why not by `pattern`: every temporary name is ours
                 delete_partial(self.root / folder)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold a lock of the system's: it ends with the process, however that ends."""
-        new = not self.root.exists()
-        with writing(self.root / WORK):
-            (self.root / WORK).mkdir(parents=True, exist_ok=True)
+    def exclusive_lock(self) -> Iterator[None]:
+        """Hold a file lock, which the operating system releases however the process ends."""
+        created = not self.root.exists()
+        with write_errors(self.root / RUN_FOLDER):
+            (self.root / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
         try:
             with exclusive_lock(self.root / LOCK, folder=self.root, writer="prep", remedy="choose another OUT"):
                 yield
         finally:
-            self.remove_folder(WORK)
-            if new:  # why: a run that came to nothing leaves nothing
+            self.remove_folder(RUN_FOLDER)
+            if created:  # why: a failed run leaves no empty folder
                 self.remove_folder("")
 
 
 @dataclass(frozen=True)
-class Objects(Store):
-    """A prefix in an object store, through fsspec. An upload appears whole or not at all."""
+class ObjectStore(Store):
+    """A prefix in an object store, accessed through fsspec. An upload appears complete or not at all."""
 
     url: str
     _lease: Lease = field(default_factory=lambda: Lease(LOCK), compare=False, repr=False)
@@ -160,7 +161,7 @@ class Objects(Store):
 
     @property
     def _fs(self) -> Any:
-        # why: cached by fsspec for each process; listings must not be, others write there
+        # why no listings cache: other processes write there. fsspec caches the file system itself
         return fsspec.core.url_to_fs(self.url, use_listings_cache=False)[0]
 
     def _path(self, name: str) -> str:
@@ -168,44 +169,44 @@ class Objects(Store):
         return f"{base}/{name}" if name else base
 
     @contextmanager
-    def _asking(self, name: str) -> Iterator[None]:
-        """Tell whatever the store's own library raises as one `ResoluteError`; `FileNotFoundError` passes."""
+    def _store_errors(self, name: str) -> Iterator[None]:
+        """Turn any exception of the store's driver into a `ResoluteError`; `FileNotFoundError` passes through."""
         try:
             yield
         except (FileNotFoundError, ResoluteError):
             raise
-        except Exception as error:  # why: each library has exceptions of its own, some of them bare
-            told = " ".join(str(error).split()) or type(error).__name__
+        except Exception as error:  # why: every driver raises its own exception types
+            message = " ".join(str(error).split()) or type(error).__name__
             raise ResoluteError(
-                f"{self.where}/{name}: the store refuses, got '{told}', expected an answer; check its address, "
-                "credentials and permissions, then run the same command again"
+                f"{self.where}/{name}: the store refused the request, got '{message}', expected success; check its "
+                "address, credentials and permissions, then run the same command again"
             ) from None
 
     def size(self, name: str) -> int | None:
-        with self._asking(name):
+        with self._store_errors(name):
             try:
                 return int(self._fs.info(self._path(name))["size"])
             except FileNotFoundError:
                 return None
 
     def read(self, name: str) -> bytes:
-        with self._asking(name):
+        with self._store_errors(name):
             data: bytes = self._fs.cat_file(self._path(name))
         return data
 
     def open(self, name: str) -> BinaryIO:
-        with self._asking(name):
+        with self._store_errors(name):
             file: BinaryIO = self._fs.open(self._path(name), "rb", cache_type="readahead", block_size=8 << 20)
         return file
 
     def local(self, name: str, scratch: Path) -> Path:
         path = scratch / name.replace("/", "-")
-        with self._asking(name):
+        with self._store_errors(name):
             self._fs.get_file(self._path(name), str(path))
         return path
 
     def _list(self, folder: str, kind: str) -> dict[str, int]:
-        with self._asking(folder):
+        with self._store_errors(folder):
             try:
                 rows = self._fs.ls(self._path(folder), detail=True)
             except FileNotFoundError:
@@ -222,38 +223,39 @@ class Objects(Store):
     def folders(self) -> list[str]:
         return sorted(self._list("", "directory"))
 
-    def create(self, name: str) -> Part:
-        return Part(self._upload(name), partial(writing, tempfile.gettempdir()))
+    def create(self, name: str) -> AtomicFile:
+        return AtomicFile(self._upload(name), partial(write_errors, tempfile.gettempdir()))
 
     @contextmanager
     def _upload(self, name: str) -> Iterator[BinaryIO]:
-        """A local file without a name, so that it ends with this process; uploaded when the block has ended well."""
+        """An unnamed local file, which ends with this process; uploaded when the block ends without an exception."""
         with tempfile.TemporaryFile() as file:
             yield cast(BinaryIO, file)
             file.flush()
             self._lease.check(self)
-            with self._putting(name):
+            with self._upload_errors(name):
                 self._fs.put_file(f"/proc/self/fd/{file.fileno()}", self._path(name))
-            self._lease.check(self)  # why again: a large upload takes a while
+            self._lease.check(self)  # why again: the lock may have been lost during a long upload
 
     @contextmanager
-    def _putting(self, name: str) -> Iterator[None]:
-        with self._asking(name):
+    def _upload_errors(self, name: str) -> Iterator[None]:
+        """As `_store_errors`, but a `FileNotFoundError` (no such bucket) also becomes a `ResoluteError`."""
+        with self._store_errors(name):
             try:
                 yield
             except FileNotFoundError as error:  # no such bucket
                 raise OSError(str(error)) from None
 
     def put(self, name: str, data: bytes) -> None:
-        """A small object at once, without a look at the lock."""
-        with self._putting(name):
+        """Write a small object in one call, without checking the lock."""
+        with self._upload_errors(name):
             self._fs.pipe_file(self._path(name), data)
 
     def put_new(self, name: str, data: bytes) -> bool:
-        """The same, only if nothing is there: whether `data` is what is there now."""
-        with self._putting(name), suppress(FileExistsError):
+        """Write a small object unless one exists; returns whether the object now holds `data`."""
+        with self._upload_errors(name), suppress(FileExistsError):
             self._fs.pipe_file(self._path(name), data, mode="create")
-        # why read in any case: an answer may get lost and the driver ask twice; some stores know no conditions
+        # why always read back: a lost answer makes the driver repeat the request, and some stores ignore conditions
         try:
             return self.read(name) == data
         except FileNotFoundError:
@@ -264,35 +266,35 @@ class Objects(Store):
         self.delete(name)
 
     def delete(self, name: str) -> None:
-        """Remove an object, without a look at the lock."""
-        with self._asking(name), suppress(FileNotFoundError):
+        """Delete an object, without checking the lock."""
+        with self._store_errors(name), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 
     def remove_folder(self, name: str) -> None:
-        pass  # why: a prefix ends with its last object
+        pass  # why: a prefix disappears with its last object
 
     def sync(self, folder: str) -> None:
-        pass  # why: an object is durable when its upload is answered
+        pass  # why: an object is durable once its upload is acknowledged
 
-    def delete_partial(self, ours: re.Pattern[str]) -> None:
-        """Abort uploads of several parts that nobody will finish. Other stores than S3 forget them after a while."""
+    def delete_partial(self, pattern: re.Pattern[str]) -> None:
+        """Abort abandoned multipart uploads. Stores other than S3 expire them by themselves."""
         fs = self._fs
         if not hasattr(fs, "abort_mpu"):
             return
         bucket, prefix, _ = fs.split_path(self._path("x"))
         prefix = prefix[:-1]
-        # why suppressed: it needs a permission of its own, and is only about the bill
-        with suppress(ResoluteError), self._asking(""):
-            more: dict[str, str] = {}
+        # why suppressed: it needs an extra permission and only saves storage costs
+        with suppress(ResoluteError), self._store_errors(""):
+            paging: dict[str, str] = {}
             while True:
-                answer = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **more)
+                answer = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **paging)
                 for upload in answer.get("Uploads") or []:
-                    if ours.fullmatch(upload["Key"][len(prefix) :]):
+                    if pattern.fullmatch(upload["Key"][len(prefix) :]):
                         fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
                 if not answer.get("IsTruncated"):
                     break
-                more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+                paging = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Hold a lock that is renewed, and checked before every object that appears or goes: see `lease`."""
+    def exclusive_lock(self) -> AbstractContextManager[None]:
+        """Hold a lock that is renewed, and checked before every object is written or deleted: see `lease`."""
         return self._lease.held(self)

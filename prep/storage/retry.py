@@ -1,7 +1,7 @@
-"""Second and third tries for local files and folders: a short outage passes, a longer one ends the command.
+"""Retries for local files and folders: a short outage is bridged, a longer one ends the command.
 
-Unavailable is what `pipeline.errors.is_unavailable` says: EIO, ESTALE, EACCES, a file that has vanished. Such an error
-never becomes a reject; the command ends with a `StorageError`, and the same command continues later.
+`pipeline.errors.is_unavailable` decides what counts as unavailable storage: EIO, ESTALE, EACCES, a file that has
+vanished. Such an error never becomes a reject; the command ends with a `StorageError` and can be resumed.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from pipeline.errors import StorageError, is_unavailable, strip_credentials
 __all__ = ["WAITS_S", "is_retryable", "retry", "unavailable"]
 
 T = TypeVar("T")
-WAITS_S = (0.5, 2.5)  # before the second and the third try
-# A process without descriptors or memory is not helped by waiting, and storage is not to blame.
+WAITS_S = (0.5, 2.5)  # before the second and the third attempt
+# Limits of this process: waiting does not help, and storage is not to blame.
 _OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBADF, errno.EFAULT})
 
 
 def is_retryable(error: OSError) -> bool:
-    """Whether storage is to blame for `error`, rather than the path itself or this process."""
+    """Whether `error` is the storage's fault, rather than that of the path or of this process."""
     return is_unavailable(error) and error.errno not in _OWN_LIMITS
 
 
 def unavailable(path: str, error: OSError) -> StorageError:
-    """The error that ends the command; `path` could not be read in any of the tries."""
+    """The error that ends the command after every attempt to read `path` has failed."""
     return StorageError(
-        f"{strip_credentials(path)}: storage does not deliver it, got '{error.strerror or error}' "
-        f"{len(WAITS_S) + 1} times, expected a file or folder that can be read; check the disk, its mount and the "
+        f"{strip_credentials(path)}: storage is unavailable, got '{error.strerror or error}' "
+        f"{len(WAITS_S) + 1} times, expected a readable file or folder; check the disk, its mount and the "
         "permissions, then run the same command again: finished shards are kept"
     )
 
 
 def retry(path: str, work: Callable[[], T]) -> T:
-    """The result of `work`, tried again while it raises an `OSError` that `is_retryable`.
+    """The result of `work`, repeated while it raises an `OSError` that `is_retryable`.
 
-    Raises `StorageError` that names `path` after the last try, and any other exception at once.
+    Raises `StorageError` naming `path` after the last attempt, and any other exception at once.
     """
     for wait_s in (*WAITS_S, None):
         try:
@@ -49,4 +49,4 @@ def retry(path: str, work: Callable[[], T]) -> T:
             if wait_s is None:
                 raise unavailable(path, error) from None
             time.sleep(wait_s)
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")

@@ -82,6 +82,6 @@ def difficult() -> Path:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """An empty folder apart from the photos, for catalogs and spools."""
+    """An empty folder apart from the photos, for catalogs and scan caches."""
     (tmp_path / "work").mkdir()
     return tmp_path / "work"

@@ -103,7 +103,7 @@ def pack_parquet(path: Path, rows: Sequence[tuple[bytes | None, str, int]], name
 
 
 def catalog(work: Path, src: str | Path, **options: Any) -> Catalog:
-    return write_catalog(open_source(str(src), spool=work / "spool", **options), work / "catalog")
+    return write_catalog(open_source(str(src), scan_cache=work / "spool", **options), work / "catalog")
 
 
 def names(source: Source) -> list[str]:
@@ -116,7 +116,7 @@ def same(got: Catalog, files: dict[str, bytes]) -> None:
     assert [got.name(i) for i in range(len(got))] == list(files)
     assert got.classes == tuple(classes)
     assert [classes[n] for n in got.labels] == [name.partition("/")[0] for name in files]
-    assert fetch_many([got.location(i) for i in range(len(got))]) == list(files.values())
+    assert fetch_many([got.byte_range(i) for i in range(len(got))]) == list(files.values())
     assert got.entries["size_bytes"].tolist() == [len(data) for data in files.values()]
 
 

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from pipeline.errors import ResoluteError
-from prep.plan.splits import find_members
+from prep.plan.splits import make_splits
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
 from tests.prep.packed import (
@@ -62,7 +62,7 @@ def test_folders_yield_ascending_bytes_whatever_the_names(tmp_path: Path, work: 
     for name in ("a/x.jpg", "a.b/x.jpg", "a-b/x.jpg", "a/b/x.jpg", "a/b.jpg", "a/b-.jpg", "\u00e9/x.jpg", "Z/x.jpg"):
         (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "p" / name).write_bytes(b"x")
-    got = names(open_source(str(tmp_path / "p"), spool=work))
+    got = names(open_source(str(tmp_path / "p"), scan_cache=work))
     assert len(got) == 8
     assert got == sorted(got, key=os.fsencode)
 
@@ -74,7 +74,7 @@ def test_what_is_no_image_is_counted_by_its_kind(tmp_path: Path, work: Path) -> 
         (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "p" / name).write_bytes(b"x")
     os.mkfifo(tmp_path / "p" / "cat" / "pipe.jpg")
-    source = open_source(str(tmp_path / "p"), spool=work)
+    source = open_source(str(tmp_path / "p"), scan_cache=work)
     for _ in range(2):  # the counts are those of one iteration
         assert len(names(source)) == 10
         assert source.ignored == {
@@ -89,7 +89,7 @@ def test_linked_folders_are_followed_but_not_for_ever(tmp_path: Path, work: Path
     (tmp_path / "p" / "dog").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "p" / "cat" / "loop").symlink_to(tmp_path / "p")
     (tmp_path / "p" / "cat" / "gone.jpg").symlink_to(tmp_path / "nowhere")
-    source = open_source(str(tmp_path / "p"), spool=work)
+    source = open_source(str(tmp_path / "p"), scan_cache=work)
     found = {found.name: found.nbytes for found in source}
     assert len(found) == 11
     assert found["cat/gone.jpg"] == 0
@@ -105,7 +105,7 @@ def test_a_tree_of_links_lists_each_real_folder_once(tmp_path: Path, work: Path)
     (tmp_path / f"{depth}").mkdir()
     (tmp_path / f"{depth}" / "x.jpg").write_bytes(b"x")
     (tmp_path / f"{depth}" / "up").symlink_to(tmp_path / "0")
-    source = open_source(str(tmp_path / "0"), kind="folders", spool=work)
+    source = open_source(str(tmp_path / "0"), kind="folders", scan_cache=work)
     assert names(source) == ["a/" * depth + "x.jpg"]
     assert source.ignored == {"links to a folder read already": depth + 1}
     assert names(source) == ["a/" * depth + "x.jpg"]  # what was visited counts for one iteration
@@ -124,12 +124,12 @@ def test_no_row_of_a_table_names_a_file_outside_its_folder(tmp_path: Path, work:
     inside = ("./cat//1.jpg", f"{tmp_path}/photos/dog/2.jpg", "odd\\name.jpg", "more/y.jpg")
     rows = [(name, label) for names, label in ((unsafe, "a"), (inside, "b")) for name in names]
     table = pack_table(tmp_path / "labels.csv", [*rows, ("gone.jpg", "a")])
-    source = open_source(str(tmp_path / "photos"), labels=str(table), spool=work)
+    source = open_source(str(tmp_path / "photos"), labels=str(table), scan_cache=work)
     assert sorted(names(source)) == sorted(["cat/1.jpg", "dog/2.jpg", "odd\\name.jpg", "more/y.jpg", "gone.jpg"])
     assert source.ignored == {"unsafe names": len(unsafe)}
     got = catalog(work, tmp_path / "photos", labels=str(table))
     secret = (tmp_path / "secret" / "x.jpg").read_bytes()
-    assert secret not in fetch_many([got.location(i) for i in range(len(got))])
+    assert secret not in fetch_many([got.byte_range(i) for i in range(len(got))])
 
 
 def test_no_name_in_a_store_or_a_remote_table_leads_to_files_of_this_machine(tmp_path: Path, work: Path) -> None:
@@ -137,12 +137,12 @@ def test_no_name_in_a_store_or_a_remote_table_leads_to_files_of_this_machine(tmp
     chain = f"memory://x.jpg::file://{tmp_path}/x.jpg"
     for name in ("cat/1.jpg", "dog/2.jpg", "cat/3::4.jpg"):
         fs.pipe(f"/folder/{name}", b"x")
-    source = open_source("memory://folder", kind="folders", spool=work)
+    source = open_source("memory://folder", kind="folders", scan_cache=work)
     assert names(source) == ["cat/1.jpg", "dog/2.jpg"]
     assert source.ignored == {"unsafe names": 1}
     unsafe = (chain, "a::b.jpg", "/etc/x.jpg", "../x.jpg", "file:///x.jpg")
     table = pack_table(tmp_path / "labels.csv", [("cat/1.jpg", "a"), ("2.jpg", "b"), *((name, "a") for name in unsafe)])
-    source = open_source("memory://folder", labels=str(table), spool=work)
+    source = open_source("memory://folder", labels=str(table), scan_cache=work)
     assert names(source) == ["cat/1.jpg", "dog/2.jpg"]
     assert source.ignored == {"unsafe names": 1 + len(unsafe)}
 
@@ -153,15 +153,15 @@ def test_a_list_of_validation_names_chooses_among_the_images_of_the_source_alone
     got = catalog(work, tmp_path / "photos")
     for name in ("../secret.jpg", str(tmp_path / "secret.jpg")):
         (tmp_path / "val.txt").write_text(f"{name}\n")
-        with pytest.raises(ResoluteError, match="1 of 1 paths are no images of"):
-            find_members(got, val_list=tmp_path / "val.txt")
+        with pytest.raises(ResoluteError, match="1 of 1 paths are not images of"):
+            make_splits(got, val_list=tmp_path / "val.txt")
 
 
 def test_paths_inside_parquet_rows_are_never_opened(tmp_path: Path, work: Path) -> None:
     secret = tmp_path / "secret.jpg"
     secret.write_bytes(jpeg(1))
     rows = [(jpeg(2), str(secret), 0), (jpeg(3), "../../x.jpg", 1), (None, str(secret), 0)]
-    source = open_source(str(pack_parquet(tmp_path / "x.parquet", rows, None)), spool=work)
+    source = open_source(str(pack_parquet(tmp_path / "x.parquet", rows, None)), scan_cache=work)
     assert names(source) == ["x.parquet/000000000.jpg", "x.parquet/000000001.jpg"]
     assert source.ignored == {"rows without an image's bytes": 1}
 
@@ -170,7 +170,7 @@ def test_folders_of_splits_are_told(tmp_path: Path, work: Path) -> None:
     make_tree(tmp_path / "p" / "train")
     make_tree(tmp_path / "p" / "val")
     with pytest.raises(ResoluteError, match=r"holds splits, got train, val.*/train' VAL='.*/val'"):
-        open_source(str(tmp_path / "p"), spool=work)
+        open_source(str(tmp_path / "p"), scan_cache=work)
     pack_zip(tmp_path / "p.zip", [(f"p/{s}/{c}/1.jpg", b"x") for s in ("train", "test") for c in "ab"])
     with pytest.raises(ResoluteError, match="holds splits, got test, train"):
         catalog(work, tmp_path / "p.zip")
@@ -192,7 +192,7 @@ def test_usual_tables_are_understood(tmp_path: Path, work: Path, header: str) ->
     assert [got.name(i) for i in range(3)] == ["a.jpg", "b c.png", "gone"]
     assert got.classes == ("elk", f'pug{mark} "old"')
     assert got.ignored == {"unlabelled": 1}
-    assert [str(data)[:10] for data in fetch_many([got.location(2)])] == ["not there:"]
+    assert [str(data)[:10] for data in fetch_many([got.byte_range(2)])] == ["not there:"]
 
 
 def test_tables_that_do_not_fit_are_told(tmp_path: Path, work: Path) -> None:
@@ -229,7 +229,7 @@ def test_lists_keep_their_numbers(tmp_path: Path, work: Path, separator: str) ->
         "p/c,d.jpg": 2,
         f"{tmp_path}/p/e.JPEG": 2,
     }
-    assert sorted(map(len, fetch_many([got.location(i) for i in range(3)]))) == sorted(len(jpeg(i)) for i in range(3))
+    assert sorted(map(len, fetch_many([got.byte_range(i) for i in range(3)]))) == sorted(len(jpeg(i)) for i in range(3))
 
 
 def test_a_remote_list_cannot_name_files_of_this_machine(tmp_path: Path, work: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_remote_list_cannot_name_files_of_this_machine(tmp_path: Path, work: P
         "2.jpg 1",
     ]
     files.pipe("/remote/list.txt", "\n".join(lines).encode())
-    source = open_source("memory://remote/list.txt", spool=work)
+    source = open_source("memory://remote/list.txt", scan_cache=work)
     assert names(source) == ["cat/1.jpg", "2.jpg"]
     assert source.ignored == {"unsafe names": 4}
 
@@ -252,14 +252,14 @@ def test_what_is_not_understood_is_told(tmp_path: Path, work: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"")
     for src, words in (
         ("gone", "no such folder, got nothing there"),
-        ("a.jpg", r"not understood, got a file called a\.jpg"),
-        ("*.tar", "no such file, got nothing that fits"),
+        ("a.jpg", r"not recognised, got a file named a\.jpg"),
+        ("*.tar", "no such file, got no match of the pattern"),
     ):
         with pytest.raises(ResoluteError, match=words):
-            open_source(str(tmp_path / src), spool=work)
-    with pytest.raises(ResoluteError, match="KIND: not known, got x"):
-        open_source(str(tmp_path), kind="x", spool=work)
-    with pytest.raises(ResoluteError, match="COLUMNS: without effect"):
-        open_source(str(tmp_path), columns="a,b", spool=work)
+            open_source(str(tmp_path / src), scan_cache=work)
+    with pytest.raises(ResoluteError, match="KIND: unknown, got x"):
+        open_source(str(tmp_path), kind="x", scan_cache=work)
+    with pytest.raises(ResoluteError, match="COLUMNS: has no effect"):
+        open_source(str(tmp_path), columns="a,b", scan_cache=work)
     with pytest.raises(ResoluteError, match=r"nope://.*cannot be listed"):
-        open_source("nope://x/y", spool=work)
+        open_source("nope://x/y", scan_cache=work)

@@ -45,11 +45,11 @@ def fails(ran: Any, *words: str) -> None:
         (("--shard-samples", "0"), ("--shard-samples", "got 0")),
         (("--workers", "-1"), ("--workers", "got -1")),
         (("--seed", "-1"), ("--seed", "got -1")),
-        (("--val", "a", "--val-list", "b"), ("--val: given together with --val-list",)),
-        (("--val-frac", "0.2", "--folds", "5"), ("--val-frac: given together with --folds",)),
+        (("--val", "a", "--val-list", "b"), ("--val: cannot be combined with --val-list",)),
+        (("--val-frac", "0.2", "--folds", "5"), ("--val-frac: cannot be combined with --folds",)),
         (("--folds", "1"), ("--folds", "got 1", "2 to 255")),
         (("--engine", "spark"), ("spark", "local", "ray")),
-        (("--ray-address", "a:1"), ("--ray-address: without effect", "ENGINE=ray")),
+        (("--ray-address", "a:1"), ("--ray-address: has no effect", "ENGINE=ray")),
         (("--kind", "zip"), ("zip", "archive")),
         (("--qualty", "90"), ("--qualty", "--help")),
     ],
@@ -89,7 +89,7 @@ def test_nothing_to_hold_out_is_told(photos: Path, tmp_path: Path, prep: Prep) -
     for name in ("apple", "bee", "cat"):
         for path in sorted((photos / name).rglob("[0-9]*"))[1:]:
             path.unlink()
-    fails(prep("--src", photos, "--out", tmp_path / "s", "--res", "32"), "no image is left for val", "3 for train")
+    fails(prep("--src", photos, "--out", tmp_path / "s", "--res", "32"), "no image left for val", "3 for train")
 
 
 def test_validation_class_that_training_lacks_is_told(photos: Path, tmp_path: Path, prep: Prep) -> None:
@@ -114,12 +114,12 @@ def test_listed_path_that_does_not_exist_is_told(photos: Path, tmp_path: Path, p
 def test_empty_validation_list_is_told(photos: Path, tmp_path: Path, prep: Prep) -> None:
     (tmp_path / "val.txt").write_text("\n")
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--val-list", tmp_path / "val.txt")
-    fails(prep(*argv), "no image is left for val")
+    fails(prep(*argv), "no image left for val")
 
 
 def test_output_among_the_photos_is_told(photos: Path, prep: Prep) -> None:
     for out in (photos, photos / "shards", photos / "bee" / "x"):
-        fails(prep("--src", photos, "--out", out, "--res", "32"), "lies inside SRC", "OUT")
+        fails(prep("--src", photos, "--out", out, "--res", "32"), "is inside SRC", "OUT")
     assert not (photos / "shards").exists()
 
 
@@ -132,9 +132,9 @@ def test_somebody_elses_folder_is_refused_and_untouched(photos: Path, tmp_path: 
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("mine")
     argv = ("--src", photos, "--out", tmp_path / "home", "--res", "32", "--rebuild")
-    fails(prep(*argv), "not empty and not ours", "thesis.tex")
+    fails(prep(*argv), "not empty and not a shard set", "thesis.tex")
     (tmp_path / "home" / "manifest.json").write_text('{"name": "web app"}')
-    fails(prep(*argv), "manifest.json", "not a shard set's")
+    fails(prep(*argv), "manifest.json", "not a shard set")
     assert sorted(path.name for path in (tmp_path / "home").iterdir()) == ["manifest.json", "thesis.tex"]
 
 

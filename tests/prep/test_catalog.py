@@ -17,47 +17,48 @@ from prep.plan import catalog as catalogs
 from prep.plan import external_sort as runs
 from prep.plan.catalog import Catalog, write_catalog
 from prep.plan.classes import read_classes
-from prep.sources.image_ref import ZIPPED, Found, Location
+from prep.sources.image_ref import ZIPPED, ByteRange, ImageRef
 
 
 class Given:
     """A source that yields what it was given."""
 
     def __init__(
-        self, found: Iterable[Found], *, numbered: bool = False, names: Sequence[str] | None = None, root: str = "src"
+        self, found: Iterable[ImageRef], *, numbered: bool = False, names: Sequence[str] | None = None,
+        root: str = "src",
     ) -> None:
         self.root, self.numbered, self.label_names = root, numbered, names
         self.copies = False
         self.ignored: Counter[str] = Counter(hidden=2)
         self._found = found
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ImageRef]:
         return iter(self._found)
 
 
-def some(count: int, seed: int = 0) -> list[Found]:
+def some(count: int, seed: int = 0) -> list[ImageRef]:
     rng = random.Random(seed)
     names = {os.fsdecode(rng.randbytes(rng.randrange(1, 12)).replace(b"\0", b"/")) for _ in range(count)}
     return [
-        Found(name, f"class {rng.randrange(5)}", rng.randrange(99), rng.choice(["", "a.zip", "s3://b/c.tar"]),
+        ImageRef(name, f"class {rng.randrange(5)}", rng.randrange(99), rng.choice(["", "a.zip", "s3://b/c.tar"]),
               rng.randrange(1 << 40), rng.randrange(2), rng.choice([-1, 7]))
         for name in sorted(names, key=lambda name: (rng.random(), name))
     ]  # fmt: skip
 
 
-def rows(catalog: Catalog) -> list[tuple[str, str, Location]]:
-    return [(catalog.name(i), catalog.classes[catalog.labels[i]], catalog.location(i)) for i in range(len(catalog))]
+def rows(catalog: Catalog) -> list[tuple[str, str, ByteRange]]:
+    return [(catalog.name(i), catalog.classes[catalog.labels[i]], catalog.byte_range(i)) for i in range(len(catalog))]
 
 
-def expected(found: Iterable[Found]) -> list[tuple[str, str, Location]]:
+def expected(found: Iterable[ImageRef]) -> list[tuple[str, str, ByteRange]]:
     """The slow way."""
     last = {one.name: one for one in found}
     return [
         (
             one.name,
             one.label,
-            Location(
-                one.place or (one.name if one.name.startswith("/") else f"src/{one.name}"),
+            ByteRange(
+                one.container or (one.name if one.name.startswith("/") else f"src/{one.name}"),
                 one.offset, one.nbytes, one.packed, one.nbytes if one.size_bytes < 0 else one.size_bytes,
             ),
         )
@@ -81,13 +82,14 @@ def test_any_order_and_any_run_size_give_the_sorted_catalog(tmp_path: Path, orde
 
 
 def test_of_one_name_the_last_stays_but_not_with_two_classes(tmp_path: Path) -> None:
-    found = [Found("b", "x", 1), Found("a", "y", 2), Found("b", "x", 3), Found("c", "y", 4), Found("b", "x", 5)]
+    images = [("b", "x", 1), ("a", "y", 2), ("b", "x", 3), ("c", "y", 4), ("b", "x", 5)]
+    found = [ImageRef(*image) for image in images]
     for run_records in (1, 2, 100):
         catalog = write_catalog(Given(found), tmp_path, run_records=run_records)
         assert rows(catalog) == expected(found)
-        assert catalog.ignored == {"hidden": 2, "given twice": 2}
+        assert catalog.ignored == {"hidden": 2, "duplicate names": 2}
     with pytest.raises(ResoluteError, match="b: belongs to two classes"):
-        write_catalog(Given([*found, Found("b", "y", 5)]), tmp_path)
+        write_catalog(Given([*found, ImageRef("b", "y", 5)]), tmp_path)
 
 
 @pytest.mark.parametrize("ascending", [True, False])
@@ -99,7 +101,7 @@ def test_memory_does_not_grow_with_the_number_of_images(
 
     def peak(count: int) -> int:
         order = range(count) if ascending else range(count - 1, -1, -1)
-        source = Given(Found(f"{i:09d}.jpg", str(i % 3), 1) for i in order)
+        source = Given(ImageRef(f"{i:09d}.jpg", str(i % 3), 1) for i in order)
         tracemalloc.start()
         try:
             catalog = write_catalog(source, tmp_path, run_records=2_000)
@@ -124,36 +126,36 @@ def test_positions_are_found_by_name(tmp_path: Path) -> None:
 
 
 def test_absolute_names_and_urls_are_their_own_place(tmp_path: Path) -> None:
-    found = [Found("/abs/a.jpg", "x", 1), Found("b.jpg", "y", 1), Found("s3://c/d.jpg", "y", 1)]
+    found = [ImageRef("/abs/a.jpg", "x", 1), ImageRef("b.jpg", "y", 1), ImageRef("s3://c/d.jpg", "y", 1)]
     catalog = write_catalog(Given(found, root="/data/"), tmp_path)
-    assert [catalog.location(i).path for i in range(3)] == ["/abs/a.jpg", "/data/b.jpg", "s3://c/d.jpg"]
-    assert pickle.loads(pickle.dumps(catalog.location(0))) == catalog.location(0)
+    assert [catalog.byte_range(i).path for i in range(3)] == ["/abs/a.jpg", "/data/b.jpg", "s3://c/d.jpg"]
+    assert pickle.loads(pickle.dumps(catalog.byte_range(0))) == catalog.byte_range(0)
 
 
 def test_fingerprints_tell_what_matters(tmp_path: Path) -> None:
-    base = [Found("a/1", "a", 1), Found("a/2", "a", 2), Found("b/1", "b", 1)]
+    base = [ImageRef("a/1", "a", 1), ImageRef("a/2", "a", 2), ImageRef("b/1", "b", 1)]
 
-    def told(found: list[Found]) -> tuple[str, dict[str, tuple[int, str]]]:
+    def told(found: list[ImageRef]) -> tuple[str, dict[str, tuple[int, str]]]:
         catalog = write_catalog(Given(found), tmp_path)
         return catalog.fingerprint(), catalog.by_class()
 
     before = told(base)
     assert told(base[::-1]) == before
-    assert told([*base[:2], Found("b/1", "b", 99, "x.zip", 7, ZIPPED, 1)]) == before  # packed otherwise
+    assert told([*base[:2], ImageRef("b/1", "b", 99, "x.zip", 7, ZIPPED, 1)]) == before  # packed otherwise
     for changed in (
-        [*base, Found("b/2", "b", 1)],
-        [*base[:2], Found("b/1", "b", 2)],
-        [*base[:2], Found("b/9", "b", 1)],
+        [*base, ImageRef("b/2", "b", 1)],
+        [*base[:2], ImageRef("b/1", "b", 2)],
+        [*base[:2], ImageRef("b/9", "b", 1)],
     ):
         fingerprint, classes = told(changed)
         assert fingerprint != before[0]
         assert classes["a"] == before[1]["a"]
         assert classes["b"] != before[1]["b"]
-    assert told([*base[:2], Found("b/1", "c", 1)])[0] != before[0]
+    assert told([*base[:2], ImageRef("b/1", "c", 1)])[0] != before[0]
 
 
-def two(*labels: str) -> list[Found]:
-    return [Found(f"{i}.jpg", label, 1) for i, label in enumerate(labels)]
+def two(*labels: str) -> list[ImageRef]:
+    return [ImageRef(f"{i}.jpg", label, 1) for i, label in enumerate(labels)]
 
 
 def test_classes_are_numbered_by_name_by_list_or_keep_their_numbers(tmp_path: Path) -> None:
@@ -171,8 +173,8 @@ def test_classes_are_numbered_by_name_by_list_or_keep_their_numbers(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("source", "classes", "words"), [
-    (Given([]), None, r"src: no classes, got no image of a class \(2 hidden\).*class folders"),
-    (Given(two("a", "a")), None, r"nothing to tell apart, got one class \(a\), expected at least two"),
+    (Given([]), None, r"src: no classes, got no image with a class \(ignored: 2 hidden\).*class folders"),
+    (Given(two("a", "a")), None, r"too few classes, got one class \(a\), expected at least two"),
     (Given(two("a", "b", "c")), ("a", "c"), "classes that C.txt lacks, got 1 such as b"),
     (Given(two("0", "5"), numbered=True), "abc", "class number out of range, got 5, expected 0 to 2 as C.txt names 3"),
     (Given(two("0", "3"), numbered=True, names="abc"), None, "got 3, expected 0 to 2 as this source names 3"),
@@ -208,7 +210,7 @@ def test_class_lists_are_read_or_told(tmp_path: Path) -> None:
     for text, words in (
         ("", "line 1 is empty"),
         ("a\n\nb\n", "line 2 is empty"),
-        ("a\nb\na\n", "twice, got a in lines 1 and 3"),
+        ("a\nb\na\n", "duplicate class, got a in lines 1 and 3"),
     ):
         path.write_text(text)
         with pytest.raises(ResoluteError, match=words):

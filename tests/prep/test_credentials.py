@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from prep.sources.image_ref import is_url
-from prep.storage.output import Objects
+from prep.storage.output import ObjectStore
 from tests.prep.packed import catalog, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
 from tests.prep.test_remote import Ranged
 
@@ -106,7 +106,7 @@ def test_no_credential_is_printed_or_written_when_the_store_refuses_or_fails(
 
 
 def test_a_place_for_shards_is_told_without_its_credentials() -> None:
-    assert Objects(f"s3://{USER}:{PASSWORD}@bucket/set").where == "s3://bucket/set"
+    assert ObjectStore(f"s3://{USER}:{PASSWORD}@bucket/set").where == "s3://bucket/set"
 
 
 def test_a_renewed_signature_leaves_a_source_what_it_was(work: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_renewed_signature_leaves_a_source_what_it_was(work: Path, tmp_path: P
     for signature in ("one", "two"):
         rows = [(f"https://{signature}@host/{i}.jpg?sig={signature}", "ab"[i % 2]) for i in range(4)]
         got = catalog(work, pack_table(tmp_path / "list.csv", rows))
-        assert is_url(got.location(0).path)
-        assert got.location(0).path.endswith(f"sig={signature}")
+        assert is_url(got.byte_range(0).path)
+        assert got.byte_range(0).path.endswith(f"sig={signature}")
         prints.append((got.fingerprint(), got.by_class(), got.name(0)))
     assert prints[0] == prints[1]

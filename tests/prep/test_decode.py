@@ -242,7 +242,7 @@ def test_what_a_file_is_called_does_not_matter_but_what_it_is(scene: Scene) -> N
 
 PEAK = """
 import resource, sys
-from prep.decode import decode
+from prep.convert.decode import decode
 def peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 data = open(sys.argv[1], "rb").read()

@@ -31,8 +31,8 @@ CHILD = """
 import json, resource, signal, sys, time
 from pathlib import Path
 import numpy as np
-from prep.decode import Reject, decode
-from prep.resize import jpegs
+from prep.convert.decode import Reject, decode
+from prep.convert.resize import resize_and_encode
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 out = Path(sys.argv[1])
 for number, path in enumerate(sys.argv[2:]):
@@ -40,7 +40,7 @@ for number, path in enumerate(sys.argv[2:]):
     began = time.process_time()
     try:
         pixels = decode(Path(path).read_bytes())
-        stored = jpegs(pixels, (32, 146), 90)
+        stored = resize_and_encode(pixels, (32, 146), 90)
         np.save(out / f"{number}.npy", pixels)
         told = {"stored": [list(size) for _, *size in stored]}
     except Reject as reject:

@@ -18,12 +18,12 @@ from pipeline.errors import StorageError
 from prep.convert.decode import Reject
 from prep.sources import fetch as fetching
 from prep.sources.fetch import fetch, fetch_many
-from prep.sources.image_ref import MISSING, PLAIN, UNSEEN, ZIPPED, Location
+from prep.sources.image_ref import MISSING, PLAIN, UNSEEN, ZIPPED, ByteRange
 from prep.sources.zip_directory import zip_members
 from tests.s3 import s3_server  # noqa: F401
 
 
-def told(location: Location) -> str:
+def told(location: ByteRange) -> str:
     with pytest.raises(Reject) as reject:
         fetch(location)
     return str(reject.value)
@@ -34,8 +34,8 @@ def test_files_and_parts_of_files_come_in_order(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(data)
     (tmp_path / "empty").write_bytes(b"")
     path = str(tmp_path / "blob")
-    asked = [Location(path, at, 100) for at in (5_000, 0, 9_900)]
-    got = fetch_many([*asked, Location(path), Location(str(tmp_path / "empty")), Location(path, 7, 0)])
+    asked = [ByteRange(path, at, 100) for at in (5_000, 0, 9_900)]
+    got = fetch_many([*asked, ByteRange(path), ByteRange(str(tmp_path / "empty")), ByteRange(path, 7, 0)])
     assert got == [data[5_000:5_100], data[:100], data[9_900:], data, b"", b""]
 
 
@@ -43,32 +43,32 @@ def test_a_path_that_comes_to_mean_another_file_is_read_anew(tmp_path: Path) -> 
     for text in (b"old", b"new"):
         (tmp_path / "part").write_bytes(text)
         (tmp_path / "part").replace(tmp_path / "blob")
-        assert fetch(Location(str(tmp_path / "blob"), 0, 3)) == text
+        assert fetch(ByteRange(str(tmp_path / "blob"), 0, 3)) == text
 
 
 def test_what_is_the_files_own_fault_is_a_reject(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "short").write_bytes(b"1234")
-    assert told(Location(str(tmp_path / "gone"), packed=MISSING)).startswith("not there: no such file when")
+    assert told(ByteRange(str(tmp_path / "gone"), packed=MISSING)).startswith("not there: no such file when")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
-    assert told(Location(str(tmp_path / "socket"))) == "unreadable: not a regular file"
-    assert told(Location(str(tmp_path / "pipe"))) == "unreadable: not a regular file"
-    assert told(Location("/dev/zero")) == "unreadable: not a regular file"
-    assert told(Location(str(tmp_path))) == "unreadable: Is a directory"
-    assert told(Location(str(tmp_path / "loop"))).startswith("unreadable: Too many levels")
-    assert told(Location(str(tmp_path / ("x" * 300)))) == "unreadable: File name too long"
-    assert told(Location(f"{tmp_path}/\0")).startswith("unreadable: embedded null")
-    assert told(Location(str(tmp_path / "short"), 2, 4)) == "truncated: its archive ends after 2 of 4 bytes"
+    assert told(ByteRange(str(tmp_path / "socket"))) == "unreadable: not a regular file"
+    assert told(ByteRange(str(tmp_path / "pipe"))) == "unreadable: not a regular file"
+    assert told(ByteRange("/dev/zero")) == "unreadable: not a regular file"
+    assert told(ByteRange(str(tmp_path))) == "unreadable: Is a directory"
+    assert told(ByteRange(str(tmp_path / "loop"))).startswith("unreadable: Too many levels")
+    assert told(ByteRange(str(tmp_path / ("x" * 300)))) == "unreadable: File name too long"
+    assert told(ByteRange(f"{tmp_path}/\0")).startswith("unreadable: embedded null")
+    assert told(ByteRange(str(tmp_path / "short"), 2, 4)) == "truncated: its archive ends after 2 of 4 bytes"
 
 
 def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(fetching.MAX_BYTES + 1)
-    assert told(Location(str(tmp_path / "huge"))) == f"too large: {fetching.MAX_BYTES + 1} bytes"
-    assert told(Location(str(tmp_path / "huge"), 0, 1 << 40)).startswith("too large")
-    assert told(Location(str(tmp_path / "huge"), 0, 9, ZIPPED, 1 << 40)).startswith("too large")
+    assert told(ByteRange(str(tmp_path / "huge"))) == f"too large: {fetching.MAX_BYTES + 1} bytes"
+    assert told(ByteRange(str(tmp_path / "huge"), 0, 1 << 40)).startswith("too large")
+    assert told(ByteRange(str(tmp_path / "huge"), 0, 9, ZIPPED, 1 << 40)).startswith("too large")
 
 
 def test_errors_of_our_own_are_not_rejects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,19 +77,19 @@ def test_errors_of_our_own_are_not_rejects(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(OSError, match="Too many open files"):
-        fetch(Location(str(tmp_path / "a")))
+        fetch(ByteRange(str(tmp_path / "a")))
 
 
-def make_zip(path: Path, files: dict[str, bytes], **options: Any) -> list[Location]:
+def make_zip(path: Path, files: dict[str, bytes], **options: Any) -> list[ByteRange]:
     with zipfile.ZipFile(path, "w", **options) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
     return places(path)
 
 
-def places(path: Path) -> list[Location]:
+def places(path: Path) -> list[ByteRange]:
     with path.open("rb") as file:
-        return [Location(str(path), m.offset, m.packed_bytes, ZIPPED, m.size_bytes) for m in zip_members(file)]
+        return [ByteRange(str(path), m.offset, m.packed_bytes, ZIPPED, m.size_bytes) for m in zip_members(file)]
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -173,9 +173,10 @@ def test_remote_files_parts_and_zip_members_are_fetched(tmp_path: Path, s3_serve
     fs.pipe(f"{s3_server}/empty", b"")
     got = fetch_many([
         *(place._replace(path=f"{s3_server}/a.zip") for place in members),
-        Location(f"{s3_server}/b"), Location(f"{s3_server}/b", 2, 3), Location(f"{s3_server}/b", 8, 5, PLAIN),
-        Location(f"{s3_server}/gone", packed=UNSEEN), Location(f"{s3_server}/empty"), Location(f"{s3_server}/b", 1, 0),
-        Location(f"{s3_server}/empty", packed=UNSEEN), Location(f"{s3_server}/b", packed=UNSEEN),
+        ByteRange(f"{s3_server}/b"), ByteRange(f"{s3_server}/b", 2, 3), ByteRange(f"{s3_server}/b", 8, 5, PLAIN),
+        ByteRange(f"{s3_server}/gone", packed=UNSEEN), ByteRange(f"{s3_server}/empty"),
+        ByteRange(f"{s3_server}/b", 1, 0),
+        ByteRange(f"{s3_server}/empty", packed=UNSEEN), ByteRange(f"{s3_server}/b", packed=UNSEEN),
     ])  # fmt: skip
     assert got[:4] == [*files.values(), b"0123456789", b"234"]
     assert str(got[4]) == "truncated: its archive ends after 2 of 5 bytes"
@@ -208,7 +209,7 @@ def test_a_store_is_asked_again_before_it_is_given_up(
     waits: list[float] = []
     monkeypatch.setattr(fetching, "url_to_fs", lambda url: (store, url.removeprefix("far://")))
     monkeypatch.setattr(fetching.time, "sleep", waits.append)
-    asked = [Location("far://bad"), Location("far://good")]
+    asked = [ByteRange("far://bad"), ByteRange("far://good")]
     if isinstance(result, bytes):
         assert fetch_many(asked) == [result, b"data"]
         assert waits == [0.0, 0.5, 2.0, 8.0][: times + 1]
@@ -224,7 +225,7 @@ def test_crc_of_descriptors_is_checked(tmp_path: Path) -> None:
     for crc, good in ((zlib.crc32(b"hello"), True), (1, False)):
         for mark in (b"", b"PK\7\b"):
             (tmp_path / "a").write_bytes(header + packed + mark + crc.to_bytes(4, "little") + bytes(8))
-            place = Location(str(tmp_path / "a"), 0, len(packed), ZIPPED, 5)
+            place = ByteRange(str(tmp_path / "a"), 0, len(packed), ZIPPED, 5)
             if good:
                 assert fetch(place) == b"hello"
             else:

@@ -18,8 +18,8 @@ from pipeline.errors import ResoluteError
 from prep import prepare as building
 from prep.config import Settings
 from prep.convert import codecs, worker
-from prep.convert.batch import Job, Task
-from prep.storage.output import Folder
+from prep.convert.batch import Batch, EncodeOptions
+from prep.storage.output import LocalStore
 from tests.prep.trees import tree
 
 Prep = Callable[..., Any]
@@ -46,7 +46,7 @@ def stop_before_the_manifest(prep: Prep, argv: tuple[object, ...], monkeypatch: 
         raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "finish", stop)
+        patch.setattr(building, "finalize_set", stop)
         with pytest.raises(Stopped):
             prep(*argv)
 
@@ -62,7 +62,7 @@ def test_shards_whose_files_are_lost_between_kill_and_resume_are_made_again(
     file.unlink() if how == "deleted" else file.write_bytes(file.read_bytes()[:-100])
     ran = prep(*argv)
     assert ran.status == 0, ran.err
-    assert "6 shards were there and are kept" in ran.out
+    assert "6 shards were kept" in ran.out
     assert tree(tmp_path / "s") == fresh
 
 
@@ -74,16 +74,16 @@ def test_a_file_that_vanishes_while_the_run_goes_on_is_made_again(
     def then_delete(*args: Any) -> Any:
         nonlocal rounds
         rounds += 1
-        tally = convert(*args)
+        stats = convert(*args)
         if rounds <= allowed:
             (tmp_path / "s" / "32" / "train-000002.tar").unlink()
-        return tally
+        return stats
 
     monkeypatch.setattr(building, "_convert", then_delete)
     allowed = 99
     ran = prep(*argv)
     assert (ran.status, rounds) == (2, 3)
-    assert "files vanish as soon as they are written, got shards without files such as train-000002" in ran.err
+    assert "files disappear after they are written, got shards without files such as train-000002" in ran.err
     assert not (tmp_path / "s" / "manifest.json").exists()
     allowed = rounds + 1
     assert prep(*argv).status == 0
@@ -111,7 +111,7 @@ def test_damaged_records_are_not_trusted(
     record.write_bytes(damage(record.read_bytes()))
     ran = prep(*argv)
     assert ran.status == 0, ran.err
-    assert "6 shards were there and are kept" in ran.out
+    assert "6 shards were kept" in ran.out
     assert tree(tmp_path / "s") == fresh
 
 
@@ -198,9 +198,10 @@ def test_sets_that_do_not_name_their_codecs_are_repaired_and_extended(
 
 def test_a_worker_with_other_codecs_than_its_run_converts_nothing() -> None:
     """As on a node of a cluster, or after an upgrade while the run goes on."""
-    job = Job(quality=90, label_digits=4, codecs={**codecs.codec_versions(), "libjpeg-turbo in simplejpeg": "1.5.0"})
+    versions = {**codecs.codec_versions(), "libjpeg-turbo in simplejpeg": "1.5.0"}
+    job = EncodeOptions(quality=90, label_digits=4, codecs=versions)
     with pytest.raises(ResoluteError, match=r"machine .*libjpeg-turbo in simplejpeg: got .*, expected 1\.5\.0"):
-        worker.convert(job, Task(first_key=0, places=(), labels=(), short_sides=(16,)))
+        worker.convert(job, Batch(first_key=0, byte_ranges=(), labels=(), short_sides=(16,)))
 
 
 asked: Counter[str] = Counter()
@@ -210,7 +211,7 @@ counting = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Counted(Folder):
+class Counted(LocalStore):
     """A folder that counts what it is asked, as an object store's bill would."""
 
     def size(self, name: str) -> int | None:

@@ -49,7 +49,7 @@ def test_quoted_fields_of_several_lines_are_fine_in_other_columns(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.txt"])
-@pytest.mark.parametrize(("text", "got"), [("", "an empty file"), ("id,label\n", "a header alone"), ("\n\n", "")])
+@pytest.mark.parametrize(("text", "got"), [("", "an empty file"), ("id,label\n", "only a header"), ("\n\n", "")])
 def test_an_empty_table_is_called_so(tmp_path: Path, name: str, text: str, got: str) -> None:
     if name.endswith("txt") and "id" in text:
         text = ""
@@ -98,7 +98,7 @@ def test_paths_and_labels_of_a_list_may_hold_spaces(tmp_path: Path, line: str, e
 
 @pytest.mark.parametrize("line", ['my cats/1.jpg "big cat', '"my cats/1.jpg 0', 'a.jpg ""', "a.jpg", "cat 0"])
 def test_a_line_that_is_no_image_and_label_is_named(tmp_path: Path, line: str) -> None:
-    assert "line 2 is no image and label" in error(tmp_path / "l.txt", f"x.jpg 1\n{line}\n")
+    assert "line 2 is not an image and its label" in error(tmp_path / "l.txt", f"x.jpg 1\n{line}\n")
 
 
 @pytest.mark.parametrize(("name", "first"), [("t.csv", "id,label\n"), ("l.txt", "x.jpg dog\n")])

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from prep.convert import worker
-from prep.convert.batch import Job, Task
+from prep.convert.batch import Batch, EncodeOptions
 from prep.convert.decode import Reject
 from prep.sources import fetch as fetching
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
-from prep.sources.image_ref import MAX_BYTES, UNSEEN, ZIPPED, Location
+from prep.sources.image_ref import MAX_BYTES, UNSEEN, ZIPPED, ByteRange
 from tests.prep.packed import catalog, jpeg
 
 Prep = Callable[..., Any]
@@ -38,10 +38,10 @@ LISTING = PEAK + """
 import resource, sys
 from pathlib import Path
 from pipeline.errors import ResoluteError
-from prep.adapters import open_source
+from prep.sources.detect import open_source
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
-    source = open_source(sys.argv[1], spool=Path(sys.argv[2]))
+    source = open_source(sys.argv[1], scan_cache=Path(sys.argv[2]))
     print([(image.name, image.nbytes) for image in source], dict(source.ignored))
 except ResoluteError as error:
     print(error)
@@ -49,9 +49,9 @@ print("MiB:", peak_mib(), file=sys.stderr)
 """
 
 
-def listed_within_a_gigabyte(src: Path, spool: Path) -> str:
+def listed_within_a_gigabyte(src: Path, scan_cache: Path) -> str:
     """What a process of at most 1 GiB finds in `src`; it has to stay below 300 MiB of real memory."""
-    command = [sys.executable, "-c", LISTING, str(src), str(spool)]
+    command = [sys.executable, "-c", LISTING, str(src), str(scan_cache)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
@@ -105,7 +105,7 @@ def test_a_huge_member_of_a_compressed_tar_is_passed_over_and_rejected(tmp_path:
     told = listed_within_a_gigabyte(path, work)
     assert f"('cat/huge.jpg', {HUGE})" in told
     got = catalog(work, path)
-    datas = fetch_many([got.location(i) for i in range(3)])
+    datas = fetch_many([got.byte_range(i) for i in range(3)])
     assert [datas[0], str(datas[1]), datas[2]] == [jpeg(1), f"too large: {HUGE} bytes", jpeg(2)]
 
 
@@ -115,7 +115,7 @@ def test_huge_members_of_samples_are_passed_over_and_rejected(tmp_path: Path, wo
         ("2.jpg", HUGE, PLAIN), ("2.cls", b"1", PLAIN),
         ("3.jpg", 200 << 20, PLAIN), ("3.png", 200 << 20, PLAIN), ("3.webp", 200 << 20, PLAIN), ("3.cls", b"1", PLAIN),
     ])  # fmt: skip
-    source = open_source(str(path), spool=work)
+    source = open_source(str(path), scan_cache=work)
     assert [(image.name, image.nbytes) for image in source] == [
         ("a.tar.gz/1.jpg", len(jpeg(1))), ("a.tar.gz/2.jpg", HUGE),
     ]  # fmt: skip
@@ -155,7 +155,7 @@ def test_long_names_and_pax_headers_of_usual_size_are_read(tmp_path: Path, work:
                 info.size = len(jpeg(i))
                 tar.addfile(info, io.BytesIO(jpeg(i)))
         got = catalog(work, tmp_path / "a.tar.gz")
-        assert fetch_many([got.location(i) for i in range(2)]) == [jpeg(0), jpeg(1)]
+        assert fetch_many([got.byte_range(i) for i in range(2)]) == [jpeg(0), jpeg(1)]
 
 
 def test_what_is_large_is_left_for_its_turn_when_reading_ahead(tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ def test_what_is_large_is_left_for_its_turn_when_reading_ahead(tmp_path: Path) -
         (tmp_path / name).write_bytes(bytes(nbytes))
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("large", bytes(2_000))
-    places = [Location(str(tmp_path / name)) for name in ("small", "large")]
-    places.append(Location(str(tmp_path / "large"), 0, 1_500))
-    places.append(Location(str(tmp_path / "a.zip"), 0, 10, ZIPPED, 2_000))
+    places = [ByteRange(str(tmp_path / name)) for name in ("small", "large")]
+    places.append(ByteRange(str(tmp_path / "large"), 0, 1_500))
+    places.append(ByteRange(str(tmp_path / "a.zip"), 0, 10, ZIPPED, 2_000))
     assert fetch_many(places, ahead_bytes=1_000) == [bytes(10), None, None, None]
 
 
@@ -183,7 +183,7 @@ class Ranges:
 def test_of_a_url_of_unknown_size_no_more_is_asked_for_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Ranges({"small": 10, "large": 2_000, "edge": 1_000, "huge": MAX_BYTES + 5})
     monkeypatch.setattr(fetching, "url_to_fs", lambda url: (store, url.removeprefix("far://")))
-    places = [Location(f"far://{name}", packed=UNSEEN) for name in store.sizes]
+    places = [ByteRange(f"far://{name}", packed=UNSEEN) for name in store.sizes]
     assert fetch_many(places, ahead_bytes=1_000) == [bytes(10), None, bytes(1_000), None]
     assert max(end for _, end in store.asked) == 1_001
     assert fetch_many([places[1]]) == [bytes(2_000)]
@@ -193,19 +193,20 @@ def test_of_a_url_of_unknown_size_no_more_is_asked_for_than_the_limit(monkeypatc
 WORKER = PEAK + """
 import json, sys
 import numpy as np
-from prep import worker
-from prep.chunk import Job, Task
-from prep.found import Location
+from prep.convert import worker
+from prep.convert.batch import Batch, EncodeOptions
+from prep.sources.image_ref import ByteRange
 class Connection:
     def __init__(self, task):
         self.tasks, self.results = [task] * 2, []
     def recv(self):
         if not self.tasks: raise EOFError
-        return Job(quality=90, label_digits=1), self.tasks.pop()
+        return EncodeOptions(quality=90, label_digits=1), self.tasks.pop()
     def send(self, chunk):
         self.results.append(chunk)
 class Current: value = -1
-task = Task(first_key=0, places=tuple(Location(path) for path in sys.argv[1:]), labels=(0,) * 16, short_sides=(16,))
+byte_ranges = tuple(ByteRange(path) for path in sys.argv[1:])
+task = Batch(first_key=0, byte_ranges=byte_ranges, labels=(0,) * 16, short_sides=(16,))
 before = peak_mib()
 conn = Connection(task)
 worker.serve(conn, Current())
@@ -232,7 +233,7 @@ def test_a_worker_holds_one_large_file_at_a_time(tmp_path: Path) -> None:
 def test_storage_that_is_slow_is_no_hang_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at: list[int] = []
 
-    def fetch(place: Location) -> bytes:
+    def fetch(place: ByteRange) -> bytes:
         at.append(current)
         raise Reject("seen")
 
@@ -244,9 +245,9 @@ def test_storage_that_is_slow_is_no_hang_of_the_image(tmp_path: Path, monkeypatc
     with (tmp_path / "a.jpg").open("wb") as file:
         file.truncate(worker._AHEAD_BYTES + 1)
     monkeypatch.setattr(worker, "fetch", fetch)
-    places = (Location(str(tmp_path / "a.jpg")),) * 2
-    task = Task(first_key=0, places=places, labels=(0, 0), short_sides=())
-    chunk = worker.convert(Job(quality=90, label_digits=1), task, tell)
+    places = (ByteRange(str(tmp_path / "a.jpg")),) * 2
+    task = Batch(first_key=0, byte_ranges=places, labels=(0, 0), short_sides=())
+    chunk = worker.convert(EncodeOptions(quality=90, label_digits=1), task, tell)
     assert at == [-1, -1]
     assert chunk.rejects == ((0, "seen"), (1, "seen"))
 
@@ -260,6 +261,6 @@ def test_damaged_labels_are_counted_as_such(tmp_path: Path, work: Path) -> None:
         ("5.jpg", jpeg(5), PLAIN), ("5.json", b"{}", PLAIN),
         ("6.jpg", jpeg(6), PLAIN), ("6.json", b"[" * 100_000, PLAIN), ("6.cls", b"4", PLAIN),
     ])  # fmt: skip
-    source = open_source(str(path), spool=work)
+    source = open_source(str(path), scan_cache=work)
     assert [(image.name, image.label) for image in source] == [("a.tar/1.jpg", "3"), ("a.tar/6.jpg", "4")]
     assert source.ignored == {"damaged labels": 3, "unlabelled": 1}

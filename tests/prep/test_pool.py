@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.errors import ResoluteError
-from prep.convert.batch import Chunk, Job, Task
+from prep.convert.batch import Batch, BatchResult, EncodeOptions
 from prep.convert.worker import convert
 from prep.execute import process_pool as pooling
 from prep.execute.process_pool import Pool
-from prep.sources.image_ref import Location
+from prep.sources.image_ref import ByteRange
 from tests.prep.dying import serve, serve_nobody
 
-JOB = Job(quality=90, label_digits=4)
+JOB = EncodeOptions(quality=90, label_digits=4)
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def pool() -> Iterator[Pool]:
     opened.end()
 
 
-def tasks(files: list[Path]) -> list[Task]:
+def tasks(files: list[Path]) -> list[Batch]:
     return [
-        Task(
+        Batch(
             first_key=first,
-            places=tuple(Location(str(path)) for path in files[first : first + 4]),
+            byte_ranges=tuple(ByteRange(str(path)) for path in files[first : first + 4]),
             labels=(1,) * len(files[first : first + 4]),
             short_sides=(16, 24),
         )
@@ -53,11 +53,11 @@ def tasks(files: list[Path]) -> list[Task]:
     ]
 
 
-def keys(chunks: list[Chunk]) -> list[int]:
+def keys(chunks: list[BatchResult]) -> list[int]:
     return [key for chunk in chunks for key in chunk.samples["key"].tolist()]
 
 
-def same(one: Chunk, other: Chunk) -> bool:
+def same(one: BatchResult, other: BatchResult) -> bool:
     return (
         one.tars == other.tars
         and one.samples.tobytes() == other.samples.tobytes()
@@ -127,7 +127,7 @@ def test_time_in_which_nobody_looked_is_not_held_against_an_image(monkeypatch: p
     def look(after_s: float, cpu: float, now: str) -> float:
         nonlocal clock, state, cpu_s
         clock, state, cpu_s = clock + after_s, now, cpu_s + cpu
-        watch.look((3, 1), 0)
+        watch.observe((3, 1), 0)
         return watch.busy_s
 
     assert look(0.5, 0.1, "R") == 0.0
@@ -136,7 +136,7 @@ def test_time_in_which_nobody_looked_is_not_held_against_an_image(monkeypatch: p
     assert look(3600.0, 0.0, "T") == 1.5  # the worker was
     assert look(60.0, 0.25, "R") == 1.75  # it waited for a core
     assert look(60.0, 0.0, "D") == 1.75  # and for a disk
-    watch.look((3, 2), 0)
+    watch.observe((3, 2), 0)
     assert watch.busy_s == 0.0
 
 
@@ -151,7 +151,7 @@ def test_a_bug_of_ours_is_not_a_reject_and_leaves_the_pool_fit(pool: Pool, files
 
 def test_workers_that_cannot_even_start_end_the_run(files: list[Path]) -> None:
     pool = Pool(2, "fork", serve_nobody)
-    with pytest.raises(ResoluteError, match="worker processes died before they had an image"):
+    with pytest.raises(ResoluteError, match="worker processes died before their first image"):
         list(pool.run(JOB, tasks(files)))
     pool.end()
 
@@ -159,7 +159,7 @@ def test_workers_that_cannot_even_start_end_the_run(files: list[Path]) -> None:
 def test_tasks_are_taken_only_as_they_are_needed(pool: Pool, files: list[Path]) -> None:
     taken = 0
 
-    def counted() -> Iterator[Task]:
+    def counted() -> Iterator[Batch]:
         nonlocal taken
         for _ in range(50):
             for task in tasks(files):

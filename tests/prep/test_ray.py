@@ -105,7 +105,7 @@ def test_sources_unpacked_to_this_machines_disk_are_refused_for_a_cluster(tmp_pa
     for src in (("x.parquet",), ("p.tar.gz",), ("photos", "--val", str(tmp_path / "p.tar.gz"))):
         ran = prep("--src", tmp_path / src[0], *src[1:], *argv)
         assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
-        assert "has to be unpacked where all nodes can read it, got ENGINE=ray and OUT=memory://set" in ran.err
+        assert "must be unpacked where all nodes can read it, got ENGINE=ray and OUT=memory://set" in ran.err
 
 
 def test_no_cluster_is_one_clear_line(tmp_path: Path, prep: Prep) -> None:

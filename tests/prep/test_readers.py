@@ -139,10 +139,10 @@ def test_dalis_own_reader_with_our_index(shard_set: ShardSet, split: str, res: i
 
     pipe = graph()
     pipe.build()
-    jpegs, images, labels = pipe.run()
+    resize_and_encode, images, labels = pipe.run()
     assert pipe.epoch_size("reader") == len(rows)
     for i, (_, label, jpeg) in enumerate(rows):
-        assert jpegs.at(i).tobytes() == jpeg
+        assert resize_and_encode.at(i).tobytes() == jpeg
         assert int(labels.at(i).tobytes()) == label
         assert images.at(i).shape == pixels(jpeg).shape  # why: DALI's decoder rounds in another way than Pillow's
         assert np.abs(images.at(i).astype(int) - pixels(jpeg)).mean() < 3

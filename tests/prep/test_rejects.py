@@ -13,17 +13,17 @@ import pytest
 
 from pipeline.dataset.shard_set import ShardSet
 from prep.convert import worker
-from prep.convert.batch import Job, Task
+from prep.convert.batch import Batch, EncodeOptions
 from prep.convert.reject import NOT_THERE
-from prep.sources.image_ref import Location
+from prep.sources.image_ref import ByteRange
 
 Prep = Callable[..., Any]
 
-JOB = Job(quality=90, label_digits=4)
+JOB = EncodeOptions(quality=90, label_digits=4)
 
 
-def one(path: Path, *, first_key: int = 0) -> Task:
-    return Task(first_key=first_key, places=(Location(str(path)),), labels=(1,), short_sides=(32,))
+def one(path: Path, *, first_key: int = 0) -> Batch:
+    return Batch(first_key=first_key, byte_ranges=(ByteRange(str(path)),), labels=(1,), short_sides=(32,))
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_errors_of_our_own_are_not_taken_for_rejects(monkeypatch: pytest.MonkeyP
     def broken(*args: object) -> None:
         raise ValueError("a bug in the resize")
 
-    monkeypatch.setattr(worker, "jpegs", broken)
+    monkeypatch.setattr(worker, "resize_and_encode", broken)
     with pytest.raises(ValueError, match="a bug in the resize"):
         worker.convert(JOB, task)
 

@@ -19,12 +19,12 @@ from PIL import Image
 
 from pipeline.dataset.shard_set import SOURCE, ShardSet
 from prep.config import Settings
-from prep.execute.stats import Tally
-from prep.prepare import Built, build
+from prep.execute.stats import RunStats
+from prep.prepare import BuildResult, build
 from prep.report.charts import SourceCounts, class_chart, class_counts, source_chart
-from prep.report.html import bars, shown
+from prep.report.html import bars, escape
 from prep.report.report import write_report
-from prep.storage.output import Folder, open_store
+from prep.storage.output import LocalStore, open_store
 
 ODD = ["<b>bold</b> & \"co\"", "$x_1$ 猫", "a" * 90]  # fmt: skip
 VOID = {"meta", "img", "br"}
@@ -70,10 +70,10 @@ class Page(HTMLParser):
             self.text += data + "\n"
 
 
-def made(src: Path, out: Path, **settings: Any) -> tuple[Built, Page]:
+def made(src: Path, out: Path, **settings: Any) -> tuple[BuildResult, Page]:
     words: dict[str, Any] = {"resolutions": (32, 48), "workers": 2, "shard_samples": 20, **settings}
     built = build(Settings(src=str(src), out=str(out), **words))
-    assert write_report(Folder(out), built) == f"{out}/report.html"
+    assert write_report(LocalStore(out), built) == f"{out}/report.html"
     return built, Page((out / "report.html").read_bytes())
 
 
@@ -110,11 +110,11 @@ def test_report_tells_the_numbers_of_the_set(photos: Path, tmp_path: Path) -> No
     words = page.text
     assert f"{built.manifest['splits']['train']['samples']}\n" in words
     assert "train samples" in words
-    assert "2 of 63 images were not taken." in words
+    assert "2 of 63 images were rejected." in words
     assert "bee/bad.jpg: " in words
     assert "apple/worse.jpg: empty file" in words
     assert "1 images are exact copies of others, in 1 groups" in words
-    assert "1 groups come under two labels" in words
+    assert "1 groups have two or more labels" in words
     assert "bee/twin.jpg" in words
     for res in ("32", "48"):
         tars = [i["bytes"] for n, i in built.manifest["files"].items() if n.startswith(f"{res}/") and n.endswith("tar")]
@@ -123,8 +123,8 @@ def test_report_tells_the_numbers_of_the_set(photos: Path, tmp_path: Path) -> No
     for size, path in sizes[:12]:
         assert str(path.relative_to(photos)) in words
         assert f"{size / 1e3:,.1f} kB" in words
-    assert built.tally is not None
-    assert all(seconds > 0 for seconds, _, _ in built.tally.slowest)
+    assert built.stats is not None
+    assert all(seconds > 0 for seconds, _, _ in built.stats.slowest)
     assert "Slowest images" in words
     assert "63 images in" in words
 
@@ -143,7 +143,7 @@ def test_names_are_text_whatever_they_are(tmp_path: Path, scene: Callable[..., N
 
 
 def test_bytes_that_are_no_text_are_shown_as_escapes() -> None:
-    assert shown("caf\udce9\x07 <é>") == "caf\\udce9\\x07 &lt;é&gt;"
+    assert escape("caf\udce9\x07 <é>") == "caf\\udce9\\x07 &lt;é&gt;"
 
 
 def test_one_sample_a_class_of_one_size_is_enough(tmp_path: Path) -> None:
@@ -153,22 +153,22 @@ def test_one_sample_a_class_of_one_size_is_enough(tmp_path: Path) -> None:
             Image.new("RGB", (40, 40), (label * 90, i * 200, 0)).save(tmp_path / "photos" / f"c{label}" / f"{i}.png")
     _, page = made(tmp_path / "photos", tmp_path / "s", val_frac=0.4, resolutions=(64,))
     assert [len(sheet) for sheet in page.sheets] == [3]
-    assert "Training samples a class: 1 to 1, median 1." in page.text
-    assert "6 are smaller than 73 px, as stored for 64 px: they were not enlarged." in page.text
+    assert "Training samples per class: 1 to 1, median 1." in page.text
+    assert "6 are smaller than the 73 px stored for 64 px; they were not enlarged." in page.text
 
 
 def test_a_thousand_classes_get_a_curve_and_its_ends(tmp_path: Path, shard_root: Path) -> None:
     manifest = json.loads((shard_root / "manifest.json").read_text())
     manifest["classes"] = [f"name {i}" for i in range(1000)]
     shutil.copytree(shard_root, tmp_path / "s")
-    built = Built(manifest=manifest, ignored=Counter(), tally=None, kept=0, elapsed_s=1.0)
-    write_report(Folder(tmp_path / "s"), built)
+    built = BuildResult(manifest=manifest, ignored=Counter(), stats=None, kept_shards=0, elapsed_s=1.0)
+    write_report(LocalStore(tmp_path / "s"), built)
     page = Page((tmp_path / "s" / "report.html").read_bytes())
     assert [kind for kind, *_ in page.images].count("png") == 2
     assert "997 of 1000 classes have no training sample." in page.text
     assert page.text.count("name 999") == 1
     assert "name 500\n" not in page.text
-    assert "The set was there" in page.text
+    assert "The set was already complete" in page.text
 
 
 def test_panoramas_keep_their_aspect_and_do_not_fill_the_page(tmp_path: Path) -> None:
@@ -185,9 +185,9 @@ def test_report_is_replaced_and_is_not_part_of_the_set(photos: Path, tmp_path: P
     manifest = (tmp_path / "s" / "manifest.json").read_bytes()
     assert b"report" not in manifest
     built = build(Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32, 48), shard_samples=20, workers=2))
-    assert built.tally is None
+    assert built.stats is None
     write_report(open_store(str(tmp_path / "s")), built)
-    assert "nothing was done" in (tmp_path / "s" / "report.html").read_text()
+    assert "no images were converted" in (tmp_path / "s" / "report.html").read_text()
     assert not list((tmp_path / "s").glob(".*.partial"))
 
 
@@ -230,13 +230,13 @@ def test_full_disk_is_told_like_any_other(photos: Path, tmp_path: Path, monkeypa
         def write(self, data: Any) -> int:
             raise OSError(28, "No space left on device")
 
-    opened = writer.Part.__init__
+    opened = writer.AtomicFile.__init__
 
-    def open_full(part: writer.Part, *args: Any) -> None:
+    def open_full(part: writer.AtomicFile, *args: Any) -> None:
         opened(part, *args)
         part._file = Full()  # type: ignore[assignment]
 
-    monkeypatch.setattr(writer.Part, "__init__", open_full)
+    monkeypatch.setattr(writer.AtomicFile, "__init__", open_full)
     with pytest.raises(ResoluteError, match="disk full"):
-        write_report(Folder(tmp_path / "s"), built)
-    assert isinstance(built.tally, Tally)
+        write_report(LocalStore(tmp_path / "s"), built)
+    assert isinstance(built.stats, RunStats)

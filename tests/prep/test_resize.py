@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from prep.convert.decode import decode
-from prep.convert.resize import fit, jpegs, resize
+from prep.convert.resize import fit, resize, resize_and_encode
 from tests.conftest import SHARED_DATA
 
 PHOTOS = SHARED_DATA / "imagenet_like"
@@ -130,13 +130,13 @@ def test_nothing_is_enlarged() -> None:
 
 def test_every_size_comes_from_the_full_image(scene: Scene) -> None:
     pixels = scene(2, 300, 240)
-    together = jpegs(pixels, (40, 60, 90), 90)
-    alone = [jpegs(pixels, (short_side,), 90)[0] for short_side in (40, 60, 90)]
+    together = resize_and_encode(pixels, (40, 60, 90), 90)
+    alone = [resize_and_encode(pixels, (short_side,), 90)[0] for short_side in (40, 60, 90)]
     assert together == alone
 
 
 def test_stored_jpegs_are_plain(scene: Scene) -> None:
-    for data, width, height in jpegs(scene(3, 123, 77), (40, 200), 90):
+    for data, width, height in resize_and_encode(scene(3, 123, 77), (40, 200), 90):
         image = Image.open(io.BytesIO(data))
         assert (image.size, image.mode, image.format) == ((width, height), "RGB", "JPEG")
         assert not image.info.get("progressive")
@@ -147,13 +147,13 @@ def test_stored_jpegs_are_plain(scene: Scene) -> None:
 
 def test_quality_is_libjpegs_scale(scene: Scene) -> None:
     pixels = scene(4, 64, 64)
-    ours = Image.open(io.BytesIO(jpegs(pixels, (64,), 77)[0][0]))
+    ours = Image.open(io.BytesIO(resize_and_encode(pixels, (64,), 77)[0][0]))
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=77)
     assert ours.quantization == Image.open(buffer).quantization
 
 
 def test_small_images_keep_their_size_at_every_resolution(scene: Scene) -> None:
-    stored = jpegs(scene(5, 50, 60), (55, 70, 90), 90)
+    stored = resize_and_encode(scene(5, 50, 60), (55, 70, 90), 90)
     assert [(width, height) for _, width, height in stored] == [(50, 60)] * 3
     assert stored[0][0] == stored[2][0]

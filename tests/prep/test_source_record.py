@@ -76,7 +76,7 @@ def test_without_src_the_set_says_the_complete_command(photos: Path, tmp_path: P
     failed = prep("--out", out)
     assert failed.status == 2
     assert failed.err.count("\n") == 1
-    assert "SRC: none given" in failed.err
+    assert "SRC: got none" in failed.err
     assert not out.exists()
     assert prep("--src", photos, "--out", out, "--res", "32").status == 0
     before = tree(out)

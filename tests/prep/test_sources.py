@@ -13,7 +13,7 @@ import pytest
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from prep.config import Settings
-from prep.plan.inputs import Inputs, find_inputs
+from prep.plan.inputs import Inputs, list_inputs
 
 Prep = Callable[..., Any]
 
@@ -21,7 +21,7 @@ Prep = Callable[..., Any]
 def inputs(photos: Path, **changes: Any) -> Inputs:
     scratch = photos.parent / "scratch"
     settings = Settings(src=str(photos), out=str(photos.parent / "s"), resolutions=(32,), **changes)
-    return find_inputs(settings, scratch, scratch / "spool")
+    return list_inputs(settings, scratch, scratch / "spool")
 
 
 def test_hidden_and_other_files_are_counted_and_ignored(photos: Path) -> None:
@@ -46,7 +46,7 @@ def test_linked_folders_are_followed_but_not_for_ever(photos: Path, tmp_path: Pa
 
 def test_what_is_told_of_a_source_changes_with_what_matters(photos: Path) -> None:
     def told(**changes: Any) -> str:
-        return json.dumps(inputs(photos, **changes).told(), sort_keys=True)
+        return json.dumps(inputs(photos, **changes).summary(), sort_keys=True)
 
     before = told()
     os.utime(photos / "bee" / "03.jpg", (0, 0))
@@ -72,7 +72,7 @@ def test_folders_that_cannot_be_listed_are_told(photos: Path, monkeypatch: pytes
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(ResoluteError, match=r"bee: storage does not deliver it, got 'Permission denied'"):
+    with pytest.raises(ResoluteError, match=r"bee: storage is unavailable, got 'Permission denied'"):
         inputs(photos)
 
 

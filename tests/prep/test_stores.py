@@ -23,9 +23,9 @@ import pytest
 
 from pipeline.errors import ResoluteError, StorageError
 from pipeline.storage.scratch import ScratchFolder
-from prep.sources.scan_cache import spooled
+from prep.sources.scan_cache import cached_scan
 from prep.storage import lease
-from prep.storage.output import LOCK, Folder, Objects, open_store
+from prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
 from tests.prep.trees import tree
 from tests.s3 import s3_server  # noqa: F401  # a fixture
 
@@ -88,7 +88,7 @@ def test_an_upload_that_fails_leaves_no_object_and_the_run_goes_on(
     fs.clear_instance_cache()
     ran = prep(*argv, "--out", f"{bucket}/set")
     assert ran.status == 0, ran.err
-    assert "were there and are kept" in ran.out
+    assert "were kept" in ran.out
     assert prep(*argv, "--out", tmp_path / "s").status == 0
     assert contents(f"{bucket}/set") == tree(tmp_path / "s")
 
@@ -112,11 +112,11 @@ class Hooked:
 
 
 def before_writes(monkeypatch: pytest.MonkeyPatch, hook: Callable[[str], None]) -> None:
-    whole = Objects._fs
+    whole = ObjectStore._fs
     assert isinstance(whole, property)
     get = whole.fget
     assert get is not None
-    monkeypatch.setattr(Objects, "_fs", property(lambda store: Hooked(get(store), hook)))
+    monkeypatch.setattr(ObjectStore, "_fs", property(lambda store: Hooked(get(store), hook)))
 
 
 def leave_lock(store: Any, name: str, age_s: float) -> None:
@@ -138,12 +138,12 @@ def test_of_two_writers_that_saw_the_same_store_one_gets_the_lock(
         def overtake(path: str) -> None:
             if LOCK in path and not inside:  # the first has looked, and is about to write
                 inside.append("second")
-                second.enter_context(two.alone())
+                second.enter_context(two.exclusive_lock())
 
         before_writes(monkeypatch, overtake)
         with (
             pytest.raises(ResoluteError, match=rf"another prep is writing here, got host .*, pid {os.getpid()}, since"),
-            one.alone(),
+            one.exclusive_lock(),
         ):
             inside.append("first")
         assert inside == ["second"]
@@ -157,11 +157,11 @@ def test_a_lock_is_taken_over_when_its_holder_has_not_renewed_it(bucket: str) ->
     leave_lock(store, "00000001", age_s=10)
     with (
         pytest.raises(ResoluteError, match=r"got host elsewhere, pid 7, since long ago, last renewed \d+ s ago"),
-        store.alone(),
+        store.exclusive_lock(),
     ):
         raise AssertionError("two writers")
     leave_lock(store, "00000001", age_s=61)
-    with store.alone():
+    with store.exclusive_lock():
         assert store.names(LOCK) == ["00000002"]
     assert store.names(LOCK) == []
 
@@ -169,14 +169,14 @@ def test_a_lock_is_taken_over_when_its_holder_has_not_renewed_it(bucket: str) ->
 def test_a_holder_whose_lock_was_taken_over_changes_nothing_any_more(bucket: str) -> None:
     one, two = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
     with ExitStack() as second:
-        with one.alone():
+        with one.exclusive_lock():
             (mine,) = one.names(LOCK)
             on_a_node = pickle.loads(pickle.dumps(one))
             on_a_node.write("b.bin", b"1")
             large = one.create("large.bin")
             large.write(b"1")
             leave_lock(one, mine, age_s=61)  # as after a pause
-            second.enter_context(two.alone())
+            second.enter_context(two.exclusive_lock())
             for store in (one, on_a_node):
                 with pytest.raises(StorageError, match=r"this run has lost its lock on OUT, got another prep on host"):
                     store.write("a.bin", b"2")
@@ -193,7 +193,7 @@ def test_a_holder_that_cannot_renew_its_lock_stops_before_another_may_take_it(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, now = open_store(f"{bucket}/set"), lease._clock
-    with store.alone():
+    with store.exclusive_lock():
         monkeypatch.setattr(lease, "_clock", lambda: now() + 49)
         store.write("a.bin", b"1")
         monkeypatch.setattr(lease, "_clock", lambda: now() + 51)
@@ -207,8 +207,8 @@ def test_a_holder_that_cannot_renew_its_lock_stops_before_another_may_take_it(
 
 def test_a_renewal_that_comes_too_late_leaves_no_lock(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store, now = open_store(f"{bucket}/set"), lease._clock
-    assert isinstance(store, Objects)
-    with store.alone():
+    assert isinstance(store, ObjectStore)
+    with store.exclusive_lock():
         before_writes(monkeypatch, lambda path: monkeypatch.setattr(lease, "_clock", lambda: now() + 70))
         store._lease._renew(store)
         assert store.names(LOCK) == []
@@ -224,7 +224,7 @@ def test_a_lock_is_renewed_while_the_run_lasts(bucket: str, monkeypatch: pytest.
         (name,) = store.names(LOCK)
         return float(json.loads(store.read(f"{LOCK}/{name}"))["renewed"])
 
-    with store.alone():
+    with store.exclusive_lock():
         first, deadline = renewed(), time.monotonic() + 60
         while renewed() == first and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -242,7 +242,7 @@ def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
                 overtaken.append(path)
                 (name,) = two.names(LOCK)
                 leave_lock(two, name, age_s=61)
-                second.enter_context(two.alone())
+                second.enter_context(two.exclusive_lock())
 
         overtaken: list[str] = []
         before_writes(monkeypatch, overtake)
@@ -255,7 +255,7 @@ def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
 
 
 def test_on_a_folder_the_second_writer_is_told_who_is_there(tmp_path: Path, photos: Path, prep: Prep) -> None:
-    with open_store(str(tmp_path / "set")).alone():
+    with open_store(str(tmp_path / "set")).exclusive_lock():
         ran = prep("--src", photos, "--out", tmp_path / "set", "--res", "32")
     assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
     assert f"another prep is writing here, got host {socket.gethostname()}, pid {os.getpid()}, since" in ran.err
@@ -325,20 +325,20 @@ def test_what_a_killed_pass_over_a_source_has_left_is_deleted_by_the_next(tmp_pa
     source = tmp_path / "x.tar.gz"
     source.write_bytes(b"x")
     killed = (
-        "import os, sys; from pathlib import Path; from prep.sources.scan_cache import spooled\n"
+        "import os, sys; from pathlib import Path; from prep.sources.scan_cache import cached_scan\n"
         "def fill(out):\n"
         "    out.add('a.jpg', 'a', b'half'); os.kill(os.getpid(), 9)\n"
-        "spooled(Path(sys.argv[1]), sys.argv[2], 'how', fill, copies=True)"
+        "cached_scan(Path(sys.argv[1]), sys.argv[2], 'how', fill, copies=True)"
     )
     for _ in range(3):
         subprocess.run([sys.executable, "-c", killed, work, source], check=False)
         assert len(list(work.iterdir())) == 2  # of this attempt alone
-    spooled(work, str(source), "how", lambda out: out.add("a.jpg", "a", b"whole"), copies=True)
+    cached_scan(work, str(source), "how", lambda out: out.add("a.jpg", "a", b"whole"), copies=True)
     assert sorted(path.suffix for path in work.iterdir()) == [".blob", ".json", ".rows"]
 
 
 def test_both_stores_answer_alike(bucket: str, tmp_path: Path) -> None:
-    for store in (Folder(tmp_path / "set"), Objects(f"{bucket}/alike")):
+    for store in (LocalStore(tmp_path / "set"), ObjectStore(f"{bucket}/alike")):
         assert store.size("a/b.bin") is None
         assert store.names("a") == []
         assert store.folders() == []
@@ -370,7 +370,7 @@ def test_both_stores_answer_alike(bucket: str, tmp_path: Path) -> None:
     ("out", "words"),
     [
         ("nosuch://bucket/set", "nosuch"),
-        ("s3://there-is-no-such-bucket/set", "the store refuses"),
+        ("s3://there-is-no-such-bucket/set", "the store refused"),
     ],
 )
 def test_a_store_that_cannot_be_written_is_one_clear_line(

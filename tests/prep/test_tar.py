@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.dataset.shard_set import SAMPLE, STORED
-from prep.shards.tar_format import dali_index, end, member, padded
+from prep.shards.tar_format import dali_index, member, padded_bytes, tar_end
 
 MEMBERS = [("000000000.jpg", b"x" * 700), ("000000000.cls", b"0001"), ("000000007.jpg", b"y" * 512)]
 MEMBERS += [("000000007.cls", b"0002"), ("empty", b"")]
@@ -20,7 +20,7 @@ MEMBERS += [("000000007.cls", b"0002"), ("empty", b"")]
 
 def archive(members: list[tuple[str, bytes]]) -> bytes:
     body = b"".join(member(name, content) for name, content in members)
-    return body + end(len(body))
+    return body + tar_end(len(body))
 
 
 def test_tarfile_reads_back_what_was_written() -> None:
@@ -58,7 +58,7 @@ def test_index_is_what_dalis_own_tool_writes(tmp_path: Path) -> None:
     with wds2idx.IndexCreator(str(tmp_path / "a.tar"), str(tmp_path / "a.idx"), verbose=False) as creator:
         creator.create_index()
     samples = np.array([(0, 1, 0), (7, 2, 0)], SAMPLE)
-    second = 512 + padded(700) + 512 + 512 + 512
+    second = 512 + padded_bytes(700) + 512 + 512 + 512
     stored = np.array([(512, 700, 0, 0, 1, 1), (second, 512, 0, 0, 1, 1)], STORED)
     assert dali_index(samples, stored, 4) == (tmp_path / "a.idx").read_bytes()
 

@@ -16,11 +16,11 @@ import pytest
 from pipeline.errors import ResoluteError, StorageError
 from prep import prepare as building
 from prep.config import Settings
-from prep.convert.batch import Job, Task
+from prep.convert.batch import Batch, EncodeOptions
 from prep.convert.worker import convert
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch, fetch_many
-from prep.sources.image_ref import MISSING, Location
+from prep.sources.image_ref import MISSING, ByteRange
 from prep.storage import retry
 from tests.prep.trees import tree
 
@@ -57,7 +57,7 @@ def test_an_io_error_is_tried_again_and_then_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: list[float], call: str, number: int
 ) -> None:
     (tmp_path / "a.jpg").write_bytes(b"0123456789")
-    place = Location(str(tmp_path / "a.jpg"), *((2, 3) if call == "stat" else (-1, 10)))
+    place = ByteRange(str(tmp_path / "a.jpg"), *((2, 3) if call == "stat" else (-1, 10)))
     with monkeypatch.context() as patch:
         failing(patch, call, number, len(retry.WAITS_S))
         assert fetch(place) == (b"234" if call == "stat" else b"0123456789")
@@ -66,14 +66,14 @@ def test_an_io_error_is_tried_again_and_then_ends_the_run(
         failing(patch, call, number, 99)
         with pytest.raises(StorageError, match=r"a\.jpg: .*run the same command again"):
             fetch(place)
-        task = Task(first_key=0, places=(place,), labels=(0,), short_sides=(16,))
+        task = Batch(first_key=0, byte_ranges=(place,), labels=(0,), short_sides=(16,))
         with pytest.raises(StorageError):
-            convert(Job(quality=90, label_digits=4), task)
+            convert(EncodeOptions(quality=90, label_digits=4), task)
 
 
 def test_one_wait_serves_all_files_that_fail_together(tmp_path: Path, waits: list[float]) -> None:
     with pytest.raises(StorageError):
-        fetch_many([Location(str(tmp_path / f"{i}.jpg")) for i in range(16)])
+        fetch_many([ByteRange(str(tmp_path / f"{i}.jpg")) for i in range(16)])
     assert waits == list(retry.WAITS_S)
 
 
@@ -81,7 +81,7 @@ def test_a_stale_handle_of_an_archive_is_opened_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: list[float]
 ) -> None:
     (tmp_path / "a.tar").write_bytes(b"0123456789")
-    place = Location(str(tmp_path / "a.tar"), 2, 3)
+    place = ByteRange(str(tmp_path / "a.tar"), 2, 3)
     assert fetch(place) == b"234"
     whole, stale = os.pread, set()
 
@@ -98,8 +98,8 @@ def test_a_stale_handle_of_an_archive_is_opened_anew(
 
 def test_a_file_of_another_size_than_listed_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"half")
-    with pytest.raises(ResoluteError, match="has changed since it was listed, got 4 bytes, expected 9"):
-        fetch(Location(str(tmp_path / "a.jpg"), nbytes=9))
+    with pytest.raises(ResoluteError, match="changed since it was listed, got 4 bytes, expected 9"):
+        fetch(ByteRange(str(tmp_path / "a.jpg"), nbytes=9))
 
 
 def shards_in(journal: Path) -> int:
@@ -113,7 +113,7 @@ def test_photos_that_are_away_for_a_while_cost_nothing(
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", 6, "--max-bad", max_bad)
     assert prep(*argv, "--out", tmp_path / "fresh").status == 0
     last = json.loads((tmp_path / "fresh" / "index" / "train.sources.jsonl").read_text().splitlines()[-1])
-    listed = building.find_inputs
+    listed = building.list_inputs
 
     def then_away(*args: Any) -> Any:
         inputs = listed(*args)
@@ -121,11 +121,11 @@ def test_photos_that_are_away_for_a_while_cost_nothing(
         return inputs
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "find_inputs", then_away)
+        patch.setattr(building, "list_inputs", then_away)
         ran = prep(*argv, "--out", tmp_path / "s")
     assert ran.status == 2
     assert ran.err.count("\n") == 1
-    assert f"{last}: storage does not deliver it, got 'No such file or directory' 3 times" in ran.err
+    assert f"{last}: storage is unavailable, got 'No such file or directory' 3 times" in ran.err
     assert not (tmp_path / "s" / "manifest.json").exists()
     assert not (tmp_path / "s" / "rejects.jsonl").exists()
     kept = shards_in(tmp_path / "s" / ".prep")
@@ -133,7 +133,7 @@ def test_photos_that_are_away_for_a_while_cost_nothing(
     (tmp_path / "away").rename(photos / last)
     ran = prep(*argv, "--out", tmp_path / "s")
     assert ran.status == 0, ran.err
-    assert f"{kept} shards were there and are kept" in ran.out
+    assert f"{kept} shards were kept" in ran.out
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
@@ -179,12 +179,12 @@ def test_a_list_tells_a_missing_file_from_a_missing_folder(
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "a.jpg").write_bytes(b"1234")
     (tmp_path / "list.txt").write_text("p/a.jpg 0\np/gone.jpg 1\np/a.jpg/b.jpg 1\n")
-    source = open_source(str(tmp_path / "list.txt"), spool=tmp_path)
+    source = open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path)
     listed = {image.name: (image.nbytes, image.packed) for image in source}
     assert listed == {"p/a.jpg": (4, 0), "p/gone.jpg": (0, MISSING), "p/a.jpg/b.jpg": (0, 0)}
     (tmp_path / "list.txt").write_text("p/a.jpg 0\nlost/gone.jpg 1\n")
-    with pytest.raises(StorageError, match=r"lost/gone\.jpg: storage does not deliver it"):
-        list(open_source(str(tmp_path / "list.txt"), spool=tmp_path))
+    with pytest.raises(StorageError, match=r"lost/gone\.jpg: storage is unavailable"):
+        list(open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path))
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
@@ -192,14 +192,14 @@ def test_a_list_tells_a_missing_file_from_a_missing_folder(
 def test_a_folder_that_cannot_be_listed_is_tried_again_and_then_ends_the_run(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], call: str, number: int
 ) -> None:
-    listed = [image.name for image in open_source(str(photos), spool=tmp_path)]
+    listed = [image.name for image in open_source(str(photos), scan_cache=tmp_path)]
     with monkeypatch.context() as patch:
         failing(patch, call, number, 2)
-        assert [image.name for image in open_source(str(photos), spool=tmp_path)] == listed
+        assert [image.name for image in open_source(str(photos), scan_cache=tmp_path)] == listed
     with monkeypatch.context() as patch:
         failing(patch, call, number, 999)
         with pytest.raises(StorageError, match=re.escape(os.strerror(number))):
-            list(open_source(str(photos), spool=tmp_path))
+            list(open_source(str(photos), scan_cache=tmp_path))
 
 
 def test_a_link_that_leads_in_a_circle_is_a_reject(photos: Path, tmp_path: Path, prep: Prep) -> None:

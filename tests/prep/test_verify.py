@@ -21,9 +21,9 @@ from PIL import Image
 from pipeline.dataset.index_array import checksums, checksums_name
 from pipeline.dataset.shard_set import manifest_bytes
 from pipeline.errors import ResoluteError, StorageError
-from prep.shards.shard_check import Damage, ShardFiles, check_shard, picture_fault, reading
-from prep.storage.hashed_file import FileInfo, writing
-from prep.storage.output import Folder, open_store
+from prep.shards.shard_check import Damage, ShardFiles, check_shard, jpeg_fault, read_with_retry
+from prep.storage.hashed_file import FileInfo, write_errors
+from prep.storage.output import LocalStore, open_store
 from prep.verify import main, to_rebuild, verify
 from tests.s3 import s3_server  # noqa: F401  # a fixture
 
@@ -67,7 +67,7 @@ def test_whole_set_is_sound_in_one_line(whole: Path, capfd: pytest.CaptureFixtur
 
 def test_every_flipped_byte_is_found_in_its_file(whole: Path) -> None:
     rng = np.random.default_rng(0)
-    store = Folder(whole)
+    store = LocalStore(whole)
     kinds = [name for name in files(whole) if "48" not in name and (whole / name).stat().st_size]
     assert {Path(name).name for name in kinds} >= {"manifest.json", "_info.json", "train.npy", "train.source.npy",
                                                    "train.sources.jsonl", "train-32.npy", "val-000000.idx"}  # fmt: skip
@@ -88,7 +88,7 @@ def test_damage_everywhere_at_once_is_all_told(whole: Path) -> None:
     expected = [name for name in files(whole) if name != "manifest.json" and (whole / name).stat().st_size]
     for name in expected:
         flip(whole / name, int(rng.integers((whole / name).stat().st_size)))
-    assert list(verify(Folder(whole), workers=2).damaged) == expected
+    assert list(verify(LocalStore(whole), workers=2).damaged) == expected
 
 
 def shard_files(folder: Path, manifest: dict[str, Any], *, tar: bytes, idx: bytes) -> ShardFiles:
@@ -96,7 +96,7 @@ def shard_files(folder: Path, manifest: dict[str, Any], *, tar: bytes, idx: byte
     n = manifest["splits"]["val"]["samples"]
     infos = (FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for data in (tar, idx))
     return ShardFiles(
-        store=Folder(folder), name="32/val-000000", tar=next(infos), idx=next(infos), rows=(0, n), label_digits=4,
+        store=LocalStore(folder), name="32/val-000000", tar=next(infos), idx=next(infos), rows=(0, n), label_digits=4,
         samples=folder / "index" / "val.npy", stored=folder / "index" / "val-32.npy",
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_index_that_lies_is_found_though_the_manifest_hashed_it(
         manifest["files"][beside] = {"bytes": (whole / beside).stat().st_size, "sha256": digest}
     for name in ("manifest.json", "index/manifest.json"):
         (whole / name).write_bytes(manifest_bytes(manifest))
-    damaged = verify(Folder(whole), workers=2).damaged
+    damaged = verify(LocalStore(whole), workers=2).damaged
     assert list(damaged) == ["48/train-000001.tar" if column == "crc32" else file]
     assert words in "".join(damaged.values())
 
@@ -161,7 +161,7 @@ def test_pictures_that_loaders_would_trip_over_are_told(tmp_path: Path, options:
     noise = np.random.default_rng(0).integers(0, 256, (30, 21, 3), np.uint8)
     Image.fromarray(noise).convert(mode).save(tmp_path / "a.jpg", **options)
     data = (tmp_path / "a.jpg").read_bytes()
-    fault = picture_fault(data[: len(data) - cut], width, 30)
+    fault = jpeg_fault(data[: len(data) - cut], width, 30)
     expected = {
         "progressive": "got SOF2, expected SOF0",
         "L": "got Gray",
@@ -214,16 +214,16 @@ def test_set_of_a_newer_version_is_refused(whole: Path, capfd: pytest.CaptureFix
 def test_read_only_set_is_verified_all_the_same(
     whole: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(store: Folder, name: str) -> None:
-        with writing(store.root / name):
+    def refuse(store: LocalStore, name: str) -> None:
+        with write_errors(store.root / name):
             raise PermissionError(13, "Permission denied")
 
     flip(whole / "_info.json", 3)
-    monkeypatch.setattr(Folder, "create", refuse)  # why: root may write anywhere
+    monkeypatch.setattr(LocalStore, "create", refuse)  # why: root may write anywhere
     assert main([str(whole)]) == 1
     out, err = capfd.readouterr()
     assert "_info.json: changed since prep" in out
-    assert "damaged.json stays as it is" in err
+    assert "damaged.json was not updated" in err
 
 
 def test_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Path) -> None:
@@ -293,29 +293,29 @@ def test_storage_that_refuses_a_file_is_no_damage(
         raise error
 
     with pytest.raises(kind, match=message):
-        reading(Folder(tmp_path), "a.tar", refuse)
+        read_with_retry(LocalStore(tmp_path), "a.tar", refuse)
 
 
 def test_a_disk_that_fails_for_a_moment_damages_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prep.storage.retry.WAITS_S", (0.0, 0.0))
-    opened, failed = Folder.open, set[str]()
+    opened, failed = LocalStore.open, set[str]()
 
-    def open_at_the_second_try(self: Folder, name: str) -> BinaryIO:
+    def open_at_the_second_try(self: LocalStore, name: str) -> BinaryIO:
         if name not in failed:
             failed.add(name)
             raise OSError(5, "Input/output error")
         return opened(self, name)
 
-    monkeypatch.setattr(Folder, "open", open_at_the_second_try)
+    monkeypatch.setattr(LocalStore, "open", open_at_the_second_try)
     monkeypatch.setattr("prep.verify._in_processes", lambda shards, workers: ((s, check_shard(s)) for s in shards))
-    assert verify(Folder(whole), workers=1).damaged == {}
+    assert verify(LocalStore(whole), workers=1).damaged == {}
     assert any(name.endswith(".tar") for name in failed)
 
 
-def test_what_a_killed_verify_left_is_no_stranger(whole: Path) -> None:
+def test_what_a_killed_verify_left_is_not_reported(whole: Path) -> None:
     (whole / ".damaged.json.0123456789ab.partial").touch()
     (whole / "notes.txt").touch()
-    assert verify(Folder(whole), workers=1).strangers == ["notes.txt"]
+    assert verify(LocalStore(whole), workers=1).unexpected == ["notes.txt"]
 
 
 def test_url_of_a_folder_is_that_folder(whole: Path) -> None:
