@@ -35,7 +35,7 @@ from pipeline.cli import Parser
 from pipeline.cpu_count import available_cpus
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from train.logs.run_log import History, best_top1, switch_costs
+from train.logs.run_log import RunLogReader, best_top1, switch_costs
 from train.recipe.schema import Recipe
 
 from .compare_table import ASKED, check_picture, draw, summary, tables
@@ -81,7 +81,7 @@ def seeded(recipe: Path, seed: int, folder: Path) -> Path:
 
 def figures(path: Path) -> dict[str, Any]:
     """Of a finished run's log: times in s, accuracies as parts of one, None where nothing was validated."""
-    log = History(path)
+    log = RunLogReader(path)
     log.read()
     epochs, ends = log.epochs, log.kind("end")
     if not ends:
@@ -104,7 +104,7 @@ def figures(path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _stages(log: History) -> list[dict[str, Any]]:
+def _stages(log: RunLogReader) -> list[dict[str, Any]]:
     """Medians of each stage's steps, and what its first steps cost beyond that; None for the first stage."""
     steps = log.steps
     costs = {cost["stage"]: cost for cost in switch_costs(steps["stage"], steps["time_s"])}

@@ -30,7 +30,7 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import BatchSpec
 from train import trainer as runs
-from train.logs.run_log import History
+from train.logs.run_log import RunLogReader
 
 from .machine import find_device, read_into_cache
 from .shell import command, header, ready_to_write, tell, write
@@ -96,7 +96,7 @@ def measure(folder: Path, recipes: dict[str, str], words: Sequence[str]) -> dict
         for process in processes.values():
             process.kill()
             process.communicate()
-    logs = {name: History(folder / name / "run.jsonl") for name in recipes}
+    logs = {name: RunLogReader(folder / name / "run.jsonl") for name in recipes}
     for log in logs.values():
         log.read()
     return {name: log.epochs for name, log in logs.items()}

@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
-from train.logs.run_log import History, switch_costs
+from train.logs.run_log import RunLogReader, switch_costs
 
 from .machine import machine, versions
 from .shell import command, ready_to_write, write
@@ -30,7 +30,7 @@ __all__ = ["main", "measure"]
 
 def measure(folder: Path) -> dict[str, Any]:
     """The figures of one finished run. Times in s, accuracies as parts of one."""
-    log = History(folder / "run.jsonl")
+    log = RunLogReader(folder / "run.jsonl")
     log.read()
     ends, epochs, steps = log.kind("end"), log.epochs, log.steps
     if not ends:

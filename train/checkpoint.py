@@ -22,8 +22,18 @@ from pipeline.errors import ResoluteError, StorageError
 from pipeline.storage.atomic_file import atomic_file, atomic_link, explain_write_error
 from train.recipe.schema import Recipe
 
-__all__ = ["FORMAT", "Damaged", "also_as", "keep_newest", "load", "newest", "peek", "resume", "save",
-           "step_file"]  # fmt: skip
+__all__ = [
+    "FORMAT",
+    "DamagedCheckpoint",
+    "keep_newest",
+    "link",
+    "load",
+    "newest",
+    "peek",
+    "resume",
+    "save",
+    "step_file",
+]  # fmt: skip
 
 FORMAT = "resolute-checkpoint-2"
 _SEAL_BYTES = 64  # SHA-256 in hex digits
@@ -31,7 +41,7 @@ _WRONG_CONTENT = (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickl
                   zipfile.BadZipFile)  # fmt: skip
 
 
-class Damaged(ResoluteError):
+class DamagedCheckpoint(ResoluteError):
     """The file is there, or missing beside others of its run, and is not a whole checkpoint of ours."""
 
 
@@ -54,7 +64,7 @@ def save(path: Path, state: dict[str, Any]) -> str:
     return digest
 
 
-def also_as(path: Path, name: Path) -> None:
+def link(path: Path, name: Path) -> None:
     """Give a checkpoint a second name, or a copy where links don't exist. Raises `ResoluteError` if it can't be."""
     with explain_write_error(name):
         atomic_link(path, name)
@@ -82,16 +92,16 @@ def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
             state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         got = state["format"]
     except FileNotFoundError:
-        raise Damaged(f"{path}: not found, expected a checkpoint; use another RUN") from None
+        raise DamagedCheckpoint(f"{path}: not found, expected a checkpoint; use another RUN") from None
     except OSError as error:
         raise _unavailable(path, error) from None
     except _WRONG_CONTENT as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Damaged(
+        raise DamagedCheckpoint(
             f"{path}: damaged or no checkpoint ({reason[:100]}), expected {FORMAT}; delete it or use another RUN"
         ) from None
     if got != FORMAT:
-        raise Damaged(f"{path}: got format {got}, expected {FORMAT}; use another RUN")
+        raise DamagedCheckpoint(f"{path}: got format {got}, expected {FORMAT}; use another RUN")
     _check_same(path, state, expect)
     return {**state, "sha256": digest}
 
@@ -145,10 +155,10 @@ def resume(path: Path, *, expect: dict[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         state = load(path, expect=expect)
-    except Damaged as error:
+    except DamagedCheckpoint as error:
         for other in [*(step_file(folder, step) for step in _steps(folder)), folder / "best.pt"]:
             if (step := _good_step(other, expect)) is not None:
-                raise Damaged(
+                raise DamagedCheckpoint(
                     f"{str(error).rpartition(';')[0]}; {other.name} (step {step}) is good: go on from it with "
                     f"--from {other.name} (make: FROM={other.name})"
                 ) from None

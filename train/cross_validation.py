@@ -49,7 +49,7 @@ def cross_validate(options: Options, folds: list[int], ranks: Ranks | None = Non
         status = run(dataclasses.replace(options, folder=options.folder / f"fold-{k}", fold=k), ranks)
         if status:
             return status
-    if ranks is None or ranks.first:
+    if ranks is None or ranks.is_main:
         done = {str(k): outcome(options.folder / f"fold-{k}" / "run.jsonl") for k in folds}
         names = ("best_top1", "last_top1")
         over = {name: _mean_and_deviation([fold[name] for fold in done.values()]) for name in names}

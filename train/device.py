@@ -29,11 +29,11 @@ def pick_device(wanted: str, ranks: Ranks | None = None) -> torch.device:
 
     Raises `ResoluteError` if it is not there: nothing falls back from a GPU by itself.
     """
-    if ranks is not None and ranks.world > 1 and wanted != "cpu" and cuda.available():
+    if ranks is not None and ranks.world_size > 1 and wanted != "cpu" and cuda.available():
         return ranks.device(wanted)
-    if ranks is not None and ranks.world > 1 and wanted == "auto":
+    if ranks is not None and ranks.world_size > 1 and wanted == "auto":
         raise ResoluteError(
-            f"got no GPU for {ranks.world} ranks (GPUS), expected one for each; for ranks that share the CPU say so: "
+            f"got no GPU for {ranks.world_size} ranks (GPUS), expected one for each; for ranks that share the CPU say so: "
             "--device cpu (make: DEVICE=cpu)"
         )
     if wanted == "auto":
@@ -61,13 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return command(parser, _check_gpus, arguments)
 
 
-def _check_gpus(got: argparse.Namespace) -> None:
-    if not got.gpus.isdecimal() or int(got.gpus) < 1:
-        raise ResoluteError(f"GPUS: got {got.gpus}, expected the number of GPUs to use; write it as GPUS=8")
+def _check_gpus(args: argparse.Namespace) -> None:
+    if not args.gpus.isdecimal() or int(args.gpus) < 1:
+        raise ResoluteError(f"GPUS: got {args.gpus}, expected the number of GPUs to use; write it as GPUS=8")
     count = cuda.device_count()
-    if int(got.gpus) > count:
+    if int(args.gpus) > count:
         raise ResoluteError(
-            f"GPUS: got {got.gpus}, expected at most {count}, the GPUs of this machine; lower it"
+            f"GPUS: got {args.gpus}, expected at most {count}, the GPUs of this machine; lower it"
             + ("" if count else ", or add DEVICE=cpu for processes that share the CPU")
         )
 

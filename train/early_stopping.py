@@ -17,7 +17,7 @@ from pipeline.storage.atomic_file import output_file
 from train.logs.run_log import best_top1, is_better
 from train.recipe.schema import Stop
 
-__all__ = ["NotFinite", "Progress", "finite"]
+__all__ = ["NotFinite", "Progress", "all_finite"]
 
 
 class Progress:
@@ -34,7 +34,7 @@ class Progress:
         self.ended = ""  # why the run ended early
         self._level, self._level_epoch = -1.0, -1  # the last validation that was better by `min_delta`
 
-    def see(self, record: dict[str, Any], *, last: bool) -> bool:
+    def update(self, record: dict[str, Any], *, last: bool) -> bool:
         """Take an epoch's record, of the `last` one or not; True if it is the best, by raw or averaged weights."""
         if record["top1"] is None:
             return False
@@ -76,7 +76,7 @@ class NotFinite(ResoluteError):
             "lr": lr,
         })  # fmt: skip
 
-    def told(self, plan: Plan, folder: Path) -> ResoluteError:
+    def describe(self, plan: Plan, folder: Path) -> ResoluteError:
         """The error with what reproduces the step; all keys of its batch go into the run's folder."""
         keys = plan.shards.splits["train"].samples[plan.ids(self.step["index"])]["key"].tolist()
         names, path = [key_name(key) for key in keys], folder / "not_finite.json"
@@ -92,7 +92,7 @@ class NotFinite(ResoluteError):
 
 
 @torch.no_grad()
-def finite(network: nn.Module) -> bool:
+def all_finite(network: nn.Module) -> bool:
     """Whether all weights are finite numbers. One sync."""
     sizes = torch._foreach_norm(list(network.parameters()), float("inf"))
     return bool(torch.stack(sizes).isfinite().all())

@@ -29,7 +29,7 @@ __all__ = ["build_ema", "build_model", "compile_network", "ema_decay", "head_par
 
 
 def build_model(
-    model: Model, *, classes: int, channels_last: bool, device: torch.device, ranks: int = 1, trains: bool = True,
+    model: Model, *, classes: int, channels_last: bool, device: torch.device, ranks: int = 1, for_training: bool = True,
     same_head: bool = False, resolutions: Collection[int] = (),
 ) -> nn.Module:  # fmt: skip
     """A timm model with `classes` outputs on `device`; names are timm's own, whatever the recipe makes of it.
@@ -39,18 +39,18 @@ def build_model(
     Raises `ResoluteError` for what timm refuses, weights that can't be had, settings that this model has no use for,
     and resolutions that it cannot take.
     """
-    pretrained = trains and model.weights == "pretrained"
+    pretrained = for_training and model.weights == "pretrained"
     sized = dataclasses.replace(model, options={**model.options, **size_options(model, resolutions)})
     network = _create(sized, classes=classes, pretrained=pretrained)
-    if trains or model.norm != "sync":  # why: that one differs in training alone
+    if for_training or model.norm != "sync":  # why: that one differs in training alone
         network = set_norms(network, model, ranks=ranks, device=device)
     cfg: Any = getattr(network, "pretrained_cfg", {})
     average = ""
     if pretrained:
         found = cfg["num_classes"]
-    elif trains and model.weights:
+    elif for_training and model.weights:
         found, average = _load(network, model)
-    if trains and model.weights:
+    if for_training and model.weights:
         if found != classes and same_head:
             raise ResoluteError(
                 f"weights: {model.weights} of {model.name} are for {found or 'no'} classes, expected {classes}, the "

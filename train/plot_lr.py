@@ -108,25 +108,25 @@ def main(arguments: list[str] | None = None) -> int:
     return command(parser, _run, arguments)
 
 
-def _run(got: argparse.Namespace) -> None:
-    check_output(got.out, setting="--out", suffixes=(".png", ".svg", ".pdf"))
-    recipe = Recipe.load(got.recipe)
-    curve = Curve(recipe, _samples(got, recipe))
+def _run(args: argparse.Namespace) -> None:
+    check_output(args.out, setting="--out", suffixes=(".png", ".svg", ".pdf"))
+    recipe = Recipe.load(args.recipe)
+    curve = Curve(recipe, _samples(args, recipe))
     print(f"{recipe.name}: {recipe.schedule.kind}, {recipe.total_epochs} epochs, {curve.total_steps} steps")
     print("\n".join(stage_lines(curve)))
-    draw(curve, got.out)
-    print(got.out)
+    draw(curve, args.out)
+    print(args.out)
 
 
-def _samples(got: argparse.Namespace, recipe: Recipe) -> int:
-    if got.samples is None:
+def _samples(args: argparse.Namespace, recipe: Recipe) -> int:
+    if args.samples is None:
         shards = open_either(
-            got.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=got.val, classes=got.classes
+            args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=args.val, classes=args.classes
         )
         return len(shards.splits["train"])
-    if got.samples < 1:
-        raise ResoluteError(f"--samples: got {got.samples}, expected at least 1; give the number of training images")
-    return int(got.samples)
+    if args.samples < 1:
+        raise ResoluteError(f"--samples: got {args.samples}, expected at least 1; give the number of training images")
+    return int(args.samples)
 
 
 if __name__ == "__main__":

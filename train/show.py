@@ -26,7 +26,7 @@ from pipeline.plan.plan import Plan, Segment
 from pipeline.storage.atomic_file import check_output, output_file
 from train.recipe.schema import Recipe
 
-__all__ = ["Row", "draw", "main", "seen"]
+__all__ = ["Row", "draw", "main", "model_inputs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Row:
     lines: tuple[str, ...]
 
 
-def seen(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
+def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
     """The first `count` images of each stage's first training batch, and of its first validation batch.
 
     They come through the very loader, plan and graph that training uses, on the CPU: the same pixels as in a run
@@ -113,15 +113,15 @@ def main(arguments: list[str] | None = None) -> int:
     return command(parser, _run, arguments)
 
 
-def _run(got: argparse.Namespace) -> None:
-    check_output(got.out, setting="--out", suffixes=(".png", ".jpg", ".jpeg", ".svg", ".pdf"))
-    recipe = Recipe.load(got.recipe)
+def _run(args: argparse.Namespace) -> None:
+    check_output(args.out, setting="--out", suffixes=(".png", ".jpg", ".jpeg", ".svg", ".pdf"))
+    recipe = Recipe.load(args.recipe)
     shards = open_either(
-        got.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=got.val, classes=got.classes
+        args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=args.val, classes=args.classes
     )
-    rows = seen(shards, recipe, count=got.count)
-    draw(rows, got.out)
-    print(f"{got.out}: {len(rows)} rows of what the model sees")
+    rows = model_inputs(shards, recipe, count=args.count)
+    draw(rows, args.out)
+    print(f"{args.out}: {len(rows)} rows of what the model sees")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _SPARE_FRAC = 0.25
 
 
 def shapes(
-    plan: Plan, *, rank: int = 0, world: int = 1, stages: Collection[int] | None = None
+    plan: Plan, *, rank: int = 0, world_size: int = 1, stages: Collection[int] | None = None
 ) -> list[tuple[str, int, int]]:
     """All (split, res in px, local batch size) of the run, or of `stages`, the largest first; as many on every rank."""
     found = {}
@@ -35,7 +35,7 @@ def shapes(
         if stages is not None and segment.stage not in stages:
             continue
         for k in {0, max(0, segment.batches - 2), segment.batches - 1}:
-            spec = plan.batch(segment.first + k, rank=rank, world=world)
+            spec = plan.batch(segment.first + k, rank=rank, world=world_size)
             found[spec.split, spec.res, spec.global_size] = len(spec)
     # why: the largest first, so that the allocator's blocks fit all that follow
     order = sorted(found, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
@@ -57,11 +57,11 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
         checked.add(segment.stage)
         learner.freezer.enter(segment.stage)
         for k in sorted({0, max(0, segment.batches - 2), segment.batches - 1}):
-            spec = plan.batch(segment.first + k, rank=ranks.rank, world=ranks.world)
+            spec = plan.batch(segment.first + k, rank=ranks.rank, world=ranks.world_size)
             smallest = min(len(part) for part in torch.arange(len(spec)).chunk(recipe.optim.accumulate))
             if smallest == 1 and not _normalises_one(learner, segment.res):
                 raise ResoluteError(
-                    f"{_too_small(recipe, segment, spec, world=ranks.world)}: {recipe.model.name}'s batch norms need 2 "
+                    f"{_too_small(recipe, segment, spec, world=ranks.world_size)}: {recipe.model.name}'s batch norms need 2 "
                     f'at {segment.res} px, got 1 sample; change it, or set model.norm = "group"'
                 )
 
@@ -80,13 +80,13 @@ def _normalises_one(learner: Learner, res: int) -> bool:
     return True
 
 
-def _too_small(recipe: Recipe, segment: Segment, spec: BatchSpec, *, world: int) -> str:
+def _too_small(recipe: Recipe, segment: Segment, spec: BatchSpec, *, world_size: int) -> str:
     """The key, its value, and how it makes a micro-batch of one sample."""
-    stage, of_ranks = recipe.stages[segment.stage], f" on {world} ranks" if world > 1 else ""
+    stage, of_ranks = recipe.stages[segment.stage], f" on {world_size} ranks" if world_size > 1 else ""
     if len(spec) > 1:
         return (f"optim.accumulate: {recipe.optim.accumulate} micro-batches of the {spec.global_size} samples of a step"
                 f"{of_ranks} (stage {segment.stage}) leave one of a single sample")  # fmt: skip
-    if stage.batch_size < 2 * world:
+    if stage.batch_size < 2 * world_size:
         return f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} is a single sample a step"
     if segment.samples == 1:
         return f"stages[{segment.stage}].fraction: {stage.fraction} is a single sample an epoch"

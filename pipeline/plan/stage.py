@@ -30,28 +30,28 @@ class Augment:
     Every `_prob` is drawn for each sample. What is off in all stages is not built into the graph.
     """
 
-    crop_area: tuple[float, float] = (0.25, 1.0)  # random-resized-crop: part of the stored image's area
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height
-    flip_prob: float = 0.5  # left and right exchanged
-    vflip_prob: float = 0.0  # upside down
-    # 3-augment: one of greyscale, solarize and blur, and a jitter of 0.3 unless `jitter` says another
+    crop_area: tuple[float, float] = (0.25, 1.0)  # random resized crop: range of its area / the stored image's area
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of the crop's width / height
+    flip_prob: float = 0.5  # probability of a horizontal flip
+    vflip_prob: float = 0.0  # probability of a vertical flip
+    # 3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless `jitter` is set
     policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = "none"
-    policy_ops: int = 2  # randaugment: operations a sample
-    policy_magnitude: int = 9  # randaugment: 0 (none) to 30
+    policy_ops: int = 2  # randaugment: operations per sample, 1 to 4
+    policy_magnitude: int = 9  # randaugment: strength, 0 (none) to 30
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue; 0 = off
-    jitter_prob: float = 1.0  # that a sample is jittered
-    grey_prob: float = 0.0  # greyscale
-    blur_prob: float = 0.0  # Gaussian
-    blur_sigma: tuple[float, float] = (0.1, 2.0)  # px of the model's image
-    erase_prob: float = 0.0  # a rectangle is filled (random erasing)
-    erase_area: tuple[float, float] = (0.02, 1 / 3)  # part of the model's image
-    erase_ratio: tuple[float, float] = (0.3, 3.3)  # height / width
-    erase_fill: Literal["mean", "noise"] = "mean"  # the mean colour of `data`, or its normal noise in every pixel
-    mixup_alpha: float = 0.0  # Beta(alpha, alpha); 0 = off
-    cutmix_alpha: float = 0.0  # the same of cutmix; 0 = off
-    mix_prob: float = 1.0  # part of the batches (or samples) that are mixed at all
-    cutmix_prob: float = 0.5  # with both on: part of the mixed ones that get cutmix
-    mix_per: Literal["batch", "sample"] = "batch"  # one draw of kind, weight and box for all, or each its own
+    jitter_prob: float = 1.0  # probability of colour jitter
+    grey_prob: float = 0.0  # probability of greyscale
+    blur_prob: float = 0.0  # probability of Gaussian blur
+    blur_sigma: tuple[float, float] = (0.1, 2.0)  # range of the blur's sigma, px of the model's input, above 0 to 8
+    erase_prob: float = 0.0  # probability of random erasing: one rectangle is filled
+    erase_area: tuple[float, float] = (0.02, 1 / 3)  # range of the rectangle's area / the image's area
+    erase_ratio: tuple[float, float] = (0.3, 3.3)  # range of the rectangle's height / width
+    erase_fill: Literal["mean", "noise"] = "mean"  # fill with `data.mean`, or with normal noise per pixel
+    mixup_alpha: float = 0.0  # mixup weight ~ Beta(alpha, alpha), 0 to 4; 0 = off
+    cutmix_alpha: float = 0.0  # cutmix weight ~ Beta(alpha, alpha), 0 to 4; 0 = off
+    mix_prob: float = 1.0  # probability that a batch (or sample, see mix_per) is mixed
+    cutmix_prob: float = 0.5  # with mixup and cutmix on: probability of cutmix for what is mixed
+    mix_per: Literal["batch", "sample"] = "batch"  # draw kind, weight and box once per batch, or for each sample
 
     def __post_init__(self) -> None:
         lo, hi = self.crop_area
@@ -94,15 +94,15 @@ class Augment:
 class Stage:
     """Whole epochs at one resolution and batch size; one `[[stages]]` table."""
 
-    res: int  # px: what the model sees, square
-    epochs: int  # passes over the samples that a stage takes
-    batch_size: int  # samples an optimizer step, over all ranks; "auto": the most that fit into the GPU, measured
-    fraction: float = 1.0  # part of the training samples that an epoch of this stage takes
-    lr_scale: float = 1.0  # factor on the global schedule
-    order: Literal["full", "block"] | None = None  # of reading, in this stage; None: that of `data`
-    eval_res: int | None = None  # px: validation at another resolution than training (FixRes); None: `res`
-    unfreeze_to: str | None = None  # freeze.mode unfreeze: this layer and all above train; "none": the head alone
-    freeze_to: str | None = None  # freeze.mode freeze: all below this layer is frozen; "all": all but the head
+    res: int  # side of the model's square input, px
+    epochs: int  # number of epochs in this stage
+    batch_size: int  # samples per optimizer step, over all ranks; "auto": the largest that fits into the GPU
+    fraction: float = 1.0  # fraction of the training samples per epoch, above 0 to 1
+    lr_scale: float = 1.0  # factor on the learning rate of the schedule, above 0
+    order: Literal["full", "block"] | None = None  # read order in this stage; none: `data.order`
+    eval_res: int | None = None  # validation resolution, px (FixRes); none: `res`
+    unfreeze_to: str | None = None  # freeze.mode unfreeze: train this layer and those above; "none": only the head
+    freeze_to: str | None = None  # freeze.mode freeze: freeze all layers below this one; "all": all but the head
     augment: Augment = field(default_factory=Augment)
 
     def __post_init__(self) -> None:

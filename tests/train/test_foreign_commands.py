@@ -99,7 +99,7 @@ def test_lr_show_and_plan_take_them(tars: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_export_of_their_run_interpolates_as_it_was_trained(tars: Path, tmp_path: Path) -> None:
-    assert export.preprocessing(export.open_saved(tars / "runs" / "tiny"))["interpolation"] == "bilinear"
+    assert export.preprocessing(export.open_saved_run(tars / "runs" / "tiny"))["interpolation"] == "bilinear"
 
 
 def test_bench_takes_them_with_resolutions_of_its_own(tars: Path, tmp_path: Path) -> None:

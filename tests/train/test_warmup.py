@@ -83,7 +83,7 @@ def check(shard_set: ShardSet, model: str = "test_resnet", ranks: int = 1, accum
     recipe = Recipe.parse(table, name="x")
     plan = Plan(shard_set, recipe.stages, eval_batch_size=8)
     learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=torch.device("cpu"))
-    learner.ranks = Ranks(rank=0, world=ranks)
+    learner.ranks = Ranks(rank=0, world_size=ranks)
     before = {name: value.clone() for name, value in learner.network.state_dict().items()}
     try:
         check_micro_batches(plan, learner)

@@ -22,13 +22,21 @@ from pipeline.storage.atomic_file import check_output, output_file
 from train.device import pick_device
 from train.run_folder import existing_run
 
-from .saved_run import Saved, logits, open_saved, open_set, trained_on, validation, validation_batches
+from .saved_run import (
+    SavedRun,
+    logits,
+    open_eval_set,
+    open_saved_run,
+    training_overlap,
+    validation_batches,
+    validation_plan,
+)
 
 __all__ = ["evaluate", "main"]
 
 
 def evaluate(
-    saved: Saved, shards: ShardSet, resolutions: list[int], *, device: torch.device, threads: int,
+    saved: SavedRun, shards: ShardSet, resolutions: list[int], *, device: torch.device, threads: int,
     flip: bool = False, split: str = "val",
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row a resolution (px) and kind of weights: {"res", "weights", "top1", "top5", "samples"}, parts of one.
@@ -42,7 +50,7 @@ def evaluate(
         raise ResoluteError(
             f"{shards.root}: other classes than {saved.path}, got {got}, expected {expected}; {advice}"
         )
-    plan = validation(shards, saved.recipe, resolutions, split=split)
+    plan = validation_plan(shards, saved.recipe, resolutions, split=split)
     networks = {which: saved.network(which, device, resolutions=resolutions) for which in saved.weights}
     counts = torch.zeros(len(resolutions), len(networks), 2, dtype=torch.int64, device=device)
     with validation_batches(plan, saved, device=device, threads=threads) as batches:
@@ -76,22 +84,22 @@ def main(arguments: list[str] | None = None) -> int:
     return command(parser, _run, arguments)
 
 
-def _run(got: argparse.Namespace) -> None:
-    saved = open_saved(existing_run(got.run))
-    path = got.json or saved.path.parent / "eval.json"
+def _run(args: argparse.Namespace) -> None:
+    saved = open_saved_run(existing_run(args.run))
+    path = args.json or saved.path.parent / "eval.json"
     check_output(path, setting="--json", suffixes=(".json",))
-    res = (got.res or str(saved.res)).split(",")
+    res = (args.res or str(saved.res)).split(",")
     if not all(word.isdigit() and int(word) for word in res):
-        raise ResoluteError(f"--res: got {got.res}, expected px separated by commas; write it as 160,208,224")
-    shards = open_set(got.shards, saved, fold=got.fold, val=got.val, classes=got.classes)
-    device, flip = pick_device(got.device), got.flip or saved.recipe.eval.flip
+        raise ResoluteError(f"--res: got {args.res}, expected px separated by commas; write it as 160,208,224")
+    shards = open_eval_set(args.shards, saved, fold=args.fold, val=args.val, classes=args.classes)
+    device, flip = pick_device(args.device), args.flip or saved.recipe.eval.flip
     if device.type == "cpu":
-        torch.set_num_threads(got.threads)
-    rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=got.threads, flip=flip,
-                    split=got.split)  # fmt: skip
-    overlap = trained_on(saved, shards, split=got.split, fold=got.fold)
+        torch.set_num_threads(args.threads)
+    rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=args.threads, flip=flip,
+                    split=args.split)  # fmt: skip
+    overlap = training_overlap(saved, shards, split=args.split, fold=args.fold)
     about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
-             "shards": shards.hash, "split": got.split, "flip": flip,
+             "shards": shards.hash, "split": args.split, "flip": flip,
              "note": overlap and overlap.text}  # fmt: skip
     with output_file(path) as file:
         file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())

@@ -28,7 +28,7 @@ from pipeline.storage.atomic_file import check_output, output_file
 from train.models import size_options
 from train.run_folder import existing_run
 
-from .saved_run import Saved, open_saved
+from .saved_run import SavedRun, open_saved_run
 
 __all__ = ["export", "main", "preprocessing"]
 
@@ -55,7 +55,7 @@ print(classes[probabilities.argmax()], f"{{probabilities.max():.4f}}")
 """
 
 
-def export(saved: Saved, path: Path) -> str:
+def export(saved: SavedRun, path: Path) -> str:
     """Write the run's best weights, raw or averaged, to `path`; returns the program that loads them with timm alone.
 
     The file's metadata (all text): `classes`, `pretrained_cfg_overlay` (see `preprocessing`) and `recipe_values` as
@@ -78,7 +78,7 @@ def export(saved: Saved, path: Path) -> str:
     return program
 
 
-def preprocessing(saved: Saved) -> dict[str, Any]:
+def preprocessing(saved: SavedRun) -> dict[str, Any]:
     """timm's `pretrained_cfg_overlay` with which timm's own evaluation transform gives the images of validation.
 
     `input_size` (3, px, px), `mean` and `std` of RGB in 0 to 1, `crop_pct` the side of the centre crop as a part of the
@@ -96,7 +96,7 @@ def preprocessing(saved: Saved) -> dict[str, Any]:
     return overlay
 
 
-def _default_cfg(saved: Saved) -> Any:
+def _default_cfg(saved: SavedRun) -> Any:
     """What timm assumes about the model's images; None for a model without such an entry."""
     return timm.models.get_pretrained_cfg(saved.recipe.model.name, allow_unregistered=True)
 
@@ -109,7 +109,7 @@ def _crop_pct(res: int, short_side: int) -> float:
     return crop_pct
 
 
-def _program(saved: Saved, path: Path) -> str:
+def _program(saved: SavedRun, path: Path) -> str:
     recipe = saved.recipe
     if recipe.model.norm == "group":
         return (
@@ -150,9 +150,9 @@ def _is_export(path: Path) -> bool:
         return False
 
 
-def _run(got: argparse.Namespace) -> None:
-    saved = open_saved(existing_run(got.run))
-    path = got.out or saved.path.parent / "model.safetensors"
+def _run(args: argparse.Namespace) -> None:
+    saved = open_saved_run(existing_run(args.run))
+    path = args.out or saved.path.parent / "model.safetensors"
     check_output(path, setting="--out", suffixes=(".safetensors",))
     if path.exists() and not _is_export(path):
         raise ResoluteError(f"--out: {path} is there and is no export of a run, expected a new name; choose another")

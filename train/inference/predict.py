@@ -43,16 +43,25 @@ from prep.sources.names import SUFFIXES, is_image
 from train.device import pick_device
 from train.run_folder import existing_run
 
-from .saved_run import Saved, Weights, logits, open_saved, open_set, trained_on, validation, validation_batches
+from .saved_run import (
+    SavedRun,
+    Weights,
+    logits,
+    open_eval_set,
+    open_saved_run,
+    training_overlap,
+    validation_batches,
+    validation_plan,
+)
 
-__all__ = ["Predicted", "main", "predict_folder", "predict_shards", "prepared"]
+__all__ = ["PredictionBatch", "main", "predict_folder", "predict_shards", "preprocess"]
 
 _AHEAD = 2  # batches that are decoded while the model works
 _HEADER = b"image,label,class1,prob1"  # how every file that this command writes begins
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predicted:
+class PredictionBatch:
     """One batch's `names`, its `probabilities` (N, classes) float32 on the CPU, `labels` if there are any.
 
     An image in `errors` (name: why) could not be read; its row is zero.
@@ -68,12 +77,12 @@ class Ensemble:
     """The mean of the probabilities of several runs' weights, or of one's."""
 
     def __init__(
-        self, members: list[Saved], *, weights: Weights | None, flip: bool, device: torch.device, res: int
+        self, members: list[SavedRun], *, weights: Weights | None, flip: bool, device: torch.device, res: int
     ) -> None:
         """For images of `res` px."""
         self.first, self.device = members[0], device
         for other in members[1:]:
-            if other.seen != self.first.seen:
+            if other.ensemble_key != self.first.ensemble_key:
                 raise ResoluteError(f"{other.path}: other classes, res, mean, std or margin than {self.first.path}, "
                                     "expected folds of one recipe and set; predict with one of them")  # fmt: skip
         self.flip = flip or self.first.recipe.eval.flip
@@ -94,7 +103,7 @@ class Ensemble:
         return torch.stack(each).mean(0).cpu()
 
 
-def prepared(
+def preprocess(
     path: Path, *, res: int, margin: float, crop_frac: float | None, one_size: bool = False
 ) -> NDArray[np.uint8]:
     """(res, res, 3) of an image file: decoded as by prep, shrunk as shards are made, cropped and resized as validated.
@@ -129,7 +138,7 @@ def _content(path: Path) -> bytes:
         ) from None
 
 
-def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, res: int, threads: int) -> Iterator[Predicted]:
+def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, res: int, threads: int) -> Iterator[PredictionBatch]:
     """Of image files, in their order; those that cannot be read are told in `errors`."""
     saved = ensemble.first
     data, size = saved.recipe.data, saved.recipe.eval.batch_size
@@ -137,19 +146,19 @@ def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, res: in
 
     def one(path: Path) -> NDArray[np.uint8] | str:
         try:
-            return prepared(path, res=res, margin=saved.margin, crop_frac=saved.recipe.eval.crop_frac,
+            return preprocess(path, res=res, margin=saved.margin, crop_frac=saved.recipe.eval.crop_frac,
                             one_size=saved.one_size)  # fmt: skip
         except Reject as reason:
             return str(reason)
 
-    def batch(part: list[Path], futures: list[Future[NDArray[np.uint8] | str]]) -> Predicted:
+    def batch(part: list[Path], futures: list[Future[NDArray[np.uint8] | str]]) -> PredictionBatch:
         names, found = [str(path.relative_to(root)) for path in part], [future.result() for future in futures]
         errors = {name: got for name, got in zip(names, found, strict=True) if isinstance(got, str)}
         pixels = [np.zeros((res, res, 3), np.uint8) if isinstance(got, str) else got for got in found]
         images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).sub(mean).div(std)
         probabilities = ensemble(images.to(ensemble.device, memory_format=torch.channels_last))
         probabilities[[name in errors for name in names]] = 0
-        return Predicted(names=names, probabilities=probabilities, labels=None, errors=errors)
+        return PredictionBatch(names=names, probabilities=probabilities, labels=None, errors=errors)
 
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[tuple[list[Path], list[Future[NDArray[np.uint8] | str]]]] = deque()
@@ -164,25 +173,25 @@ def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, res: in
 
 def predict_shards(
     ensemble: Ensemble, shards: ShardSet, *, res: int, split: str, threads: int
-) -> Iterator[Predicted]:
+) -> Iterator[PredictionBatch]:
     """Of all samples of a split, by their keys, with their labels, through the loader."""
     recipe = ensemble.first.recipe
-    plan = validation(shards, recipe, [res], split=split)
+    plan = validation_plan(shards, recipe, [res], split=split)
     with validation_batches(plan, ensemble.first, device=ensemble.device, threads=threads) as batches:
         for batch in batches:
             keys = shards.splits[split].samples[batch.spec.ids]["key"].tolist()
-            yield Predicted(names=[key_name(key) for key in keys], probabilities=ensemble(batch.images),
+            yield PredictionBatch(names=[key_name(key) for key in keys], probabilities=ensemble(batch.images),
                             labels=[shards.classes[label] for label in batch.labels.tolist()], errors={})  # fmt: skip
 
 
-def members_of(run: Path) -> list[Saved]:
+def open_members(run: Path) -> list[SavedRun]:
     """The run at `run`, or all its folds."""
     folds = sorted(run.glob("fold-*"), key=lambda path: (len(path.name), path.name))
     alone = run.is_file() or not folds or any((run / name).exists() for name in ("best.pt", "last.pt"))
-    return [open_saved(one) for one in ([run] if alone else folds)]
+    return [open_saved_run(one) for one in ([run] if alone else folds)]
 
 
-def images_in(source: Path) -> tuple[list[Path], Path]:
+def find_images(source: Path) -> tuple[list[Path], Path]:
     """The image files at `source`, a folder or one file, as prep finds them, and the folder that names are relative to.
 
     Raises `ResoluteError` if there are none, or a folder cannot be listed.
@@ -202,7 +211,7 @@ def images_in(source: Path) -> tuple[list[Path], Path]:
 
 
 def write(
-    batches: Iterable[Predicted], out: Path, *, classes: list[str], topk: int, total: int, accuracy: bool = True
+    batches: Iterable[PredictionBatch], out: Path, *, classes: list[str], topk: int, total: int, accuracy: bool = True
 ) -> str:
     """Write the rows to `out`, whole or not at all; returns a summary in words, with the `accuracy` if wanted."""
     done, bad, right, labelled = 0, 0, 0, 0
@@ -249,32 +258,32 @@ def main(arguments: list[str] | None = None) -> int:
     return command(parser, _run, arguments)
 
 
-def _run(got: argparse.Namespace) -> None:
-    if not got.src.strip():
+def _run(args: argparse.Namespace) -> None:
+    if not args.src.strip():
         raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; give SRC")
-    _check_out(got.out)
-    members, device = members_of(existing_run(got.run)), pick_device(got.device)
+    _check_out(args.out)
+    members, device = open_members(existing_run(args.run)), pick_device(args.device)
     if device.type == "cpu":
-        torch.set_num_threads(got.threads)
-    classes, res = members[0].classes, got.res or members[0].res
+        torch.set_num_threads(args.threads)
+    classes, res = members[0].classes, args.res or members[0].res
     note, accuracy, total = "", True, 0
-    batches: Iterable[Predicted]
-    if _is_set(got.src):
-        sources, note, accuracy = _sources(members, got)
-        passes = [(_ensemble(group, got, res, device), shards) for group, shards in sources]
+    batches: Iterable[PredictionBatch]
+    if _is_set(args.src):
+        sources, note, accuracy = _sources(members, args)
+        passes = [(_ensemble(group, args, res, device), shards) for group, shards in sources]
         batches = itertools.chain.from_iterable(
-            predict_shards(ensemble, shards, res=res, split=got.split, threads=got.threads)
+            predict_shards(ensemble, shards, res=res, split=args.split, threads=args.threads)
             for ensemble, shards in passes
         )
     else:
-        if got.fold is not None:
-            raise ResoluteError(f"--fold: got {got.fold} for photos, expected a shard set with folds; leave it out")
-        paths, root = images_in(Path(got.src))
+        if args.fold is not None:
+            raise ResoluteError(f"--fold: got {args.fold} for photos, expected a shard set with folds; leave it out")
+        paths, root = find_images(Path(args.src))
         total = len(paths)
-        batches = predict_folder(_ensemble(members, got, res, device), paths, root, res=res, threads=got.threads)
+        batches = predict_folder(_ensemble(members, args, res, device), paths, root, res=res, threads=args.threads)
     print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {len(classes)} classes, {res} px, {device}")
-    topk = min(got.topk, len(classes))
-    print(write(batches, got.out, classes=classes, topk=topk, total=total, accuracy=accuracy))
+    topk = min(args.topk, len(classes))
+    print(write(batches, args.out, classes=classes, topk=topk, total=total, accuracy=accuracy))
     if note:
         print(note)
 
@@ -292,8 +301,8 @@ def _check_out(out: Path) -> None:
         raise ResoluteError(f"--out: {out} is there and holds no predictions, expected a new name; choose another")
 
 
-def _ensemble(members: list[Saved], got: argparse.Namespace, res: int, device: torch.device) -> Ensemble:
-    return Ensemble(members, weights=got.weights, flip=got.flip, device=device, res=res)
+def _ensemble(members: list[SavedRun], args: argparse.Namespace, res: int, device: torch.device) -> Ensemble:
+    return Ensemble(members, weights=args.weights, flip=args.flip, device=device, res=res)
 
 
 def _is_set(source: str) -> bool:
@@ -305,24 +314,24 @@ def _is_set(source: str) -> bool:
     return not Path(source).is_dir() or not any(is_image(name) for name, _ in walk(source, Counter()))
 
 
-def _sources(members: list[Saved], got: argparse.Namespace) -> tuple[list[tuple[list[Saved], ShardSet]], str, bool]:
+def _sources(members: list[SavedRun], args: argparse.Namespace) -> tuple[list[tuple[list[SavedRun], ShardSet]], str, bool]:
     """Which models predict which set, a line about it, and whether an accuracy means anything."""
 
-    def opened(member: Saved, fold: int | None) -> ShardSet:
-        return open_set(got.src, member, fold=fold, val=got.val, classes=got.classes)
+    def opened(member: SavedRun, fold: int | None) -> ShardSet:
+        return open_eval_set(args.src, member, fold=fold, val=args.val, classes=args.classes)
 
     folds = {member.recipe.data.fold: member for member in members if member.recipe.data.fold is not None}
-    first = opened(members[0], got.fold)
-    if len(members) == len(folds) > 1 and got.split == "val":
+    first = opened(members[0], args.fold)
+    if len(members) == len(folds) > 1 and args.split == "val":
         sets = {fold: opened(member, None) for fold, member in folds.items()}
-        if not any(trained_on(folds[fold], shards, split="val", fold=None) for fold, shards in sets.items()):
-            if got.fold is not None and got.fold not in sets:
-                raise ResoluteError(f"--fold: got {got.fold}, expected one of {sorted(sets)}; choose one")
-            chosen = sorted(fold for fold in sets if got.fold in (None, fold))
+        if not any(training_overlap(folds[fold], shards, split="val", fold=None) for fold, shards in sets.items()):
+            if args.fold is not None and args.fold not in sets:
+                raise ResoluteError(f"--fold: got {args.fold}, expected one of {sorted(sets)}; choose one")
+            chosen = sorted(fold for fold in sets if args.fold in (None, fold))
             told = ", ".join(map(str, chosen))
             return ([([folds[fold]], sets[fold]) for fold in chosen],
                     f"out of fold: each photo of fold {told} by the run that held it out", True)  # fmt: skip
-    overlaps = [trained_on(member, first, split=got.split, fold=got.fold) for member in members]
+    overlaps = [training_overlap(member, first, split=args.split, fold=args.fold) for member in members]
     overlap = next((each for each in overlaps if each and each.certain), next(filter(None, overlaps), None))
     if overlap is None:
         return [(members, first)], "", True

@@ -23,8 +23,18 @@ from train.checkpoint import load
 from train.models import build_model
 from train.recipe.schema import Recipe
 
-__all__ = ["Overlap", "Saved", "Weights", "folds_of", "logits", "open_saved", "open_set", "trained_on", "validation",
-           "validation_batches"]  # fmt: skip
+__all__ = [
+    "Overlap",
+    "SavedRun",
+    "Weights",
+    "fold_count",
+    "logits",
+    "open_eval_set",
+    "open_saved_run",
+    "training_overlap",
+    "validation_batches",
+    "validation_plan",
+]  # fmt: skip
 
 _ONE_SAMPLE = 1e-12  # as a fraction of any split
 
@@ -32,7 +42,7 @@ Weights = Literal["raw", "ema"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SavedRun:
     """A checkpoint, opened for use. `weights` are state dicts on the CPU, "ema" only where the run had an average."""
 
     path: Path
@@ -56,7 +66,7 @@ class Saved:
         return stage.eval_res or stage.res
 
     @property
-    def seen(self) -> tuple[Any, ...]:
+    def ensemble_key(self) -> tuple[Any, ...]:
         """What has to be equal for runs to see the same images and mean the same by their outputs."""
         return self.classes, self.res, self.margin, self.recipe.data.mean, self.recipe.data.std, self.recipe.eval
 
@@ -64,7 +74,7 @@ class Saved:
         """The model with these weights, to evaluate with, also at `resolutions` (px) that the run has not seen."""
         channels_last = self.recipe.precision.channels_last
         network = build_model(
-            self.recipe.model, classes=len(self.classes), channels_last=channels_last, device=device, trains=False,
+            self.recipe.model, classes=len(self.classes), channels_last=channels_last, device=device, for_training=False,
             resolutions={*self.recipe.seen_resolutions, *resolutions},
         )  # fmt: skip
         network.load_state_dict(self.weights[which])
@@ -79,7 +89,7 @@ class Overlap:
     text: str
 
 
-def open_saved(run: Path) -> Saved:
+def open_saved_run(run: Path) -> SavedRun:
     """Of a run's folder the best checkpoint (the last if nothing was validated yet), or the file that is named.
 
     Raises `ResoluteError` if there is none, it is damaged, or its recipe has keys of another version.
@@ -97,7 +107,7 @@ def open_saved(run: Path) -> Saved:
         recipe = Recipe.from_values(state["recipe"], name=state["name"])
     except ResoluteError as error:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
-    return Saved(
+    return SavedRun(
         path=path, recipe=recipe, recipe_values=state["recipe"], shards_hash=state["shards"],
         data=state.get("data", {}),
         classes=state["classes"], margin=state["margin"],
@@ -107,7 +117,7 @@ def open_saved(run: Path) -> Saved:
     )  # fmt: skip
 
 
-def folds_of(source: str | Path) -> int | None:
+def fold_count(source: str | Path) -> int | None:
     """The number of folds that the shard set at `source` was made with; None if it has none, as tars of others."""
     if is_foreign(str(source)):
         return None
@@ -115,8 +125,8 @@ def folds_of(source: str | Path) -> int | None:
     return folds
 
 
-def open_set(
-    source: str, saved: Saved, *, fold: int | None = None, val: str | None = None, classes: str | None = None
+def open_eval_set(
+    source: str, saved: SavedRun, *, fold: int | None = None, val: str | None = None, classes: str | None = None
 ) -> ShardSet:
     """The shard set at `source` with all its resolutions, or tars that others made, as `open_either` takes them.
 
@@ -124,7 +134,7 @@ def open_set(
     the run's classes are numbers too and no `classes` are given, they are taken from the run, so that tars without
     samples of the last classes fit. Raises `ResoluteError` for a `fold` that the set has not, and as `open_either`.
     """
-    folds = None if val is not None or classes is not None else folds_of(source)
+    folds = None if val is not None or classes is not None else fold_count(source)
     if folds is None and fold is not None:
         raise ResoluteError(f"--fold: got {fold} for {source}, which has no folds, expected none; leave it out")
     if folds is not None:
@@ -139,7 +149,7 @@ def open_set(
     return shards
 
 
-def trained_on(saved: Saved, shards: ShardSet, *, split: str, fold: int | None) -> Overlap | None:
+def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int | None) -> Overlap | None:
     """Whether the run has seen the samples of `split` in training; None: it has held them out.
 
     `shards` as `open_set` gives them, with `fold` of the command line.
@@ -160,13 +170,13 @@ def trained_on(saved: Saved, shards: ShardSet, *, split: str, fold: int | None) 
     return None
 
 
-def _is_own(saved: Saved, shards: ShardSet) -> bool:
+def _is_own(saved: SavedRun, shards: ShardSet) -> bool:
     """Whether the run was trained on this set, which may have got other resolutions since; its fold does not count."""
     read = {name: digest for name, digest in saved.data.items() if name != "fold"}
     return saved.shards_hash == shards.hash or (bool(read) and read.items() <= shards.digests.items())
 
 
-def validation(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, split: str) -> Plan:
+def validation_plan(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, split: str) -> Plan:
     """Whole passes over a split, one a resolution (px), as the recipe validates; stage i is resolutions[i].
 
     A plan trains before it validates: each pass comes after a training batch of one sample, to be skipped.
@@ -183,7 +193,7 @@ def validation(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, 
 
 @contextlib.contextmanager
 def validation_batches(
-    plan: Plan, saved: Saved, *, device: torch.device, threads: int
+    plan: Plan, saved: SavedRun, *, device: torch.device, threads: int
 ) -> Iterator[Iterator[Batch]]:
     """The validation batches of a plan, decoded where the run's images were."""
     recipe, on_gpu = saved.recipe, device.type == "cuda"

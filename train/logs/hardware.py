@@ -15,7 +15,7 @@ import torch
 from pipeline import cuda
 from pipeline.cpu_count import available_cpus
 
-__all__ = ["GpuUse", "describe", "peak_memory_bytes", "process_age_s", "reset_peak_memory"]
+__all__ = ["GpuUtilization", "describe", "peak_memory_bytes", "process_age_s", "reset_peak_memory"]
 
 _EVERY_S = 2.0  # NVML's own figure is a mean of the last 1/6 to 1 s
 
@@ -64,14 +64,14 @@ def reset_peak_memory(device: torch.device) -> None:
         cuda.reset_peak_memory(device)
 
 
-class GpuUse:
+class GpuUtilization:
     """Part of the time in which the GPU ran kernels, from NVML."""
 
     def __init__(self, device: torch.device) -> None:
         self._on = device.type == "cuda"
         self._device, self._asked = device, 0.0
 
-    def ask(self) -> float | None:
+    def poll(self) -> float | None:
         """0 to 1; None if it was asked less than 2 s ago, or nothing can tell."""
         if not self._on or time.monotonic() - self._asked < _EVERY_S:
             return None

@@ -21,14 +21,14 @@ from pipeline.plan.plan import BatchSpec
 from train.distributed import Ranks
 from train.early_stopping import NotFinite
 
-from .hardware import GpuUse, peak_memory_bytes, reset_peak_memory
+from .hardware import GpuUtilization, peak_memory_bytes, reset_peak_memory
 
-__all__ = ["Meter", "NoLog", "RunLog", "read_log"]
+__all__ = ["Meter", "NullLogWriter", "RunLogWriter", "read_log"]
 
 _FLUSH_STEPS = 50  # between two looks at the losses: at each the log grows, and a GPU is waited for
 
 
-class RunLog:
+class RunLogWriter:
     """run.jsonl, one record a line. Its length at a checkpoint is part of the state: a resume cuts it there."""
 
     def __init__(self, path: Path, *, keep_bytes: int = 0) -> None:
@@ -59,7 +59,7 @@ class RunLog:
         self._file.close()
 
 
-class NoLog(RunLog):
+class NullLogWriter(RunLogWriter):
     """That of the ranks that write none."""
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +82,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 class Meter:
     """Sums of the epoch under way. Losses and counts stay on the device until the epoch, or a checkpoint, ends."""
 
-    def __init__(self, log: RunLog, *, device: torch.device, ranks: Ranks | None = None) -> None:
+    def __init__(self, log: RunLogWriter, *, device: torch.device, ranks: Ranks | None = None) -> None:
         self._log, self._device, self._ranks = log, device, ranks or Ranks()
         self._steps: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, Any]]] = []
         self._previous_end: Any = None  # the mark after the step before those in `_steps`
@@ -90,7 +90,7 @@ class Meter:
         self.sums: dict[str, float] = {}
         self.elapsed_s = 0.0  # of the run: training and validation
         self._last_loss: float | None = None  # the newest that was read
-        self._gpu = GpuUse(device)
+        self._gpu = GpuUtilization(device)
         self.start_epoch()
 
     def start_epoch(self) -> None:
@@ -129,12 +129,12 @@ class Meter:
             "res": spec.res, "samples": spec.global_size, "lr": lr, "momentum": momentum,
             "wait_s": wait_s, "compute_s": compute_s,
         }  # fmt: skip
-        if (used := self._gpu.ask()) is not None:
+        if (used := self._gpu.poll()) is not None:
             sums["gpu_frac"] += used
             sums["gpu_asked"] += 1
         self._steps.append((record, loss, marks))
         # why: on a GPU a look each step would be a sync, on several ranks a meeting
-        if loss.device.type == "cpu" and self._ranks.world == 1:
+        if loss.device.type == "cpu" and self._ranks.world_size == 1:
             self._last_loss = float(loss)
             due = due or not math.isfinite(self._last_loss)
         if due:

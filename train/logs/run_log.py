@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["SWITCH_STEPS", "History", "best_epoch", "best_top1", "is_better", "switch_costs"]
+__all__ = ["SWITCH_STEPS", "RunLogReader", "best_epoch", "best_top1", "is_better", "switch_costs"]
 
 SWITCH_STEPS = 5
 _COLUMNS = ("step", "stage", "res", "samples", "wait_s", "compute_s", "lr", "momentum", "loss")
@@ -23,13 +23,13 @@ _COLUMNS = ("step", "stage", "res", "samples", "wait_s", "compute_s", "lr", "mom
 Columns = dict[str, NDArray[np.float64]]
 
 
-class History:
+class RunLogReader:
     """The records of run.jsonl. `read` takes what was added since the last call: an epoch costs only its own lines."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._offset, self._lines = path, 0, 0
         self._columns = {name: array("d") for name in _COLUMNS}
-        self.others: list[dict[str, Any]] = []  # every record that is no step
+        self.other_records: list[dict[str, Any]] = []  # every record that is no step
 
     def read(self) -> list[dict[str, Any]]:
         """The new records. Raises `ResoluteError` if there is no log, or a line of it is damaged."""
@@ -49,7 +49,7 @@ class History:
                 for name, column in self._columns.items():
                     column.append(record.get(name, math.nan))
             else:
-                self.others.append(record)
+                self.other_records.append(record)
         return new
 
     def _record(self, line: bytes) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class History:
         return record
 
     def kind(self, kind: str) -> list[dict[str, Any]]:
-        return [record for record in self.others if record["kind"] == kind]
+        return [record for record in self.other_records if record["kind"] == kind]
 
     @property
     def start(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class History:
         columns = {name: np.array(column) for name, column in self._columns.items()}
         return columns | {"time_s": columns["wait_s"] + columns["compute_s"]}
 
-    def thinned(self, limit: int) -> Columns:
+    def binned(self, limit: int) -> Columns:
         """At most about `limit` bins of neighbouring steps, none across a stage change.
 
         Means of times, rates and losses, `count` steps each; `*_max` are the largest single steps of a bin.

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["Board", "check_installed"]
+__all__ = ["TensorBoardWriter", "check_installed"]
 
 _STEP = ("wait_s", "compute_s", "lr", "momentum", "loss")
 _EPOCH = ("images_per_s", "stall_frac", "loss", "eval_loss", "ema_eval_loss", "top1", "top5", "ema_top1", "ema_top5",
@@ -24,7 +24,7 @@ def check_installed() -> None:
         )
 
 
-class Board:
+class TensorBoardWriter:
     """The event files of one process."""
 
     def __init__(self, folder: Path) -> None:

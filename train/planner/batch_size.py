@@ -45,8 +45,8 @@ def cap_memory(device: torch.device, gib: float) -> None:
 
 
 def with_batch_sizes(
-    recipe: Recipe, *, device: torch.device, kept: Callable[[], Any], probe: Callable[[Recipe], tuple[Plan, Probe]],
-    world: int = 1, agree: Callable[[int], int] = int,
+    recipe: Recipe, *, device: torch.device, saved_recipe: Callable[[], Any], probe: Callable[[Recipe], tuple[Plan, Probe]],
+    world_size: int = 1, min_over_ranks: Callable[[int], int] = int,
 ) -> Recipe:  # fmt: skip
     """The recipe with a number for each "auto": that of `kept`, a checkpoint's recipe or None, else the most that fit.
 
@@ -56,7 +56,7 @@ def with_batch_sizes(
     sizes = [stage.batch_size for stage in recipe.stages]
     if AUTO not in sizes:
         return recipe
-    old = [stage["batch_size"] for stage in (kept() or {"stages": []})["stages"]]
+    old = [stage["batch_size"] for stage in (saved_recipe() or {"stages": []})["stages"]]
     if len(old) == len(sizes):
         return _sized(recipe, [size or before for size, before in zip(sizes, old, strict=True)])
     if device.type != "cuda":
@@ -64,18 +64,18 @@ def with_batch_sizes(
             f"stages[{sizes.index(AUTO)}].batch_size: got auto on a {device.type.upper()}, where memory does not bound "
             "a batch, expected a number; put one in the recipe"
         )
-    plan, fits = probe(_sized(recipe, [size or 8 * world for size in sizes]))
+    plan, fits = probe(_sized(recipe, [size or 8 * world_size for size in sizes]))
     for segment in plan.segments:
         number = segment.stage
         if sizes[number] == AUTO:
-            most = max(1, segment.samples // world)
-            found = agree(largest_that_fits(functools.partial(fits, number), most=most))
+            max_size = max(1, segment.samples // world_size)
+            found = min_over_ranks(largest_that_fits(functools.partial(fits, number), max_size=max_size))
             if not found:
                 raise ResoluteError(
                     f"stages[{number}].batch_size: got auto, but not one sample of {segment.res} px fits into the GPU, "
                     "expected some; choose a smaller model or resolution"
                 )
-            sizes[number] = world * found
+            sizes[number] = world_size * found
     return _sized(recipe, sizes)
 
 
@@ -84,17 +84,17 @@ def _sized(recipe: Recipe, sizes: list[int]) -> Recipe:
     return dataclasses.replace(recipe, stages=tuple(dataclasses.replace(stage, batch_size=n) for stage, n in stages))
 
 
-def largest_that_fits(fits: Callable[[int], bool], *, most: int) -> int:
+def largest_that_fits(fits: Callable[[int], bool], *, max_size: int) -> int:
     """The largest number up to `most`, or multiple of 8 (of 32 from 256 on) below it, for which `fits`; 0 if none.
 
     Powers of two up to one that does not fit, then halves of the gap. Below 8: powers of two.
     """
-    good, size = 0, min(8, most)
+    good, size = 0, min(8, max_size)
     while fits(size):
         good = size
-        if good == most:
+        if good == max_size:
             return good
-        size = min(2 * size, most)
+        size = min(2 * size, max_size)
     if not good:
         smaller = itertools.takewhile(lambda n: n >= 1, (size >> k for k in itertools.count(1)))
         return next((n for n in smaller if fits(n)), 0)
@@ -108,12 +108,12 @@ def largest_that_fits(fits: Callable[[int], bool], *, most: int) -> int:
         good, bad = (size, bad) if fits(size) else (good, size)
 
 
-def real_steps(plan: Plan, learner: Learner, *, world: int) -> Probe:
+def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
     """Probes with two whole steps of `learner`, of no use afterwards: the second finds the optimizer's state there."""
     device = learner.device
     first = {s.stage: plan.batch(s.first) for s in reversed(plan.segments) if s.split == "train"}
     # why: where others join, each holds its gradients a second time, to send them
-    sent = sum(p.numel() * p.element_size() for p in learner.network.parameters()) if world > 1 else 0
+    sent = sum(p.numel() * p.element_size() for p in learner.network.parameters()) if world_size > 1 else 0
 
     def fits(stage: int, count: int) -> bool:
         room = min(cuda.available_bytes(device), cuda.memory_limit_bytes(device))
@@ -131,7 +131,7 @@ def real_steps(plan: Plan, learner: Learner, *, world: int) -> Probe:
         finally:
             del batch
             learner.optimizer.zero_grad(set_to_none=True)
-            gc.collect()  # why: what the error's frames hold is in cycles
+            gc.gather()  # why: what the error's frames hold is in cycles
             cuda.empty_cache()
 
     return fits
@@ -145,7 +145,7 @@ class DoesNotFit(Exception):
         super().__init__(split, res, samples)
         self.split, self.res, self.samples = split, res, samples
 
-    def told(self, plan: Plan, recipe: Recipe, device: torch.device) -> ResoluteError:
+    def describe(self, plan: Plan, recipe: Recipe, device: torch.device) -> ResoluteError:
         stages = sorted({s.stage for s in plan.segments if (s.split, s.res) == (self.split, self.res)})
         each = self.samples
         if self.split == "val":
@@ -174,5 +174,5 @@ def _in_use(device: torch.device) -> str:
         cuda.allocated_bytes(device), cuda.reserved_bytes(device), cuda.memory_limit_bytes(device),
         cuda.total_bytes(device),
     )  # fmt: skip
-    used, kept, may, all_ = (f"{value / _GIB:.1f}" for value in values)
+    used, saved_recipe, may, all_ = (f"{value / _GIB:.1f}" for value in values)
     return f" ({used} GiB in use, {kept} GiB with what torch keeps, of {may} GiB it may take; the GPU has {all_} GiB)"

@@ -13,7 +13,7 @@ from pipeline.plan.plan import Plan
 
 from .measure import Pace
 
-__all__ = ["Forecast", "StageForecast", "advice", "calibration", "figures", "forecast", "larger", "seconds", "table"]
+__all__ = ["Forecast", "StageForecast", "advice", "calibration", "forecast", "parse_duration", "table", "to_json", "with_doubled_batches"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def forecast(plan: Plan, paces: Sequence[Pace], *, eval_every: int, start_s: flo
                     folds=folds)  # fmt: skip
 
 
-def larger(before: Forecast, models: Sequence[float | None], *, shared: bool) -> Forecast:
+def with_doubled_batches(before: Forecast, models: Sequence[float | None], *, shared: bool) -> Forecast:
     """With batches twice as large, at which the model alone does `models` images/s; None keeps a stage as it is.
 
     `shared`: the loader works on the model's own cores, so that what it adds to the time of an image stays. Else the
@@ -107,7 +107,7 @@ def larger(before: Forecast, models: Sequence[float | None], *, shared: bool) ->
     return dataclasses.replace(before, stages=tuple(stages))
 
 
-def seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Of a time like 90s, 11m or 1.5h. Raises `ResoluteError` for anything else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     if not found or not float(found[1]):
@@ -125,7 +125,7 @@ def calibration(result: Forecast) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def figures(result: Forecast, budget_s: float | None, told: list[str]) -> dict[str, Any]:
+def to_json(result: Forecast, budget_s: float | None, told: list[str]) -> dict[str, Any]:
     """All of it for a JSON file."""
     stages = [
         {**dataclasses.asdict(stage), "steps": stage.steps, "limit": stage.limit, "epoch_s": stage.epoch_s,
@@ -151,7 +151,7 @@ def table(result: Forecast) -> str:
     return "\n".join([*lines, f"total {_span(result.total_s())}{runs}: {parts}"])
 
 
-def advice(result: Forecast, budget_s: float, bigger: Forecast | None) -> list[str]:
+def advice(result: Forecast, budget_s: float, doubled: Forecast | None) -> list[str]:
     """Whether the run fits the budget, and if not, what would; `bigger` is the forecast with larger batches."""
     total, budget = result.total_s(), _span(budget_s)
     if total <= budget_s:
@@ -170,9 +170,9 @@ def advice(result: Forecast, budget_s: float, bigger: Forecast | None) -> list[s
         folds = int(budget_s // each)
         lines.append(f"- fewer folds: {folds} of {result.folds}: {_span(folds * each)}" if folds else
                      f"- fewer folds: not alone, one takes {_span(each)}")  # fmt: skip
-    if bigger is not None:
-        sizes = [_list([stage.batch_size for stage in each.stages]) for each in (bigger, result)]
-        after = bigger.total_s()
+    if doubled is not None:
+        sizes = [_list([stage.batch_size for stage in each.stages]) for each in (doubled, result)]
+        after = doubled.total_s()
         verdict = "fits" if after <= budget_s else "still too long" if after < total else "no gain"
         lines.append(f"- larger batches: {sizes[0]} in place of {sizes[1]}: {_span(after)}, {verdict} "
                      "(the learning rate has to follow)")  # fmt: skip

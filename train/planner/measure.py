@@ -29,7 +29,7 @@ __all__ = ["Decode", "Pace", "Stopwatch", "Stream", "choose_decode", "measure", 
 Decode = Literal["cpu", "gpu"]
 _SKIPPED, _TIMED = 8, 24  # steps of each stage: what runs ahead of the first is not what is steady
 _RUNNING_AHEAD = 4  # batches that a loader has ready, or nearly, when it is opened
-_LEAST = 2  # steps under a clock
+_MIN_STEPS = 2  # steps under a clock
 
 
 class Stream(Protocol):
@@ -42,7 +42,7 @@ class Stream(Protocol):
 
 def choose_decode(
     plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Stream]], step: Callable[[Batch], None], *,
-    sync: Callable[[], None], agree: Callable[[int], int] = int, choices: Sequence[Decode] = ("gpu", "cpu"),
+    sync: Callable[[], None], broadcast: Callable[[int], int] = int, choices: Sequence[Decode] = ("gpu", "cpu"),
     about_s: float = 5.0, clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Decode, dict[Decode, float]]:  # fmt: skip
     """The faster place to decode, and the seconds of a live step with each, in about `about_s` s of steps in all.
@@ -73,7 +73,7 @@ def choose_decode(
             ahead_s = [timed(1) for _ in range(skipped)]
             left_s = about_s / len(choices) - sum(ahead_s)
             fitting = int(left_s / max(ahead_s)) if any(ahead_s) else _TIMED
-            count = agree(min(max(_LEAST, fitting), _TIMED, first.batches - skipped))
+            count = broadcast(min(max(_MIN_STEPS, fitting), _TIMED, first.batches - skipped))
             measured[decode] = timed(count) / count
     return min(measured, key=lambda decode: measured[decode]), measured
 
@@ -119,7 +119,7 @@ class Stopwatch:
     """Times steps; `sync` awaits what they started, `agree` gives all ranks the first one's number of them."""
 
     sync: Callable[[], None]
-    agree: Callable[[int], int] = int
+    broadcast: Callable[[int], int] = int
     clock: Callable[[], float] = time.perf_counter
 
     def steps(
@@ -138,19 +138,19 @@ class Stopwatch:
         return images / elapsed, waited / elapsed, elapsed
 
     def rate(
-        self, source: Callable[[], Batch], work: Callable[[Batch], object], *, about_s: float, most: int = 1_000_000
+        self, source: Callable[[], Batch], work: Callable[[Batch], object], *, about_s: float, max_steps: int = 1_000_000
     ) -> tuple[float, float]:
         """(images/s, part of waiting) of steady steps, in about `about_s` s; no more than `most` steps in all."""
         self.steps(source, work, 1)
         step_s = self.steps(source, work, 1)[2]
-        count = max(1, min(self.agree(max(_LEAST, round(about_s / step_s))), (most - 2) * 2 // 3))
+        count = max(1, min(self.broadcast(max(_MIN_STEPS, round(about_s / step_s))), (max_steps - 2) * 2 // 3))
         self.steps(source, work, min(_SKIPPED, count // 2))
         return self.steps(source, work, count)[:2]
 
 
 def measure(
     plan: Plan, stream: Stream, stage: int, watch: Stopwatch, *, train: Callable[[Batch], object],
-    validate: Callable[[Batch], object], made: Batch, memory: Callable[[], int], about_s: float = 5.0,
+    validate: Callable[[Batch], object], synthetic_batch: Batch, memory: Callable[[], int], about_s: float = 5.0,
 ) -> Pace:  # fmt: skip
     """The pace of a stage, in `about_s` s or what a few steps of each kind take. `made`: a batch of random numbers."""
 
@@ -158,13 +158,13 @@ def measure(
         segment = next(s for s in plan.segments if (s.split, s.stage) == (split, stage))
         stream.load_state_dict({"next_batch": segment.first})
         if segment.batches >= 4:
-            return watch.rate(lambda: next(stream), work, about_s=share * about_s, most=segment.batches)
+            return watch.rate(lambda: next(stream), work, about_s=share * about_s, max_steps=segment.batches)
         watch.steps(lambda: next(stream), work, 1)
         stream.load_state_dict({"next_batch": segment.first})
         return watch.steps(lambda: next(stream), work, segment.batches)[:2]
 
     loader, _ = live("train", lambda batch: None, 0.15)
-    model, _ = watch.rate(lambda: made, train, about_s=0.2 * about_s)
+    model, _ = watch.rate(lambda: synthetic_batch, train, about_s=0.2 * about_s)
     together, stall = live("train", train, 0.4)
     used = memory()
     validated = any((s.split, s.stage) == ("val", stage) for s in plan.segments)

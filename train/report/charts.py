@@ -81,7 +81,7 @@ def chart(
         f'<span class="key {one.colour} {one.kind}"><i></i>{html.escape(one.name)}</span>' for one in series
     )
     data = {"x": x_name, "unit": unit, "left": left, "right": right, "series": [
-        {"name": one.name, "x": _rounded(one.x), "y": _rounded(one.told or one.y)} for one in series
+        {"name": one.name, "x": _rounded(one.x), "y": _rounded(one.tooltip or one.y)} for one in series
     ]}  # fmt: skip
     return (
         f'<figure class="chart{" wide" * wide}"><figcaption><b>{html.escape(title)}</b> '

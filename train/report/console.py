@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from train.logs.run_log import SWITCH_STEPS, History, best_epoch, best_top1, switch_costs
-from train.logs.tensorboard import Board
+from train.logs.run_log import SWITCH_STEPS, RunLogReader, best_epoch, best_top1, switch_costs
+from train.logs.tensorboard import TensorBoardWriter
 
 from .html import write_page
 
@@ -22,9 +22,9 @@ class Reports:
     """What a run shows beside its table; on ranks that show nothing, `on` is False."""
 
     def __init__(self, folder: Path, *, on: bool, tensorboard: bool) -> None:
-        self._folder, self._on, self._run = folder, on, History(folder / "run.jsonl")
+        self._folder, self._on, self._run = folder, on, RunLogReader(folder / "run.jsonl")
         self._tensorboard = tensorboard
-        self._board: Board | None = None
+        self._board: TensorBoardWriter | None = None
 
     def update(self) -> None:
         """Bring all to where the log is; it costs what is new in it, and a page."""
@@ -32,7 +32,7 @@ class Reports:
             new = self._run.read()
             write_page(self._run, self._folder)
             if self._tensorboard:
-                self._board = self._board or Board(self._folder / "tb")
+                self._board = self._board or TensorBoardWriter(self._folder / "tb")
                 self._board.add(new)
 
     def summary(self) -> str:
@@ -59,7 +59,7 @@ def epoch_line(record: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def summary(run: History, folder: Path) -> str:
+def summary(run: RunLogReader, folder: Path) -> str:
     epochs, steps = run.epochs, run.steps
     train_s, wait_s = sum(e["train_s"] for e in epochs), sum(e["wait_s"] for e in epochs)
     last, best = epochs[-1], best_epoch(epochs) or epochs[-1]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from train.logs.run_log import SWITCH_STEPS, History, best_epoch, best_top1, switch_costs
+from train.logs.run_log import SWITCH_STEPS, RunLogReader, best_epoch, best_top1, switch_costs
 
-__all__ = ["Finding", "stage_rows", "told_time", "verdict"]
+__all__ = ["Finding", "diagnose", "stage_rows", "told_time"]
 
 _STALL_FRAC = 0.05  # of a stage's time: below, data is no limit
 _BURST_FRAC = 0.5  # of a stage's waits in 1 % of its steps: single cold files, not a slow loader
@@ -27,7 +27,7 @@ class Finding:
     text: str
 
 
-def stage_rows(run: History) -> list[dict[str, Any]]:
+def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
     """Sums of each stage: times in s, rates in images/s, None where nothing was measured."""
     steps, rows = run.steps, []
     ceilings = {record["stage"]: record for record in run.kind("calibration")}
@@ -53,14 +53,14 @@ def stage_rows(run: History) -> list[dict[str, Any]]:
     return rows
 
 
-def verdict(run: History) -> list[Finding]:
+def diagnose(run: RunLogReader) -> list[Finding]:
     """The limits first, what is fine last. Empty before the first step."""
     rows = stage_rows(run)
     found = [finding for row in rows for finding in _stage(run, row)] + list(_whole(run, rows))
     return sorted(found, key=lambda finding: not finding.bad)
 
 
-def _stage(run: History, row: dict[str, Any]) -> Iterator[Finding]:
+def _stage(run: RunLogReader, row: dict[str, Any]) -> Iterator[Finding]:
     name = f"Stage {row['stage']} ({row['res']} px)"
     if row["stall_frac"] >= _STALL_FRAC:
         told = f"{name} waited {100 * row['stall_frac']:.0f} % of its time for data ({told_time(row['wait_s'])})"
@@ -125,7 +125,7 @@ def _rates(row: dict[str, Any]) -> str:
     return f"the loader delivers {loader:,.0f} images/s, the model takes {model:,.0f}."
 
 
-def _feed(run: History) -> str:
+def _feed(run: RunLogReader) -> str:
     """What to change so that the loader keeps up, on the machine of the log."""
     machine = run.start.get("machine", {})
     threads, cores = machine.get("threads"), machine.get("cores")
@@ -136,7 +136,7 @@ def _feed(run: History) -> str:
     return "Every core is in use, by the loader and the model alike: more cores, or smaller shards (`QUALITY=…`)."
 
 
-def _whole(run: History, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+def _whole(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
     train_s = sum(row["train_s"] for row in rows)
     if not train_s:
         return
@@ -181,7 +181,7 @@ def _whole(run: History, rows: list[dict[str, Any]]) -> Iterator[Finding]:
             ))  # fmt: skip
 
 
-def told_time(seconds: float, sign: str = "") -> str:
+def format_duration(seconds: float, sign: str = "") -> str:
     """In the unit that suits; `sign` "+" shows both signs."""
     if abs(seconds) < 1:
         return f"{1e3 * seconds:{sign}.0f} ms"

@@ -24,11 +24,11 @@ import numpy as np
 from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import output_file
-from train.logs.run_log import Columns, History, best_epoch, best_top1
+from train.logs.run_log import Columns, RunLogReader, best_epoch, best_top1
 from train.run_folder import existing_run
 
 from .charts import Series, chart, short
-from .diagnosis import stage_rows, told_time, verdict
+from .diagnosis import diagnose, format_duration, stage_rows
 
 __all__ = ["REPORT", "write_page"]
 
@@ -37,7 +37,7 @@ _BINS = 600  # of a curve: more would be less than a pixel each
 _ROWS = 300  # of the table of epochs
 
 
-def write_page(run: History, folder: Path) -> Path:
+def write_page(run: RunLogReader, folder: Path) -> Path:
     """Write the page of what was read, whole or not at all. Raises `ResoluteError` if it can't be."""
     path = folder / REPORT
     page = _page(run, folder.name).encode()
@@ -46,9 +46,9 @@ def write_page(run: History, folder: Path) -> Path:
     return path
 
 
-def _page(run: History, name: str) -> str:
+def _page(run: RunLogReader, name: str) -> str:
     start, done = run.start, run.kind("end")
-    rows, bins = stage_rows(run), run.thinned(_BINS)
+    rows, bins = stage_rows(run), run.binned(_BINS)
     steps, total = sum(row["steps"] for row in rows), start.get("total_steps", 0)
     state = "finished" if done else f"{steps:,} of {total:,} steps done"
     about = f"{start.get('recipe', '')} {start.get('recipe_hash', '')} · {start.get('device', '')} · {state}"
@@ -74,7 +74,7 @@ def _shown(value: object) -> str:
     return html.escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in str(value)))
 
 
-def _tiles(run: History, rows: list[dict[str, Any]]) -> str:
+def _tiles(run: RunLogReader, rows: list[dict[str, Any]]) -> str:
     epochs = run.epochs
     train_s = sum(row["train_s"] for row in rows)
     told = []
@@ -84,7 +84,7 @@ def _tiles(run: History, rows: list[dict[str, Any]]) -> str:
         told += [(f"{100 * best_top1(validated[-1]):.2f} %", "top-1 at the end"),
                  (f"{100 * best_top1(best):.2f} %", f"best top-1, epoch {best['epoch']}")]  # fmt: skip
     if epochs:
-        told.append((told_time(epochs[-1]["elapsed_s"]), f"for {len(epochs)} epochs, validation included"))
+        told.append((format_duration(epochs[-1]["elapsed_s"]), f"for {len(epochs)} epochs, validation included"))
     if rows:
         images = sum(row["images_per_s"] * row["train_s"] for row in rows)
         told += [
@@ -101,8 +101,8 @@ def _tiles(run: History, rows: list[dict[str, Any]]) -> str:
     return f'<div class="tiles">{"".join(cells)}</div>\n'
 
 
-def _findings(run: History) -> Iterator[str]:
-    found = verdict(run)
+def _findings(run: RunLogReader) -> Iterator[str]:
+    found = diagnose(run)
     yield '<ul class="findings">' if found else "<p>Nothing to tell before the first step.</p>"
     for one in found:
         text = re.sub("`(.+?)`", r"<code>\1</code>", _shown(one.text))
@@ -113,7 +113,7 @@ def _findings(run: History) -> Iterator[str]:
         yield f'<p class="soft">{len(skipped)} damaged samples were skipped; run.jsonl names them.</p>'
 
 
-def _curves(run: History, bins: Columns, rows: list[dict[str, Any]]) -> Iterator[str]:
+def _curves(run: RunLogReader, bins: Columns, rows: list[dict[str, Any]]) -> Iterator[str]:
     x = bins["step"].tolist()
     if not x:
         return
@@ -239,7 +239,7 @@ def _is_table(value: object) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
-def _about(run: History) -> str:
+def _about(run: RunLogReader) -> str:
     start = run.start
     told = {**start.get("machine", {}), **{k: v for k, v in start.items() if not isinstance(v, (dict, list))}}
     told = {key: told[key] for key in told if told[key] is not None and key not in ("kind", "recipe_text")}
@@ -254,9 +254,9 @@ def main(arguments: list[str] | None = None) -> int:
     return command(parser, _run, arguments)
 
 
-def _run(got: argparse.Namespace) -> None:
-    folder = existing_run(got.run)
-    run = History(folder / "run.jsonl")
+def _run(args: argparse.Namespace) -> None:
+    folder = existing_run(args.run)
+    run = RunLogReader(folder / "run.jsonl")
     if not run.read():
         raise ResoluteError(f"{run.path}: no whole record in it, expected the log of a run; name another RUN")
     print(write_page(run, folder))
