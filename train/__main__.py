@@ -40,11 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
         help="optimizer steps between checkpoints (default: by time only)")  # fmt: skip
     add("--keep", type=number(1, 10**6), default=2,
         help="number of newest checkpoints to keep, besides the best (default: %(default)s)")  # fmt: skip
-    add("--from", default="last.pt", dest="from_", help="checkpoint in the run folder to resume from (default: %(default)s)")
+    add("--from", default="last.pt", dest="from_", help="checkpoint of the run to resume from (default: %(default)s)")
     add("--folds", help='for shards made with FOLDS: "all" or numbers as 0,2; fold K trains in RUN/fold-K')
     add("--tensorboard", action="store_true", help="also write TensorBoard event files to RUN/tb")
     add("--gpu-memory-gib", type=number(0, 1e6, float), default=0.0,
-        help="limit on GPU memory for tensors, to emulate a smaller GPU (default: no limit)")  # fmt: skip
+        help="limit of GPU memory for tensors, as on a smaller GPU (default: none)")  # fmt: skip
     add("--plan", action="store_true", help="do not train: measure a few steps per stage, print the expected time")
     add("--budget", help="with --plan: time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it")
     add("--json", type=Path, help="with --plan: write the forecast to this JSON file")

@@ -28,7 +28,8 @@ def mixed_cross_entropy(
     """Cross-entropy (N,) float32 against the smoothed target lam * label + (1 - lam) * partner label.
 
     `logits` (N, C), `labels` and `partner_labels` (N,) int64, `lam` (N,) float32. The loss is linear in the target, so
-    it is the weighted sum of two hard-label terms. Source: Zhang et al., arXiv 1710.09412; Szegedy et al., arXiv 1512.00567.
+    it is the weighted sum of two hard-label terms.
+    Source: Zhang et al., arXiv 1710.09412; Szegedy et al., arXiv 1512.00567.
     """
     logits = logits.float()
     own = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)

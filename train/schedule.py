@@ -43,7 +43,7 @@ class Rates:
         epochs = [stage.epochs for stage in stages]
         steps = list(epoch_steps) or [total_steps]
         if sum(steps) != total_steps or (len(steps) != sum(epochs) and schedule.kind not in _GLOBAL):
-            raise ValueError(f"got epochs of {steps} steps, expected {sum(epochs)} epochs with {total_steps} steps in total")
+            raise ValueError(f"got epochs of {steps} steps, expected {sum(epochs)} epochs, {total_steps} steps in all")
         self._progress = None if schedule.progress == "steps" else _Progress(
             steps, epoch_samples if schedule.progress == "samples" else [1] * len(steps)
         )

@@ -71,7 +71,9 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     recipe = Recipe.load(options.recipe)
     if options.fold is not None:
         if recipe.data.fold not in (None, options.fold):
-            raise ResoluteError(f"--folds: got fold {options.fold}, but the recipe has data.fold {recipe.data.fold}; omit one of them")
+            raise ResoluteError(
+                f"--folds: got fold {options.fold}, but the recipe has data.fold {recipe.data.fold}; omit one of them"
+            )
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=options.fold))
     device = pick_device(options.device, ranks)
     cap_memory(device, options.gpu_memory_gib)

@@ -23,7 +23,7 @@ class Model:
     weights_kind: Literal["best", "raw", "ema"] = "best"
     drop_path_rate: float = 0.0  # stochastic depth: drop rate of the last block, lower before it; 0 to below 1
     antialias: bool = False  # blur before strided convolutions and pooling (BlurPool), if timm's model supports it
-    norm: Literal["batch", "sync", "ghost", "group"] = "batch"  # what batch norms are replaced by; sync: statistics over all ranks
+    norm: Literal["batch", "sync", "ghost", "group"] = "batch"  # type that replaces batch norms; sync: over all ranks
     ghost_batch: int = 32  # ghost: minimum number of samples per normalised group, at least 2
     norm_groups: int = 32  # group: number of channel groups; lowered to a divisor of the channels
     bn_momentum: float | None = None  # weight of a batch in running statistics, above 0 to 1; none: the model's
@@ -102,12 +102,12 @@ class Schedule:
     warmup_frac: float = 0.25  # onecycle kinds, warmup_cosine: fraction of the curve in which the LR rises
     start_div: float = 10.0  # onecycle kinds, warmup_cosine: first LR = peak / start_div; 1 or more
     final_div: float = 1e3  # all kinds except step: last LR = first LR / final_div; 1 or more
-    momentum_low: float = 0.85  # onecycle kinds: momentum at the LR's peak; at both ends it is optim.momentum or betas[0]
+    momentum_low: float = 0.85  # onecycle kinds: momentum at the LR's peak; at both ends optim.momentum or betas[0]
     period_epochs: int = 10  # cosine_restarts: length of the first period, in epochs
     period_mult: int = 1  # cosine_restarts: ratio of consecutive period lengths
     milestone_epochs: tuple[int, ...] = ()  # step: epochs (0-based) at which the LR drops
     gamma: float = 0.1  # step: factor on the LR at each milestone, above 0, below 1
-    batch_rule: Literal["none", "linear", "sqrt"] = "none"  # factor on the LR: batch_size / base_batch, or its square root
+    batch_rule: Literal["none", "linear", "sqrt"] = "none"  # multiply the LR by batch_size / base_batch or its root
     base_batch: int | None = None  # batch size that optim.lr is meant for; none: the first stage's
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What is shown of a run? The epoch table, the closing summary, the page and TensorBoard, all from run.jsonl."""
+"""A run's output, all derived from run.jsonl: the epoch table, the final summary, the HTML page and TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPOCH_HEADER = (
 
 
 class Reports:
-    """What a run shows beside its table; on ranks that show nothing, `on` is False."""
+    """Keeps the HTML page and TensorBoard up to date. `on`: False on ranks that write nothing."""
 
     def __init__(self, folder: Path, *, on: bool, tensorboard: bool) -> None:
         self._folder, self._on, self._run = folder, on, RunLogReader(folder / "run.jsonl")
@@ -27,7 +27,7 @@ class Reports:
         self._board: TensorBoardWriter | None = None
 
     def update(self) -> None:
-        """Bring all to where the log is; it costs what is new in it, and a page."""
+        """Read the log's new records and update page and event files."""
         if self._on:
             new = self._run.read()
             write_page(self._run, self._folder)
@@ -45,6 +45,7 @@ class Reports:
 
 
 def epoch_line(record: dict[str, Any]) -> str:
+    """The row of the console's epoch table for an epoch record, under `EPOCH_HEADER`."""
     def number(key: str, width: int, digits: int, scale: float = 1.0) -> str:
         value = record.get(key)
         return "-".rjust(width) if value is None else f"{scale * value:{width}.{digits}f}"
@@ -60,6 +61,7 @@ def epoch_line(record: dict[str, Any]) -> str:
 
 
 def summary(run: RunLogReader, folder: Path) -> str:
+    """The closing lines of a run: accuracy, time, cost of each stage change, files."""
     epochs, steps = run.epochs, run.steps
     train_s, wait_s = sum(e["train_s"] for e in epochs), sum(e["wait_s"] for e in epochs)
     last, best = epochs[-1], best_epoch(epochs) or epochs[-1]
