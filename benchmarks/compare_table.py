@@ -1,4 +1,4 @@
-"""What do runs of several recipes say together? Their means, their ratios to the first recipe, and a picture."""
+"""Summary of `benchmarks.compare`: means over seeds, ratios to the first recipe, text tables and a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ASKED", "check_picture", "draw", "drawn", "summary", "tables"]
 
-# of a progressive recipe against one at its final resolution: points of top-1 it may lose, and ratios of times
+# targets of a progressive recipe against one at its final resolution: top-1 points lost, and time ratios
 ASKED = {"points": -1.0, "time_ratio": 0.65, "final_epoch_ratio": 1.01}
 _MEANS = ("top1", "ema_top1", "final_top1", "best_top1", "elapsed_s", "train_s", "eval_s", "wait_frac")
 _PICTURES = (".png", ".svg", ".pdf")
@@ -42,7 +42,7 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _one(runs: Sequence[Run]) -> dict[str, Any]:
     stages = []
-    for each in zip(*(run["stages"] for run in runs), strict=False):  # why not strict: some may have stopped early
+    for each in zip(*(run["stages"] for run in runs), strict=False):  # why not strict: runs may have stopped early
         names = ("step_s", "image_s", "switch_cost_s", "switch_slowest_ratio")
         same = {name: each[0][name] for name in ("stage", "res", "batch_size")}
         stages.append(same | {name: _repeated([stage[name] for stage in each]) for name in names})
@@ -83,7 +83,7 @@ def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
 
 
 def _mean(raw: Sequence[float | None]) -> dict[str, Any] | None:
-    """Every seed's value, mean and standard deviation (of a sample; None for one seed); None if a value is missing."""
+    """All seeds' values, mean and sample standard deviation (None for one seed); None if a value is missing."""
     values = [value for value in raw if value is not None]
     if len(values) < len(raw):
         return None
@@ -158,7 +158,7 @@ def _ratio(value: dict[str, Any] | None) -> str:
 
 
 def check_picture(path: Path) -> None:
-    """Raises `ResoluteError` for a place where no picture can be written: it is drawn after hours."""
+    """Raise `ResoluteError` if the picture cannot be written; checked first, as it is drawn after hours."""
     check_output(path, setting="--picture", suffixes=_PICTURES)
 
 
@@ -194,7 +194,7 @@ def drawn(runs: Sequence[Run]) -> Figure:
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Raises `ResoluteError` if it cannot be written."""
+    """Write the figure of `drawn` to `path`. Raises `ResoluteError` if it cannot be written."""
     figure = drawn(runs)
     with output_file(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=110)

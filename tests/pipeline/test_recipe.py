@@ -58,7 +58,7 @@ def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
          "optim.accumulate: got 100, expected at most the smallest batch_size, 8"),
         ({"augment": {"crop_area": [0.9, 0.1]}}, "augment.crop_area"),
         ({"ema": {"decay": 1.0}}, "ema.decay: got 1.0"),
-        ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw takes optim.betas"),
+        ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw uses optim.betas"),
         ({"augment": {"cutmix_alpha": 1.0, "cutmix_prob": 0.3}}, "augment.cutmix_prob: without effect"),
         ({"ema": {"warmup": False}}, "ema.warmup: without effect, ema.decay is 0"),
         ({"eval": 3}, "eval: got 3, expected a table"),

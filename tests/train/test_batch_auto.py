@@ -161,7 +161,7 @@ def test_out_of_memory_tells_stage_shape_use_and_what_to_try(
     plan = Plan(shard_set, found.stages, eval_batch_size=15)
     told = str(DoesNotFit("train", 48, 48).describe(plan, found, GPU))
     assert told.startswith("stage 1, train: out of memory with images of 24x3x48x48 (3.0 GiB in use")
-    assert "of 24.0 GiB it may take; the GPU has 80.0 GiB" in told
+    assert "limit 24.0 GiB; the GPU has 80.0 GiB" in told
     assert "set batch_size = 24" in told
     assert "optim.accumulate = 4" in told
     told = str(DoesNotFit("val", 48, 15).describe(plan, found, GPU))

@@ -235,5 +235,5 @@ def test_a_folder_without_checkpoints_starts_anew(tmp_path: Path) -> None:
 
 def test_a_log_that_is_shorter_than_at_the_checkpoint_is_refused(run: Path) -> None:
     (run / "run.jsonl").write_bytes(b"x" * 29)
-    with pytest.raises(ResoluteError, match=r"run\.jsonl: cut or gone, got 29 bytes, expected 30"):
+    with pytest.raises(ResoluteError, match=r"run\.jsonl: truncated or missing, got 29 bytes, expected 30"):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)

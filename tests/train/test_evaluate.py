@@ -61,7 +61,7 @@ def test_every_resolution_and_split_is_counted_as_by_hand(trained: Path, shard_s
     [
         (["--res", "96"], "nothing to validate at 96 px with, got 32,48,64 px"),
         (["--res", "48px"], "--res: got 48px, expected px separated by commas"),
-        (["--split", "test"], "no split test, expected one of train, val"),
+        (["--split", "test"], "got split test, expected one of train, val"),
         (["--shards", "nowhere"], "expected a finished shard set"),
         (["--device", "cuda:99"], "expected that one"),
     ],

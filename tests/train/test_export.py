@@ -207,7 +207,7 @@ def test_the_command_writes_beside_the_checkpoint_a_program_that_runs(
     assert main([str(trained), "--out", str(tmp_path / "m.pth")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert main([str(tmp_path)]) == 2
-    assert "no run and no checkpoint found" in capsys.readouterr().err
+    assert "no run or checkpoint" in capsys.readouterr().err
 
 
 def test_the_recipe_of_a_checkpoint_is_the_one_it_was_trained_by(trained: Path) -> None:

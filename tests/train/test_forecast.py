@@ -177,11 +177,11 @@ def test_what_does_not_help_alone_is_told() -> None:
     assert result.total_s() == pytest.approx(80.0)
     lines = advice(result, 45.0, None)
     assert "35 s too long" in lines[0]
-    assert any("fewer epochs: 1 in place of 3: 32 s" in line for line in lines)
+    assert any("fewer epochs: 1 instead of 3: 32 s" in line for line in lines)
     assert any("fewer folds: 2 of 4: 40 s" in line for line in lines)
     lines = advice(result, 10.0, None)
-    assert any("fewer epochs: not alone, one a stage takes 32 s" in line for line in lines)
-    assert any("fewer folds: not alone, one takes 20 s" in line for line in lines)
+    assert any("fewer epochs: not enough, one epoch per stage takes 32 s" in line for line in lines)
+    assert any("fewer folds: not enough, one fold takes 20 s" in line for line in lines)
 
 
 def test_larger_batches_help_only_what_they_make_faster() -> None:
@@ -194,7 +194,7 @@ def test_larger_batches_help_only_what_they_make_faster() -> None:
     starved = forecast_of((8, 3, 80, pace(50, 100, 45)))
     assert with_doubled_batches(starved, [200.0], shared=False).stages[0].pace.live_images_per_s == pytest.approx(45)
     lines = advice(before, 10.0, faster)
-    assert any("16, 16 in place of 8, 16" in line and "still too long" in line for line in lines)
+    assert any("16, 16 instead of 8, 16" in line and "still too long" in line for line in lines)
     assert any("no gain" in line for line in advice(before, 10.0, same))
 
 
@@ -275,7 +275,7 @@ def test_a_plan_says_what_will_be_and_leaves_nothing(
     out = capsys.readouterr().out
     assert "does not fit the budget of 0.1 s" in out
     assert "fewer epochs" in out
-    assert "larger batches: 24, 36 in place of 12, 18" in out
+    assert "larger batches: 24, 36 instead of 12, 18" in out
     got = json.loads(file.read_text())
     assert [stage["steps"] for stage in got["stages"]] == [8, 5]
     assert got["total_s"] == pytest.approx(sum(got["parts_s"].values()))
@@ -283,7 +283,7 @@ def test_a_plan_says_what_will_be_and_leaves_nothing(
     assert main([*line, "--plan", "--budget", "soon"]) == 2
     assert "--budget: got 'soon'" in capsys.readouterr().err
     assert main([*line, "--budget", "1s"]) == 2
-    assert "--budget and --json are without effect in training" in capsys.readouterr().err
+    assert "--budget and --json have no effect without --plan" in capsys.readouterr().err
 
 
 def test_a_batch_of_random_numbers_takes_the_place_of_a_real_one(shard_set: ShardSet) -> None:

@@ -129,7 +129,7 @@ def test_without_calibration_average_or_a_single_step_the_page_is_drawn_all_the_
     for lines in (1, 2, 30):  # only the start, one step, no epoch yet
         (tmp_path / "lean" / "run.jsonl").write_text("".join(log[:lines]))
         text, page = _drawn(tmp_path / "lean")
-        assert ("Nothing to tell" in text) == (lines == 1)
+        assert ("No findings before the first step" in text) == (lines == 1)
         assert f"{lines - 1} of 320 steps done" in text
 
 
@@ -174,7 +174,7 @@ def test_the_log_is_read_on_from_where_it_was_and_no_half_line_is_taken(tmp_path
 
 def test_a_missing_or_damaged_log_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
-    assert "no run and no checkpoint found" in capsys.readouterr().err
+    assert "no run or checkpoint" in capsys.readouterr().err
     write_log(tmp_path, steps=4)
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run.jsonl").write_text("".join([*lines[:6], "{damaged\n", *lines[6:]]))
@@ -230,7 +230,7 @@ def test_accuracy_that_was_lost_again_is_told(tmp_path: Path, lost: float, told:
 
 @pytest.mark.parametrize(
     ("waited", "expected"),
-    [(0.9, r"slower than the others at 224 px, 9\d % of that in waits for data: cold files"),
+    [(0.9, r"slower than the others at 224 px, 9\d % of that waiting for data: cold files"),
      (0.1, r"slower than the others at 224 px, in computing, not in waits for data: other work on the machine\.$")],
 )  # fmt: skip
 def test_a_slow_first_epoch_is_judged_by_its_waits(tmp_path: Path, waited: float, expected: str) -> None:

@@ -172,7 +172,7 @@ def test_what_prep_rejects_is_not_classified(trained: Path, photos: dict[str, Pa
             decode((root / name).read_bytes())
         assert rows[name]["error"] == str(reject.value)
         assert rows[name]["class1"] == ""
-    assert rows["gone.jpg"]["error"] == "a link that leads nowhere"
+    assert rows["gone.jpg"]["error"] == "a broken symbolic link"
     assert rows["good.jpg"]["error"] == ""
 
 
@@ -199,7 +199,7 @@ def test_a_photo_that_the_disk_does_not_deliver_ends_the_command(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere", "--src", "."], "nowhere: no run and no checkpoint found"),
+        (["nowhere", "--src", "."], "nowhere: no run or checkpoint"),
         (["RUN", "--src", "nowhere"], "nowhere: no images, got nothing"),
         (["RUN", "--src", "RUN"], "no images, got"),
         (["RUN", "--src", "PHOTOS", "--topk", "0"], "argument --topk: got '0', expected a whole number from 1"),

@@ -128,7 +128,7 @@ def _content(path: Path) -> bytes:
             raise Reject("a broken symbolic link")
         nbytes = path.stat().st_size
         if nbytes > MAX_BYTES:
-            raise Reject(f"file too large: {nbytes} bytes, at most {MAX_BYTES}")
+            raise Reject(f"too many bytes: {nbytes}")
         return path.read_bytes()
     except OSError as error:
         if not is_unavailable(error):
