@@ -24,7 +24,7 @@ from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import explain_write_error
 
 from .machine import find_device, read_into_cache
-from .shell import check_numbers, chosen, command, header, ready_to_write, tell, write
+from .shell import check_numbers, chosen, command, header, ready_to_write, show_progress, write
 
 if TYPE_CHECKING:
     from pipeline.dataset.shard_set import ShardSet
@@ -72,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(_parser(), _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    parts = chosen(got.only, PARTS)
-    check_numbers(got, repeats=1, threads=1, **({} if got.batch_size is None else {"batch_size": 2}))
+def _run(args: argparse.Namespace) -> None:
+    parts = chosen(args.only, PARTS)
+    check_numbers(args, repeats=1, threads=1, **({} if args.batch_size is None else {"batch_size": 2}))
     # why here: --help and command line errors should not wait for slow imports
     import timm
 
@@ -82,22 +82,22 @@ def _run(got: argparse.Namespace) -> None:
 
     from . import loader, stalls, switch
 
-    if not timm.is_model(got.model):
-        raise ResoluteError(f"--model: got {got.model!r}, expected a timm model; see timm.list_models()")
-    device = find_device(got.device)
-    shards = open_either(got.shards, val=got.val, classes=got.classes)
-    shards = dataclasses.replace(shards, resolutions=_resolutions(got.res, shards))
+    if not timm.is_model(args.model):
+        raise ResoluteError(f"--model: got {args.model!r}, expected a timm model; see timm.list_models()")
+    device = find_device(args.device)
+    shards = open_either(args.shards, val=args.val, classes=args.classes)
+    shards = dataclasses.replace(shards, resolutions=_resolutions(args.res, shards))
     head = header(FORMAT, device=device)
     record = head["machine"]
     train = shards.splits["train"]
-    batch_size = min(_BATCH_SIZE, len(train)) if got.batch_size is None else got.batch_size
-    out: Path = got.out or _folder() / f"bench-{_slug(record['gpu'] or 'cpu')}.json"
+    batch_size = min(_BATCH_SIZE, len(train)) if args.batch_size is None else args.batch_size
+    out: Path = args.out or _folder() / f"bench-{_slug(record['gpu'] or 'cpu')}.json"
     ready_to_write(out)
     result: dict[str, Any] = {
         **head,
         "settings": {
-            "parts": parts, "device": device.type, "threads": got.threads, "batch_size": batch_size,
-            "seconds": got.seconds, "repeats": got.repeats, "model": got.model,
+            "parts": parts, "device": device.type, "threads": args.threads, "batch_size": batch_size,
+            "seconds": args.seconds, "repeats": args.repeats, "model": args.model,
         },
         "shards": {
             "name": Path(shards.root).resolve().name, "hash": shards.hash, "resolutions": shards.resolutions,
@@ -106,24 +106,25 @@ def _run(got: argparse.Namespace) -> None:
             "page_cache": "warmed" if read_into_cache(shards) else "as found",
         },
     }  # fmt: skip
-    print(f"{record['gpu'] or record['cpu']}, {record['cores']} cores, {got.threads} threads, batch {batch_size}, "
+    print(f"{record['gpu'] or record['cpu']}, {record['cores']} cores, {args.threads} threads, batch {batch_size}, "
           f"{result['shards']['train_samples']} training images of {result['shards']['name']}, "
-          f"repeats: {got.repeats}, load before: {record['load_before']}")  # fmt: skip
+          f"repeats: {args.repeats}, load before: {record['load_before']}")  # fmt: skip
     common: dict[str, Any] = {
-        "device": device, "threads": got.threads, "batch_size": batch_size, "repeats": got.repeats, "tell": tell,
+        "device": device, "threads": args.threads, "batch_size": batch_size, "repeats": args.repeats,
+        "show_progress": show_progress,
     }  # fmt: skip
     for part in parts:
         began = time.perf_counter()
         if part == "loader":
-            values = loader.measure(shards, seconds=got.seconds, **common)
+            values = loader.measure(shards, seconds=args.seconds, **common)
             text = loader.table(values)
         elif part == "switch":
             values = switch.measure(shards, **common)
             text = switch.table(values)
         else:
-            values = stalls.measure(shards, seconds=got.seconds, model=got.model, **common)
+            values = stalls.measure(shards, seconds=args.seconds, model=args.model, **common)
             text = stalls.table(values)
-        tell("")
+        show_progress("")
         result[part] = {"took_s": round(time.perf_counter() - began, 1), **values}
         print(f"\n{text}", flush=True)
     write(out, result)

@@ -140,15 +140,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser, _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    ready_to_write(got.out)
-    shards = ShardSet.open(got.shards)
+def _run(args: argparse.Namespace) -> None:
+    ready_to_write(args.out)
+    shards = ShardSet.open(args.shards)
     read_into_cache(shards)
     head = header()
-    result = measure(shards, batch_size=got.batch_size, rounds=got.rounds, threads=got.threads)
-    write(got.out, {**head, **result}, indent=None)
+    result = measure(shards, batch_size=args.batch_size, rounds=args.rounds, threads=args.threads)
+    write(args.out, {**head, **result}, indent=None)
     print(table(result))
-    print(f"written: {got.out}")
+    print(f"written: {args.out}")
 
 
 if __name__ == "__main__":

@@ -233,21 +233,21 @@ def _open(root: Path, recipes: Sequence[Recipe]) -> ShardSet:
     return ShardSet.open(root, fold=recipes[0].data.fold)
 
 
-def _run(got: argparse.Namespace, run: Runner) -> None:
-    recipes, seeds = _recipes(got.recipes), _seeds(got.seeds)
-    if got.threads < 1:
-        raise ResoluteError(f"--threads: got {got.threads}, expected at least 1; raise it")
-    device = find_device(got.device)
-    name = got.shards.resolve().name
-    out: Path = got.out or Path(f"benchmarks/results/compare-{name}.json")
+def _run(args: argparse.Namespace, run: Runner) -> None:
+    recipes, seeds = _recipes(args.recipes), _seeds(args.seeds)
+    if args.threads < 1:
+        raise ResoluteError(f"--threads: got {args.threads}, expected at least 1; raise it")
+    device = find_device(args.device)
+    name = args.shards.resolve().name
+    out: Path = args.out or Path(f"benchmarks/results/compare-{name}.json")
     ready_to_write(out)
-    if got.picture:
-        check_picture(got.picture)
-    shards = _open(got.shards, [Recipe.load(path) for path in recipes])
+    if args.picture:
+        check_picture(args.picture)
+    shards = _open(args.shards, [Recipe.load(path) for path in recipes])
     result: dict[str, Any] = {
         **header(FORMAT, device=device),
-        "settings": {"recipes": [path.stem for path in recipes], "seeds": seeds, "threads": got.threads,
-                     "device": device.type, "plan": got.plan},
+        "settings": {"recipes": [path.stem for path in recipes], "seeds": seeds, "threads": args.threads,
+                     "device": device.type, "plan": args.plan},
         "shards": {"name": name, "hash": shards.hash, "train_samples": len(shards.splits["train"]),
                    "val_samples": len(shards.splits["val"]),
                    "page_cache": "warmed" if read_into_cache(shards) else "as found"},
@@ -255,24 +255,24 @@ def _run(got: argparse.Namespace, run: Runner) -> None:
         "asked": ASKED,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        runs = got.runs or Path(folder)
+        runs = args.runs or Path(folder)
         runs.mkdir(parents=True, exist_ok=True)
         result["runs"] = measure(
-            recipes, seeds, runs=runs, plan=got.plan, run=run,
-            settings=["--shards", str(got.shards), "--threads", str(got.threads), "--device", device.type],
+            recipes, seeds, runs=runs, plan=args.plan, run=run,
+            settings=["--shards", str(args.shards), "--threads", str(args.threads), "--device", device.type],
             expect={"commit": result["commit"], "shards": shards.hash},
         )  # fmt: skip
     result["summary"] = summary(result["runs"])
     write(out, result)
     print(f"\n{tables(result['summary'])}\n\nwritten: {out}", flush=True)
-    if got.picture:
-        draw(result["runs"], got.picture)
-        print(f"written: {got.picture}")
+    if args.picture:
+        draw(result["runs"], args.picture)
+        print(f"written: {args.picture}")
 
 
 def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    return command(_parser(), lambda got: _run(got, run), argv)
+    return command(_parser(), lambda args: _run(args, run), argv)
 
 
 if __name__ == "__main__":

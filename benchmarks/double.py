@@ -111,8 +111,8 @@ def _serve() -> None:
     parser.add_argument("latency_s", type=float)
     parser.add_argument("bytes_per_s", type=float)
     parser.add_argument("total_bytes_per_s", type=float)
-    got = parser.parse_args()
-    handler = functools.partial(_Handler, got.folder, got.latency_s, got.bytes_per_s, _Line(got.total_bytes_per_s))
+    args = parser.parse_args()
+    handler = functools.partial(_Handler, args.folder, args.latency_s, args.bytes_per_s, _Line(args.total_bytes_per_s))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     print(server.server_port, flush=True)

@@ -33,7 +33,7 @@ from train import trainer as runs
 from train.logs.run_log import RunLogReader
 
 from .machine import find_device, read_into_cache
-from .shell import command, header, ready_to_write, tell, write
+from .shell import command, header, ready_to_write, show_progress, write
 from .table import repeated, spread, text_table
 
 __all__ = ["main", "paired", "take_turns"]
@@ -111,7 +111,7 @@ def _wait_for_turn(name: str, process: subprocess.Popen[str]) -> bool:
     for line in process.stdout:
         if line.strip() == _TURN:
             return True
-        tell(f"{name}: {line.strip()[:60]}")
+        show_progress(f"{name}: {line.strip()[:60]}")
     if process.wait():
         last = (process.stderr.read().strip().splitlines() or ["nothing on stderr"])[-1]
         raise ResoluteError(f"{name}: ended with status {process.returncode}, expected 0: {last}")
@@ -138,37 +138,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser, _run, words)
 
 
-def _run(got: argparse.Namespace) -> None:
-    device = find_device(got.device)
-    words = got.res.split(",")
-    if got.epochs < 1 or len(words) < 2 or not all(word.isdigit() for word in words):
-        raise ResoluteError(f"--epochs, --res: got {got.epochs} and {got.res}, expected at least 1, and 2 resolutions "
-                            "or more as 128,160,224; correct them")  # fmt: skip
+def _run(args: argparse.Namespace) -> None:
+    device = find_device(args.device)
+    words = args.res.split(",")
+    if args.epochs < 1 or len(words) < 2 or not all(word.isdigit() for word in words):
+        raise ResoluteError(f"--epochs, --res: got {args.epochs} and {args.res}, expected at least 1, and at least 2 "
+                            "resolutions as 128,160,224; correct them")  # fmt: skip
     *smaller, last = map(int, words)
-    shards = ShardSet.open(got.shards, resolutions=(*smaller, last))
-    ready_to_write(got.out)
+    shards = ShardSet.open(args.shards, resolutions=(*smaller, last))
+    ready_to_write(args.out)
     head = header("resolute-final-epoch-1", device=device)
     read_into_cache(shards)
-    of = {"model": got.model, "batch_size": got.batch_size}
+    of = {"model": args.model, "batch_size": args.batch_size}
     recipes = {
-        "stepped": recipe([*smaller, last], [*([1] * len(smaller)), got.epochs], **of),
-        "fixed": recipe([last], [len(smaller) + got.epochs], **of),
+        "stepped": recipe([*smaller, last], [*([1] * len(smaller)), args.epochs], **of),
+        "fixed": recipe([last], [len(smaller) + args.epochs], **of),
     }
     with tempfile.TemporaryDirectory() as folder:
         found = paired(**measure(Path(folder), recipes, [
-            "--shards", str(got.shards), "--device", device.type, "--threads", str(got.threads)
+            "--shards", str(args.shards), "--device", device.type, "--threads", str(args.threads)
         ]))  # fmt: skip
-    tell("")
-    settings = {**of, "epochs": got.epochs, "threads": got.threads, "resolutions": [*smaller, last]}
-    about = {"name": got.shards.resolve().name, "hash": shards.hash, "train_samples": len(shards.splits["train"])}
-    write(got.out, {**head, "settings": settings, "shards": about, "recipes": recipes, **found})
+    show_progress("")
+    settings = {**of, "epochs": args.epochs, "threads": args.threads, "resolutions": [*smaller, last]}
+    about = {"name": args.shards.resolve().name, "hash": shards.hash, "train_samples": len(shards.splits["train"])}
+    write(args.out, {**head, "settings": settings, "shards": about, "recipes": recipes, **found})
     rows = [[name, *(f"{statistics.median(found['seconds'][column][name]):.2f}" for column in _COLUMNS)]
             for name in recipes]  # fmt: skip
     print(text_table(f"an epoch at {last} px, {found['pairs']} pairs in turns, medians",
                      ["run", "training s", "of it waiting s", "validation s"], rows))  # fmt: skip
     before = ", ".join(map(str, smaller))
     print(f"  after {before} px it takes {spread(found['ratio'], 3)} of its time in a run at {last} px all along "
-          f"(asked: at most 1.01)\nwritten: {got.out}")  # fmt: skip
+          f"(asked: at most 1.01)\nwritten: {args.out}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ _FASTEST = 100_000  # images/s; upper bound of any loader, so that none runs out
 
 def measure(
     shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, seconds: float, repeats: int,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """{"res": [{"res", "loaders": {name: {"images_per_s", "host_us_per_image", "first_batch_s"}}}]}.
 
@@ -52,7 +52,7 @@ def measure(
         raw: dict[str, list[dict[str, float]]] = {name: [] for name in loaders}
         for repeat in range(repeats):
             for name, start in loaders.items():
-                tell(f"loader: {res} px, {name}, repeat {repeat + 1} of {repeats}")
+                show_progress(f"loader: {res} px, {name}, repeat {repeat + 1} of {repeats}")
                 with closing(start()) as stream:
                     raw[name].append(drain(stream, seconds=seconds, warm_up=warm_up, device=device))
         found.append({"res": res, "loaders": {name: each_repeated(each) for name, each in raw.items()}})

@@ -29,7 +29,7 @@ from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Augment, Stage
 
-from .shell import command, header, ready_to_write, tell, write
+from .shell import command, header, ready_to_write, show_progress, write
 
 __all__ = ["main", "measure", "varied"]
 
@@ -77,8 +77,8 @@ def measure(shards: ShardSet, *, batches: int, changes: int, batch_size: int, th
             if i % every == 0:
                 files = len(list(Path("/proc/self/fd").iterdir()))
                 curve.append([i, batch.spec.stage, round(rss_mib(), 1), files, threading.active_count()])
-                tell(f"{i} of {plan.total_batches}, {curve[-1][2]} MiB")
-    tell("")
+                show_progress(f"{i} of {plan.total_batches}, {curve[-1][2]} MiB")
+    show_progress("")
     fifth = len(curve) // 5
     first, last = (statistics.median(row[2] for row in part) for part in (curve[fifth : 2 * fifth], curve[-fifth:]))
     return {
@@ -101,19 +101,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser, _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    ready_to_write(got.out)
+def _run(args: argparse.Namespace) -> None:
+    ready_to_write(args.out)
     head = header()
     result = measure(
-        ShardSet.open(got.shards), batches=got.batches, changes=got.changes, batch_size=got.batch_size,
-        threads=got.threads,
+        ShardSet.open(args.shards), batches=args.batches, changes=args.changes, batch_size=args.batch_size,
+        threads=args.threads,
     )  # fmt: skip
-    write(got.out, {**head, **result}, indent=None)
+    write(args.out, {**head, **result}, indent=None)
     steps = max(1, len(result["curve"]) // 10)
     for row in result["curve"][::steps]:
         print(f"batch {row[0]:>8,}  stage {row[1]:>3}  {row[2]:8.1f} MiB  {row[3]:>4} files  {row[4]:>3} threads")
     print(f"{result['batches']:,} batches, {result['stages']} stages in {result['took_s']} s: "
-          f"{result['growth_mib']:+.1f} MiB from the second fifth to the last; written: {got.out}")  # fmt: skip
+          f"{result['growth_mib']:+.1f} MiB from the second fifth to the last; written: {args.out}")  # fmt: skip
 
 
 if __name__ == "__main__":

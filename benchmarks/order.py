@@ -141,21 +141,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser, _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    if got.shards:
-        labels = ShardSet.open(got.shards).splits["train"].samples["label"].astype(np.int64)
+def _run(args: argparse.Namespace) -> None:
+    if args.shards:
+        labels = ShardSet.open(args.shards).splits["train"].samples["label"].astype(np.int64)
     else:
-        labels = np.random.default_rng(1).permutation(np.arange(got.samples) % got.classes)
-    if min(len(labels) // 2, got.epochs) < 2 or not 2 <= got.batch_size <= len(labels):
+        labels = np.random.default_rng(1).permutation(np.arange(args.samples) % args.classes)
+    if min(len(labels) // 2, args.epochs) < 2 or not 2 <= args.batch_size <= len(labels):
         raise ResoluteError("order: got too few samples or epochs, expected two batches and two epochs; raise them")
-    ready_to_write(got.out)
+    ready_to_write(args.out)
     result = {
-        "samples": len(labels), "classes": int(labels.max()) + 1, "batch_size": got.batch_size,
-        "block_samples": block_samples(len(labels)), "default_window": WINDOW_BLOCKS, "epochs": got.epochs,
-        "orders": measure(labels, got.batch_size, got.epochs),
+        "samples": len(labels), "classes": int(labels.max()) + 1, "batch_size": args.batch_size,
+        "block_samples": block_samples(len(labels)), "default_window": WINDOW_BLOCKS, "epochs": args.epochs,
+        "orders": measure(labels, args.batch_size, args.epochs),
     }  # fmt: skip
     print(table(result))
-    write(got.out, result)
+    write(args.out, result)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Where does prep's time go for one image, how true are its pixels, and what is each part's own limit?
+"""CPU time per image of each part of prep, the throughput limit of each part, and the accuracy of prep's pixels.
 
-Used by `benchmarks.prep`. CPU time of one thread, in ms an image: decode, resize to all sizes, encode them, and wrap
-them up (tar members, CRC-32, SHA-256 of the photo and of the shards). A limit is what two processes reach that
-do nothing but that part, in images/s of wall time.
+Used by `benchmarks.prep`. CPU time of a single thread in ms per image: decode, resize to all sizes, encode, and pack
+(tar members, CRC-32, SHA-256 of the photo and of the shards). A part's limit is the rate in images/s of wall time at
+which two processes do nothing but that part.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _wrapped(photo: bytes, jpegs: Sequence[bytes]) -> None:
 
 
 def split(photos: Sequence[Path], short_sides: Sequence[int], repeats: int) -> dict[str, dict[Any, Any]]:
-    """{"ms": {part: {"values": one a repeat}}, "bytes": {short side: mean of what is stored}}, on one thread."""
+    """{"ms": {part: {"values": one per repeat}}, "bytes": {short side: mean stored size}}, on a single thread."""
     ms: dict[str, list[float]] = {part: [] for part in ("read", "decode", "resize", "encode", "wrap up")}
     sizes: dict[int, list[int]] = defaultdict(list)
     for repeat in range(repeats + 1):
@@ -98,7 +98,7 @@ def _part(part: str, paths: Sequence[Path], short_sides: Sequence[int], gate: An
 
 
 def limits(photos: Sequence[Path], short_sides: Sequence[int], workers: int) -> dict[str, float]:
-    """Images/s of `workers` processes that do only one part, from memory to memory. All photos are plain JPEGs."""
+    """Images/s of `workers` processes that each do a single part, in memory. All photos must be baseline JPEGs."""
     context = multiprocessing.get_context("forkserver")
     found = {}
     for part in ("decode (libjpeg-turbo alone)", "decode", "resize", "encode"):

@@ -75,13 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser, _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    if got.out:
-        ready_to_write(got.out)
-    runs = [measure(folder) for folder in got.runs]
+def _run(args: argparse.Namespace) -> None:
+    if args.out:
+        ready_to_write(args.out)
+    runs = [measure(folder) for folder in args.runs]
     print(show(runs))
-    if got.out:
-        write(got.out, {"machine": machine(), "versions": versions(), "runs": runs})
+    if args.out:
+        write(args.out, {"machine": machine(), "versions": versions(), "runs": runs})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from .machine import commit, machine, versions
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_numbers", "chosen", "command", "header", "ready_to_write", "tell", "write"]
+__all__ = ["check_numbers", "chosen", "command", "header", "ready_to_write", "show_progress", "write"]
 
 
 def command(
@@ -29,7 +29,7 @@ def command(
     return pipeline.cli.command(parser, work, argv)
 
 
-def tell(text: str) -> None:
+def show_progress(text: str) -> None:
     """Replace the progress line on a terminal's stderr; prints nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
@@ -44,14 +44,14 @@ def chosen(only: str, known: Sequence[str]) -> list[str]:
     return [part for part in known if part in names]
 
 
-def check_numbers(got: argparse.Namespace, **minimums: int) -> None:
+def check_numbers(args: argparse.Namespace, **minimums: int) -> None:
     """Raise `ResoluteError` for a flag below its minimum, or `--seconds` outside 0 to 3600."""
     for name, minimum in minimums.items():
-        if getattr(got, name) < minimum:
+        if getattr(args, name) < minimum:
             flag = name.replace("_", "-")
-            raise ResoluteError(f"--{flag}: got {getattr(got, name)}, expected at least {minimum}; raise it")
-    if not 0 < got.seconds <= 3600:
-        raise ResoluteError(f"--seconds: got {got.seconds:g}, expected above 0, at most 3600; change it")
+            raise ResoluteError(f"--{flag}: got {getattr(args, name)}, expected at least {minimum}; raise it")
+    if not 0 < args.seconds <= 3600:
+        raise ResoluteError(f"--seconds: got {args.seconds:g}, expected above 0, at most 3600; change it")
 
 
 def header(

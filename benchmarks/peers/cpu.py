@@ -1,4 +1,4 @@
-"""How much CPU time has a process used, with all the processes that it started?"""
+"""CPU time of a process and all its descendants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["tree"]
 def tree(root: int) -> tuple[float, int, int] | None:
     """(CPU s, processes, threads) of process `root` and its living descendants; None without Linux's /proc.
 
-    What a child that has ended used is counted once its parent has waited for it.
+    The time of an ended child counts once its parent has waited for it.
     """
     found: dict[int, tuple[int, float, int]] = {}
     try:

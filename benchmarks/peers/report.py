@@ -1,4 +1,4 @@
-"""How do the peers compare, as text?"""
+"""Text tables of the peers' comparison."""
 
 from __future__ import annotations
 

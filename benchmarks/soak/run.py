@@ -1,4 +1,4 @@
-"""The soak itself: draws events, starts commands, disturbs and judges them, starts them again, and compares the end."""
+"""The soak test's main loop: draws events, starts commands, disturbs and restarts them, and checks the outcome."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from .warm import load_compiled, trace_graph
 
 __all__ = ["Soak"]
 
-_ATTEMPT_S = 120.0  # no start of a command takes as long
-_LEASE_S = 90.0  # nor does a killed writer's claim on an object store live longer
+_ATTEMPT_S = 120.0  # timeout of a started command
+_LEASE_S = 90.0  # a killed writer's lease on an object store expires within this time
 _POLL_S = 0.002
-_REAL_FRAC = 0.05  # of the starts that signals disturb: a new interpreter in place of a fork
-_IMPORTS_S = 4.0  # of such a one
-_SLOWER = {1: 1.0, 2: 1.3, 4: 2.0}  # by ranks
+_REAL_FRAC = 0.05  # fraction of the starts disturbed by signals that use a new interpreter instead of a fork
+_IMPORTS_S = 4.0  # import time of a new interpreter
+_SLOWER = {1: 1.0, 2: 1.3, 4: 2.0}  # slowdown by number of ranks
 
 
 class Soak:

@@ -162,7 +162,7 @@ def test_fewer_epochs_fit_and_one_more_would_not() -> None:
         if sum(want) == len(want) or budget >= result.total_s():
             continue
         (line,) = [line for line in advice(result, budget, None) if "fewer epochs" in line]
-        found = [int(word) for word in line.split(": ")[1].split(" in ")[0].split(", ")]
+        found = [int(word) for word in line.split(": ")[1].split(" instead of ")[0].split(", ")]
         assert all(1 <= few <= all_ for few, all_ in zip(found, want, strict=True))
         assert result.total_s(found) <= budget
         share = sum(found) / sum(want)
