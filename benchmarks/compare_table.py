@@ -35,9 +35,9 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
     names = list(dict.fromkeys(run["recipe"] for run in runs))
     by_name = {name: [run for run in runs if run["recipe"] == name] for name in names}
     base = by_name[names[0]]
-    found = {name: _one(mine) | {"against": _against(mine, base) if mine is not base else None}
+    results = {name: _one(mine) | {"against": _against(mine, base) if mine is not base else None}
              for name, mine in by_name.items()}  # fmt: skip
-    return {"baseline": names[0], "seeds": [run["seed"] for run in base], "recipes": found}
+    return {"baseline": names[0], "seeds": [run["seed"] for run in base], "recipes": results}
 
 
 def _one(runs: Sequence[Run]) -> dict[str, Any]:
@@ -65,21 +65,21 @@ def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
         return repeated([mine[name] / other[name] for mine, other in pairs])
 
     comparable = all(mine["final_res"] == other["final_res"] for mine, other in pairs)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "points": _mean([100 * (mine["final_top1"] - other["final_top1"]) for mine, other in pairs]),
         "time_ratio": ratio("elapsed_s"),
         "final_epoch_ratio": ratio("final_image_s") if comparable else None,
         "final_step_ratio": ratio("final_step_image_s") if comparable else None,
     }
-    final = found["final_epoch_ratio"]
-    found["missed"] = [
+    final = results["final_epoch_ratio"]
+    results["missed"] = [
         name for name, bad in (
-            ("accuracy", found["points"]["mean"] < ASKED["points"]),
-            ("time", found["time_ratio"]["median"] > ASKED["time_ratio"]),
+            ("accuracy", results["points"]["mean"] < ASKED["points"]),
+            ("time", results["time_ratio"]["median"] > ASKED["time_ratio"]),
             ("final epoch", final is None or final["median"] > ASKED["final_epoch_ratio"]),
         ) if bad
     ]  # fmt: skip
-    return found
+    return results
 
 
 def _mean(raw: Sequence[float | None]) -> dict[str, Any] | None:
@@ -95,9 +95,9 @@ def _repeated(raw: Sequence[float | None]) -> dict[str, Any] | None:
     return repeated(values) if len(values) == len(raw) else None
 
 
-def tables(found: dict[str, Any]) -> str:
+def tables(results: dict[str, Any]) -> str:
     """All tables of a `summary`."""
-    base, recipes, seeds = found["baseline"], found["recipes"], len(found["seeds"])
+    base, recipes, seeds = results["baseline"], results["recipes"], len(results["seeds"])
     many = f"{seeds} seeds, mean ± deviation" if seeds > 1 else "one seed"
     parts = [text_table(
         f"whole trainings, {many}",

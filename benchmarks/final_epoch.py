@@ -155,19 +155,19 @@ def _run(args: argparse.Namespace) -> None:
         "fixed": recipe([last], [len(smaller) + args.epochs], **of),
     }
     with tempfile.TemporaryDirectory() as folder:
-        found = paired(**measure(Path(folder), recipes, [
+        results = paired(**measure(Path(folder), recipes, [
             "--shards", str(args.shards), "--device", device.type, "--threads", str(args.threads)
         ]))  # fmt: skip
     show_progress("")
     settings = {**of, "epochs": args.epochs, "threads": args.threads, "resolutions": [*smaller, last]}
     about = {"name": args.shards.resolve().name, "hash": shards.hash, "train_samples": len(shards.splits["train"])}
-    write(args.out, {**head, "settings": settings, "shards": about, "recipes": recipes, **found})
-    rows = [[name, *(f"{statistics.median(found['seconds'][column][name]):.2f}" for column in _COLUMNS)]
+    write(args.out, {**head, "settings": settings, "shards": about, "recipes": recipes, **results})
+    rows = [[name, *(f"{statistics.median(results['seconds'][column][name]):.2f}" for column in _COLUMNS)]
             for name in recipes]  # fmt: skip
-    print(text_table(f"an epoch at {last} px, {found['pairs']} pairs in turns, medians",
+    print(text_table(f"an epoch at {last} px, {results['pairs']} pairs in turns, medians",
                      ["run", "training s", "of it waiting s", "validation s"], rows))  # fmt: skip
     before = ", ".join(map(str, smaller))
-    print(f"  after {before} px it takes {spread(found['ratio'], 3)} of its time in a run at {last} px all along "
+    print(f"  after {before} px it takes {spread(results['ratio'], 3)} of its time in a run at {last} px all along "
           f"(asked: at most 1.01)\nwritten: {args.out}")  # fmt: skip
 
 

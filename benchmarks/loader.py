@@ -36,7 +36,7 @@ def measure(
     """
     warm_up = max(8, 2 * threads)
     batches = warm_up + math.ceil(seconds * _FASTEST / batch_size)
-    found = []
+    results = []
     for res in shards.resolutions:
         plan = train_plan(shards, [full_batches(shards, res, batches=batches, batch_size=batch_size)])
 
@@ -55,8 +55,8 @@ def measure(
                 show_progress(f"loader: {res} px, {name}, repeat {repeat + 1} of {repeats}")
                 with closing(start()) as stream:
                     raw[name].append(drain(stream, seconds=seconds, warm_up=warm_up, device=device))
-        found.append({"res": res, "loaders": {name: each_repeated(each) for name, each in raw.items()}})
-    return {"warm_up_batches": warm_up, "res": found}
+        results.append({"res": res, "loaders": {name: each_repeated(each) for name, each in raw.items()}})
+    return {"warm_up_batches": warm_up, "res": results}
 
 
 def drain(

@@ -128,7 +128,7 @@ def measure(
     tools: dict[str, Callable[[Path, Path], None]], photos: Path, few: Path, root: Path, repeats: int
 ) -> dict[str, dict[str, list[float]]]:
     """{tool: {"seconds": one value per round, "few_seconds": the same for `FEW` images}}."""
-    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "few_seconds": []} for name in tools}
+    results: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "few_seconds": []} for name in tools}
     for repeat in range(repeats + 1):
         for name, tool in tools.items():
             for what, src in (("few_seconds", few), ("seconds", photos)):
@@ -138,8 +138,8 @@ def measure(
                 elapsed_s = time.perf_counter() - began
                 shutil.rmtree(out)
                 if repeat:  # the first is a warm-up
-                    found[name][what].append(elapsed_s)
-    return found
+                    results[name][what].append(elapsed_s)
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -70,7 +70,7 @@ def measure(
     else:
         torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
     amp = precision(device)
-    found = []
+    results = []
     for res in shards.resolutions:
         batches = _CACHED + repeats * (_WARM_UP["live"] + round(seconds * _FASTEST / batch_size) + 1)
         stage = full_batches(shards, res, batches=batches, batch_size=batch_size)
@@ -96,13 +96,13 @@ def measure(
                     show_progress(f"stalls: {res} px, {kind}, repeat {repeat + 1} of {repeats}")
                     windows[kind].append(window(learner, batch_source, seconds=seconds, steps_before=_WARM_UP[kind]))
         rates = {kind: [one["images_per_s"] for one in each] for kind, each in windows.items()}
-        found.append({
+        results.append({
             "res": res,
             "images_per_s": {kind: repeated(each) for kind, each in rates.items()},
             "stall_frac": repeated([one["stall_frac"] for one in windows["live"]]),
             "headspace": repeated([free / real for free, real in zip(rates["cached"], rates["live"], strict=True)]),
         })  # fmt: skip
-    return {"amp": amp, "model": model, "device": device.type, "threads": threads, "res": found}
+    return {"amp": amp, "model": model, "device": device.type, "threads": threads, "res": results}
 
 
 def synthetic(like: Batch, *, classes: int) -> Batch:

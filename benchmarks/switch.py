@@ -142,13 +142,13 @@ def summary(
     """[{"from_res", "to_res", of: {name: {"cost_s", ...}}}], values `repeated`; `runs` {name: [run][stage][batch]}."""
 
     def figures(run: list[list[float]], i: int) -> dict[str, float]:
-        found = {
+        results = {
             "cost_s": cost_s(run[i], workers), "around_s": around_s(run[i - 1], run[i], workers),
             "slowest_s": max(run[i][: first_batches(workers)]), "slowest_ratio": slowest_ratio(run[i], workers),
             "steady_s": steady_s(run[i], workers),
         }  # fmt: skip
-        found.pop(without, None)
-        return found
+        results.pop(without, None)
+        return results
 
     return [
         {"from_res": before, "to_res": after,
@@ -160,9 +160,9 @@ def summary(
 def table(result: dict[str, Any]) -> str:
     """One table per consumer, times in ms."""
     tables = []
-    for found in result["consumers"].values():
+    for results in result["consumers"].values():
         rows = []
-        for change in found["changes"]:
+        for change in results["changes"]:
             for name, values in change["loaders"].items():
                 rows.append([
                     f"{change['from_res']} -> {change['to_res']} px",
@@ -171,8 +171,8 @@ def table(result: dict[str, Any]) -> str:
                     f"{1e3 * values['steady_s']['median']:.2f}",
                 ])  # fmt: skip
         title = "stage change, drained: time a batch"
-        if found["step_s"]:
-            steps = " / ".join(f"{1e3 * step_s:.0f}" for step_s in found["step_s"])
+        if results["step_s"]:
+            steps = " / ".join(f"{1e3 * step_s:.0f}" for step_s in results["step_s"])
             title = f"stage change, a consumer of {steps} ms a batch: its wait for data"
         header = ["", "loader", "cost ms", "around ms", f"slowest of {result['first']} ms", "steady ms"]
         tables.append(text_table(title, header, rows, left=2))

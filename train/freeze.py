@@ -32,7 +32,7 @@ def layers(network: nn.Module) -> dict[str, list[str]]:
     groups = list(group_parameters(network, matcher).values())
     prefixes = [{prefix for name in names for prefix in _prefixes(name)} for names in groups]
     # a layer's name is the shortest prefix that no other layer shares: layer3, blocks.7
-    return {next(p for p in _prefixes(names[0]) if sum(p in others for others in prefixes) == 1): names
+    return {next(p for p in _prefixes(names[0]) if sum(p in layer for layer in prefixes) == 1): names
             for names in groups}  # fmt: skip
 
 

@@ -13,7 +13,7 @@ def tree(root: int) -> tuple[float, int, int] | None:
 
     The time of an ended child counts once its parent has waited for it.
     """
-    found: dict[int, tuple[int, float, int]] = {}
+    results: dict[int, tuple[int, float, int]] = {}
     try:
         tick = os.sysconf("SC_CLK_TCK")
         for entry in Path("/proc").iterdir():
@@ -25,13 +25,13 @@ def tree(root: int) -> tuple[float, int, int] | None:
                 # why: the name, in brackets, may hold spaces. Source: proc(5), fields 3 onwards
                 fields = text[text.rindex(")") + 2 :].split()
                 used = sum(map(int, fields[11:15])) / tick  # utime, stime, cutime, cstime
-                found[int(entry.name)] = (int(fields[1]), used, int(fields[17]))
+                results[int(entry.name)] = (int(fields[1]), used, int(fields[17]))
     except (OSError, ValueError):
         return None
-    if root not in found:
+    if root not in results:
         return None
     inside, new = {root}, {root}
     while new:
-        new = {pid for pid, (parent, _, _) in found.items() if parent in new} - inside
+        new = {pid for pid, (parent, _, _) in results.items() if parent in new} - inside
         inside |= new
-    return sum(found[pid][1] for pid in inside), len(inside), sum(found[pid][2] for pid in inside)
+    return sum(results[pid][1] for pid in inside), len(inside), sum(results[pid][2] for pid in inside)

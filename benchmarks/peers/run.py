@@ -69,7 +69,7 @@ def rates(runner: Runner, *, rounds: int) -> list[dict[str, Any]]:
 
     `ours_times`: our rate / the peer's rate in the same round.
     """
-    job, found = runner.job, []
+    job, results = runner.job, []
     names = [name for name in runner.peers if PEERS[name].rates]
     # why: two rounds of every worker's batches ahead are in the queues when the clock starts, not more
     warm_up = max(8, 8 * job.workers)
@@ -81,8 +81,8 @@ def rates(runner: Runner, *, rounds: int) -> list[dict[str, Any]]:
                 runner.show_progress(f"{res} px, round {number + 1} of {rounds}: {name}")
                 raw[name].append(runner.run(name, task="rate", resolutions=(res,), batches=batches, warm_up=warm_up))
         peers = {name: _summary(each, raw.get("ours")) for name, each in raw.items()}
-        found.append({"res": res, "warm_up_batches": warm_up, "peers": peers})
-    return found
+        results.append({"res": res, "warm_up_batches": warm_up, "peers": peers})
+    return results
 
 
 def _summary(each: list[dict[str, Any]], ours: list[dict[str, Any]] | None) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def quality(runner: Runner) -> list[dict[str, Any]]:
     for name in names:
         runner.show_progress(f"quality: {name}")
         files[name] = runner.run(name, task="crops", crop_fracs=_FRACTIONS, images=_IMAGES)
-    found = []
+    results = []
     for res, tars in every.items():
         jpegs = [tars.jpeg(i) for i in range(min(_IMAGES, len(tars)))]
         for frac in _FRACTIONS:
@@ -117,8 +117,8 @@ def quality(runner: Runner) -> list[dict[str, Any]]:
                 with np.load(Path(job.scratch, its[f"{res} {frac}"])) as got:
                     exact = reference(jpegs, got["windows"], res)
                     values[name] = statistics.fmean(map(psnr_db, got["images"], exact))
-            found.append({"res": res, "crop_frac": frac, "images": len(jpegs), "psnr_db": values})
-    return found
+            results.append({"res": res, "crop_frac": frac, "images": len(jpegs), "psnr_db": values})
+    return results
 
 
 def changes(runner: Runner, *, rounds: int, batches: int) -> dict[str, Any]:
@@ -135,8 +135,8 @@ def changes(runner: Runner, *, rounds: int, batches: int) -> dict[str, Any]:
             # why: a peer that did not change the resolution would have no cost
             assert all(len(stage) >= batches for stage in times), (name, [len(stage) for stage in times])
             raw[name].append(times)
-    found = summary(raw, res, workers, of="peers", without="slowest_ratio")
-    return {"batches": batches, "first": first_batches(workers), "changes": found, "batch_s": raw}
+    results = summary(raw, res, workers, of="peers", without="slowest_ratio")
+    return {"batches": batches, "first": first_batches(workers), "changes": results, "batch_s": raw}
 
 
 def prepare(runner: Runner, names: Sequence[str]) -> dict[str, Any] | None:

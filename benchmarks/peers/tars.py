@@ -70,8 +70,8 @@ class Tars(Jpegs):
 def _places(line: str) -> tuple[int, int, int, int]:
     """Offset and bytes of the JPEG and of the label. Source: DALI's wds2idx: `ext offset size name` a component."""
     words = line.split()
-    found = {words[i]: (int(words[i + 1]), int(words[i + 2])) for i in range(0, len(words), 4)}
-    return *found["jpg"], *found["cls"]
+    results = {words[i]: (int(words[i + 1]), int(words[i + 2])) for i in range(0, len(words), 4)}
+    return *results["jpg"], *results["cls"]
 
 
 def endless(samples: int, seed: int) -> Iterator[int]:

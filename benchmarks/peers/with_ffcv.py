@@ -78,7 +78,7 @@ def prepare(job: Job) -> dict[str, Any]:
     The file has up to 8 MiB more than its images for each worker that wrote it: FFCV's pages.
     Raises `AssertionError` if a JPEG read back is not the one in the tar.
     """
-    found = {}
+    results = {}
     for res in job.resolutions:
         tars, path = Tars(job.shards, res), _beton(job, res)
         _write(path, _Samples(tars, tars.labels), job.workers)
@@ -88,8 +88,8 @@ def prepare(job: Job) -> dict[str, Any]:
                 jpeg = tars.jpeg(int(sample))
                 file.seek(int(pointers[sample]))
                 assert file.read(len(jpeg)) == jpeg, f"{path}: sample {sample} is not the JPEG of the tar"
-        found[str(res)] = {"jpeg_bytes": tars.mean_bytes, "file_bytes": path.stat().st_size / len(tars)}
-    return {"versions": {name: version(name) for name in ("ffcv", "numba", "numpy", "torch")}, "res": found}
+        results[str(res)] = {"jpeg_bytes": tars.mean_bytes, "file_bytes": path.stat().st_size / len(tars)}
+    return {"versions": {name: version(name) for name in ("ffcv", "numba", "numpy", "torch")}, "res": results}
 
 
 def _pipelines(job: Job, res: int, decoder: Any = None) -> dict[str, Any]:

@@ -322,12 +322,12 @@ def _descendants(pid: int) -> list[int]:
     for child in _living():
         if fields := _stat(child):
             parents.setdefault(int(fields[1]), []).append(child)
-    found, todo = [], [pid]
+    results, todo = [], [pid]
     while todo:
         children = parents.get(todo.pop(), [])
-        found += children
+        results += children
         todo += children
-    return found
+    return results
 
 
 def _name(pid: int) -> str:

@@ -392,7 +392,7 @@ class _Attempt:
         return main
 
     def problems(self) -> list[str]:
-        found = list(self._found)
+        results = list(self._found)
         for number, process in enumerate(self.processes):
             is_signal = self.event.how in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP")
             meant = self.delivered and (not is_signal or number == self.event.victim)
@@ -400,8 +400,8 @@ class _Attempt:
             final, what = (self.phase.final, self.phase.name) if number == 0 else (0, "eval beside")
             if number and process.status == 2:  # why: there may be no checkpoint yet
                 final = 2
-            found += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=what)
-        return found
+            results += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=what)
+        return results
 
     def _set_control(self, after: int) -> None:
         event, control = self.event, self.soak.control

@@ -79,8 +79,9 @@ def _stage(run: RunLogReader, row: dict[str, Any]) -> Iterator[Finding]:
         bad, waited = cost["cost_s"] > _SWITCH_FRAC * usual, row["first_wait_s"]
         yield Finding(bad, (
             f"The first {SWITCH_STEPS} steps after the change to {row['res']} px took "
-            f"{format_duration(cost['cost_s'], '+')} compared with {SWITCH_STEPS} usual steps "
-            f"({format_duration(usual)}); the slowest took {cost['slowest_ratio']:.1f}x the median"
+            f"{format_duration(abs(cost['cost_s']))} {'longer' if cost['cost_s'] >= 0 else 'less'} than "
+            f"{SWITCH_STEPS} usual ones ({format_duration(usual)}); the slowest took {cost['slowest_ratio']:.1f}x the "
+            "median"
             + (f"; {format_duration(max(0.0, waited))} of it was waiting for data. " + (
                 "Files of the new resolution were not cached: use more memory or a faster disk."
                 if waited > cost["cost_s"] / 2
@@ -183,10 +184,10 @@ def _run(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
             ))  # fmt: skip
 
 
-def format_duration(seconds: float, sign: str = "") -> str:
-    """`seconds` in ms, s, min or h; `sign` "+" also marks positive values."""
-    if abs(seconds) < 1:
-        return f"{1e3 * seconds:{sign}.0f} ms"
-    if abs(seconds) < 120:
-        return f"{seconds:{sign}.1f} s"
-    return f"{seconds / 60:{sign}.1f} min" if abs(seconds) < 7200 else f"{seconds / 3600:{sign}.1f} h"
+def format_duration(seconds: float) -> str:
+    """`seconds` as text in ms, s, min or h."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
