@@ -100,7 +100,7 @@ def tables(results: dict[str, Any]) -> str:
     base, recipes, seeds = results["baseline"], results["recipes"], len(results["seeds"])
     many = f"{seeds} seeds, mean ± deviation" if seeds > 1 else "one seed"
     parts = [text_table(
-        f"whole trainings, {many}",
+        f"complete trainings, {many}",
         ["recipe", "epochs", "top-1 %", "EMA %", "better %", "best %", "total s", "training s", "validation s",
          "waiting %"],
         [[name, _middle(one["epochs"]), *(_pm(one[key], 2, 100) for key in _MEANS[:4]),
@@ -120,7 +120,7 @@ def tables(results: dict[str, Any]) -> str:
                      "step: time of an image at the last resolution")  # fmt: skip
     parts.append("\n" + text_table(
         "stages (medians of steps, then of seeds)",
-        ["recipe", "stage", "res", "batch", "ms a step", "ms an image", "lost at the change ms", "slowest / median"],
+        ["recipe", "stage", "res", "batch", "ms per step", "ms per image", "lost at the change ms", "slowest / median"],
         [[name, str(stage["stage"]), str(stage["res"]), str(stage["batch_size"]), _spread(stage["step_s"], 1, 1e3),
           _spread(stage["image_s"], 2, 1e3), _spread(stage["switch_cost_s"], 0, 1e3),
           _spread(stage["switch_slowest_ratio"], 2)] for name, one in recipes.items() for stage in one["stages"]],
@@ -129,7 +129,7 @@ def tables(results: dict[str, Any]) -> str:
     if planned:
         parts.append("\n" + text_table(
             "plan / outcome (median of seeds; the command also starts, warms up and saves)",
-            ["recipe", "training and validation", "training", "the whole command"],
+            ["recipe", "training and validation", "training", "complete command"],
             [[name, *map(_ratio, plan.values())] for name, plan in planned.items()],
         ))  # fmt: skip
     return "\n".join(parts)

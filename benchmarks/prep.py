@@ -194,20 +194,20 @@ def report(result: dict[str, Any]) -> None:
           f"{len(seconds[OURS]['seconds'])} interleaved rounds; steady: without start-up")  # fmt: skip
     steady = {}
     for name, values in seconds.items():
-        whole, few = statistics.median(values["seconds"]), statistics.median(values["few_seconds"])
-        steady[name] = (images - FEW) / (whole - few)
+        total_s, few = statistics.median(values["seconds"]), statistics.median(values["few_seconds"])
+        steady[name] = (images - FEW) / (total_s - few)
         print(
-            f"  {name:<22} {images / whole:5.0f} images/s, steady {steady[name]:5.0f}, start-up {few:4.1f} s; ours "
-            f"{whole / statistics.median(seconds[OURS]['seconds']):.2f}x, steady {steady[OURS] / steady[name]:.2f}x"
+            f"  {name:<22} {images / total_s:5.0f} images/s, steady {steady[name]:5.0f}, start-up {few:4.1f} s; ours "
+            f"{total_s / statistics.median(seconds[OURS]['seconds']):.2f}x, steady {steady[OURS] / steady[name]:.2f}x"
         )
-    for part, told in result["parts"]["ms"].items():
-        print(f"  {part:<22} {statistics.median(told['values']):6.3f} ms CPU an image")
+    for part, times in result["parts"]["ms"].items():
+        print(f"  {part:<22} {statistics.median(times['values']):6.3f} ms CPU per image")
     for part, rate in result["limits_images_per_s"].items():
         print(f"  limit: {part:<29} {rate:6.0f} images/s")
     for side, nbytes in result["parts"]["bytes"].items():
         mean = {name: statistics.fmean(values[side]) for name, values in result["psnr_db"].items() if values[side]}
-        told = ", ".join(f"{value:.2f} dB to {name}" for name, value in mean.items()) or "nothing to shrink"
-        print(f"  short side {side:>4} px: {nbytes / 1e3:5.1f} kB an image; before JPEG {told}")
+        psnr = ", ".join(f"{value:.2f} dB to {name}" for name, value in mean.items()) or "nothing to shrink"
+        print(f"  short side {side:>4} px: {nbytes / 1e3:5.1f} kB per image; before JPEG {psnr}")
 
 
 if __name__ == "__main__":

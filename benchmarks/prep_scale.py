@@ -146,8 +146,8 @@ def write_entries(root: str, entries: int) -> dict[str, Any]:
         sources["digest"] = keys * np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no two are equal
         stored["offset"], stored["nbytes"] = np.arange(n) * 20_000 + 512, 17_000
         name = shard_name("train", number)
-        told = FileInfo(nbytes=n, sha256="0" * 64)
-        files = {f"{res}/{name}.{kind}": told for res in RESOLUTIONS for kind in ("tar", "idx")}
+        info = FileInfo(nbytes=n, sha256="0" * 64)
+        files = {f"{res}/{name}.{kind}": info for res in RESOLUTIONS for kind in ("tar", "idx")}
         return Written(
             split="train", number=number, samples=samples, sources=sources, rejects=(), files=files,
             stored={res: stored.copy() for res in RESOLUTIONS},

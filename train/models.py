@@ -124,7 +124,7 @@ def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]
         for res in sorted(set(resolutions)):
             try:
                 network(torch.empty(2, 3, res, res, device="meta"))
-            except NotImplementedError:  # as above
+            except NotImplementedError:  # not supported on meta, as above
                 continue
             except (AssertionError, RuntimeError, ValueError) as error:
                 return f"{res} px: {(str(error) or type(error).__name__).splitlines()[0][:120]}"

@@ -310,7 +310,8 @@ class _Session:
         file = checkpoint.step_file(folder, step)
         if self.ranks.is_main:
             digest = checkpoint.save(file, state)
-            for name in ("best.pt", "last.pt") if best else ("last.pt",):  # why: a kill between them repeats the epoch
+            # why this order: a kill between the two repeats the epoch
+            for name in ("best.pt", "last.pt") if best else ("last.pt",):
                 checkpoint.link(file, folder / name)
             checkpoint.keep_newest(folder, self.options.keep, newest=step)
             self._log_checkpoint(file.name, digest)

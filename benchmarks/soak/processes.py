@@ -322,12 +322,12 @@ def _descendants(pid: int) -> list[int]:
     for child in _living():
         if fields := _stat(child):
             parents.setdefault(int(fields[1]), []).append(child)
-    results, todo = [], [pid]
+    descendants, todo = [], [pid]
     while todo:
         children = parents.get(todo.pop(), [])
-        results += children
+        descendants += children
         todo += children
-    return results
+    return descendants
 
 
 def _name(pid: int) -> str:

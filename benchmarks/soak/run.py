@@ -43,7 +43,7 @@ _SLOWER = {1: 1.0, 2: 1.3, 4: 2.0}  # slowdown by number of ranks
 
 
 class Soak:
-    """A whole soak. `findings` grows as it goes; `result` and `summary` say what was done."""
+    """A complete soak test. `findings` grows during `go`; `result` and `summary` report what was done."""
 
     def __init__(
         self, folder: Path, stack: contextlib.ExitStack, *, seed: int, kills: int, faults: int, minutes: float,
@@ -82,7 +82,7 @@ class Soak:
         make_photos(self.world.photos)
         write_recipes(self.world)
 
-    # the whole
+    # all cycles
 
     def go(self) -> None:
         """Run cycles until there are enough events."""
@@ -392,7 +392,7 @@ class _Attempt:
         return main
 
     def problems(self) -> list[str]:
-        results = list(self._found)
+        problems = list(self._found)
         for number, process in enumerate(self.processes):
             is_signal = self.event.how in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP")
             meant = self.delivered and (not is_signal or number == self.event.victim)
@@ -400,8 +400,8 @@ class _Attempt:
             final, what = (self.phase.final, self.phase.name) if number == 0 else (0, "eval beside")
             if number and process.status == 2:  # why: there may be no checkpoint yet
                 final = 2
-            results += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=what)
-        return results
+            problems += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=what)
+        return problems
 
     def _set_control(self, after: int) -> None:
         event, control = self.event, self.soak.control

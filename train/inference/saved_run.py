@@ -36,7 +36,7 @@ __all__ = [
     "validation_plan",
 ]  # fmt: skip
 
-_ONE_SAMPLE = 1e-12  # as a fraction of any split
+_ONE_SAMPLE = 1e-12  # fraction that yields a single sample of any split
 
 Weights = Literal["raw", "ema"]
 
