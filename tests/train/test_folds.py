@@ -86,7 +86,7 @@ def test_each_fold_is_the_run_with_that_fold_and_a_cut_goes_on(
 @pytest.mark.parametrize(
     ("folds", "message"),
     [
-        ("3", "--folds: got 3, expected all, or some of 0 to 2"),
+        ("3", "--folds: got 3, expected all, or numbers from 0 to 2"),
         ("0,0", "--folds: got 0,0"),
         ("x", "--folds: got x"),
         ("", "--folds: got"),
