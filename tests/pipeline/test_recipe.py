@@ -51,7 +51,7 @@ def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
         ({"stages": [{"res": 32, "epochs": 10**15, "batch_size": 8}]}, "stages.epochs: got 1000000000000000, expected "
          "an integer from 1 to 100000"),
         ({"stages": [{"res": 32, "epochs": 60_000, "batch_size": 8}] * 2}, "stages.epochs: got 120000, expected at "
-         "most 100000 in all stages together"),
+         "most 100000 over all stages"),
         ({"stages": [{"res": 10**6, "epochs": 1, "batch_size": 8}]}, "stages.res: got 1000000"),
         ({"eval": {"batch_size": 10**9}}, "eval.batch_size: got 1000000000"),
         ({"optim": {"accumulate": 100}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]},
