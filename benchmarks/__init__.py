@@ -1,1 +1,1 @@
-"""One question a file; raw values go to results/ as JSON."""
+"""Benchmarks, one per file. Raw values of every repeat are written as JSON, the committed ones to results/."""

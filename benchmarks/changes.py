@@ -1,10 +1,10 @@
-"""What does each kind of change cost: resolution, batch size, fraction, augmentation, order; a new epoch, a validation?
+"""Time lost at each kind of change between epochs and stages: resolution, batch size, fraction, augmentation, order, …
 
     python -m benchmarks.changes --shards shards [--rounds 5] [--batch-size 32]
 
-A consumer that takes a little longer for a batch than the loader (as a training loop does) runs over one plan with
-all the changes in it; what is told is how long it waited for the first batches after each border beyond what it waits
-in the steady part of that segment: the time lost, in ms and in steady steps. The budget is one step.
+A consumer slightly slower than the loader (like a training loop) runs over one plan that contains all the changes. The
+time lost at a change is how much longer it waited for the first batches after it than in the steady part of that
+segment, in ms and in steady steps. The budget is one step.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .table import repeated, spread, text_table
 
 __all__ = ["main", "measure", "table"]
 
-_FIRST = 10  # batches after a border that are counted: more than run ahead of the consumer
-_PACE = 1.3  # step of the consumer, in the loader's own batch times
+_FIRST = 10  # batches counted after a change: more than are prefetched
+_PACE = 1.3  # the consumer's step time / the loader's batch time
 
 
 def stages(shards: ShardSet, batch_size: int) -> list[tuple[str, Stage]]:
-    """The kinds of change, each with the stage it leads into, from the one before."""
+    """(kind of change, stage after the change) for consecutive stages."""
     small, *_, large = shards.resolutions
     rich = Augment(
         policy="randaugment", jitter=(0.3, 0.3, 0.3, 0.1), erase_prob=0.25, mixup_alpha=0.4, cutmix_alpha=1.0
@@ -76,20 +76,20 @@ def measure(shards: ShardSet, *, batch_size: int, rounds: int, threads: int) -> 
     drained = _waits(plan, threads, [0.0] * len(plan.passes))
     pace = [_PACE * statistics.fmean(each[len(each) // 4 :]) for each in drained]
     raw = [_waits(plan, threads, pace) for _ in range(rounds)]
-    found: dict[str, dict[str, list[float]]] = {}
+    by_kind: dict[str, dict[str, list[float]]] = {}
     for waits in raw:
-        one: dict[str, list[tuple[float, float, float]]] = {}
+        losses_of: dict[str, list[tuple[float, float, float]]] = {}
         for number, (before, segment) in enumerate(itertools.pairwise(plan.passes), start=1):
             kind = _kind(before, segment, named)
-            one.setdefault(kind, []).append(_lost(waits[number], pace[number]))
-        for kind, losses in one.items():
-            values = found.setdefault(kind, {"lost_s": [], "lost_steps": [], "slowest_steps": []})
+            losses_of.setdefault(kind, []).append(_lost(waits[number], pace[number]))
+        for kind, losses in losses_of.items():
+            values = by_kind.setdefault(kind, {"lost_s": [], "lost_steps": [], "slowest_steps": []})
             for name, each in zip(values, zip(*losses, strict=True), strict=True):
                 values[name].append(statistics.median(each))
     times = Counter(_kind(a, b, named) for a, b in itertools.pairwise(plan.passes))
     borders = [
         {"kind": kind, "times": times[kind], **{name: repeated(each) for name, each in values.items()}}
-        for kind, values in found.items()
+        for kind, values in by_kind.items()
     ]
     waits_s = [list(itertools.chain(*waits)) for waits in raw]
     return {"batch_size": batch_size, "first": _FIRST, "step_s": pace, "borders": borders, "waits_s": waits_s}
@@ -98,19 +98,19 @@ def measure(shards: ShardSet, *, batch_size: int, rounds: int, threads: int) -> 
 def _kind(before: Pass, segment: Pass, named: list[tuple[str, Stage]]) -> str:
     if segment.split == "val":
         return "training to validation"
-    if before.stage != segment.stage:  # a validation may lie between two stages; it is the stage's change all the same
+    if before.stage != segment.stage:  # also if a validation lies between the two stages
         return named[segment.stage][0]
     return "validation to training" if before.split == "val" else "epoch to epoch"
 
 
 def _waits(plan: Plan, threads: int, pace: Sequence[float]) -> list[list[float]]:
-    """Seconds waited for each batch of each segment by a consumer whose step takes `pace[segment]` s."""
+    """Seconds that a consumer with a step time of `pace[segment]` s waited for each batch of each segment."""
     with Loader(plan, threads=threads) as loader:
         return clock(loader, [segment.batches for segment in plan.passes], pace, torch.device("cpu"))
 
 
 def _lost(waits: Sequence[float], step_s: float) -> tuple[float, float, float]:
-    """Seconds lost in the first batches, the same in steady steps, and the slowest step in steady ones."""
+    """(seconds lost in the first batches, the same in steady steps, slowest of these steps / steady step)."""
     first = min(_FIRST, len(waits) // 2)
     steady = statistics.median(waits[first:])
     step = steady + step_s
@@ -118,14 +118,14 @@ def _lost(waits: Sequence[float], step_s: float) -> tuple[float, float, float]:
     return lost, lost / step, (max(waits[:first]) + step_s) / step
 
 
-def table(found: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     rows = [
         [each["kind"], str(each["times"]), spread(each["lost_s"], 1, 1e3), spread(each["lost_steps"], 2),
          spread(each["slowest_steps"], 2)]
-        for each in found["borders"]
+        for each in result["borders"]
     ]  # fmt: skip
-    head = ["change", "times", f"lost in {found['first']} batches ms", "in steps", "slowest step, in steady ones"]
-    return text_table(f"time lost at a change, batches of {found['batch_size']}", head, rows)
+    head = ["change", "times", f"lost in {result['first']} batches ms", "in steps", "slowest / steady step"]
+    return text_table(f"time lost at a change, batches of {result['batch_size']}", head, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,15 +140,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser, _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    ready_to_write(got.out)
-    shards = ShardSet.open(got.shards)
+def _run(args: argparse.Namespace) -> None:
+    ready_to_write(args.out)
+    shards = ShardSet.open(args.shards)
     read_into_cache(shards)
     head = header()
-    found = measure(shards, batch_size=got.batch_size, rounds=got.rounds, threads=got.threads)
-    write(got.out, {**head, **found}, indent=None)
-    print(table(found))
-    print(f"written: {got.out}")
+    result = measure(shards, batch_size=args.batch_size, rounds=args.rounds, threads=args.threads)
+    write(args.out, {**head, **result}, indent=None)
+    print(table(result))
+    print(f"written: {args.out}")
 
 
 if __name__ == "__main__":

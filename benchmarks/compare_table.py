@@ -1,4 +1,4 @@
-"""What do runs of several recipes say together? Their means, their ratios to the first recipe, and a picture."""
+"""Summary of `benchmarks.compare`: means over seeds, ratios to the first recipe, text tables and a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ASKED", "check_picture", "draw", "drawn", "summary", "tables"]
 
-# of a progressive recipe against one at its final resolution: points of top-1 it may lose, and ratios of times
+# targets of a progressive recipe against one at its final resolution: top-1 points lost, and time ratios
 ASKED = {"points": -1.0, "time_ratio": 0.65, "final_epoch_ratio": 1.01}
 _MEANS = ("top1", "ema_top1", "final_top1", "best_top1", "elapsed_s", "train_s", "eval_s", "wait_frac")
 _PICTURES = (".png", ".svg", ".pdf")
@@ -35,14 +35,14 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
     names = list(dict.fromkeys(run["recipe"] for run in runs))
     by_name = {name: [run for run in runs if run["recipe"] == name] for name in names}
     base = by_name[names[0]]
-    found = {name: _one(mine) | {"against": _against(mine, base) if mine is not base else None}
+    results = {name: _one(mine) | {"against": _against(mine, base) if mine is not base else None}
              for name, mine in by_name.items()}  # fmt: skip
-    return {"baseline": names[0], "seeds": [run["seed"] for run in base], "recipes": found}
+    return {"baseline": names[0], "seeds": [run["seed"] for run in base], "recipes": results}
 
 
 def _one(runs: Sequence[Run]) -> dict[str, Any]:
     stages = []
-    for each in zip(*(run["stages"] for run in runs), strict=False):  # why not strict: some may have stopped early
+    for each in zip(*(run["stages"] for run in runs), strict=False):  # why not strict: runs may have stopped early
         names = ("step_s", "image_s", "switch_cost_s", "switch_slowest_ratio")
         same = {name: each[0][name] for name in ("stage", "res", "batch_size")}
         stages.append(same | {name: _repeated([stage[name] for stage in each]) for name in names})
@@ -65,25 +65,25 @@ def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
         return repeated([mine[name] / other[name] for mine, other in pairs])
 
     comparable = all(mine["final_res"] == other["final_res"] for mine, other in pairs)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "points": _mean([100 * (mine["final_top1"] - other["final_top1"]) for mine, other in pairs]),
         "time_ratio": ratio("elapsed_s"),
         "final_epoch_ratio": ratio("final_image_s") if comparable else None,
         "final_step_ratio": ratio("final_step_image_s") if comparable else None,
     }
-    final = found["final_epoch_ratio"]
-    found["missed"] = [
+    final = results["final_epoch_ratio"]
+    results["missed"] = [
         name for name, bad in (
-            ("accuracy", found["points"]["mean"] < ASKED["points"]),
-            ("time", found["time_ratio"]["median"] > ASKED["time_ratio"]),
+            ("accuracy", results["points"]["mean"] < ASKED["points"]),
+            ("time", results["time_ratio"]["median"] > ASKED["time_ratio"]),
             ("final epoch", final is None or final["median"] > ASKED["final_epoch_ratio"]),
         ) if bad
     ]  # fmt: skip
-    return found
+    return results
 
 
 def _mean(raw: Sequence[float | None]) -> dict[str, Any] | None:
-    """Every seed's value, mean and standard deviation (of a sample; None for one seed); None if a value is missing."""
+    """All seeds' values, mean and sample standard deviation (None for one seed); None if a value is missing."""
     values = [value for value in raw if value is not None]
     if len(values) < len(raw):
         return None
@@ -95,12 +95,12 @@ def _repeated(raw: Sequence[float | None]) -> dict[str, Any] | None:
     return repeated(values) if len(values) == len(raw) else None
 
 
-def tables(found: dict[str, Any]) -> str:
+def tables(results: dict[str, Any]) -> str:
     """All tables of a `summary`."""
-    base, recipes, seeds = found["baseline"], found["recipes"], len(found["seeds"])
+    base, recipes, seeds = results["baseline"], results["recipes"], len(results["seeds"])
     many = f"{seeds} seeds, mean ± deviation" if seeds > 1 else "one seed"
     parts = [text_table(
-        f"whole trainings, {many}",
+        f"complete trainings, {many}",
         ["recipe", "epochs", "top-1 %", "EMA %", "better %", "best %", "total s", "training s", "validation s",
          "waiting %"],
         [[name, _middle(one["epochs"]), *(_pm(one[key], 2, 100) for key in _MEANS[:4]),
@@ -120,7 +120,7 @@ def tables(found: dict[str, Any]) -> str:
                      "step: time of an image at the last resolution")  # fmt: skip
     parts.append("\n" + text_table(
         "stages (medians of steps, then of seeds)",
-        ["recipe", "stage", "res", "batch", "ms a step", "ms an image", "lost at the change ms", "slowest / median"],
+        ["recipe", "stage", "res", "batch", "ms per step", "ms per image", "lost at the change ms", "slowest / median"],
         [[name, str(stage["stage"]), str(stage["res"]), str(stage["batch_size"]), _spread(stage["step_s"], 1, 1e3),
           _spread(stage["image_s"], 2, 1e3), _spread(stage["switch_cost_s"], 0, 1e3),
           _spread(stage["switch_slowest_ratio"], 2)] for name, one in recipes.items() for stage in one["stages"]],
@@ -129,7 +129,7 @@ def tables(found: dict[str, Any]) -> str:
     if planned:
         parts.append("\n" + text_table(
             "plan / outcome (median of seeds; the command also starts, warms up and saves)",
-            ["recipe", "training and validation", "training", "the whole command"],
+            ["recipe", "training and validation", "training", "complete command"],
             [[name, *map(_ratio, plan.values())] for name, plan in planned.items()],
         ))  # fmt: skip
     return "\n".join(parts)
@@ -158,7 +158,7 @@ def _ratio(value: dict[str, Any] | None) -> str:
 
 
 def check_picture(path: Path) -> None:
-    """Raises `ResoluteError` for a place where no picture can be written: it is drawn after hours."""
+    """Raise `ResoluteError` if the picture cannot be written; checked first, as it is drawn after hours."""
     check_output(path, setting="--picture", suffixes=_PICTURES)
 
 
@@ -194,7 +194,7 @@ def drawn(runs: Sequence[Run]) -> Figure:
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Raises `ResoluteError` if it cannot be written."""
+    """Write the figure of `drawn` to `path`. Raises `ResoluteError` if it cannot be written."""
     figure = drawn(runs)
     with output_file(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=110)

@@ -1,10 +1,9 @@
-"""A store on loopback that is as slow as a real one: what would a far away set cost?
+"""Test double of a remote object store: an S3 server on loopback with configurable latency and bandwidth.
 
     with store(folder, latency_s=0.03, bytes_per_s=80e6, total_bytes_per_s=1e9) as url: ...  # "s3://bucket/set"
 
-Answers GET (with ranges) and HEAD as S3 does, for a folder, from a process of its own. Each request waits
-`latency_s` for its first byte and gets at most `bytes_per_s`, all together `total_bytes_per_s`. Nothing fails:
-tests do that.
+Serves a folder in its own process and answers GET (with ranges) and HEAD as S3 does. The first byte of a response takes
+`latency_s`; a request gets at most `bytes_per_s`, all requests together `total_bytes_per_s`. It injects no errors.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ _PLACE = "/bucket/set/"
 
 @contextmanager
 def store(folder: Path, *, latency_s: float, bytes_per_s: float, total_bytes_per_s: float) -> Iterator[str]:
-    """The URL of a folder behind such a store; the environment names it to s3fs while the block lasts."""
+    """The URL of `folder` behind such a store; within the block, environment variables point s3fs to it."""
     speeds = (latency_s, bytes_per_s, total_bytes_per_s)
     argv = [sys.executable, "-m", __name__, str(folder.resolve()), *map(str, speeds)]
     server = subprocess.Popen(argv, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
     assert server.stdout
-    told = {
+    variables = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{int(server.stdout.readline())}", "AWS_ACCESS_KEY_ID": "none",
         "AWS_SECRET_ACCESS_KEY": "none", "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
     }  # fmt: skip
     try:
-        with mock.patch.dict(os.environ, told):
+        with mock.patch.dict(os.environ, variables):
             yield f"s3:/{_PLACE}".rstrip("/")
     finally:
         server.terminate()
@@ -49,13 +48,13 @@ def store(folder: Path, *, latency_s: float, bytes_per_s: float, total_bytes_per
 
 
 class _Line:
-    """What all answers share: pieces go one after another."""
+    """The bandwidth shared by all responses, as a queue."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s, self._free_s, self._lock = bytes_per_s, 0.0, threading.Lock()
 
     def take(self, nbytes: int) -> float:
-        """When these bytes will have gone through, on the clock of `time.perf_counter`."""
+        """Queue `nbytes`; returns when they are sent, as a time of `time.perf_counter`."""
         with self._lock:
             self._free_s = max(self._free_s, time.perf_counter()) + nbytes / self._bytes_per_s
             return self._free_s
@@ -112,8 +111,8 @@ def _serve() -> None:
     parser.add_argument("latency_s", type=float)
     parser.add_argument("bytes_per_s", type=float)
     parser.add_argument("total_bytes_per_s", type=float)
-    got = parser.parse_args()
-    handler = functools.partial(_Handler, got.folder, got.latency_s, got.bytes_per_s, _Line(got.total_bytes_per_s))
+    args = parser.parse_args()
+    handler = functools.partial(_Handler, args.folder, args.latency_s, args.bytes_per_s, _Line(args.total_bytes_per_s))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     print(server.server_port, flush=True)

@@ -1,8 +1,8 @@
-"""How many images a second does the loader deliver at each resolution, beside torch's DataLoader and Pillow?
+"""Throughput of the loader in images/s at each resolution, compared with torch's DataLoader and Pillow.
 
-Both read the same stored training images, crop (random-resized-crop), flip and normalise, and hand out float32
-batches on the device. One runs at a time, in turns; each starts, delivers some batches unseen, and is then drained
-for a few seconds. Host time is CPU time of the main thread alone: what the training loop's thread pays for its data.
+Both read the same stored training images, apply random resized crop, flip and normalisation, and deliver float32
+batches on the device. They run one at a time, interleaved; after a warm-up each is drained for a few seconds. Host time
+is the CPU time of the main thread alone: what loading costs the training loop's thread.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .table import each_repeated, spread, text_table
 
 __all__ = ["drain", "measure", "synchronise", "table"]
 
-_FASTEST = 100_000  # images/s: no loader runs out of batches before its time
+_FASTEST = 100_000  # images/s; upper bound of any loader, so that none runs out of batches
 
 
 def measure(
     shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, seconds: float, repeats: int,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """{"res": [{"res", "loaders": {name: {"images_per_s", "host_us_per_image", "first_batch_s"}}}]}.
 
-    Every value is `repeated`; `seconds` is measured for each of them, after a warm-up.
+    Every value is `repeated`; each repeat measures `seconds` s after a warm-up.
     """
     warm_up = max(8, 2 * threads)
     batches = warm_up + math.ceil(seconds * _FASTEST / batch_size)
-    found = []
+    results = []
     for res in shards.resolutions:
         plan = train_plan(shards, [full_batches(shards, res, batches=batches, batch_size=batch_size)])
 
@@ -52,17 +52,17 @@ def measure(
         raw: dict[str, list[dict[str, float]]] = {name: [] for name in loaders}
         for repeat in range(repeats):
             for name, start in loaders.items():
-                tell(f"loader: {res} px, {name}, repeat {repeat + 1} of {repeats}")
+                show_progress(f"loader: {res} px, {name}, repeat {repeat + 1} of {repeats}")
                 with closing(start()) as stream:
                     raw[name].append(drain(stream, seconds=seconds, warm_up=warm_up, device=device))
-        found.append({"res": res, "loaders": {name: each_repeated(each) for name, each in raw.items()}})
-    return {"warm_up_batches": warm_up, "res": found}
+        results.append({"res": res, "loaders": {name: each_repeated(each) for name, each in raw.items()}})
+    return {"warm_up_batches": warm_up, "res": results}
 
 
 def drain(
     stream: Generator[torch.Tensor, None, None], *, seconds: float, warm_up: int, device: torch.device
 ) -> dict[str, float]:
-    """Rates over `seconds` s of taking batches as fast as they come, after `warm_up` batches."""
+    """Rates while taking batches as fast as possible for `seconds` s, after `warm_up` batches."""
     began = time.perf_counter()
     next(stream)
     synchronise(device)
@@ -83,11 +83,11 @@ def drain(
 
 def synchronise(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # sync: batches and steps are launched, not awaited; a clock has to see them end
+        torch.cuda.synchronize(device)  # sync: ends the timed interval; batches and steps are asynchronous
 
 
 def table(result: dict[str, Any]) -> str:
-    """One row a resolution and loader; the ratio is ours to the peer's, by medians."""
+    """One row per resolution and loader; the ratio is ours / the peer's, of medians."""
     rows = []
     for entry in result["res"]:
         base = entry["loaders"]["peer"]["images_per_s"]["median"]

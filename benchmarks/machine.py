@@ -1,4 +1,4 @@
-"""Where, and with what, was it measured? The record that goes into every result, without names or paths."""
+"""The record of machine, versions and commit in every result, without host names or paths."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["commit", "cpu_flags", "find_device", "machine", "read_into_cache", "
 _PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "numpy", "pillow")
 
 
-def find_device(wanted: str) -> torch.device:
-    """The device meant; "auto" is a GPU if there is one. Raises `ResoluteError` for one that is not there."""
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise ResoluteError(f"--device: got {wanted}, expected auto, cpu or cuda; choose one")
-    import torch  # why: mistakes on a command line need not wait for it
+def find_device(name: str) -> torch.device:
+    """The device for `--device`; "auto" is a GPU if there is one. Raises `ResoluteError` if it does not exist."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ResoluteError(f"--device: got {name}, expected auto, cpu or cuda; choose one")
+    import torch  # why here: command line errors should not wait for the import
 
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if name == "cuda" and not torch.cuda.is_available():
         raise ResoluteError("--device cuda: no CUDA device found, expected one; use --device cpu")
-    if wanted == "cpu" or not torch.cuda.is_available():
+    if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -59,14 +59,14 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
         "cores": available_cpus(),
         "ram_gib": round(ram_bytes() / 2**30, 1),
         "system": platform.system(),
-        "load_before": round(os.getloadavg()[0], 2),  # runnable processes, mean of a minute: above 0 is company
+        "load_before": round(os.getloadavg()[0], 2),  # load average of the last minute: above 0, other work ran
         "gpu": None,
     }
     if device and device.type == "cuda":
         import torch
 
-        found = torch.cuda.get_device_properties(device)
-        record |= {"gpu": found.name, "gpu_memory_gib": round(found.total_memory / 2**30, 1)}
+        gpu = torch.cuda.get_device_properties(device)
+        record |= {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
     return record
 
 
@@ -75,16 +75,16 @@ def ram_bytes() -> int:
 
 
 def versions(*more: str) -> dict[str, str | None]:
-    """Of Python and of what is installed of the usual packages and of `more`."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    """Versions of Python and of those of the usual packages and `more` that are installed."""
+    installed: dict[str, str | None] = {"python": platform.python_version()}
     for name in (*_PACKAGES, *more):
         with contextlib.suppress(PackageNotFoundError):
-            found["nvidia-dali" if name.startswith("nvidia-dali") else name] = version(name)
-    return found | {"libjpeg_turbo (Pillow)": features.version("libjpeg_turbo")}
+            installed["nvidia-dali" if name.startswith("nvidia-dali") else name] = version(name)
+    return installed | {"libjpeg_turbo (Pillow)": features.version("libjpeg_turbo")}
 
 
 def commit() -> str | None:
-    """The commit of the code that runs, "-dirty" where tracked files differ from it; None outside of git."""
+    """The commit of the running code, with "-dirty" if tracked files are modified; None outside git."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
@@ -96,9 +96,9 @@ def commit() -> str | None:
 
 
 def read_into_cache(shards: ShardSet) -> bool:
-    """Read all training shards once, if they take at most a quarter of the memory; True if so.
+    """Read all training shards once if they take at most a quarter of the memory; returns whether they did.
 
-    So that whoever is measured first does not pay for a cold disk.
+    Otherwise the first measurement would pay for a cold page cache.
     """
     paths = {shards.path(res, shard) for res in shards.resolutions for shard in shards.splits["train"].shards}
     if sum(path.stat().st_size for path in paths) > ram_bytes() // 4:

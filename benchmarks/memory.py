@@ -1,10 +1,10 @@
-"""Does the stream stay flat? Memory, files and threads over very many batches and stage changes.
+"""Leak test of the loader: memory, open files and threads over many batches and stage changes.
 
     python -m benchmarks.memory --shards shards [--batches 100000] [--changes 50] [--batch-size 8]
 
-One `Loader`, drained as fast as it goes, over a plan whose stages differ in resolution, batch size, fraction of the
-data, augmentation and order, each from the one before it. Sampled a thousand times; what is told at the end is the
-growth from the second fifth's median to the last fifth's: a leak grows, an allocator wobbles.
+One `Loader` is drained over a plan in which each stage differs from the previous one in resolution, batch size,
+fraction, augmentation and order. Memory is sampled a thousand times; the result is the growth from the median of the
+second fifth to that of the last fifth, which separates a leak from allocator noise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Augment, Stage
 
-from .shell import command, header, ready_to_write, tell, write
+from .shell import command, header, ready_to_write, show_progress, write
 
 __all__ = ["main", "measure", "varied"]
 
@@ -42,7 +42,7 @@ _AUGMENTS = (
 
 
 def varied(shards: ShardSet, *, batches: int, changes: int, batch_size: int) -> list[Stage]:
-    """`changes` + 1 stages of `batches` batches in all, at least; each differs from the one before it in everything."""
+    """`changes` + 1 stages with at least `batches` batches in total; consecutive stages differ in every setting."""
     total, per_stage = len(shards.splits["train"]), -(-batches // (changes + 1))
     stages = []
     for i, res in zip(range(changes + 1), itertools.cycle(shards.resolutions), strict=False):
@@ -77,8 +77,8 @@ def measure(shards: ShardSet, *, batches: int, changes: int, batch_size: int, th
             if i % every == 0:
                 files = len(list(Path("/proc/self/fd").iterdir()))
                 curve.append([i, batch.spec.stage, round(rss_mib(), 1), files, threading.active_count()])
-                tell(f"{i} of {plan.total_batches}, {curve[-1][2]} MiB")
-    tell("")
+                show_progress(f"{i} of {plan.total_batches}, {curve[-1][2]} MiB")
+    show_progress("")
     fifth = len(curve) // 5
     first, last = (statistics.median(row[2] for row in part) for part in (curve[fifth : 2 * fifth], curve[-fifth:]))
     return {
@@ -101,19 +101,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser, _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    ready_to_write(got.out)
+def _run(args: argparse.Namespace) -> None:
+    ready_to_write(args.out)
     head = header()
-    found = measure(
-        ShardSet.open(got.shards), batches=got.batches, changes=got.changes, batch_size=got.batch_size,
-        threads=got.threads,
+    result = measure(
+        ShardSet.open(args.shards), batches=args.batches, changes=args.changes, batch_size=args.batch_size,
+        threads=args.threads,
     )  # fmt: skip
-    write(got.out, {**head, **found}, indent=None)
-    steps = max(1, len(found["curve"]) // 10)
-    for row in found["curve"][::steps]:
+    write(args.out, {**head, **result}, indent=None)
+    steps = max(1, len(result["curve"]) // 10)
+    for row in result["curve"][::steps]:
         print(f"batch {row[0]:>8,}  stage {row[1]:>3}  {row[2]:8.1f} MiB  {row[3]:>4} files  {row[4]:>3} threads")
-    print(f"{found['batches']:,} batches, {found['stages']} stages in {found['took_s']} s: "
-          f"{found['growth_mib']:+.1f} MiB from the second fifth to the last; written: {got.out}")  # fmt: skip
+    print(f"{result['batches']:,} batches, {result['stages']} stages in {result['took_s']} s: "
+          f"{result['growth_mib']:+.1f} MiB from the second fifth to the last; written: {args.out}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""How well does each order shuffle, and what does it ask of the disk? Numbers beside those of ideal random draws.
+"""Shuffle quality and disk reads of each sample order, relative to ideal random permutations.
 
     python -m benchmarks.order [--shards DIR | --samples 1281167 --classes 1000] [--batch-size 256] [--out FILE]
 
-Of whole training epochs, for `full`, for `block` with windows of several sizes, and for no shuffle at all:
+Measured over complete training epochs, for `full`, for `block` with several window sizes, and without shuffling:
 
-* class mix: mean total-variation distance between the classes of a batch and those of the set, over that of
-  independent random permutations: 1 is ideal. Once for classes as prep stores them (shuffled), and once as if they
-  had been stored one after another, which no order but `full` can mend wholly;
-* kept pairs: the part of all pairs in a batch that are in one batch again in the next epoch, over chance: 1 is ideal;
-* blocks a batch: how many different blocks of neighbours it takes samples from;
-* reads: blocks fetched for each 1000 samples with room for twice a window of them (least recently used goes).
+* class mix: mean total variation distance between the class distributions of a batch and of the set, relative to
+  independent random permutations (1 is ideal); for classes as prep stores them (shuffled), and as if they were stored
+  one after another, which only `full` can fully compensate;
+* kept pairs: fraction of the pairs in a batch that share a batch again in the next epoch, relative to chance (1 is
+  ideal);
+* blocks a batch: number of different storage blocks that a batch takes samples from;
+* reads a 1000: blocks fetched per 1000 samples with an LRU cache of two windows.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ IDEAL = 8  # random permutations to compare with
 
 
 def orders_of(total: int, epochs: int, seed: int = 0) -> dict[str, list[NDArray[np.int64]]]:
-    """Name -> the whole order of each epoch."""
+    """Name -> the sample ids of each epoch, in order."""
     places = np.arange(total)
 
     def epoch(number: int, **how: Any) -> NDArray[np.int64]:
         return sample_ids(positions=places, seed=seed, epoch=number, samples=total, offset=0, total=total, **how)
 
-    found = {"full": [epoch(number, order="full") for number in range(epochs)]}
+    orders = {"full": [epoch(number, order="full") for number in range(epochs)]}
     for window in WINDOWS:
-        found[f"block, window {window}"] = [epoch(number, order="block", window=window) for number in range(epochs)]
-    return found | {"as stored": [places] * epochs}
+        orders[f"block, window {window}"] = [epoch(number, order="block", window=window) for number in range(epochs)]
+    return orders | {"as stored": [places] * epochs}
 
 
 def class_distance(ids: NDArray[np.int64], labels: NDArray[np.int64], batch_size: int) -> float:
-    """Mean total-variation distance between the classes of whole batches and those of the set."""
+    """Mean total variation distance between the class distributions of full batches and of the set."""
     classes = int(labels.max()) + 1
     share = np.bincount(labels, minlength=classes) / len(labels)
     batches = len(ids) // batch_size
@@ -66,7 +67,7 @@ def class_distance(ids: NDArray[np.int64], labels: NDArray[np.int64], batch_size
 
 
 def kept_pairs(before: NDArray[np.int64], after: NDArray[np.int64], batch_size: int) -> float:
-    """Part of the pairs of samples in one batch of an epoch that are in one batch of the next, over chance."""
+    """Fraction of the pairs of samples in a batch that share a batch again in the next epoch, relative to chance."""
     total = len(before)
     batch_of = np.empty((2, total), np.int64)
     for which, ids in enumerate((before, after)):
@@ -79,23 +80,23 @@ def kept_pairs(before: NDArray[np.int64], after: NDArray[np.int64], batch_size: 
     return float(kept / pairs / chance)
 
 
-def fetched(ids: NDArray[np.int64], block: int, room: int) -> int:
-    """Blocks fetched for `ids` one after another, with room for `room` of them, the least recently used goes."""
-    kept: OrderedDict[int, None] = OrderedDict()
+def fetched(ids: NDArray[np.int64], block: int, capacity: int) -> int:
+    """Number of blocks (of `block` samples) fetched to read `ids` in order, with an LRU cache of `capacity` blocks."""
+    cache: OrderedDict[int, None] = OrderedDict()
     count = 0
     for number in (ids // block).tolist():
-        if number in kept:
-            kept.move_to_end(number)
+        if number in cache:
+            cache.move_to_end(number)
             continue
         count += 1
-        kept[number] = None
-        if len(kept) > room:
-            kept.popitem(last=False)
+        cache[number] = None
+        if len(cache) > capacity:
+            cache.popitem(last=False)
     return count
 
 
 def measure(labels: NDArray[np.int64], batch_size: int, epochs: int) -> list[dict[str, Any]]:
-    """A row of numbers for each order; `labels` (N,) as stored."""
+    """One row of results per order; `labels` (N,) as stored."""
     total, block = len(labels), block_samples(len(labels))
     layouts = {"shuffled": labels, "sorted": np.sort(labels)}
     random = np.random.default_rng(0)
@@ -103,8 +104,8 @@ def measure(labels: NDArray[np.int64], batch_size: int, epochs: int) -> list[dic
     rows = []
     for name, order in orders_of(total, epochs).items():
         window = int(name.rpartition(" ")[2]) if name.startswith("block") else WINDOW_BLOCKS
-        whole = order[0][: total // batch_size * batch_size].reshape(-1, batch_size)
-        touched = np.sort(whole // block, axis=1)
+        full_batches = order[0][: total // batch_size * batch_size].reshape(-1, batch_size)
+        touched = np.sort(full_batches // block, axis=1)
         rows.append({
             "order": name,
             **{f"class_mix_{layout}": float(np.mean([class_distance(ids, of, batch_size) for ids in order]) / ideal)
@@ -131,8 +132,8 @@ def table(result: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = Parser(prog="python -m benchmarks.order", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shards", type=Path, metavar="DIR", help="a set, for its own number of samples and classes")
-    parser.add_argument("--samples", type=int, default=1_281_167, help="of a made-up set (default: ImageNet's)")
+    parser.add_argument("--shards", type=Path, metavar="DIR", help="shard set whose samples and classes to use")
+    parser.add_argument("--samples", type=int, default=1_281_167, help="size of a synthetic set (default: ImageNet's)")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=3)
@@ -140,21 +141,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser, _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    if got.shards:
-        labels = ShardSet.open(got.shards).splits["train"].samples["label"].astype(np.int64)
+def _run(args: argparse.Namespace) -> None:
+    if args.shards:
+        labels = ShardSet.open(args.shards).splits["train"].samples["label"].astype(np.int64)
     else:
-        labels = np.random.default_rng(1).permutation(np.arange(got.samples) % got.classes)
-    if min(len(labels) // 2, got.epochs) < 2 or not 2 <= got.batch_size <= len(labels):
+        labels = np.random.default_rng(1).permutation(np.arange(args.samples) % args.classes)
+    if min(len(labels) // 2, args.epochs) < 2 or not 2 <= args.batch_size <= len(labels):
         raise ResoluteError("order: got too few samples or epochs, expected two batches and two epochs; raise them")
-    ready_to_write(got.out)
+    ready_to_write(args.out)
     result = {
-        "samples": len(labels), "classes": int(labels.max()) + 1, "batch_size": got.batch_size,
-        "block_samples": block_samples(len(labels)), "default_window": WINDOW_BLOCKS, "epochs": got.epochs,
-        "orders": measure(labels, got.batch_size, got.epochs),
+        "samples": len(labels), "classes": int(labels.max()) + 1, "batch_size": args.batch_size,
+        "block_samples": block_samples(len(labels)), "default_window": WINDOW_BLOCKS, "epochs": args.epochs,
+        "orders": measure(labels, args.batch_size, args.epochs),
     }  # fmt: skip
     print(table(result))
-    write(got.out, result)
+    write(args.out, result)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How is our loader run for a benchmark? One plan of full training batches, drained as an iterator."""
+"""This project's loader as a benchmark subject: one plan of full training batches, drained as an iterator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["full_batches", "our_batches", "train_plan"]
 
 
 def full_batches(shards: ShardSet, res: int, *, batches: int, batch_size: int) -> Stage:
-    """A stage of at least `batches` batches at `res` px, every one of them of `batch_size` samples.
+    """A stage of at least `batches` batches at `res` px, all with exactly `batch_size` samples.
 
     Raises `ResoluteError` if the training split is smaller than one batch.
     """
@@ -27,11 +27,11 @@ def full_batches(shards: ShardSet, res: int, *, batches: int, batch_size: int) -
     if total < batch_size:
         raise ResoluteError(
             f"{shards.root}: got {total} training samples, expected a full batch of {batch_size}; "
-            f"give --batch-size {total} or less"
+            f"set --batch-size {total} or less"
         )
     epochs = math.ceil(batches / (total // batch_size))
-    each = math.ceil(batches / epochs)  # batches of an epoch; never more than total // batch_size
-    return Stage(res=res, epochs=epochs, batch_size=batch_size, fraction=min(1.0, each * batch_size / total))
+    per_epoch = math.ceil(batches / epochs)  # never more than total // batch_size
+    return Stage(res=res, epochs=epochs, batch_size=batch_size, fraction=min(1.0, per_epoch * batch_size / total))
 
 
 def train_plan(shards: ShardSet, stages: list[Stage], *, order: Order = "full") -> Plan:
@@ -42,9 +42,9 @@ def train_plan(shards: ShardSet, stages: list[Stage], *, order: Order = "full") 
 def our_batches(
     plan: Plan, *, device: torch.device, threads: int, decode: Literal["cpu", "gpu"] | None = None
 ) -> Generator[torch.Tensor, None, None]:
-    """Images (N, 3, res, res) float32, normalised, on `device`: batch after batch over all stages of `plan`.
+    """Yield the images (N, 3, res, res) float32, normalised, on `device`, of all batches of `plan`.
 
-    The loader starts with the first `next` and ends with the generator (`contextlib.closing`).
+    The loader starts with the first `next` and is closed with the generator (`contextlib.closing`).
     """
     with Loader(plan, device=device, threads=threads, decode=decode) as loader:
         for batch in loader:

@@ -1,4 +1,4 @@
-"""What does one use without us? torch's DataLoader and Pillow (benchmarks/peers/dataloader.py), on the same images."""
+"""The baseline of `python -m benchmarks`: torch's DataLoader with Pillow (benchmarks/peers/dataloader.py)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Stored", "peer_batches"]
 
 
 class Stored(Jpegs):
-    """The training split as stored for `res` px.
+    """The training split as stored at `res` px, located by this project's index.
 
-    why: by our own index: reading a large set's labels from its tars takes seconds, which a change would seem to cost.
+    why the index: reading a large set's labels from its tars takes seconds, which would count as cost of a change.
     """
 
     def __init__(self, shards: ShardSet, res: int) -> None:
@@ -32,10 +32,10 @@ class Stored(Jpegs):
 def peer_batches(
     shards: ShardSet, resolutions: list[int], *, batches: int, batch_size: int, device: torch.device, workers: int
 ) -> Generator[torch.Tensor, None, None]:
-    """Images (N, 3, res, res) float32, normalised, on `device`: `batches` at each resolution.
+    """Yield images (N, 3, res, res) float32, normalised, on `device`: `batches` batches at each resolution.
 
-    Cropped and flipped as our stages do by default. A new data set and DataLoader for each resolution, made when the
-    one before has ended. Its workers start with the first `next` and end with the generator (`contextlib.closing`).
+    Cropped and flipped like the default stage. Each resolution gets a new data set and DataLoader, created when the
+    previous one has ended. Workers start with the first `next` and end with the generator (`contextlib.closing`).
     """
     for seed, res in enumerate(resolutions):
         yield from deliver(

@@ -1,14 +1,13 @@
-"""How fast is prep beside other converters, and how true are its pixels?
+"""Throughput of prep compared with other converters, and the accuracy of its pixels.
 
     python -m benchmarks.prep --src photos/train [--res 128,160,224] [--repeats 3] [--copies 10]
                               [--img2dataset /path/to/python]
 
-Every image of a folder of class folders, copied a few times, becomes shards of all sizes with two processes:
-`python -m prep`, Pillow's Lanczos + `webdataset.ShardWriter`, and img2dataset run once per size (by an
-interpreter of its own, as it pins an old webdataset; it reads `file://` URLs). Each round runs them one after
-the other, from start to end; ours also hashes photos and shards and syncs them to disk. The start-up of a tool
-(imports, compilation) is the time it takes for 32 images; `steady` images/s leave it out, for all alike.
-One untimed round fills the page cache.
+All images of a folder of class folders, copied a few times, are converted to shards of all sizes with two processes by
+`python -m prep`, by Pillow's Lanczos + `webdataset.ShardWriter`, and by img2dataset, run once per size (in a separate
+environment, as it pins an old webdataset; it reads `file://` URLs). Each round times the complete commands one after
+another; prep also hashes photos and shards and syncs them to disk. A tool's start-up time (imports, compilation) is
+its time for 32 images; `steady` images/s exclude it for all tools. One untimed round fills the page cache.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ download(url_list=urls, input_format="csv", url_col="url", caption_col="label", 
 
 
 def copy_photos(src: Path, copies: int, root: Path) -> list[Path]:
-    """Real copies of all files in the class folders of `src`, below `root`; every name is new."""
+    """Copy all files of the class folders of `src` to `root`, `copies` times under new names."""
     made = []
     for path in sorted(path for path in src.glob("*/*") if path.is_file()):
         for copy in range(copies):
@@ -81,7 +80,7 @@ def run_ours(src: Path, out: Path, resolutions: Sequence[int]) -> None:
 
 
 def run_pillow(src: Path, out: Path, short_sides: Sequence[int]) -> None:
-    """The straightforward converter: every process its own part and its own ShardWriters."""
+    """The straightforward converter: each process has its own part of the images and its own ShardWriters."""
     out.mkdir()
     files = sorted(src.glob("*/*"))
     context = multiprocessing.get_context("fork")
@@ -113,7 +112,7 @@ def _pillow_part(files: Sequence[Path], out: Path, part: int, short_sides: Seque
 
 
 def run_img2dataset(python: Path, src: Path, out: Path, short_sides: Sequence[int]) -> None:
-    """Once per size; its list of URLs is written outside of the clock's big part, in a few ms."""
+    """Run img2dataset once per size; writing its list of URLs takes only a few ms of the measured time."""
     out.mkdir()
     files = sorted(src.glob("*/*"))
     rows = [f'"{path.as_uri()}",{path.parent.name}' for path in files]
@@ -128,8 +127,8 @@ def run_img2dataset(python: Path, src: Path, out: Path, short_sides: Sequence[in
 def measure(
     tools: dict[str, Callable[[Path, Path], None]], photos: Path, few: Path, root: Path, repeats: int
 ) -> dict[str, dict[str, list[float]]]:
-    """{tool: {"seconds": each round, "few_seconds": the same for `FEW` images}}."""
-    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "few_seconds": []} for name in tools}
+    """{tool: {"seconds": one value per round, "few_seconds": the same for `FEW` images}}."""
+    results: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "few_seconds": []} for name in tools}
     for repeat in range(repeats + 1):
         for name, tool in tools.items():
             for what, src in (("few_seconds", few), ("seconds", photos)):
@@ -139,8 +138,8 @@ def measure(
                 elapsed_s = time.perf_counter() - began
                 shutil.rmtree(out)
                 if repeat:  # the first is a warm-up
-                    found[name][what].append(elapsed_s)
-    return found
+                    results[name][what].append(elapsed_s)
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -150,19 +149,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--res", default="128,160,224", help="resolutions in px (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="timed rounds (default: %(default)s)")
     parser.add_argument("--copies", type=int, default=10, help="copies of every image (default: %(default)s)")
-    parser.add_argument("--img2dataset", type=Path, metavar="PYTHON", help="an interpreter that has img2dataset")
+    parser.add_argument("--img2dataset", type=Path, metavar="PYTHON", help="Python interpreter with img2dataset")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/prep.json"), help="JSON to write")
     return command(parser, _measured, argv)
 
 
-def _measured(got: argparse.Namespace) -> None:
-    resolutions = parse_resolutions(got.res)
-    ready_to_write(got.out)
+def _measured(args: argparse.Namespace) -> None:
+    resolutions = parse_resolutions(args.res)
+    ready_to_write(args.out)
     head = header(packages=("simplejpeg", "numba", "webdataset"))
     with tempfile.TemporaryDirectory(prefix="resolute-prep-") as temporary:
         root = Path(temporary)
         sides = [round(res * MARGIN) for res in resolutions]
-        files = copy_photos(got.src, got.copies, root / "photos")
+        files = copy_photos(args.src, args.copies, root / "photos")
         for number, path in enumerate(files[:: max(1, len(files) // FEW)][:FEW]):
             target = root / "few" / path.parent.name / f"{number}.jpg"
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -171,22 +170,22 @@ def _measured(got: argparse.Namespace) -> None:
             OURS: lambda src, out: run_ours(src, out, resolutions),
             "pillow + ShardWriter": lambda src, out: run_pillow(src, out, sides),
         }
-        if got.img2dataset:
+        if args.img2dataset:
             tools[f"img2dataset, {len(sides)} runs"] = lambda src, out: run_img2dataset(
-                got.img2dataset, src, out, sides
+                args.img2dataset, src, out, sides
             )
-        seconds = measure(tools, root / "photos", root / "few", root, got.repeats)
-        once = files[:: got.copies]
-        parts = split(once, sides, got.repeats)
+        seconds = measure(tools, root / "photos", root / "few", root, args.repeats)
+        once = files[:: args.copies]
+        parts = split(once, sides, args.repeats)
         alone = limits(once, sides, WORKERS)
         psnr_db = quality(once, sides)
     result: dict[str, Any] = {
-        "images": len(files), "copies": got.copies, "resolutions": resolutions, "short_sides": sides,
+        "images": len(files), "copies": args.copies, "resolutions": resolutions, "short_sides": sides,
         "workers": WORKERS, "seconds": seconds, "parts": parts, "limits_images_per_s": alone, "psnr_db": psnr_db,
         **head,
     }  # fmt: skip
     report(result)
-    write(got.out, result)
+    write(args.out, result)
 
 
 def report(result: dict[str, Any]) -> None:
@@ -195,20 +194,20 @@ def report(result: dict[str, Any]) -> None:
           f"{len(seconds[OURS]['seconds'])} interleaved rounds; steady: without start-up")  # fmt: skip
     steady = {}
     for name, values in seconds.items():
-        whole, few = statistics.median(values["seconds"]), statistics.median(values["few_seconds"])
-        steady[name] = (images - FEW) / (whole - few)
+        total_s, few = statistics.median(values["seconds"]), statistics.median(values["few_seconds"])
+        steady[name] = (images - FEW) / (total_s - few)
         print(
-            f"  {name:<22} {images / whole:5.0f} images/s, steady {steady[name]:5.0f}, start-up {few:4.1f} s; ours "
-            f"{whole / statistics.median(seconds[OURS]['seconds']):.2f}x, steady {steady[OURS] / steady[name]:.2f}x"
+            f"  {name:<22} {images / total_s:5.0f} images/s, steady {steady[name]:5.0f}, start-up {few:4.1f} s; ours "
+            f"{total_s / statistics.median(seconds[OURS]['seconds']):.2f}x, steady {steady[OURS] / steady[name]:.2f}x"
         )
-    for part, told in result["parts"]["ms"].items():
-        print(f"  {part:<22} {statistics.median(told['values']):6.3f} ms CPU an image")
+    for part, times in result["parts"]["ms"].items():
+        print(f"  {part:<22} {statistics.median(times['values']):6.3f} ms CPU per image")
     for part, rate in result["limits_images_per_s"].items():
         print(f"  limit: {part:<29} {rate:6.0f} images/s")
     for side, nbytes in result["parts"]["bytes"].items():
         mean = {name: statistics.fmean(values[side]) for name, values in result["psnr_db"].items() if values[side]}
-        told = ", ".join(f"{value:.2f} dB to {name}" for name, value in mean.items()) or "nothing to shrink"
-        print(f"  short side {side:>4} px: {nbytes / 1e3:5.1f} kB an image; before JPEG {told}")
+        psnr = ", ".join(f"{value:.2f} dB to {name}" for name, value in mean.items()) or "nothing to shrink"
+        print(f"  short side {side:>4} px: {nbytes / 1e3:5.1f} kB per image; before JPEG {psnr}")
 
 
 if __name__ == "__main__":

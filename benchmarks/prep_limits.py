@@ -1,8 +1,8 @@
-"""Where does prep's time go for one image, how true are its pixels, and what is each part's own limit?
+"""CPU time per image of each part of prep, the throughput limit of each part, and the accuracy of prep's pixels.
 
-Used by `benchmarks.prep`. CPU time of one thread, in ms an image: decode, resize to all sizes, encode them, and wrap
-them up (tar members, CRC-32, SHA-256 of the photo and of the shards). A limit is what two processes reach that
-do nothing but that part, in images/s of wall time.
+Used by `benchmarks.prep`. CPU time of a single thread in ms per image: decode, resize to all sizes, encode, and pack
+(tar members, CRC-32, SHA-256 of the photo and of the shards). A part's limit is the rate in images/s of wall time at
+which two processes do nothing but that part.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _wrapped(photo: bytes, jpegs: Sequence[bytes]) -> None:
 
 
 def split(photos: Sequence[Path], short_sides: Sequence[int], repeats: int) -> dict[str, dict[Any, Any]]:
-    """{"ms": {part: {"values": one a repeat}}, "bytes": {short side: mean of what is stored}}, on one thread."""
+    """{"ms": {part: {"values": one per repeat}}, "bytes": {short side: mean stored size}}, on a single thread."""
     ms: dict[str, list[float]] = {part: [] for part in ("read", "decode", "resize", "encode", "wrap up")}
     sizes: dict[int, list[int]] = defaultdict(list)
     for repeat in range(repeats + 1):
@@ -98,9 +98,9 @@ def _part(part: str, paths: Sequence[Path], short_sides: Sequence[int], gate: An
 
 
 def limits(photos: Sequence[Path], short_sides: Sequence[int], workers: int) -> dict[str, float]:
-    """Images/s of `workers` processes that do only one part, from memory to memory. All photos are plain JPEGs."""
+    """Images/s of `workers` processes that each do a single part, in memory. All photos must be baseline JPEGs."""
     context = multiprocessing.get_context("forkserver")
-    found = {}
+    results = {}
     for part in ("decode (libjpeg-turbo alone)", "decode", "resize", "encode"):
         gate, out = context.Barrier(workers + 1), context.Queue()
         processes = [
@@ -113,10 +113,10 @@ def limits(photos: Sequence[Path], short_sides: Sequence[int], workers: int) -> 
         began = time.perf_counter()
         gate.wait()
         elapsed_s = time.perf_counter() - began
-        found[part] = sum(out.get() for _ in processes) / elapsed_s
+        results[part] = sum(out.get() for _ in processes) / elapsed_s
         for process in processes:
             process.join()
-    return found
+    return results
 
 
 def _axis(length: int, shorter: int, a: float | None) -> NDArray[np.float64]:
@@ -138,7 +138,7 @@ def _axis(length: int, shorter: int, a: float | None) -> NDArray[np.float64]:
 
 def quality(photos: Sequence[Path], short_sides: Sequence[int]) -> dict[str, dict[int, list[float]]]:
     """PSNR in dB of our pixels, before JPEG, to float64 filters, of every photo that shrinks: {filter: {side: dB}}."""
-    found: dict[str, dict[int, list[float]]] = {name: {side: [] for side in short_sides} for name in FILTERS}
+    results: dict[str, dict[int, list[float]]] = {name: {side: [] for side in short_sides} for name in FILTERS}
     for path in photos:
         try:
             pixels = decode(path.read_bytes())
@@ -153,5 +153,5 @@ def quality(photos: Sequence[Path], short_sides: Sequence[int]) -> dict[str, dic
             for name, a in FILTERS.items():
                 rows = (_axis(h, height, a) @ pixels.reshape(h, -1).astype(np.float64)).reshape(height, w, 3)
                 exact = np.clip(np.matmul(_axis(w, width, a), rows), 0, 255)
-                found[name][side].append(float(10 * np.log10(255**2 / np.mean((small - exact) ** 2))))
-    return found
+                results[name][side].append(float(10 * np.log10(255**2 / np.mean((small - exact) ** 2))))
+    return results

@@ -1,11 +1,10 @@
-"""Does prep stay flat? Time and memory against the number of images, and a set of ten million entries.
+"""Time and memory of prep as a function of the number of images, and for a set of ten million entries.
 
     python -m benchmarks.prep_scale --src photos/train [--copies 1,4,16] [--entries 10000000] [--files 200000]
 
-Three measurements, in processes of their own: whole runs of prep over 1, 4, 16 hard links of every photo (peak
-memory of the main process and of all its workers, proportional set size, sampled every 50 ms); the scan of
-a folder of empty files named as photos; and index and manifest of a made-up set, written by prep's own `finish`
-and opened by `ShardSet.open`.
+Three measurements in separate processes: complete runs of prep over 1, 4 and 16 hard links of every photo (peak
+proportional set size of the main process and of all workers, sampled every 50 ms); the scan of a folder of empty files
+named like photos; and index and manifest of a synthetic set, written by prep's `finish` and opened by `ShardSet.open`.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ RESOLUTIONS = (128, 160, 224)
 
 
 def peak_mib() -> float:
-    """Of this process so far. Source: getrusage(2), kB on Linux."""
+    """Peak resident memory of this process in MiB. Source: getrusage(2), kB on Linux."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def in_a_process(work: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """What `work` returns, from a fresh process: its peak memory is its own."""
+    """The result of `work`, run in a fresh process so that its peak memory is measured alone."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_answer, args=(theirs, work, args))
@@ -69,7 +68,7 @@ def _answer(conn: Any, work: Callable[..., dict[str, Any]], args: tuple[Any, ...
 
 
 def watched(command: list[str]) -> tuple[float, float]:
-    """Run a command; peak proportional set size, in MiB, of its process and of the sum of its descendants."""
+    """Run a command; returns the peak proportional set size in MiB of its process and of its descendants together."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     main_mib = others_mib = 0.0
     while process.poll() is None:
@@ -135,7 +134,7 @@ def make_files(root: Path, count: int) -> None:
 
 
 def write_entries(root: str, entries: int) -> dict[str, Any]:
-    """A set of `entries` made-up samples: index, sources and manifest by prep, its tars as holes of their size."""
+    """A synthetic set of `entries` samples: index, sources and manifest written by prep, sparse files as tars."""
     store, shards = LocalStore(Path(root)), -(-entries // PER_SHARD)
     before = peak_mib()
 
@@ -147,8 +146,8 @@ def write_entries(root: str, entries: int) -> dict[str, Any]:
         sources["digest"] = keys * np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no two are equal
         stored["offset"], stored["nbytes"] = np.arange(n) * 20_000 + 512, 17_000
         name = shard_name("train", number)
-        told = FileInfo(nbytes=n, sha256="0" * 64)
-        files = {f"{res}/{name}.{kind}": told for res in RESOLUTIONS for kind in ("tar", "idx")}
+        info = FileInfo(nbytes=n, sha256="0" * 64)
+        files = {f"{res}/{name}.{kind}": info for res in RESOLUTIONS for kind in ("tar", "idx")}
         return ShardRecord(
             split="train", number=number, samples=samples, sources=sources, rejects=(), files=files,
             stored={res: stored.copy() for res in RESOLUTIONS},
@@ -193,28 +192,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser, _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    if got.out:
-        ready_to_write(got.out)
+def _run(args: argparse.Namespace) -> None:
+    if args.out:
+        ready_to_write(args.out)
     result: dict[str, Any] = {"machine": machine(), "runs": []}
     # why: hard links need the photos' own disk
-    with tempfile.TemporaryDirectory(dir=got.src.resolve().parent) as folder:
-        for copies in map(int, got.copies.split(",")):
+    with tempfile.TemporaryDirectory(dir=args.src.resolve().parent) as folder:
+        for copies in map(int, args.copies.split(",")):
             root = Path(folder) / f"photos-{copies}"
-            link_copies(got.src, copies, root)
+            link_copies(args.src, copies, root)
             result["runs"].append(run_prep(root, Path(folder) / f"set-{copies}"))
             print(json.dumps(result["runs"][-1]), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        make_files(Path(folder) / "files", got.files)
+        make_files(Path(folder) / "files", args.files)
         result["scan"] = in_a_process(scan, str(Path(folder) / "files"))
         print(json.dumps(result["scan"]), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        result["write"] = in_a_process(write_entries, folder, got.entries)
+        result["write"] = in_a_process(write_entries, folder, args.entries)
         print(json.dumps(result["write"]), flush=True)
         result["open"] = in_a_process(open_entries, folder)
         print(json.dumps(result["open"]), flush=True)
-    if got.out:
-        write(got.out, result)
+    if args.out:
+        write(args.out, result)
 
 
 if __name__ == "__main__":

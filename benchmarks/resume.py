@@ -1,11 +1,11 @@
-"""Does a run that is killed again and again end as if nothing had happened, with everything on?
+"""Checks that a run killed many times, with every feature enabled, ends like an uninterrupted run.
 
     python -m benchmarks.resume --shards shards --res 64,96
 
-Everything: torch.compile, bf16, EMA, unfreezing, Lookahead, accumulation, clipping, mixup and cutmix, RandAugment,
-dropout, label smoothing. One rank killed at random steps must give the uninterrupted run's losses and weights bit for
-bit. Two ranks, killed, then one, killed, then two again must give them within rounding: there without bf16, dropout
-and batch statistics, which depend on who shares a rank's batch. Each rank writes down which samples it trained on.
+Enabled: torch.compile, bf16, EMA, unfreezing, Lookahead, accumulation, clipping, mixup and cutmix, RandAugment,
+dropout, label smoothing. A single rank killed at random steps must give bit-identical losses and weights. Two ranks,
+killed, then one, killed, then two again must give equal ones within rounding; that case is without bf16, dropout and
+batch statistics, which depend on how samples are divided among the ranks. Each rank records the samples it trained on.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ fraction = {}
 _ONE = {"model": "test_resnet", "drop": 0.2, "amp": "bf16", "layer": "layer2"}
 _MANY = {"model": "test_convnext", "drop": 0.0, "amp": "off", "layer": "stages.2"}
 _EVERY = 4  # steps between checkpoints
-_ATTEMPT_S = 1800  # no attempt takes as long
+_ATTEMPT_S = 1800  # timeout of an attempt
 
 
 class Run:
-    """One run of `recipe`, over as many attempts as it takes."""
+    """A run of `recipe` over one or more attempts."""
 
     def __init__(self, folder: Path, shards: Path, recipe: Path) -> None:
         self.folder, self._recipe = folder / "run", recipe
@@ -93,25 +93,28 @@ class Run:
         folder.mkdir(parents=True)
 
     def go(self, ranks: int, *, until: int | None = None) -> float:
-        """Train on so many ranks, all killed once a rank begins step `until`; s it took. Raises `ResoluteError`."""
+        """Train on `ranks` ranks, killing all when one begins step `until`; returns the seconds taken.
+
+        Raises `ResoluteError` if the training ends otherwise.
+        """
         several = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "--"]
         words = [sys.executable, "-m", *(several if ranks > 1 else []), __spec__.name, "--rank-of", str(self._seen),
                  *self._words]  # fmt: skip
         began = time.perf_counter()
-        with tempfile.TemporaryFile("w+") as told:
-            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=told)
+        with tempfile.TemporaryFile("w+") as stderr:
+            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=stderr)
             while process.poll() is None and time.perf_counter() - began < _ATTEMPT_S:
                 if until is not None and any(line[0] >= until for line in self._lines()):
                     self._kill(process)
-                    for file in self._files():  # what counts is what the next attempt adds
+                    for file in self._files():  # why: only lines of the next attempt count
                         file.rename(file.with_suffix(f".{len(list(file.parent.glob('*.old*')))}.old"))
                     return time.perf_counter() - began
                 time.sleep(0.02)
             if process.poll() is None:
                 self._kill(process)
             if process.wait() or until is not None:
-                told.seek(0)
-                last = (told.read().strip().splitlines() or ["nothing on stderr"])[-1]
+                stderr.seek(0)
+                last = (stderr.read().strip().splitlines() or ["nothing on stderr"])[-1]
                 expected = "0" if until is None else f"to be killed at step {until}"
                 raise ResoluteError(
                     f"{self._recipe.stem}: ended with status {process.returncode}, expected {expected}: {last}"
@@ -119,7 +122,7 @@ class Run:
         return time.perf_counter() - began
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        """At once, and all of them: torchrun, which would start its ranks again, then these."""
+        """Kill torchrun first, which would restart its ranks, then the ranks."""
         process.kill()
         process.wait()
         for pid in {line[2] for line in self._lines()} - {process.pid}:
@@ -135,11 +138,11 @@ class Run:
             yield from (json.loads(line) for line in file.read_text().splitlines(keepends=True) if line[-1] == "\n")
 
     def samples(self) -> dict[int, list[frozenset[int]]]:
-        """By step, what each rank of each attempt trained on."""
-        found: dict[int, list[frozenset[int]]] = {}
+        """Step -> the sample ids that each rank of each attempt trained on."""
+        samples: dict[int, list[frozenset[int]]] = {}
         for step, ids, _ in self._lines(old=True):
-            found.setdefault(step, []).append(frozenset(ids))
-        return found
+            samples.setdefault(step, []).append(frozenset(ids))
+        return samples
 
     def losses(self) -> dict[int, float]:
         return {r["step"]: r["loss"] for r in read_log(self.folder / "run.jsonl") if r["kind"] == "step"}
@@ -150,7 +153,7 @@ class Run:
 
 
 def as_rank(seen: str, words: Sequence[str]) -> int:
-    """`python -m train` in this process, which notes the samples of each step before it takes it."""
+    """Run `python -m train` in this process, recording the samples of each step before it runs."""
     from train import loop
     from train.__main__ import main as train
 
@@ -165,16 +168,21 @@ def as_rank(seen: str, words: Sequence[str]) -> int:
     return train(list(words))
 
 
-def compared(got: Run, expected: Run, planned: dict[int, frozenset[int]]) -> dict[str, Any]:
-    """How far a run is from the uninterrupted one: 0.0 is bit for bit."""
-    ours, theirs, losses, wanted = got.weights(), expected.weights(), got.losses(), expected.losses()
-    seen = got.samples()
+def compared(run: Run, expected: Run, planned: dict[int, frozenset[int]]) -> dict[str, Any]:
+    """Differences of a run from the uninterrupted one; 0.0 means bit-identical."""
+    weights, expected_weights, losses, expected_losses = (
+        run.weights(), expected.weights(), run.losses(), expected.losses()
+    )  # fmt: skip
+    seen = run.samples()
     return {
-        "steps": len(losses), "same_steps": losses.keys() == wanted.keys(),
-        "loss_apart_max_frac": max(abs(losses[step] - wanted[step]) / wanted[step] for step in losses.keys() & wanted),
-        "weights_apart_max": max(float((ours[n].double() - theirs[n].double()).abs().max()) for n in theirs),
-        "weights_max": max(float(value.double().abs().max()) for name, value in theirs.items() if "track" not in name),
-        # of several attempts at a step each rank's part lies in the planned batch, and together they are all of it
+        "steps": len(losses), "same_steps": losses.keys() == expected_losses.keys(),
+        "loss_apart_max_frac": max(abs(losses[step] - expected_losses[step]) / expected_losses[step]
+                                   for step in losses.keys() & expected_losses),
+        "weights_apart_max": max(float((weights[n].double() - value.double()).abs().max())
+                                 for n, value in expected_weights.items()),
+        "weights_max": max(float(value.double().abs().max()) for name, value in expected_weights.items()
+                           if "track" not in name),
+        # a step may have several attempts: each rank's samples are part of the planned batch, and all together equal it
         "planned_samples": seen.keys() == planned.keys() and all(
             frozenset().union(*parts) == planned[step] for step, parts in seen.items()),
     }  # fmt: skip
@@ -187,9 +195,9 @@ def _recipe(small: int, large: int, fraction: float, values: dict[str, Any]) -> 
 
 def measure(shards: ShardSet, root: Path, folder: Path, *, small: int, large: int, steps: int, kills: int,
             seed: int) -> dict[str, Any]:  # fmt: skip
-    """Both comparisons; `steps` of training each, about, in four epochs."""
+    """Both comparisons, each with about `steps` training steps in four epochs."""
     fraction = min(1.0, steps / 4 * 64 / len(shards.splits["train"]))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, values in (("one_rank", _ONE), ("two_one_two", _MANY)):
         recipe = folder / f"{name}.toml"
         recipe.write_text(_recipe(small, large, fraction, values), encoding="utf-8")
@@ -198,8 +206,8 @@ def measure(shards: ShardSet, root: Path, folder: Path, *, small: int, large: in
         planned = {spec.step: frozenset(spec.ids.tolist()) for spec in map(plan.batch, range(plan.total_batches))
                    if spec.split == "train"}  # fmt: skip
         change = next(s.first_step for s in plan.passes if (s.stage, s.split) == (1, "train"))
-        whole, cut = Run(folder / name / "whole", root, recipe), Run(folder / name / "cut", root, recipe)
-        took = [whole.go(1)]
+        uninterrupted, cut = Run(folder / name / "whole", root, recipe), Run(folder / name / "cut", root, recipe)
+        took = [uninterrupted.go(1)]
         print(f"{name}: {len(planned)} steps, uninterrupted in {took[0]:.0f} s", flush=True)
         if name == "one_rank":
             drawn = random.Random(seed).sample([s for s in range(2, len(planned)) if abs(s - change) > 1], kills - 2)
@@ -210,41 +218,41 @@ def measure(shards: ShardSet, root: Path, folder: Path, *, small: int, large: in
             took.append(cut.go(ranks, until=step))
             print(f"{name}: {ranks} rank(s) killed at step {step}, after {took[-1]:.0f} s", flush=True)
         took.append(cut.go(1 if name == "one_rank" else 2))
-        found[name] = {"recipe": recipe.read_text(encoding="utf-8"), "killed": cues, "took_s": took,
-                       **compared(cut, whole, planned)}  # fmt: skip
-    return found
+        results[name] = {"recipe": recipe.read_text(encoding="utf-8"), "killed": cues, "took_s": took,
+                         **compared(cut, uninterrupted, planned)}  # fmt: skip
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
-    if words[:1] == ["--rank-of"]:  # how the runs of this file call it
+    if words[:1] == ["--rank-of"]:  # `Run.go` starts the ranks with this flag
         return as_rank(words[1], words[2:])
     parser = Parser(prog="python -m benchmarks.resume", description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--shards", type=Path, required=True, metavar="DIR", help="folder that `make shards` wrote")
-    add("--res", default="64,96", metavar="PX,PX", help="of the two stages (default: %(default)s)")
-    add("--steps", type=int, default=48, metavar="N", help="of training, about (default: %(default)s)")
+    add("--shards", type=Path, required=True, metavar="DIR", help="folder written by `make shards`")
+    add("--res", default="64,96", metavar="PX,PX", help="resolutions of the two stages (default: %(default)s)")
+    add("--steps", type=int, default=48, metavar="N", help="approximate training steps (default: %(default)s)")
     add("--kills", type=int, default=6, metavar="N", help="of the single rank, two at the stage change (%(default)s)")
-    add("--seed", type=int, default=0, metavar="N", help="of the steps at which it is killed (default: %(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the steps to kill at (default: %(default)s)")
     add("--out", type=Path, default=Path("benchmarks/results/resume.json"), metavar="FILE")
     return command(parser, _run, words)
 
 
-def _run(got: argparse.Namespace) -> None:
-    small, large = (int(word) for word in got.res.split(","))
-    shards = ShardSet.open(got.shards, resolutions=(small, large))
-    ready_to_write(got.out)
+def _run(args: argparse.Namespace) -> None:
+    small, large = (int(word) for word in args.res.split(","))
+    shards = ShardSet.open(args.shards, resolutions=(small, large))
+    ready_to_write(args.out)
     head = header("resolute-resume-1")
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(shards, got.shards, Path(folder), small=small, large=large, steps=got.steps, kills=got.kills,
-                        seed=got.seed)  # fmt: skip
-    write(got.out, {**head, **found})
-    for name, one in found.items():
+        results = measure(shards, args.shards, Path(folder), small=small, large=large, steps=args.steps,
+                          kills=args.kills, seed=args.seed)  # fmt: skip
+    write(args.out, {**head, **results})
+    for name, one in results.items():
         print(f"{name}: {len(one['killed'])} kills, {one['steps']} steps; planned samples: {one['planned_samples']}; "
-              f"largest difference of a loss {one['loss_apart_max_frac']:.1e} of it, of a weight "
-              f"{one['weights_apart_max']:.1e} (largest weight {one['weights_max']:.1f})")  # fmt: skip
-    print(f"written: {got.out}")
+              f"largest relative difference of losses {one['loss_apart_max_frac']:.1e}, largest difference of "
+              f"weights {one['weights_apart_max']:.1e} (largest weight {one['weights_max']:.1f})")  # fmt: skip
+    print(f"written: {args.out}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.runs RUN …`: what do finished training runs show, side by side?
+"""`python -m benchmarks.runs RUN …`: compares finished training runs from their logs.
 
-Accuracy and time of each run, its time against the first run's, how much epochs of one stage differ, and what its
-stage changes cost; from the runs' own logs.
+Shows accuracy and time of each run, its time relative to the first run, the spread of epoch times within a stage, and
+the cost of its stage changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
-from train.logs.run_log import History, switch_costs
+from train.logs.run_log import RunLogReader, switch_costs
 
 from .machine import machine, versions
 from .shell import command, ready_to_write, write
@@ -29,12 +29,12 @@ __all__ = ["main", "measure"]
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """The figures of one finished run. Times in s, accuracies as parts of one."""
-    log = History(folder / "run.jsonl")
+    """Results of a finished run. Times in s, accuracies 0 to 1."""
+    log = RunLogReader(folder / "run.jsonl")
     log.read()
     ends, epochs, steps = log.kind("end"), log.epochs, log.steps
     if not ends:
-        raise ResoluteError(f"{folder}: not finished, expected a finished run; give the same `make train` again")
+        raise ResoluteError(f"{folder}: not finished, expected a finished run; repeat the same `make train`")
     spreads = []
     for stage in sorted({epoch["stage"] for epoch in epochs}):
         times = [epoch["train_s"] for epoch in epochs if epoch["stage"] == stage]
@@ -70,18 +70,18 @@ def show(runs: Sequence[dict[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = Parser(prog="python -m benchmarks.runs", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders; the first is the 1.00x")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders; the first is the baseline")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON to write")
     return command(parser, _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    if got.out:
-        ready_to_write(got.out)
-    runs = [measure(folder) for folder in got.runs]
+def _run(args: argparse.Namespace) -> None:
+    if args.out:
+        ready_to_write(args.out)
+    runs = [measure(folder) for folder in args.runs]
     print(show(runs))
-    if got.out:
-        write(got.out, {"machine": machine(), "versions": versions(), "runs": runs})
+    if args.out:
+        write(args.out, {"machine": machine(), "versions": versions(), "runs": runs})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Does a batch cost the same in a set of a thousand samples and in one of a hundred million?
+"""Time per batch and memory as a function of the number of samples in a set, from a thousand to a hundred million.
 
     python -m benchmarks.scale [--samples 1000,1000000,100000000] [--dir FOLDER] [--out FILE]
 
-For each size a set is made up whose index is real and whose shards are holes (10 GB of disk at 100 M samples, deleted
-at the end). A process of its own opens it at three resolutions and asks the plan for batches, with the labels as the
-loader does: batches whose index blocks nobody has checked yet, read from disk ("cold", where the system forgets what
-it is told to) or from memory, and then the same batches again. In a set of 100 M samples each record of a new batch
-lies in a block of its own, so "unchecked" is the worst there is; a run ends up at "again".
+For each size, a synthetic set is created with a real index and sparse files as shards (10 GB of disk at 100 M samples,
+deleted at the end). A separate process opens it at three resolutions and gets batches and labels from the plan, as the
+loader does: first batches whose index blocks are not verified yet ("unchecked"), read from disk ("cold", if the system
+drops its cache) or from memory, then the same batches again. With 100 M samples every record of a new batch lies in
+another block, so "unchecked" is the worst case; a long run approaches "again".
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TAR_BYTES = 100_000_000
 
 
 def make_set(root: Path, samples: int) -> None:
-    """A shard set of one split for training; its tars have sizes and no bytes."""
+    """Create a shard set with a training split; its tars are sparse files."""
     shards = [shard_name("train", number) for number in range(math.ceil(samples / PER_SHARD))]
     files: dict[str, dict[str, Any]] = {}
     (root / "index").mkdir(parents=True)
@@ -71,7 +71,7 @@ def make_set(root: Path, samples: int) -> None:
 
 
 def _write(root: Path, name: str, dtype: np.dtype[Any], samples: int) -> dict[str, dict[str, Any]]:
-    """An index array and its checksums, a chunk at a time; what the manifest says of them."""
+    """Write an index array and its checksums in chunks; returns their manifest entries."""
     digest = hashlib.sha256()
 
     def pieces() -> Iterator[bytes]:
@@ -101,15 +101,17 @@ def _write(root: Path, name: str, dtype: np.dtype[Any], samples: int) -> dict[st
     with (root / name).open("w+b") as file:
         crcs = checksums(hashed())
     np.save(root / checksums_name(name), crcs)
-    told = {}
-    for one, sha256 in ((name, digest.hexdigest()),
-                        (checksums_name(name), hashlib.sha256((root / checksums_name(name)).read_bytes()).hexdigest())):
-        told[one] = {"bytes": (root / one).stat().st_size, "sha256": sha256}
-    return told
+    entries = {}
+    for file_name, sha256 in (
+        (name, digest.hexdigest()),
+        (checksums_name(name), hashlib.sha256((root / checksums_name(name)).read_bytes()).hexdigest()),
+    ):
+        entries[file_name] = {"bytes": (root / file_name).stat().st_size, "sha256": sha256}
+    return entries
 
 
 def forget(root: Path) -> None:
-    """Ask the system to drop the index from memory; it need not."""
+    """Evict the index from the page cache, if the system complies."""
     os.sync()
     for path in (root / "index").iterdir():
         with path.open("rb") as file:
@@ -117,7 +119,7 @@ def forget(root: Path) -> None:
 
 
 def remember(root: Path) -> None:
-    """Read the index into the system's page cache, which has to have room for it."""
+    """Read the index into the page cache, which must have room for it."""
     for path in (root / "index").iterdir():
         with path.open("rb") as file:
             while file.read(1 << 24):
@@ -125,15 +127,15 @@ def remember(root: Path) -> None:
 
 
 def memory_mib() -> dict[str, float]:
-    """Of this process: its own, and pages of files that it has mapped, which the system may take back."""
+    """Resident memory of this process: anonymous ("own") and memory-mapped files, which the system can reclaim."""
     lines = Path("/proc/self/status").read_text().splitlines()
     sizes = {line.split(":")[0]: float(line.split()[1]) / 1024 for line in lines if line.endswith("kB")}
     return {"own": sizes["RssAnon"], "mapped": sizes["RssFile"]}
 
 
 def measure(root: Path, order: Order, *, cold: bool, batches: int) -> dict[str, Any]:
-    """Times of opening and of batches at random places of a run of ten epochs; µs a batch."""
-    _ready()  # why: the first call compiles; that is no part of a batch
+    """Times of opening the set (s) and of batches at random positions of a run (µs per batch), and memory."""
+    _ready()  # why: the first call compiles
     before, began = memory_mib(), time.perf_counter()
     shards = ShardSet.open(root)
     open_s = time.perf_counter() - began
@@ -189,19 +191,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.scale", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", default="1000,1000000,100000000", metavar="N,…")
     parser.add_argument("--batches", type=int, default=400, metavar="N")
-    parser.add_argument("--dir", type=Path, help="where the sets are made (default: the system's temporary folder)")
+    parser.add_argument("--dir", type=Path, help="folder for the sets (default: the system's temporary folder)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scale.json"), metavar="FILE")
     return command(parser, _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    ready_to_write(got.out)
+def _run(args: argparse.Namespace) -> None:
+    ready_to_write(args.out)
     head = header()
     runs: list[dict[str, Any]] = []
     bytes_of: dict[int, float] = {}
     orders: tuple[Order, ...] = ("full", "block")
-    for samples in map(int, got.samples.split(",")):
-        with tempfile.TemporaryDirectory(dir=got.dir) as folder:
+    for samples in map(int, args.samples.split(",")):
+        with tempfile.TemporaryDirectory(dir=args.dir) as folder:
             root, began = Path(folder) / "set", time.perf_counter()
             make_set(root, samples)
             arrays = sum(path.stat().st_size for path in (root / "index").glob("*.npy"))
@@ -211,11 +213,11 @@ def _run(got: argparse.Namespace) -> None:
             for cold in (True, False):
                 for order in orders:
                     forget(root) if cold else remember(root)
-                    # why: a process of its own has memory of its own, and one that has checked nothing yet
+                    # why a separate process: separate memory, and nothing verified yet
                     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                        runs.append(pool.submit(measure, root, order, cold=cold, batches=got.batches).result())
+                        runs.append(pool.submit(measure, root, order, cold=cold, batches=args.batches).result())
     print(table(runs))
-    write(got.out, {**head, "resolutions": RESOLUTIONS, "index_bytes_a_sample": bytes_of, "runs": runs})
+    write(args.out, {**head, "resolutions": RESOLUTIONS, "index_bytes_a_sample": bytes_of, "runs": runs})
 
 
 if __name__ == "__main__":

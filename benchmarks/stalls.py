@@ -1,14 +1,14 @@
-"""How much of training does loading cost? The real training step on three kinds of batches.
+"""Training time lost to loading: the real training step on three kinds of batches.
 
-live       from the loader, as a run has them
-cached     the loader's first batches, kept in memory and taken in turns: the loader costs nothing
-synthetic  one random batch
+live       batches from the loader, as in a run
+cached     the loader's first batches, kept in memory and reused: loading is free
+synthetic  a single random batch
 
-stall     part of the live time in which the host was blocked in `next()`. On a GPU the host runs ahead of the
-          device, so that a stall shows only once that lead is used up: there, trust the headspace.
-headspace cached images/s over live: what a loader that costs nothing would gain.
+stall     fraction of the live time in which the host was blocked in `next()`. On a GPU the host runs ahead of the
+          device, so a stall shows only when that lead is used up: there, the headspace is the better measure.
+headspace cached / live images/s: the speed-up with an infinitely fast loader.
 
-On a CPU loader and model share the cores, so the headspace also holds the work of decoding.
+On a CPU, loader and model share the cores, so the headspace includes the work of decoding.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from .table import repeated, spread, text_table
 
 __all__ = ["measure", "precision", "table"]
 
-_CACHED = 8  # batches kept
-_WARM_UP = {"live": 5, "cached": 2, "synthetic": 2}  # steps before each clock; live: what the loader had ready, gone
-_FASTEST = 50_000  # images/s: no loader runs out of batches before its time
+_CACHED = 8  # number of cached batches
+_WARM_UP = {"live": 5, "cached": 2, "synthetic": 2}  # steps before timing; live: enough to use up prefetched batches
+_FASTEST = 50_000  # images/s; upper bound, so that no loader runs out of batches
 
 
 def precision(device: torch.device) -> str:
-    """bf16 where the device computes in it, else off."""
+    """bf16 if the device supports it, else off."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "off"
     return "bf16" if cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "off"
 
 
 def small_recipe(stage: Stage, *, model: str, amp: str) -> Recipe:
-    """One stage of `model` with a learning rate too low to diverge; all else as the recipe's defaults have it."""
+    """A recipe with one stage of `model`, default values, and a learning rate too low to diverge."""
     words = {"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
     return Recipe.parse(
         {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"amp": amp}, "stages": [words]},
@@ -58,26 +58,26 @@ def small_recipe(stage: Stage, *, model: str, amp: str) -> Recipe:
 
 def measure(
     shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, seconds: float, repeats: int, model: str,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """{"amp", "res": [{"res", "images_per_s": {kind: …}, "stall_frac", "headspace"}]}, values `repeated`.
 
-    Each window lasts `seconds` s, or as many steps as fit in, and one at least.
+    Each measurement lasts about `seconds` s and at least one step.
     """
     if device.type == "cpu":
         keep_freed_memory()
         torch.set_num_threads(threads)
     else:
-        torch.backends.cudnn.benchmark = True  # each shape is tuned once, in the warm-up
+        torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
     amp = precision(device)
-    found = []
+    results = []
     for res in shards.resolutions:
         batches = _CACHED + repeats * (_WARM_UP["live"] + round(seconds * _FASTEST / batch_size) + 1)
         stage = full_batches(shards, res, batches=batches, batch_size=batch_size)
         recipe = small_recipe(stage, model=model, amp=amp)
         plan = train_plan(shards, list(recipe.stages))
         learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device)
-        half = device.type == "cuda" and amp != "off"  # why: as train's run does
+        half = device.type == "cuda" and amp != "off"  # as in train
         dtype = torch.float16 if half else torch.float32
         warm_up(
             learner.network, [("train", res, batch_size)], device=device, dtype=dtype, channels_last=True,
@@ -93,20 +93,20 @@ def measure(
             }
             for repeat in range(repeats):
                 for kind, batch_source in sources.items():
-                    tell(f"stalls: {res} px, {kind}, repeat {repeat + 1} of {repeats}")
+                    show_progress(f"stalls: {res} px, {kind}, repeat {repeat + 1} of {repeats}")
                     windows[kind].append(window(learner, batch_source, seconds=seconds, steps_before=_WARM_UP[kind]))
         rates = {kind: [one["images_per_s"] for one in each] for kind, each in windows.items()}
-        found.append({
+        results.append({
             "res": res,
             "images_per_s": {kind: repeated(each) for kind, each in rates.items()},
             "stall_frac": repeated([one["stall_frac"] for one in windows["live"]]),
             "headspace": repeated([free / real for free, real in zip(rates["cached"], rates["live"], strict=True)]),
         })  # fmt: skip
-    return {"amp": amp, "model": model, "device": device.type, "threads": threads, "res": found}
+    return {"amp": amp, "model": model, "device": device.type, "threads": threads, "res": results}
 
 
 def synthetic(like: Batch, *, classes: int) -> Batch:
-    """A batch of random numbers with the shape, type, layout and device of `like`."""
+    """A batch of random numbers with the shape, dtype, memory format and device of `like`."""
     n, device = len(like.labels), like.labels.device
     labels = torch.randint(classes, (n,), device=device)
     return Batch(
@@ -116,7 +116,7 @@ def synthetic(like: Batch, *, classes: int) -> Batch:
 
 
 def window(learner: Learner, batches: Iterator[Batch], *, seconds: float, steps_before: int) -> dict[str, float]:
-    """Train for `seconds` s after `steps_before` steps; images/s, and the part of the time blocked in `next()`."""
+    """Train for `seconds` s after `steps_before` steps; returns images/s and the fraction blocked in `next()`."""
     for batch in itertools.islice(batches, steps_before):
         learner.train_step(batch)
     synchronise(learner.device)

@@ -1,14 +1,14 @@
-"""What does slow storage cost? Stalls of a consumer that takes a batch, then computes for a fixed time.
+"""Stalls on slow storage, for a consumer that takes a batch and then computes for a fixed time.
 
     python -m benchmarks.storage --shards shards [--res 128] [--pace 1500] [--seconds 10] [--only local,cold,store]
 
-local  a folder in the page cache, and the same with 1, 5 and 20 ms added to each sample's read (a network disk)
-cold   the folder's files, put out of the page cache first
-store  an object store on loopback (`benchmarks/double.py`), from an empty cache: first and second epoch, both orders
+local  a folder in the page cache, and the same with 1, 5 and 20 ms added per read (a network disk)
+cold   a folder evicted from the page cache
+store  an object store on loopback (`benchmarks/double.py`) with an empty cache: two epochs, both orders
 
-The consumer sleeps `batch / pace` s for each batch, as a training step would that needs `pace` images/s. stall is
-the part of the time, after the first batch, in which it waited in `next()`; `start` is what the first batch took,
-with the opening of the set and the loader. The second epoch sees the first one's samples again.
+The consumer sleeps `batch / pace` s per batch, like a training step at `pace` images/s. `stall` is the fraction of the
+time after the first batch in which it waited in `next()`; `start` is the time to the first batch, including opening the
+set and the loader. The second epoch reads the same samples as the first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pipeline.errors import ResoluteError
 from pipeline.plan.order import Order
 from pipeline.storage.files import Files, open_files
 
-from .shell import command, header, ready_to_write, tell, write
+from .shell import command, header, ready_to_write, show_progress, write
 from .table import text_table
 
 __all__ = ["Delayed", "forget", "main", "paced"]
@@ -45,9 +45,9 @@ DELAYS_S = (0.0, 1e-3, 5e-3, 20e-3)
 
 
 class Delayed(Files):
-    """Another set's files, each read of which takes `delay_s` longer."""
+    """Wraps a set's files and delays each read by `delay_s`."""
 
-    remote = True  # why: whatever is read has to come through `read`
+    remote = True  # why: forces all reads through `read`
     chunk_bytes = 0
 
     def __init__(self, files: Files, delay_s: float) -> None:
@@ -84,19 +84,18 @@ class Delayed(Files):
 
 
 def forget(folder: Path, res: int) -> None:
-    """Put the tars of a resolution out of the page cache, where the system does as it is told."""
-    os.sync()  # why: only what is on the disk can go
+    """Evict the tars of a resolution from the page cache, if the system complies."""
+    os.sync()  # why: dirty pages cannot be evicted
     for path in (folder / str(res)).glob("*.tar"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[str, float]]:
-    """For each epoch: `start_s` (of the first batch, from `began` on), `stall_frac`, `slowest_s`, `images_per_s`.
+    """Per epoch: `start_s` (time from `began` to the first batch), `stall_frac`, `slowest_s`, `images_per_s`, …
 
-    `late_stall_frac` is that of its second half: a cache fills in the first.
-
-    `batches` yields (epoch, samples); a step of `step_s` s passes after each.
+    `late_stall_frac` is that of the second half, when the cache is warmer. `batches` yields (epoch, samples); the
+    consumer sleeps `step_s` s after each.
     """
     waits: dict[int, list[float]] = {}
     images: dict[int, int] = {}
@@ -106,24 +105,24 @@ def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[s
         images[epoch] = images.get(epoch, 0) + samples
         time.sleep(step_s)
         before = time.perf_counter()
-    found = []
-    for epoch, each in waits.items():
-        inner = each[1:] if epoch == min(waits) else each
-        total_s = sum(inner) + step_s * len(each)
+    epochs = []
+    for epoch, waits_s in waits.items():
+        inner = waits_s[1:] if epoch == min(waits) else waits_s
+        total_s = sum(inner) + step_s * len(waits_s)
         late = inner[len(inner) // 2 :]
-        found.append({
-            "start_s": each[0], "stall_frac": sum(inner) / total_s,
+        epochs.append({
+            "start_s": waits_s[0], "stall_frac": sum(inner) / total_s,
             "late_stall_frac": sum(late) / (sum(late) + step_s * max(1, len(late))),
             "slowest_s": max(inner, default=0.0),
-            "typical_s": statistics.median(inner or each), "images_per_s": images[epoch] / total_s,
+            "typical_s": statistics.median(inner or waits_s), "images_per_s": images[epoch] / total_s,
         })  # fmt: skip
-    return found
+    return epochs
 
 
 def case(
-    open_set: Callable[[], Any], got: argparse.Namespace, *, order: Order, epochs: int
+    open_set: Callable[[], Any], args: argparse.Namespace, *, order: Order, epochs: int
 ) -> dict[str, Any]:
-    """One run of `epochs` epochs of the same samples, at the pace asked for."""
+    """Measure `epochs` epochs of the same samples at the pace of the arguments."""
     from pipeline.loader.loader import Loader
     from pipeline.plan.plan import Plan
     from pipeline.plan.stage import Stage
@@ -131,72 +130,72 @@ def case(
     began = time.perf_counter()
     shards = open_set()
     try:
-        samples = max(got.batch_size, min(len(shards.splits["train"]), round(got.pace * got.seconds)))
-        fraction = min(1.0, samples // got.batch_size * got.batch_size / len(shards.splits["train"]))
-        stage = Stage(res=got.res, epochs=epochs, batch_size=got.batch_size, fraction=fraction)
+        samples = max(args.batch_size, min(len(shards.splits["train"]), round(args.pace * args.seconds)))
+        fraction = min(1.0, samples // args.batch_size * args.batch_size / len(shards.splits["train"]))
+        stage = Stage(res=args.res, epochs=epochs, batch_size=args.batch_size, fraction=fraction)
         plan = Plan(shards, [stage], order=order, fraction_mode="fixed", eval_batch_size=None)
 
         def batches() -> Iterator[tuple[int, int]]:
-            with Loader(plan, threads=got.threads) as loader:
+            with Loader(plan, threads=args.threads) as loader:
                 for batch in loader:
                     yield batch.spec.epoch, len(batch.labels)
 
-        epochs_found = paced(batches(), step_s=got.batch_size / got.pace, began=began)
+        results = paced(batches(), step_s=args.batch_size / args.pace, began=began)
         counts: dict[str, int] = getattr(shards.files, "counts", dict)()
     finally:
         shards.close()
-    return {"order": order, "epochs": epochs_found, "counts": counts}
+    return {"order": order, "epochs": results, "counts": counts}
 
 
-def measure(got: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     from pipeline.dataset.shard_set import ShardSet
 
     def opened(files: Files) -> Any:
-        return ShardSet.open(files.root, resolutions=(got.res,), files=files)
+        return ShardSet.open(files.root, resolutions=(args.res,), files=files)
 
     def opened_from(files: Callable[[], Files]) -> Any:
         return opened(files())
 
     def delayed(delay_s: float) -> Any:
-        return opened(Delayed(open_files(got.shards), delay_s))
+        return opened(Delayed(open_files(args.shards), delay_s))
 
     rows: list[dict[str, Any]] = []
 
     def add(name: str, open_set: Callable[[], Any], **words: Any) -> None:
-        tell(name)
-        rows.append({"name": name, **case(open_set, got, **words)})
+        show_progress(name)
+        rows.append({"name": name, **case(open_set, args, **words)})
 
-    if "local" in got.only:
-        add("page cache (warming)", lambda: opened(open_files(got.shards)), order="full", epochs=1)
+    if "local" in args.only:
+        add("page cache (warming)", lambda: opened(open_files(args.shards)), order="full", epochs=1)
         rows.clear()
-        add("page cache", lambda: opened(open_files(got.shards)), order="full", epochs=1)
+        add("page cache", lambda: opened(open_files(args.shards)), order="full", epochs=1)
         for delay_s in DELAYS_S:
             add(f"{1e3 * delay_s:g} ms a sample", partial(delayed, delay_s), order="full", epochs=1)
-    if "cold" in got.only:
+    if "cold" in args.only:
         for order in ("full", "block"):
-            forget(got.shards, got.res)
-            add("cold disk", lambda: opened(open_files(got.shards)), order=order, epochs=2)
-    if "store" in got.only:
+            forget(args.shards, args.res)
+            add("cold disk", lambda: opened(open_files(args.shards)), order=order, epochs=2)
+    if "store" in args.only:
         for order in ("full", "block"):
-            with remote(got) as files:
+            with remote(args) as files:
                 add("store, empty cache", partial(opened_from, files), order=order, epochs=2)
-    tell("")
+    show_progress("")
     return rows
 
 
 @contextmanager
-def remote(got: argparse.Namespace) -> Iterator[Callable[[], Files]]:
-    """How to open the set behind the store, through a new and empty cache."""
+def remote(args: argparse.Namespace) -> Iterator[Callable[[], Files]]:
+    """A function that opens the set's files in the store, through a new, empty cache."""
     from pipeline.storage.disk_cache import CacheSettings
 
     from .double import store
 
     with (
         tempfile.TemporaryDirectory(prefix="resolute-cache-") as folder,
-        store(got.shards, latency_s=got.latency_ms / 1e3, bytes_per_s=got.mib_per_s * 2**20,
-              total_bytes_per_s=got.total_mib_per_s * 2**20) as url,
+        store(args.shards, latency_s=args.latency_ms / 1e3, bytes_per_s=args.mib_per_s * 2**20,
+              total_bytes_per_s=args.total_mib_per_s * 2**20) as url,
     ):  # fmt: skip
-        settings = CacheSettings(folder=Path(folder), chunk_bytes=round(got.chunk_mib * 2**20))
+        settings = CacheSettings(folder=Path(folder), chunk_bytes=round(args.chunk_mib * 2**20))
         yield lambda: open_files(url, cache=settings)
 
 
@@ -214,7 +213,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             ])  # fmt: skip
     header = ["storage", "order", "epoch", "stall", "2nd half", "wait ms", "slowest ms", "images/s", "start s",
               "requests in all"]  # fmt: skip
-    return text_table("a consumer that computes for a fixed time a batch", header, lines, left=2)
+    return text_table("a consumer that computes for a fixed time per batch", header, lines, left=2)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -223,15 +222,15 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--shards", type=Path, required=True, metavar="DIR")
     add("--res", type=int, default=128, metavar="PX")
-    add("--pace", type=float, default=1500, metavar="IMAGES/S", help="what training needs (default: %(default)s)")
+    add("--pace", type=float, default=1500, metavar="IMAGES/S", help="rate of the consumer (default: %(default)s)")
     add("--batch-size", type=int, default=64, metavar="N")
-    add("--seconds", type=float, default=10, metavar="S", help="of an epoch without stalls (default: %(default)s)")
+    add("--seconds", type=float, default=10, metavar="S", help="epoch length without stalls (default: %(default)s)")
     add("--threads", type=int, default=2, metavar="N", help="decoding threads (default: %(default)s)")
-    add("--latency-ms", type=float, default=30, metavar="MS", help="store: before a first byte (default: %(default)s)")
+    add("--latency-ms", type=float, default=30, metavar="MS", help="store: time to first byte (default: %(default)s)")
     add("--mib-per-s", type=float, default=80, metavar="MIB", help="store: of a request (default: %(default)s)")
     add("--total-mib-per-s", type=float, default=100, metavar="MIB", help="store: of all requests together; should be "
-        "about four times pace x bytes a sample, as 1 GB/s is for 20 000 images/s (default: %(default)s)")
-    add("--chunk-mib", type=float, default=4, metavar="MIB", help="store: of a request (default: %(default)s)")
+        "about four times pace x bytes per sample, as 1 GB/s is for 20 000 images/s (default: %(default)s)")
+    add("--chunk-mib", type=float, default=4, metavar="MIB", help="store: size of a request (default: %(default)s)")
     add("--only", default=",".join(PARTS), metavar="PART,…")
     add("--out", type=Path, default=Path("benchmarks/results/storage.json"), metavar="FILE")
     return parser
@@ -242,21 +241,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(_parser(), _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    got.only = got.only.split(",")
-    if unknown := [part for part in got.only if part not in PARTS]:
+def _run(args: argparse.Namespace) -> None:
+    args.only = args.only.split(",")
+    if unknown := [part for part in args.only if part not in PARTS]:
         raise ResoluteError(f"--only: got '{unknown[0]}', expected some of {','.join(PARTS)}; correct it")
     for name in ("pace", "seconds", "mib_per_s", "total_mib_per_s", "chunk_mib", "batch_size"):
-        if not 0 < getattr(got, name) < math.inf:
-            raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(got, name)}, expected above 0; raise it")
-    ready_to_write(got.out)
+        if not 0 < getattr(args, name) < math.inf:
+            raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(args, name)}, expected above 0; raise it")
+    ready_to_write(args.out)
     head = header("resolute-storage-1")
-    rows = measure(got)
+    rows = measure(args)
     print(table(rows))
-    settings = {name: value for name, value in vars(got).items() if name not in ("shards", "out")}
-    settings["set"] = got.shards.resolve().name
-    write(got.out, {**head, "settings": settings, "rows": rows})
-    print(f"written: {got.out}")
+    settings = {name: value for name, value in vars(args).items() if name not in ("shards", "out")}
+    settings["set"] = args.shards.resolve().name
+    write(args.out, {**head, "settings": settings, "rows": rows})
+    print(f"written: {args.out}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""What does a stage change cost, ours beside a torch DataLoader that is rebuilt at each change?
+"""Cost of a stage change: this project's loader, and a torch DataLoader that is rebuilt at each change.
 
-One run over all resolutions of the set, ascending. Cost of a change: the time of the first N batches after it,
-less N steady ones of the new stage. `around` adds what the last N batches before it lost, so that work moved
-ahead of the change counts too. N is 5, rounded up to whole rounds of the workers; a steady batch is the median
-over rounds of their mean. why: W workers deliver W batches at once and then none for a while, so that a plain
-median falls anywhere between the two, mostly to our advantage. Two consumers:
+One run over all resolutions of the set, ascending. The cost of a change is the time of the first N batches after it
+minus N steady batches of the new stage. `around` adds the time lost by the last N batches before it, so that work
+moved ahead of the change counts too. N is 5, rounded up to a multiple of the workers; the steady batch time is the
+median over rounds of the mean of a round. why: W workers deliver W batches at once and then pause, so a plain median of
+batch times is arbitrary, mostly in our favour. Two consumers:
 
-drained  takes batches as fast as they come; the clock runs from batch to batch.
-paced    sleeps a fixed time for each batch, as a training step would, and only its waiting for data is on the
-         clock. The step takes 1.3 times the slower loader's drained batch at that resolution, so that neither
-         loader is the bottleneck and what is left is the change itself.
+drained  takes batches as fast as possible; the time from batch to batch is measured.
+paced    sleeps a fixed time per batch, like a training step; only the time waiting for data is measured. The step takes
+         1.3 times the slower loader's drained batch time at that resolution, so that neither loader is the bottleneck
+         and only the change itself remains.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from .table import each_repeated, spread, text_table
 
 __all__ = ["around_s", "clock", "cost_s", "first_batches", "measure", "steady_s", "summary", "table"]
 
-_FIRST = 5  # batches after a change that are set against steady ones, at least
-_PACE = 1.3  # step of the paced consumer, in drained batch times
+_FIRST = 5  # minimum number of batches counted after a change
+_PACE = 1.3  # paced consumer's step time / drained batch time
 
 
 def first_batches(workers: int) -> int:
-    """How many batches after a change are counted: the least whole rounds of `workers` that make _FIRST."""
+    """Number of batches counted after a change: `_FIRST` rounded up to a multiple of `workers`."""
     return workers * math.ceil(_FIRST / workers)
 
 
 def steady_s(times_s: Sequence[float], workers: int) -> float:
-    """A stage's steady batch time: median of its rounds' means, without its first and its last batches."""
+    """A stage's steady batch time in s: median over rounds of their mean, without its first and last batches."""
     first = first_batches(workers)
     inner = times_s[first : len(times_s) - first]
     rounds = [inner[i : i + workers] for i in range(0, len(inner) - workers + 1, workers)]
-    return statistics.median(statistics.fmean(each) for each in rounds)
+    return statistics.median(statistics.fmean(times) for times in rounds)
 
 
 def cost_s(times_s: Sequence[float], workers: int) -> float:
@@ -58,23 +58,23 @@ def cost_s(times_s: Sequence[float], workers: int) -> float:
 
 
 def around_s(before_s: Sequence[float], times_s: Sequence[float], workers: int) -> float:
-    """The cost, plus what the last batches of the stage before it took above its steady ones."""
+    """The cost plus the time that the last batches of the previous stage took beyond its steady ones, in s."""
     first = first_batches(workers)
     return cost_s(times_s, workers) + sum(before_s[-first:]) - first * steady_s(before_s, workers)
 
 
 def slowest_ratio(times_s: Sequence[float], workers: int) -> float:
-    """The slowest of the first batches, in steady ones."""
+    """Slowest of the first batches / steady batch time."""
     return max(times_s[: first_batches(workers)]) / steady_s(times_s, workers)
 
 
 def measure(
     shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, repeats: int, batches: int | None = None,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """{"batches", "consumers": {"drained" | "paced": {"step_s", "changes", "batch_s"}}}; see `summary`.
 
-    `batches` a stage, by default ten rounds of the workers and at least 30.
+    `batches`: per stage; by default ten rounds of the workers and at least 30.
     """
     resolutions = list(shards.resolutions)
     if len(resolutions) < 2:
@@ -96,7 +96,7 @@ def measure(
         raw: dict[str, list[list[list[float]]]] = {name: [] for name in loaders}
         for repeat in range(repeats):
             for name, start in loaders.items():
-                tell(f"switch: {kind}, {name}, repeat {repeat + 1} of {repeats}")
+                show_progress(f"switch: {kind}, {name}, repeat {repeat + 1} of {repeats}")
                 counts = per_stage if name == "ours" else [batches] * len(resolutions)
                 with closing(start()) as stream:
                     raw[name].append(clock(stream, counts, steps_s, device))
@@ -120,7 +120,7 @@ def measure(
 def clock(
     stream: Iterator[Any], counts: Sequence[int], steps_s: Sequence[float], device: torch.device
 ) -> list[list[float]]:
-    """Seconds waited for each batch of each stage; a step of `steps_s[stage]` s passes after each batch."""
+    """Seconds waited for each batch of each stage, by a consumer with a step time of `steps_s[stage]` s."""
     times_s = []
     for count, step_s in zip(counts, steps_s, strict=True):
         stage_s = []
@@ -142,13 +142,13 @@ def summary(
     """[{"from_res", "to_res", of: {name: {"cost_s", ...}}}], values `repeated`; `runs` {name: [run][stage][batch]}."""
 
     def figures(run: list[list[float]], i: int) -> dict[str, float]:
-        found = {
+        results = {
             "cost_s": cost_s(run[i], workers), "around_s": around_s(run[i - 1], run[i], workers),
             "slowest_s": max(run[i][: first_batches(workers)]), "slowest_ratio": slowest_ratio(run[i], workers),
             "steady_s": steady_s(run[i], workers),
         }  # fmt: skip
-        found.pop(without, None)
-        return found
+        results.pop(without, None)
+        return results
 
     return [
         {"from_res": before, "to_res": after,
@@ -158,11 +158,11 @@ def summary(
 
 
 def table(result: dict[str, Any]) -> str:
-    """A table for each consumer, times in ms."""
+    """One table per consumer, times in ms."""
     tables = []
-    for found in result["consumers"].values():
+    for results in result["consumers"].values():
         rows = []
-        for change in found["changes"]:
+        for change in results["changes"]:
             for name, values in change["loaders"].items():
                 rows.append([
                     f"{change['from_res']} -> {change['to_res']} px",
@@ -171,8 +171,8 @@ def table(result: dict[str, Any]) -> str:
                     f"{1e3 * values['steady_s']['median']:.2f}",
                 ])  # fmt: skip
         title = "stage change, drained: time a batch"
-        if found["step_s"]:
-            steps = " / ".join(f"{1e3 * step_s:.0f}" for step_s in found["step_s"])
+        if results["step_s"]:
+            steps = " / ".join(f"{1e3 * step_s:.0f}" for step_s in results["step_s"])
             title = f"stage change, a consumer of {steps} ms a batch: its wait for data"
         header = ["", "loader", "cost ms", "around ms", f"slowest of {result['first']} ms", "steady ms"]
         tables.append(text_table(title, header, rows, left=2))

@@ -1,4 +1,4 @@
-"""How are repeated measurements summarised and printed?"""
+"""Summaries of repeated measurements, and their text tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["each_repeated", "repeated", "spread", "text_table"]
 
 
 def repeated(raw: Sequence[float]) -> dict[str, Any]:
-    """Every repeat's value, and their median."""
+    """All repeats' values and their median."""
     return {"raw": list(raw), "median": statistics.median(raw)}
 
 
 def each_repeated(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One dict of a dict for each repeat: its floats `repeated`, all else as in the first."""
+    """Merge one dict per repeat into one: floats become `repeated`, other values are the first repeat's."""
     return {
         key: repeated([run[key] for run in runs]) if isinstance(value, float) else value
         for key, value in runs[0].items()
@@ -23,14 +23,14 @@ def each_repeated(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def spread(values: dict[str, Any], digits: int = 0, factor: float = 1.0) -> str:
-    """`repeated` values as text: median (smallest..largest), each times `factor`; of one value just that."""
+    """`repeated` values times `factor` as text: median (min..max), or only the value if there is one."""
     low, middle, high = (f"{value * factor:,.{digits}f}" for value in
                          (min(values["raw"]), values["median"], max(values["raw"])))  # fmt: skip
     return f"{middle} ({low}..{high})" if len(values["raw"]) > 1 else middle
 
 
 def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """Aligned columns under a title; the first `left` hold text, the others numbers."""
+    """Aligned columns under a title; the first `left` columns are left-aligned, the others right-aligned."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     aligned = [

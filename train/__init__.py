@@ -1,1 +1,1 @@
-"""The training loop: one recipe, one stream of batches, one run folder."""
+"""Training with progressive resizing: a recipe and a shard set in, a run folder with log and checkpoints out."""

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: written whole or not at all, sealed by a SHA-256, and refused by name if anything is wrong.
+"""Checkpoints of a run: written atomically, sealed with a SHA-256, and checked before use.
 
-    RUN/step-00000123.pt   the newest few, by optimizer steps done; each ends in the SHA-256 of all before it
-    RUN/last.pt, best.pt   second names of the newest one, and of that with the best validation
+    RUN/step-00000123.pt   the newest few, named by optimizer steps done; each ends in the SHA-256 of its content
+    RUN/last.pt, best.pt   links to the newest one and to the one with the best validation
 """
 
 from __future__ import annotations
@@ -22,8 +22,18 @@ from pipeline.errors import ResoluteError, StorageError
 from pipeline.storage.atomic_file import atomic_file, atomic_link, explain_write_error
 from train.recipe.schema import Recipe
 
-__all__ = ["FORMAT", "Damaged", "also_as", "keep_newest", "load", "newest", "peek", "resume", "save",
-           "step_file"]  # fmt: skip
+__all__ = [
+    "FORMAT",
+    "DamagedCheckpoint",
+    "keep_newest",
+    "link",
+    "load",
+    "newest",
+    "peek",
+    "resume",
+    "save",
+    "step_file",
+]  # fmt: skip
 
 FORMAT = "resolute-checkpoint-2"
 _SEAL_BYTES = 64  # SHA-256 in hex digits
@@ -31,8 +41,8 @@ _WRONG_CONTENT = (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickl
                   zipfile.BadZipFile)  # fmt: skip
 
 
-class Damaged(ResoluteError):
-    """The file is there, or missing beside others of its run, and is not a whole checkpoint of ours."""
+class DamagedCheckpoint(ResoluteError):
+    """The file is damaged, not a checkpoint of this project, or missing next to others of its run."""
 
 
 def step_file(folder: Path, step: int) -> Path:
@@ -40,58 +50,58 @@ def step_file(folder: Path, step: int) -> Path:
 
 
 def save(path: Path, state: dict[str, Any]) -> str:
-    """Write `state` whole or not at all, and on disk when this returns; returns the file's SHA-256 in hex.
+    """Write `state` atomically and durably; returns the file's SHA-256 in hex.
 
-    Raises `ResoluteError` if it can't be.
+    Raises `ResoluteError` if it cannot be written.
     """
     with explain_write_error(path), atomic_file(path) as file:
         try:
             torch.save({"format": FORMAT, **state}, file)
         except RuntimeError as error:
-            # why: torch's zip writer hides the disk's error, such as a full disk, in an error of its own
+            # why: torch's zip writer wraps I/O errors, such as a full disk, in a RuntimeError
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         digest = _seal(file)
     return digest
 
 
-def also_as(path: Path, name: Path) -> None:
-    """Give a checkpoint a second name, or a copy where links don't exist. Raises `ResoluteError` if it can't be."""
+def link(path: Path, name: Path) -> None:
+    """Hard-link checkpoint `path` as `name`, or copy it where links are unsupported. Raises `ResoluteError`."""
     with explain_write_error(name):
         atomic_link(path, name)
 
 
 def keep_newest(folder: Path, count: int, *, newest: int) -> None:
-    """Delete all step files but the `count` newest up to step `newest`: later ones are of a past that was left."""
+    """Delete all step files except the `count` newest up to step `newest`; later ones are from an abandoned run."""
     steps = [step for step in _steps(folder) if step <= newest]
     for step in set(_steps(folder)) - set(steps[:count]):
         step_file(folder, step).unlink(missing_ok=True)
 
 
 def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
-    """The state at `path`, on the CPU, loaded without running foreign code, and the file's `sha256`.
+    """The state at `path`, on the CPU, plus the file's `sha256`; unpickling cannot run code.
 
-    `expect` holds what must be equal: {"recipe": its values, "data": `ShardSet.contents`, "shards": the manifest's
-    hash, which counts only for checkpoints of versions that did not keep "data"}. Raises `Damaged` for a damaged,
-    missing or foreign file, `StorageError` if the disk does not deliver it, and `ResoluteError` for one of another
-    recipe or shard set, naming what differs.
+    `expect` holds what must match: {"recipe": its values, "data": `ShardSet.contents`, "shards": the manifest's hash,
+    compared only for older checkpoints without "data"}. Raises `DamagedCheckpoint` for a damaged, missing or foreign
+    file, `StorageError` if it cannot be read, and `ResoluteError` naming the differences for another recipe or shard
+    set.
     """
     try:
-        with path.open("rb") as file:  # why once: a running training may give the name to the next checkpoint meanwhile
+        with path.open("rb") as file:  # why opened once: a training run may replace the file meanwhile
             digest = _unsealed(file)
             file.seek(0)
             state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        got = state["format"]
+        file_format = state["format"]
     except FileNotFoundError:
-        raise Damaged(f"{path}: not found, expected a checkpoint; use another RUN") from None
+        raise DamagedCheckpoint(f"{path}: not found, expected a checkpoint; use another RUN") from None
     except OSError as error:
         raise _unavailable(path, error) from None
     except _WRONG_CONTENT as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Damaged(
+        raise DamagedCheckpoint(
             f"{path}: damaged or no checkpoint ({reason[:100]}), expected {FORMAT}; delete it or use another RUN"
         ) from None
-    if got != FORMAT:
-        raise Damaged(f"{path}: got format {got}, expected {FORMAT}; use another RUN")
+    if file_format != FORMAT:
+        raise DamagedCheckpoint(f"{path}: got format {file_format}, expected {FORMAT}; use another RUN")
     _check_same(path, state, expect)
     return {**state, "sha256": digest}
 
@@ -118,15 +128,16 @@ def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> No
 
 
 def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's values, with the defaults of keys that are younger than they."""
+    """A recipe's values, completed by the defaults of keys that were added later."""
     try:
         return Recipe.from_values(values, name="").values()
-    except ResoluteError:  # keys of another version: they are named as they are
+    except ResoluteError:  # keys of another version: the comparison names them
         return values
 
 
 def newest(folder: Path, name: str) -> Path:
-    """The file to go on from: `name`, or the newest step file where the first save was cut before it got that name."""
+    """The file to resume from: `name`, or the newest step file if the first save was cut before `last.pt` was linked.
+    """
     path, names = folder / name, _names(folder)
     if name != "last.pt" or name in names:
         return path
@@ -134,38 +145,40 @@ def newest(folder: Path, name: str) -> Path:
 
 
 def resume(path: Path, *, expect: dict[str, Any]) -> dict[str, Any] | None:
-    """The state at `path` in a run's folder, to go on from; None if the run has no checkpoints yet.
+    """The state at `path` in a run's folder, to resume from; None if the run has no checkpoints yet.
 
-    Raises `ResoluteError` as `load` does, and names the newest good one where there is another.
+    Raises as `load` does; for a damaged file, the message names the newest good checkpoint, if any.
     """
     folder = path.parent
     if not any(name.endswith(".pt") for name in _names(folder)):
         if path.name != "last.pt":
-            raise ResoluteError(f"--from: got {path}, which is not there, expected a checkpoint of it; leave it out")
+            raise ResoluteError(f"--from: got {path}, which does not exist, expected a checkpoint of the run; omit it")
         return None
     try:
         state = load(path, expect=expect)
-    except Damaged as error:
-        for other in [*(step_file(folder, step) for step in _steps(folder)), folder / "best.pt"]:
-            if (step := _good_step(other, expect)) is not None:
-                raise Damaged(
-                    f"{str(error).rpartition(';')[0]}; {other.name} (step {step}) is good: go on from it with "
-                    f"--from {other.name} (make: FROM={other.name})"
+    except DamagedCheckpoint as error:
+        for candidate in [*(step_file(folder, step) for step in _steps(folder)), folder / "best.pt"]:
+            if (step := _good_step(candidate, expect)) is not None:
+                raise DamagedCheckpoint(
+                    f"{str(error).rpartition(';')[0]}; {candidate.name} (step {step}) is good: resume with "
+                    f"--from {candidate.name} (make: FROM={candidate.name})"
                 ) from None
         raise
-    log, needed = folder / "run.jsonl", state["meter"]["log_bytes"]
-    if (got := log.stat().st_size if log.exists() else 0) < needed:
-        raise ResoluteError(f"{log}: cut or gone, got {got} bytes, expected {needed}; put it back or use another RUN")
+    log, expected = folder / "run.jsonl", state["meter"]["log_bytes"]
+    if (size := log.stat().st_size if log.exists() else 0) < expected:
+        raise ResoluteError(
+            f"{log}: truncated or missing, got {size} bytes, expected {expected}; restore it or use another RUN"
+        )
     return state
 
 
 def peek(path: Path, key: str) -> Any:
-    """One value of a checkpoint; None if there is no such file, or it is one that `load` will refuse as damaged.
+    """The value of `key` in a checkpoint; None if the file does not exist or `load` will report it as damaged.
 
-    Raises `StorageError` if the disk does not deliver it.
+    Raises `StorageError` if it cannot be read.
     """
     try:
-        path.open("rb").close()  # why: torch reports the disk's errors as it reports damage
+        path.open("rb").close()  # why: torch does not distinguish I/O errors from damaged files
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)[key]
     except FileNotFoundError:
         return None
@@ -177,9 +190,9 @@ def peek(path: Path, key: str) -> Any:
 
 def _unavailable(path: Path, error: OSError) -> StorageError:
     advice = {
-        errno.EACCES: "make it readable for you, or use another RUN", errno.EPERM: "make it readable for you, or use "
-        "another RUN", errno.EISDIR: "use another RUN", errno.ENOTDIR: "use another RUN",
-    }.get(error.errno or 0, "run again when the disk answers: nothing says that the file is damaged")  # fmt: skip
+        errno.EACCES: "make it readable, or use another RUN", errno.EPERM: "make it readable, or use another RUN",
+        errno.EISDIR: "use another RUN", errno.ENOTDIR: "use another RUN",
+    }.get(error.errno or 0, "run again when the storage responds; the file may be intact")  # fmt: skip
     return StorageError(f"{path}: cannot be read, got '{error.strerror or error}', expected a readable file; {advice}")
 
 
@@ -191,9 +204,9 @@ def _good_step(path: Path, expect: dict[str, Any]) -> int | None:
 
 
 def _names(folder: Path) -> list[str]:
-    """Of the files in `folder`; none if there is no such folder. Raises `StorageError` if the disk does not tell."""
+    """Names of the files in `folder`; empty if it does not exist. Raises `StorageError` if it cannot be listed."""
     try:
-        return os.listdir(folder)  # noqa: PTH208  # why: Path.glob takes a folder that may not be read for an empty one
+        return os.listdir(folder)  # noqa: PTH208  # why: Path.glob treats an unreadable folder as empty
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -201,17 +214,17 @@ def _names(folder: Path) -> list[str]:
 
 
 def _steps(folder: Path) -> list[int]:
-    """Of the step files there, the newest first."""
+    """Step numbers of the step files in `folder`, newest first."""
     matches = (re.fullmatch(r"step-(\d{8,})\.pt", name) for name in _names(folder))
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 def _seal(file: BinaryIO) -> str:
-    """Append the digest of the file as its zip's comment, which torch and others skip; returns that of the whole.
+    """Append the file's SHA-256 as the zip comment, which readers skip; returns the SHA-256 of the complete file.
 
-    why: torch does not look at its zip's checksums, so a changed weight would load unseen.
+    why: torch does not verify the zip's checksums, so a corrupted weight would load unnoticed.
     """
-    file.seek(-2, os.SEEK_END)  # the length of the comment, none so far, is the last field of a zip
+    file.seek(-2, os.SEEK_END)  # a zip's last field is the length of its comment, 0 so far
     file.write(struct.pack("<H", _SEAL_BYTES))
     file.seek(0)
     sha = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]
@@ -222,14 +235,14 @@ def _seal(file: BinaryIO) -> str:
 
 
 def _unsealed(file: BinaryIO) -> str:
-    """The SHA-256 of a whole file; raises `ValueError` if it does not end in that of what is before."""
+    """The SHA-256 of the complete file; raises `ValueError` if the seal at its end does not match the content."""
     sha, left = hashlib.sha256(), os.fstat(file.fileno()).st_size - _SEAL_BYTES
     while left > 0 and (block := file.read(min(left, 1 << 20))):
         sha.update(block)
         left -= len(block)
     seal = file.read()
     if seal != sha.hexdigest().encode():
-        raise ValueError("its bytes are not what the SHA-256 at its end says")
+        raise ValueError("its content does not match the SHA-256 at its end")
     sha.update(seal)
     return sha.hexdigest()
 

@@ -1,4 +1,5 @@
-"""How good is a recipe whatever part of the data validates it? One run a fold, one after another, in RUN/fold-K."""
+"""Cross-validation: trains one run per fold in RUN/fold-K, one after another, and summarises them in RUN/folds.json.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ __all__ = ["chosen_folds", "cross_validate", "outcome"]
 
 
 def chosen_folds(text: str, *, shards: str | Path) -> list[int]:
-    """Fold numbers from "all" or "0,2". Raises `ResoluteError` for a set without folds, and for one it has not."""
+    """Fold numbers from "all" or "0,2". Raises `ResoluteError` for shards without folds and for unknown folds."""
     if is_foreign(str(shards)):
         raise ResoluteError(
-            f"{shards}: tars that others made have no folds, got --folds {text}, expected a set made with FOLDS=5; "
-            f"run `make shards SRC={shards} FOLDS=5 OUT=…`, and train on that"
+            f"{shards}: got --folds {text} for plain tars, which have no folds, expected a set made with FOLDS=5; "
+            f"run `make shards SRC={shards} FOLDS=5 OUT=…` and train on its output"
         )
     files = open_files(shards)
     manifest, _ = read_manifest(files)
@@ -39,32 +40,32 @@ def chosen_folds(text: str, *, shards: str | Path) -> list[int]:
         )
     words = [str(k) for k in range(folds)] if text == "all" else text.split(",")
     if not all(word.isdecimal() and int(word) < folds for word in words) or len({*words}) < len(words):
-        raise ResoluteError(f"--folds: got {text}, expected all, or some of 0 to {folds - 1} separated by commas")
+        raise ResoluteError(f"--folds: got {text}, expected all, or numbers from 0 to {folds - 1} separated by commas")
     return [int(word) for word in words]
 
 
 def cross_validate(options: Options, folds: list[int], ranks: Ranks | None = None) -> int:
-    """Train, or go on with, each fold in a folder of its own. Returns 0, or the status of the one that was stopped."""
+    """Train or resume each fold in its own folder. Returns 0, or the exit status of the fold that was stopped."""
     for k in folds:
         status = run(dataclasses.replace(options, folder=options.folder / f"fold-{k}", fold=k), ranks)
         if status:
             return status
-    if ranks is None or ranks.first:
-        done = {str(k): outcome(options.folder / f"fold-{k}" / "run.jsonl") for k in folds}
+    if ranks is None or ranks.is_main:
+        outcomes = {str(k): outcome(options.folder / f"fold-{k}" / "run.jsonl") for k in folds}
         names = ("best_top1", "last_top1")
-        over = {name: _mean_and_deviation([fold[name] for fold in done.values()]) for name in names}
+        summary = {name: _mean_and_deviation([fold[name] for fold in outcomes.values()]) for name in names}
         path = options.folder / "folds.json"
         with output_file(path) as file:
-            file.write((json.dumps({"folds": done, **over}, indent=1) + "\n").encode())
-        told = ", ".join(f"fold {k} {100 * fold['best_top1']:.2f}" for k, fold in done.items())
-        best, last = over["best_top1"], over["last_top1"]
-        print(f"\nbest top-1 {100 * best['mean']:.2f} ± {100 * best['deviation']:.2f} % ({told}); at the end "
+            file.write((json.dumps({"folds": outcomes, **summary}, indent=1) + "\n").encode())
+        each = ", ".join(f"fold {k} {100 * fold['best_top1']:.2f}" for k, fold in outcomes.items())
+        best, last = summary["best_top1"], summary["last_top1"]
+        print(f"\nbest top-1 {100 * best['mean']:.2f} ± {100 * best['deviation']:.2f} % ({each}); at the end "
               f"{100 * last['mean']:.2f} ± {100 * last['deviation']:.2f} %\n{path}")  # fmt: skip
     return 0
 
 
 def outcome(log: Path) -> dict[str, Any]:
-    """What a fold's log says: the best validation by raw or averaged weights, the last one, and the time."""
+    """From a fold's run.jsonl: top-1 (0 to 1) and epoch of the best and last validation, and the elapsed time in s."""
     epochs = [record for record in read_log(log) if record["kind"] == "epoch" and record["top1"] is not None]
     last = epochs[-1]
     best = best_epoch(epochs) or last
@@ -73,5 +74,5 @@ def outcome(log: Path) -> dict[str, Any]:
 
 
 def _mean_and_deviation(values: list[float]) -> dict[str, float]:
-    """The deviation is the sample's (n - 1), 0 for one value."""
+    """Mean and sample standard deviation (n - 1); 0 for a single value."""
     return {"mean": statistics.mean(values), "deviation": statistics.stdev(values) if len(values) > 1 else 0.0}

@@ -1,6 +1,7 @@
-"""The device of a run, as the command line names it.
+"""Selects the device of a run from `--device`; never falls back from a GPU to the CPU silently.
 
-`python -m train.device --gpus 8` fails, in one line, on a machine with fewer GPUs: what `make train GPUS=8` asks first.
+`python -m train.device --gpus 8` fails with a one-line error on a machine with fewer GPUs; `make train GPUS=8` runs it
+first.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ from .distributed import Ranks
 __all__ = ["device_name", "main", "pick_device"]
 
 
-def pick_device(wanted: str, ranks: Ranks | None = None) -> torch.device:
-    """What `--device` names; a GPU with its index, and as the process's current device.
+def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
+    """The device for `--device` = `name`; a GPU has its index and becomes the process's current device.
 
-    Raises `ResoluteError` if it is not there: nothing falls back from a GPU by itself.
+    Raises `ResoluteError` if it does not exist.
     """
-    if ranks is not None and ranks.world > 1 and wanted != "cpu" and cuda.available():
-        return ranks.device(wanted)
-    if ranks is not None and ranks.world > 1 and wanted == "auto":
+    if ranks is not None and ranks.world_size > 1 and name != "cpu" and cuda.available():
+        return ranks.device(name)
+    if ranks is not None and ranks.world_size > 1 and name == "auto":
         raise ResoluteError(
-            f"got no GPU for {ranks.world} ranks (GPUS), expected one for each; for ranks that share the CPU say so: "
+            f"got no GPU for {ranks.world_size} ranks (GPUS), expected one for each; to let ranks share the CPU, add "
             "--device cpu (make: DEVICE=cpu)"
         )
-    if wanted == "auto":
+    if name == "auto":
         if cuda.available():
             return cuda.select("cuda")
         print("no GPU found: training on the CPU")
         return torch.device("cpu")
-    kind, _, number = wanted.partition(":")
+    kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or not (number or "0").isdigit() or (kind == "cpu" and number):
-        raise ResoluteError(f"--device: got {wanted}, expected auto, cpu, cuda or cuda:N; choose one")
+        raise ResoluteError(f"--device: got {name}, expected auto, cpu, cuda or cuda:N; choose one")
     if kind == "cuda" and int(number or 0) >= cuda.device_count():
         raise ResoluteError(
-            f"--device {wanted}: got {cuda.device_count()} CUDA devices, expected that one; use --device cpu"
+            f"--device {name}: got {cuda.device_count()} CUDA devices, expected that one; use --device cpu"
         )
-    return cuda.select(wanted) if kind == "cuda" else torch.device(wanted)
+    return cuda.select(name) if kind == "cuda" else torch.device(name)
 
 
 def device_name(device: torch.device) -> str:
@@ -57,17 +58,17 @@ def device_name(device: torch.device) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m train.device", description="Check that this machine has a GPU for each process.")
-    parser.add_argument("--gpus", required=True, metavar="N", help="processes on this machine")
+    parser.add_argument("--gpus", required=True, metavar="N", help="number of processes on this machine, one per GPU")
     return command(parser, _check_gpus, arguments)
 
 
-def _check_gpus(got: argparse.Namespace) -> None:
-    if not got.gpus.isdecimal() or int(got.gpus) < 1:
-        raise ResoluteError(f"GPUS: got {got.gpus}, expected the number of GPUs to use; write it as GPUS=8")
+def _check_gpus(args: argparse.Namespace) -> None:
+    if not args.gpus.isdecimal() or int(args.gpus) < 1:
+        raise ResoluteError(f"GPUS: got {args.gpus}, expected the number of GPUs to use; write it as GPUS=8")
     count = cuda.device_count()
-    if int(got.gpus) > count:
+    if int(args.gpus) > count:
         raise ResoluteError(
-            f"GPUS: got {got.gpus}, expected at most {count}, the GPUs of this machine; lower it"
+            f"GPUS: got {args.gpus}, expected at most {count}, the GPUs of this machine; lower it"
             + ("" if count else ", or add DEVICE=cpu for processes that share the CPU")
         )
 

@@ -1,4 +1,4 @@
-"""What does a teacher say? Knowledge distillation from a trained network that sees the same images."""
+"""Knowledge distillation from a trained teacher network that sees the same images as the student."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build_teacher(
     distill: Distill, data: Data, *, classes: int, channels_last: bool, device: torch.device,
     resolutions: Collection[int] = (),
 ) -> Teacher | None:  # fmt: skip
-    """The recipe's teacher, or None. Raises `ResoluteError` as `build_model` does, and for one of other classes."""
+    """The recipe's teacher, or None. Raises `ResoluteError` as `build_model` does, and if its classes differ."""
     if not distill.teacher:
         return None
     return Teacher(
@@ -31,14 +31,14 @@ def build_teacher(
 
 
 class Teacher(nn.Module):
-    """A trained network of the run's classes, in eval mode and without gradients, whatever the student does."""
+    """A trained network with the run's classes, always in eval mode and without gradients."""
 
     def __init__(
         self, distill: Distill, *, classes: int, mean: Sequence[float], std: Sequence[float], channels_last: bool,
         device: torch.device, resolutions: Collection[int] = (),
     ) -> None:  # fmt: skip
-        """`mean`, `std`: of the run's images, and of a teacher's whose weights are not timm's. `resolutions` (px): of
-        the images it will see."""
+        """`mean`, `std`: normalisation of the run's images, also assumed for a teacher loaded from a file.
+        `resolutions` (px): input sizes that it must accept."""
         super().__init__()
         model = Model(name=distill.teacher, weights=distill.weights, options=distill.options)
         try:
@@ -50,8 +50,9 @@ class Teacher(nn.Module):
             raise ResoluteError(f"distill: {error}") from None
         self.requires_grad_(False).eval()
         cfg: Any = self.network.pretrained_cfg if distill.weights == "pretrained" else {"mean": mean, "std": std}
-        scale = [ours / other for ours, other in zip(std, cfg["std"], strict=True)]
-        shift = [(m - other) / s for m, other, s in zip(mean, cfg["mean"], cfg["std"], strict=True)]
+        # (x * std + mean - teacher_mean) / teacher_std, from the student's normalisation to the teacher's
+        scale = [s / teacher_s for s, teacher_s in zip(std, cfg["std"], strict=True)]
+        shift = [(m - teacher_m) / s for m, teacher_m, s in zip(mean, cfg["mean"], cfg["std"], strict=True)]
         self.scale, self.shift = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (scale, shift))
         self.as_is = all(s == 1 for s in scale) and not any(shift)
 
@@ -60,16 +61,20 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits (N, C) of images (N, 3, H, W) as the student gets them, normalised as the teacher's were."""
-        found: torch.Tensor = self.network(images if self.as_is else images * self.scale + self.shift)
-        return found
+        """Logits (N, C) for images (N, 3, H, W) with the student's normalisation."""
+        logits: torch.Tensor = self.network(images if self.as_is else images * self.scale + self.shift)
+        return logits
 
 
-def distilled(losses: torch.Tensor, logits: torch.Tensor, taught: torch.Tensor, distill: Distill) -> torch.Tensor:
-    """(1 - alpha) of the labels' `losses` (N,) plus alpha T^2 KL(teacher || student), both softened by T.
+def distilled(
+    losses: torch.Tensor, logits: torch.Tensor, teacher_logits: torch.Tensor, distill: Distill
+) -> torch.Tensor:
+    """(1 - alpha) * `losses` (N,) + alpha T^2 KL(teacher || student), with both logits (N, C) divided by T.
 
     Source: Hinton et al., arXiv 1503.02531, section 2.
     """
-    soft, soft_taught = (functional.log_softmax(x.float() / distill.temperature, dim=1) for x in (logits, taught))
-    apart = functional.kl_div(soft, soft_taught, reduction="none", log_target=True).sum(1)
-    return (1 - distill.alpha) * losses + distill.alpha * distill.temperature**2 * apart
+    student, teacher = (
+        functional.log_softmax(x.float() / distill.temperature, dim=1) for x in (logits, teacher_logits)
+    )
+    divergence = functional.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
+    return (1 - distill.alpha) * losses + distill.alpha * distill.temperature**2 * divergence

@@ -1,8 +1,8 @@
-"""How do several processes train as one? Each takes its slice of every batch; what they find is put together here.
+"""Data-parallel training: the ranks of a run and their collective operations. Each rank takes a slice of every batch.
 
-torchrun starts them (`make train GPUS=8`), NCCL joins GPUs, gloo CPUs. A process alone needs neither and pays nothing.
-Gradients are averaged by torch's DistributedDataParallel while they are computed; losses and counts are summed when
-they are read, at a checkpoint or the end of an epoch; what only a clock or a signal knows is agreed on by `vote`.
+torchrun starts the ranks (`make train GPUS=8`); NCCL connects GPUs, gloo CPUs. A single process uses neither.
+Gradients are averaged by torch's DistributedDataParallel during the backward pass; losses and counts are summed when
+they are read, at a checkpoint or the end of an epoch; timers and signals of single ranks take effect through `vote`.
 """
 
 from __future__ import annotations
@@ -27,118 +27,124 @@ from pipeline.plan.rng import stream_key
 __all__ = ["Ranks", "join"]
 
 _CPU = torch.device("cpu")
-_DROP = 4  # purpose of random numbers; pipeline.plan.plan and order have 0 to 3
+_DROPOUT = 4  # stream of random numbers; pipeline.plan uses 0 to 3
 T = TypeVar("T")
 
 
 class Ranks:
-    """This process among those of its run; by default it is alone. Every method is called by all ranks at once."""
+    """This process's rank and the collective operations of the run. All ranks must call the methods in the same order.
 
-    def __init__(self, *, rank: int = 0, world: int = 1, local_rank: int = 0) -> None:
-        self.rank, self.world, self.local_rank = rank, world, local_rank
+    By default a single process, for which every operation is free.
+    """
+
+    def __init__(self, *, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
+        self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self._wrapped: DistributedDataParallel | None = None
         self._parameters: list[nn.Parameter] = []  # of the wrapped network
-        self._trainable: list[bool] = []  # which of them
+        self._trainable: list[bool] = []  # for each of them
         self._vote: tuple[torch.Tensor, Any] | None = None
 
     @property
-    def first(self) -> bool:
-        """Whether this is the one that writes the log, the checkpoints and what is printed."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes the log and the checkpoints and prints."""
         return self.rank == 0
 
-    def device(self, wanted: str) -> torch.device:
-        """This rank's own GPU. Raises `ResoluteError` if there is none left, or `wanted` names a single one."""
-        if wanted not in ("auto", "cuda"):
-            raise ResoluteError(f"--device: got {wanted} for {self.world} ranks, expected auto, cuda or cpu; take one")
+    def device(self, name: str) -> torch.device:
+        """This rank's own GPU. Raises `ResoluteError` if there are too few, or if `name` is a specific one."""
+        if name not in ("auto", "cuda"):
+            raise ResoluteError(
+                f"--device: got {name} for {self.world_size} ranks, expected auto, cuda or cpu; choose one"
+            )
         count = cuda.device_count()
         if self.local_rank >= count:
-            raise ResoluteError(f"got {count} GPUs on this machine, expected one for each of its ranks; lower GPUS")
+            raise ResoluteError(f"got {count} GPUs on this machine, expected one per rank; lower GPUS")
         return cuda.select(torch.device("cuda", self.local_rank))
 
     def wrap(self, network: nn.Module) -> nn.Module:
-        """`network` with gradients that are averaged over the ranks in `backward`; alone, itself.
+        """`network` wrapped so that `backward` averages gradients over the ranks; `network` itself for a single rank.
 
-        Parameters and their names stay those of `network`. Made anew whenever another set of them is trainable: those
-        that are frozen are not sent.
+        Parameters and their names stay those of `network`. The wrapper is rebuilt whenever the trainable set changes,
+        so that gradients of frozen parameters are not communicated.
         """
-        if self.world == 1:
+        if self.world_size == 1:
             return network
         if self._wrapped is None or self._wrapped.module is not network:
             self._parameters, self._trainable = list(network.parameters()), []
         trainable = [parameter.requires_grad for parameter in self._parameters]
         if self._wrapped is None or trainable != self._trainable:
-            self._wrapped = None  # why first: its buckets are as large as the gradients
-            # buffers (statistics) are the first rank's from here, and again before each validation (`share_buffers`):
-            # in training nothing reads them, so that sending them in each forward pass would be time lost
+            self._wrapped = None  # why first: frees its buckets, which are as large as the gradients
+            # why no sync: buffers (statistics) are broadcast here and before each validation (`broadcast_buffers`);
+            # training does not read them in between
             self._wrapped = DistributedDataParallel(network, forward_sync_buffers=False)
             self._trainable = trainable
         return self._wrapped
 
     def averaging(self, wrapped: nn.Module, *, now: bool) -> AbstractContextManager[None]:
-        """Around a forward pass: whether its backward pass sends the gradients, those accumulated before included."""
+        """Around a forward pass: if `now`, its backward pass averages all gradients accumulated so far."""
         if isinstance(wrapped, DistributedDataParallel) and not now:
             return wrapped.no_sync()
         return contextlib.nullcontext()
 
     def seed(self, seed: int, step: int) -> None:
-        """Let each rank draw its own dropout: a function of seed, rank and step, so nothing to save. Alone: nothing."""
-        if self.world > 1:
-            torch.manual_seed(stream_key(seed, _DROP, self.rank, step) >> 1)  # why: torch takes 63 bits of it
+        """Seed dropout as a function of (seed, rank, step), so that no state needs saving. No effect on a single rank.
+        """
+        if self.world_size > 1:
+            torch.manual_seed(stream_key(seed, _DROPOUT, self.rank, step) >> 1)  # why: torch takes 63 bits
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """`values`, summed in place over all ranks."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
-    def largest(self, value: int) -> int:
-        """The largest value that any rank gives; waits for all of them."""
-        if self.world == 1:
+    def max(self, value: int) -> int:
+        """The maximum of all ranks' values."""
+        if self.world_size == 1:
             return value
         values = torch.tensor(value)
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return int(values)
 
-    def agree(self, value: T) -> T:
-        """The first rank's value."""
-        if self.world == 1:
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value, any picklable object."""
+        if self.world_size == 1:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0, device=_CPU)
         return box[0]
 
     def check_same(self, value: object, message: str) -> None:
-        """Raise `ResoluteError` with `message` on the ranks whose value is not the first one's."""
-        if (first := self.agree(value)) != value:
-            raise ResoluteError(f"{message}; got {value}, expected {first} as rank 0")
+        """Raise `ResoluteError` with `message` on ranks whose value differs from rank 0's."""
+        if (first := self.broadcast(value)) != value:
+            raise ResoluteError(f"{message}; got {value}, expected {first} as on rank 0")
 
-    def collect(self, values: dict[Any, str]) -> dict[Any, str]:
-        """What all ranks give, put together."""
-        if self.world == 1:
+    def gather(self, values: dict[Any, str]) -> dict[Any, str]:
+        """The union of all ranks' dicts."""
+        if self.world_size == 1:
             return values
-        boxes: list[Any] = [None] * self.world
+        boxes: list[Any] = [None] * self.world_size
         dist.all_gather_object(boxes, values)
         return {key: value for box in boxes for key, value in box.items()}
 
     @torch.no_grad()
-    def share_buffers(self, *networks: nn.Module) -> None:
-        """Give all ranks the first one's statistics: each has seen other samples since the last step began."""
-        if self.world > 1:
+    def broadcast_buffers(self, *networks: nn.Module) -> None:
+        """Copy rank 0's buffers (batch norm statistics) to all ranks: each rank has seen different samples."""
+        if self.world_size > 1:
             for network in networks:
                 for buffer in network.buffers():
                     dist.broadcast(buffer, src=0)
 
-    def vote(self, *mine: int) -> tuple[int, ...]:
-        """The largest that any rank gave, place by place, in the call before (zeros in the first). Alone: `mine`.
+    def vote(self, *values_here: int) -> tuple[int, ...]:
+        """Element-wise maximum over the ranks of the previous call's values (zeros in the first call).
 
-        One call late, as it then waits for no other rank and no device: it runs beside the next step, on the CPU.
+        Asynchronous on the CPU during the next step, hence one call late. A single rank gets `values_here` at once.
         """
-        if self.world == 1:
-            return mine
+        if self.world_size == 1:
+            return values_here
         before = self._finish_vote()
-        values = torch.tensor(mine)
+        values = torch.tensor(values_here)
         self._vote = values, dist.all_reduce(values, op=dist.ReduceOp.MAX, async_op=True)
-        return (0,) * len(mine) if before is None else tuple(before.tolist())
+        return (0,) * len(values_here) if before is None else tuple(before.tolist())
 
     def _finish_vote(self) -> torch.Tensor | None:
         if self._vote is None:
@@ -148,7 +154,7 @@ class Ranks:
         return values
 
     def _leave(self) -> None:
-        """All meet, then part: none ends while another still needs it."""
+        """Barrier, then leave the process group: no rank exits while another still needs it."""
         self._finish_vote()
         dist.all_reduce(torch.zeros(1))
         self._wrapped = None
@@ -157,47 +163,48 @@ class Ranks:
 
 @contextlib.contextmanager
 def join(device: str) -> Iterator[Ranks]:
-    """The ranks that torchrun started (its variables tell), or this process alone. `device`: as on the command line.
+    """The ranks started by torchrun (from its environment variables), or a single one. `device`: value of `--device`.
 
-    Only the first rank prints. An error ends them all: the rank that meets it first tells it, the others leave without
-    a word (`SystemExit`).
+    Only rank 0 prints. An error ends all ranks: the first to fail raises `ResoluteError`, the others exit silently
+    (`SystemExit`).
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
         yield Ranks()
         return
     on_gpu = device != "cpu" and cuda.available()
-    store, rank, world = next(rendezvous("env://"))
+    store, rank, world_size = next(rendezvous("env://"))
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
-        # why: torchrun's store outlives a restart, with the addresses of the dead; several nodes count restarts apart
+        # why: torchrun's store survives a restart and still holds the old addresses; not on several nodes, whose
+        # restart counts may differ
         store = dist.PrefixStore(f"life{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    ranks = Ranks(rank=rank, world=world, local_rank=int(os.environ["LOCAL_RANK"]))
+    ranks = Ranks(rank=rank, world_size=world_size, local_rank=int(os.environ["LOCAL_RANK"]))
     with contextlib.ExitStack() as stack:
-        if not ranks.first:
+        if not ranks.is_main:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: PTH123
         try:
             dist.init_process_group(
-                "cuda:nccl,cpu:gloo" if on_gpu else "gloo", store=store, rank=rank, world_size=world
+                "cuda:nccl,cpu:gloo" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size
             )
             yield ranks
             ranks._leave()
         except ResoluteError as error:
-            _tell(store, f"rank {rank}: {error}")
+            _raise_once(store, f"rank {rank}: {error}")
         except RuntimeError as error:
             text = str(error)
             if not isinstance(error, dist.DistError) and "gloo" not in text.lower():
                 raise
-            _tell(
+            _raise_once(
                 store, f"rank {rank}: lost another rank ({text.splitlines()[0][:100]}); see its message; "
-                "the same command goes on from the last checkpoint"
+                "the same command resumes from the last checkpoint"
             )  # fmt: skip
 
 
-def _tell(store: dist.Store, text: str) -> None:
-    """Raise it as an error on the first rank that comes here, end the others."""
+def _raise_once(store: dist.Store, text: str) -> None:
+    """Raise `ResoluteError` on the first rank that calls this, exit on the others."""
     try:
-        first = store.add("resolute/told", 1) == 1
-    except RuntimeError:  # why: where torchrun itself has ended, so has the store
+        first = store.add("resolute/error", 1) == 1
+    except RuntimeError:  # why: the store ends with torchrun
         first = True
     if first:
         raise ResoluteError(text) from None

@@ -1,4 +1,4 @@
-"""Ends a run before its plan does: early stopping, and losses or weights that are not finite."""
+"""Ends a run before the end of its plan: early stopping, and NaN or infinite losses or weights."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from pipeline.storage.atomic_file import output_file
 from train.logs.run_log import best_top1, is_better
 from train.recipe.schema import Stop
 
-__all__ = ["NotFinite", "Progress", "finite"]
+__all__ = ["NotFinite", "Progress", "all_finite"]
 
 
 class Progress:
-    """The best validation so far, and whether to wait for a better one. Its state goes into checkpoints.
+    """The best validation so far and early stopping; its state is part of checkpoints.
 
-    Only validations at one resolution are compared: see `history.is_better`. After a change of the resolution the
-    patience counts anew.
+    Accuracies at different resolutions are not compared (see `run_log.is_better`); a change of the validation
+    resolution restarts the patience.
     """
 
     def __init__(self, stop: Stop, resolutions: Sequence[int]) -> None:
-        """`resolutions`: px at which each epoch of the run is validated."""
+        """`resolutions`: validation resolution of each epoch of the run, px."""
         self._stop, self._resolutions = stop, resolutions
         self.best_top1, self.best_epoch, self.best_weights = -1.0, -1, "raw"
-        self.ended = ""  # why the run ended early
-        self._level, self._level_epoch = -1.0, -1  # the last validation that was better by `min_delta`
+        self.ended = ""  # why the run stopped early; "" if it did not
+        self._level, self._level_epoch = -1.0, -1  # the last validation that improved by `min_delta`
 
-    def see(self, record: dict[str, Any], *, last: bool) -> bool:
-        """Take an epoch's record, of the `last` one or not; True if it is the best, by raw or averaged weights."""
+    def update(self, record: dict[str, Any], *, last: bool) -> bool:
+        """Take an epoch's record; returns whether it is the best so far, by raw or averaged weights.
+
+        `last`: it is the run's last epoch, which cannot stop early.
+        """
         if record["top1"] is None:
             return False
         top1, epoch = best_top1(record), record["epoch"]
@@ -60,7 +63,7 @@ class Progress:
 
 
 class NotFinite(ResoluteError):
-    """A loss, or the weights after a step, are infinite or no number. `step`: index, step, epoch, stage, res, lr."""
+    """A loss, or the weights after a step, are NaN or infinite. `step`: its index, step, epoch, stage, res and lr."""
 
     def __init__(self, what: str, step: dict[str, Any]) -> None:
         super().__init__(f"{what} at step {step['step']} (lr {step['lr']:.4g}), expected finite numbers")
@@ -69,15 +72,15 @@ class NotFinite(ResoluteError):
 
     @classmethod
     def after(cls, plan: Plan, step: int, *, lr: float) -> NotFinite:
-        """Of the weights after optimizer step `step`."""
-        of = next(s for s in reversed(plan.passes) if s.split == "train" and s.first_step <= step)
+        """The error for weights that are not finite after optimizer step `step`."""
+        segment = next(s for s in reversed(plan.passes) if s.split == "train" and s.first_step <= step)
         return cls("weights are not finite", {
-            "index": of.first + step - of.first_step, "step": step, "epoch": of.epoch, "stage": of.stage, "res": of.res,
-            "lr": lr,
+            "index": segment.first + step - segment.first_step, "step": step, "epoch": segment.epoch,
+            "stage": segment.stage, "res": segment.res, "lr": lr,
         })  # fmt: skip
 
-    def told(self, plan: Plan, folder: Path) -> ResoluteError:
-        """The error with what reproduces the step; all keys of its batch go into the run's folder."""
+    def describe(self, plan: Plan, folder: Path) -> ResoluteError:
+        """The error message with what reproduces the step; writes the keys of its batch to RUN/not_finite.json."""
         keys = plan.shards.splits["train"].samples[plan.ids(self.step["index"])]["key"].tolist()
         names, path = [key_name(key) for key in keys], folder / "not_finite.json"
         with output_file(path) as file:
@@ -86,13 +89,13 @@ class NotFinite(ResoluteError):
         return ResoluteError(
             f"{folder}: {self.what} at step {self.step['step']} (epoch {self.step['epoch']}, {self.step['res']} px, lr "
             f"{self.step['lr']:.4g}, samples {', '.join(names[:3])}{more}, all in {path.name}), expected finite "
-            "numbers; the last checkpoint is from before, the same command repeats the step: lower optim.lr or set "
+            "numbers; the same command resumes from the last checkpoint, before this step: lower optim.lr or set "
             "optim.clip_norm"
         )
 
 
 @torch.no_grad()
-def finite(network: nn.Module) -> bool:
-    """Whether all weights are finite numbers. One sync."""
-    sizes = torch._foreach_norm(list(network.parameters()), float("inf"))
-    return bool(torch.stack(sizes).isfinite().all())
+def all_finite(network: nn.Module) -> bool:
+    """Whether all weights are finite; one device sync."""
+    maxima = torch._foreach_norm(list(network.parameters()), float("inf"))
+    return bool(torch.stack(maxima).isfinite().all())  # sync: reads the result

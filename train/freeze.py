@@ -1,4 +1,4 @@
-"""Which weights learn in which stage? Layers in timm's own order, frozen below the one that the stage names."""
+"""Freezes and unfreezes layers per stage. Layers are in timm's order, from the stem to the head."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Freezer", "layers", "trainable_sets"]
 
 
 def layers(network: nn.Module) -> dict[str, list[str]]:
-    """Names of the parameters of each layer, from the stem to the head, by the name that a recipe calls it."""
+    """Parameter names of each layer, from the stem to the head; the keys are the layer names that recipes use."""
     try:
         matcher: Any = network.group_matcher(coarse=True)  # type: ignore[operator]
-    except (AttributeError, AssertionError):  # why: a few of timm's models have none, or none by layer
+    except (AttributeError, AssertionError):  # why: some timm models have no matcher, or none by layer
         children = [name for name, _ in flatten_modules(network.named_children(), module_types="container")]
 
         def matcher(name: str) -> int:
@@ -31,8 +31,8 @@ def layers(network: nn.Module) -> dict[str, list[str]]:
 
     groups = list(group_parameters(network, matcher).values())
     prefixes = [{prefix for name in names for prefix in _prefixes(name)} for names in groups]
-    # the shortest name that no other layer shares: layer3, blocks.7
-    return {next(p for p in _prefixes(names[0]) if sum(p in others for others in prefixes) == 1): names
+    # a layer's name is the shortest prefix that no other layer shares: layer3, blocks.7
+    return {next(p for p in _prefixes(names[0]) if sum(p in layer for layer in prefixes) == 1): names
             for names in groups}  # fmt: skip
 
 
@@ -46,38 +46,38 @@ def _learnable(network: nn.Module) -> frozenset[str]:
 
 
 def trainable_sets(freeze: Freeze, stages: Sequence[Stage], network: nn.Module) -> list[frozenset[str]]:
-    """Names of the parameters that train in each stage, of those that require a gradient now.
+    """Names of the parameters that train in each stage; a subset of those that require a gradient now.
 
-    Raises `ResoluteError` for a layer that isn't there.
+    Raises `ResoluteError` for an unknown layer.
     """
     everything = _learnable(network)
     if freeze.mode == "none":
         return [everything] * len(stages)
     groups = layers(network)
     known, parameters = list(groups), list(groups.values())
-    # what trains from nothing frozen to all but the head frozen
+    # index of the first layer that trains, for each value that a stage may have
     first = {"none": 0, "all": len(known) - 1} if freeze.mode == "freeze" else {"all": 0, "none": len(known) - 1}
-    for number in reversed(range(len(known))):  # why reversed: `blocks` means from the first of them
+    for number in reversed(range(len(known))):  # why reversed: `blocks` means its first layer
         first |= {prefix: number for name in parameters[number] for prefix in _prefixes(name)}
     sets = []
     for number, stage in enumerate(stages):
-        wanted = stage.freeze_to if freeze.mode == "freeze" else stage.unfreeze_to
-        if wanted is not None and wanted not in first:
-            close = difflib.get_close_matches(wanted, known, n=1)
+        layer = stage.freeze_to if freeze.mode == "freeze" else stage.unfreeze_to
+        if layer is not None and layer not in first:
+            close = difflib.get_close_matches(layer, known, n=1)
             raise ResoluteError(
-                f"stages[{number}].{freeze.mode}_to: got {wanted!r}, expected a layer of the model "
+                f"stages[{number}].{freeze.mode}_to: got {layer!r}, expected a layer of the model "
                 f"({', '.join(known)}), all or none; {f'did you mean {close[0]}?' if close else 'choose one'}"
             )
-        frozen = parameters[: first[wanted] if wanted is not None else 0]
+        frozen = parameters[: first[layer] if layer is not None else 0]
         sets.append(everything.difference(*frozen))
     return sets
 
 
 class Freezer:
-    """Makes each stage's trainable set the one that trains; the optimizer keeps nothing of what is frozen.
+    """Applies each stage's trainable set; the optimizer keeps no state of frozen parameters.
 
-    Frozen parameters have no gradient, so that no backward pass runs below the lowest that trains, and the optimizer
-    passes them by, decay included. Frozen modules are in eval mode and stay there when `network.train()` is called.
+    Frozen parameters have no gradient: the backward pass stops at the lowest trainable layer, and the optimizer skips
+    them, weight decay included. Frozen modules stay in eval mode even when `network.train()` is called.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class Freezer:
         self._network, self._optimizer = network, optimizer
         self._all = _learnable(network)
         self.sets = trainable_sets(freeze, stages, network)
-        self._stage: int | None = None  # whose set the network has; None: all of it
-        self._stepped: int | None = None  # whose set the optimizer has
+        self._stage: int | None = None  # stage whose set the network has; None: all trainable
+        self._stepped: int | None = None  # stage whose set the optimizer has
         self._modules = [(module, self._all & {f"{name}.{parameter}" for parameter, _ in module.named_parameters()})
                          for name, module in network.named_modules()]  # fmt: skip
         if len(set(self.sets)) > 1:
             self._split_groups()
 
     def _split_groups(self) -> None:
-        """Put what thaws at different times into groups of their own.
+        """Give parameters that unfreeze at different times separate parameter groups.
 
-        why: some optimizers, such as timm's LAMB, count the steps of their bias correction by group.
+        why: some optimizers, such as timm's LAMB, count the steps for their bias correction per group.
         """
         when = {parameter: tuple(name in names for names in self.sets)
                 for name, parameter in self._network.named_parameters()}  # fmt: skip
@@ -106,18 +106,18 @@ class Freezer:
             for parameter in group["params"]:
                 cohorts.setdefault(when[parameter], []).append(parameter)
             parts += [{**group, "params": cohort} for cohort in cohorts.values()]
-        self._optimizer.param_groups[:] = parts  # why in place: wrappers of optimizers share the list
+        self._optimizer.param_groups[:] = parts  # why in place: optimizer wrappers share the list
 
     @property
     def stages_by_set(self) -> list[list[int]]:
-        """Stages that train the same, for each trainable set, the largest set first."""
-        found: dict[frozenset[str], list[int]] = {}
+        """Lists of stages with the same trainable set, the largest set first."""
+        stages: dict[frozenset[str], list[int]] = {}
         for stage, trained in enumerate(self.sets):
-            found.setdefault(trained, []).append(stage)
-        return [found[trained] for trained in sorted(found, key=len, reverse=True)]
+            stages.setdefault(trained, []).append(stage)
+        return [stages[trained] for trained in sorted(stages, key=len, reverse=True)]
 
     def enter(self, stage: int) -> bool:
-        """Let the network train what `stage` trains, and nothing else; True if that is another set than before."""
+        """Make exactly the trainable set of `stage` trainable; returns whether the set changed."""
         if stage == self._stage:
             return False
         before = self.sets[self._stage] if self._stage is not None else self._all
@@ -136,7 +136,7 @@ class Freezer:
         return True
 
     def begin(self, stage: int) -> bool:
-        """`enter`, for a step that updates weights: what froze loses its optimizer state, so what thaws has none."""
+        """`enter`, before a step that updates weights: also drops the optimizer state of newly frozen parameters."""
         if stage != self._stepped:
             trained, parameters = self.sets[stage], dict(self._network.named_parameters())
             for name in parameters.keys() - trained:
@@ -157,5 +157,5 @@ class Freezer:
 
 
 def _stay(self: nn.Module, mode: bool = True) -> nn.Module:
-    """In place of `train` of a frozen module. why a method: a copy of the module gets one of its own."""
+    """Replaces `train` of a frozen module. why a method: a deep copy of the module gets its own."""
     return nn.Module.train(self, False)

@@ -1,4 +1,4 @@
-"""What is done to gradients between the backward pass and the step? Centred, scaled by layer, clipped."""
+"""Gradient processing between the backward pass and the optimizer step: centralisation, layer scaling, clipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["build_shaping", "centralise", "scale_layers"]
 
 
 def build_shaping(optim: Optim, network: nn.Module) -> Callable[[], None] | None:
-    """What the recipe does to the gradients of `network`, unscaled, in place; None if nothing."""
+    """A function that applies the recipe's processing to the unscaled gradients of `network` in place, or None."""
     bounds = {"norm": optim.clip_norm, "value": optim.clip_value, "agc": optim.clip_agc}
     clips = [(mode, bound) for mode, bound in bounds.items() if bound]
     weights = _body(network) if optim.clip_agc else list(network.parameters())
@@ -34,7 +34,7 @@ def build_shaping(optim: Optim, network: nn.Module) -> Callable[[], None] | None
 
 @torch.no_grad()
 def centralise(network: nn.Module) -> None:
-    """Take from each output unit's gradient its mean. Source: Yong et al., arXiv 2004.01461, equation 1."""
+    """Subtract the mean of each output unit's gradient. Source: Yong et al., arXiv 2004.01461, equation 1."""
     for parameter in network.parameters():
         if parameter.grad is not None and parameter.ndim > 1:
             parameter.grad -= parameter.grad.mean(dim=tuple(range(1, parameter.ndim)), keepdim=True)
@@ -42,16 +42,16 @@ def centralise(network: nn.Module) -> None:
 
 @torch.no_grad()
 def scale_layers(network: nn.Module) -> None:
-    """Divide each layer's gradient by its length. Source: Yu et al., arXiv 1707.04822, block-normalized gradient."""
+    """Divide each layer's gradient by its L2 norm. Source: Yu et al., arXiv 1707.04822, block-normalized gradient."""
     for module in network.modules():
-        found = [p.grad for p in module.parameters(recurse=False) if p.grad is not None]
-        if found:
-            length = nn.utils.get_total_norm(found).clamp(min=1e-12)
-            for grad in found:
-                grad /= length
+        grads = [p.grad for p in module.parameters(recurse=False) if p.grad is not None]
+        if grads:
+            norm = nn.utils.get_total_norm(grads).clamp(min=1e-12)
+            for grad in grads:
+                grad /= norm
 
 
 def _body(network: nn.Module) -> list[nn.Parameter]:
-    """All weights but the last linear layer's. Source: Brock et al., arXiv 2102.06171, section 4.1."""
+    """All weights except the classifier's. Source: Brock et al., arXiv 2102.06171, section 4.1."""
     head = head_parameters(network)
     return [p for name, p in network.named_parameters() if name not in head]

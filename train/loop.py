@@ -1,4 +1,4 @@
-"""What does one step do? The mutable side of training, and the loop that drives it."""
+"""The training and validation steps (`Learner`, which owns all mutable training state) and the loop that runs them."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ __all__ = ["Learner", "run_batches"]
 
 
 class Learner:
-    """Model, average, optimizer and scaler of one run; everything here goes into a checkpoint."""
+    """Network, EMA, optimizer, schedule and gradient scaler of a run; `state_dict` is what a checkpoint stores."""
 
     def __init__(
         self, recipe: Recipe, *, classes: int, total_steps: int, device: torch.device, ranks: Ranks | None = None,
         epoch_steps: Sequence[int] = (), epoch_samples: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`epoch_steps`, `epoch_samples`: optimizer steps and training samples of each epoch, for schedules that look
-        at stages, epochs or samples."""
+        """`epoch_steps`, `epoch_samples`: optimizer steps and training samples of each epoch, for schedules that depend
+        on stages, epochs or samples. Raises `ResoluteError` for settings that the device or model does not support."""
         amp = recipe.precision.amp
         if amp == "fp16" and device.type != "cuda":
             raise ResoluteError(
-                f"precision.amp: got fp16 on {device.type}, expected bf16 or off there; change the recipe"
+                f"precision.amp: got fp16 on {device.type}, expected bf16 or off; change the recipe"
             )
         set_tf32(recipe.precision.tf32, device)
         torch.manual_seed(recipe.seed)
         self.recipe, self.device, self.ranks = recipe, device, ranks or Ranks()
         layout = recipe.precision.channels_last
         self.network = build_model(
-            recipe.model, classes=classes, channels_last=layout, device=device, ranks=self.ranks.world,
+            recipe.model, classes=classes, channels_last=layout, device=device, ranks=self.ranks.world_size,
             resolutions=recipe.seen_resolutions,
         )  # fmt: skip
         self.ema = build_ema(recipe.ema, self.network)
@@ -76,7 +76,7 @@ class Learner:
 
     @property
     def image_dtype(self) -> torch.dtype:
-        """Of the images it is given: half precision only where autocast would make them half anyway, on a GPU."""
+        """dtype of the input images: float16 on a GPU with autocast, which would convert them anyway, else float32."""
         half = self.device.type == "cuda" and self.recipe.precision.amp != "off"
         return torch.float16 if half else torch.float32
 
@@ -85,7 +85,7 @@ class Learner:
         return torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=enabled)
 
     def train_step(self, batch: Batch) -> tuple[torch.Tensor, float]:
-        """One optimizer step; returns this rank's part of the mean loss (see `gradients`) and the learning rate."""
+        """Run one optimizer step; returns this rank's part of the mean loss (see `gradients`) and the learning rate."""
         spec = batch.spec
         self.freezer.begin(spec.stage)
         lr = self.rates.apply(self.optimizer, spec.step, stage=spec.stage)
@@ -103,7 +103,7 @@ class Learner:
         return total, lr
 
     def gradients(self, batch: Batch) -> torch.Tensor:
-        """Forward and backward; returns this rank's part of the mean loss (a scalar on the device, not awaited)."""
+        """Forward and backward; returns this rank's part of the global mean loss, a scalar on the device (no sync)."""
         self.freezer.enter(batch.spec.stage)
         self.network.train()
         network, total = self.ranks.wrap(self.network), torch.zeros((), device=self.device)
@@ -111,27 +111,29 @@ class Learner:
         for i, (images, labels, partner_labels, lam) in enumerate(parts, 1):
             with self.autocast(), self.ranks.averaging(network, now=i == len(parts)):
                 logits = network(images)
-                taught = self.teacher(images) if self.teacher is not None else None
+                teacher_logits = self.teacher(images) if self.teacher is not None else None
             losses = self.loss(logits, labels, partner_labels, lam)
-            losses = losses if taught is None else distilled(losses, logits, taught, self.recipe.distill)
+            if teacher_logits is not None:
+                losses = distilled(losses, logits, teacher_logits, self.recipe.distill)
             loss = losses.sum() / batch.spec.global_size
             with statistics_kept(self._rerun):
-                self.scaler.scale(loss * self.ranks.world).backward()  # why: ranks' gradients are averaged, not summed
+                # why world_size: DistributedDataParallel averages the ranks' gradients, their sum is needed
+                self.scaler.scale(loss * self.ranks.world_size).backward()
             total += loss.detach()
         return total
 
     @property
     def momentum(self) -> float:
-        """SGD's, or the first beta, as the schedule last set it."""
+        """SGD's momentum or the first beta, as last set by the schedule."""
         group = self.optimizer.param_groups[0]
         return float(group["betas"][0] if "betas" in group else group["momentum"])
 
     @torch.inference_mode()
     def eval_step(self, batch: Batch) -> torch.Tensor:
-        """Sums (6,) float64 on the device: right in the first place, in the first five, and cross-entropy; of the raw
-        weights, then of the averaged ones (NaN without)."""
+        """Sums over the batch, (6,) float64 on the device: top-1 hits, top-5 hits and cross-entropy of the raw weights,
+        then the same of the averaged weights (NaN without EMA)."""
         if self.network.training:
-            self.ranks.share_buffers(self.network, *([self.ema.module] if self.ema is not None else []))
+            self.ranks.broadcast_buffers(self.network, *([self.ema.module] if self.ema is not None else []))
         self.network.eval()
         images = self._layout(batch.images)
         counts = []
@@ -153,7 +155,7 @@ class Learner:
         return zip(*(tensor.chunk(count) for tensor in tensors), strict=True)
 
     def _layout(self, images: torch.Tensor) -> torch.Tensor:
-        """The loader's images are channels_last already; only a recipe that wants NCHW pays for a copy."""
+        """The images in the recipe's memory format; the loader's are channels_last, so only NCHW needs a copy."""
         return images if self.recipe.precision.channels_last else images.contiguous()
 
     def state_dict(self) -> dict[str, Any]:
@@ -182,7 +184,10 @@ class Learner:
 def run_batches(
     batches: Iterable[Batch], learner: Learner, meter: Meter, after: Callable[[BatchSpec], bool]
 ) -> bool:
-    """Drive the run. `after` each batch may save and print; it returns False to stop. True if all batches ran."""
+    """Run all batches. `after`, called after each, may save and print, and returns False to stop.
+
+    Returns whether all batches ran.
+    """
     source = iter(batches)
     while True:
         start = time.perf_counter()

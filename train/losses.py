@@ -1,4 +1,4 @@
-"""How wrong is an answer? Losses of labels that are mixed, smoothed or both."""
+"""Classification losses per sample for mixed (mixup, cutmix) and smoothed labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["build_loss", "mixed_binary_cross_entropy", "mixed_cross_entropy"]
 
 
 def build_loss(loss: Loss, *, smoothing: float) -> Callable[..., torch.Tensor]:
-    """loss(logits, labels, partner_labels, lam): (N,) float32, one for each sample. Shapes as below."""
+    """A function loss(logits, labels, partner_labels, lam) -> (N,) float32 per sample; shapes as below."""
     if loss.kind == "ce":
         return lambda *batch: mixed_cross_entropy(*batch, smoothing=smoothing)
     threshold, sum_classes = loss.threshold, loss.sum_classes
@@ -25,22 +25,23 @@ def build_loss(loss: Loss, *, smoothing: float) -> Callable[..., torch.Tensor]:
 def mixed_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *, smoothing: float
 ) -> torch.Tensor:
-    """Cross-entropy (N,) float32 against lam * label + (1 - lam) * partner's label, smoothed.
+    """Cross-entropy (N,) float32 against the smoothed target lam * label + (1 - lam) * partner label.
 
-    Linear in the target, so two hard-label terms equal one soft-label term. `logits` (N, C), labels (N,) int64,
-    `lam` (N,) float32. Source: Zhang et al., arXiv 1710.09412; Szegedy et al., arXiv 1512.00567.
+    `logits` (N, C), `labels` and `partner_labels` (N,) int64, `lam` (N,) float32. The loss is linear in the target, so
+    it is the weighted sum of two hard-label terms.
+    Source: Zhang et al., arXiv 1710.09412; Szegedy et al., arXiv 1512.00567.
     """
     logits = logits.float()
     own = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-    other = functional.cross_entropy(logits, partner_labels, reduction="none", label_smoothing=smoothing)
-    return lam * own + (1.0 - lam) * other
+    partner = functional.cross_entropy(logits, partner_labels, reduction="none", label_smoothing=smoothing)
+    return lam * own + (1.0 - lam) * partner
 
 
 def mixed_binary_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *,
     smoothing: float, threshold: float, sum_classes: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """Binary cross-entropy (N,) float32, the mean or sum over classes, against the targets that mixing makes.
+    """Binary cross-entropy (N,) float32, mean or sum over the classes, against the mixed targets. Shapes as above.
 
     Source: Wightman et al., arXiv 2110.00476; targets, smoothing and threshold as timm.loss.BinaryCrossEntropy.
     """

@@ -1,4 +1,4 @@
-"""Where does the memory of a batch go when it is freed? On a CPU it should stay, for the next batch."""
+"""malloc settings for training on a CPU: memory that a batch frees stays with the process for the next batch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import ctypes
 
 __all__ = ["fault_in", "keep_freed_memory"]
 
-_PIECE_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20
 
 
 def keep_freed_memory() -> bool:
-    """On a CPU: let malloc keep what tensors free, instead of giving it back and faulting it in again each step.
+    """Make malloc keep freed memory instead of returning it to the OS and faulting it in again each step.
 
-    True if the C library took the settings (glibc does; others have no `mallopt`).
+    Returns whether the C library accepted the settings (only glibc has `mallopt`).
     Source: mallopt(3); M_TRIM_THRESHOLD = -1, M_TOP_PAD = -2, M_MMAP_MAX = -4.
     """
     try:
@@ -23,15 +23,15 @@ def keep_freed_memory() -> bool:
 
 
 def fault_in(nbytes: int) -> None:
-    """Let malloc have so many bytes in hand, touched, for what is allocated next.
+    """Add `nbytes` of already faulted-in memory to malloc's free list, for later allocations.
 
-    why: small things that stay come to lie between large ones that were freed, so that the next large ones need new
-    memory, which is slow to touch for the first time. Source: malloc(3).
+    why: small long-lived allocations fragment the freed memory, so later large ones need fresh pages, which are slow
+    to touch for the first time. Source: malloc(3).
     """
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
-    # why in pieces: what is free lies in several blocks
-    for place in [libc.malloc(ctypes.c_size_t(_PIECE_BYTES)) for _ in range(nbytes // _PIECE_BYTES)]:
-        if place:
-            ctypes.memset(place, 0, _PIECE_BYTES)
-            libc.free(ctypes.c_void_p(place))
+    # why in blocks: free memory need not be contiguous
+    for block in [libc.malloc(ctypes.c_size_t(_BLOCK_BYTES)) for _ in range(nbytes // _BLOCK_BYTES)]:
+        if block:
+            ctypes.memset(block, 0, _BLOCK_BYTES)
+            libc.free(ctypes.c_void_p(block))

@@ -1,4 +1,4 @@
-"""Builds the network of a recipe (a timm model), loads its first weights and makes their moving average."""
+"""Builds the recipe's timm model, loads its initial weights, and sets up EMA, TF32 and torch.compile."""
 
 from __future__ import annotations
 
@@ -29,58 +29,62 @@ __all__ = ["build_ema", "build_model", "compile_network", "ema_decay", "head_par
 
 
 def build_model(
-    model: Model, *, classes: int, channels_last: bool, device: torch.device, ranks: int = 1, trains: bool = True,
+    model: Model, *, classes: int, channels_last: bool, device: torch.device, ranks: int = 1, for_training: bool = True,
     same_head: bool = False, resolutions: Collection[int] = (),
 ) -> nn.Module:  # fmt: skip
-    """A timm model with `classes` outputs on `device`; names are timm's own, whatever the recipe makes of it.
+    """A timm model with `classes` outputs on `device`; parameter names are always timm's.
 
-    Not `trains`: its weights will be loaded by the caller. `same_head`: no weights but such of `classes`.
-    `resolutions` (px): images that the network must take (see `size_options`); empty: whatever timm's default takes.
-    Raises `ResoluteError` for what timm refuses, weights that can't be had, settings that this model has no use for,
-    and resolutions that it cannot take.
+    `for_training`: False if the caller loads the weights. `same_head`: require initial weights for `classes` classes.
+    `resolutions` (px): input sizes that the network must accept (see `size_options`); empty: timm's default.
+    Raises `ResoluteError` if timm cannot build the model, the weights are unavailable, a setting has no effect on this
+    model, or it does not accept one of `resolutions`.
     """
-    pretrained = trains and model.weights == "pretrained"
+    pretrained = for_training and model.weights == "pretrained"
     sized = dataclasses.replace(model, options={**model.options, **size_options(model, resolutions)})
     network = _create(sized, classes=classes, pretrained=pretrained)
-    if trains or model.norm != "sync":  # why: that one differs in training alone
+    if for_training or model.norm != "sync":  # why: sync norms differ only in training
         network = set_norms(network, model, ranks=ranks, device=device)
     cfg: Any = getattr(network, "pretrained_cfg", {})
     average = ""
     if pretrained:
-        found = cfg["num_classes"]
-    elif trains and model.weights:
-        found, average = _load(network, model)
-    if trains and model.weights:
-        if found != classes and same_head:
+        weight_classes = cfg["num_classes"]
+    elif for_training and model.weights:
+        weight_classes, average = _load_weights(network, model)
+    if for_training and model.weights:
+        if weight_classes != classes and same_head:
             raise ResoluteError(
-                f"weights: {model.weights} of {model.name} are for {found or 'no'} classes, expected {classes}, the "
-                "data's; use others"
+                f"weights: {model.weights} of {model.name} are for {weight_classes or 'no'} classes, expected "
+                f"{classes}, as in the data; use others"
             )
-        head = f"of {found or 'no'} classes, so the head is new, for {classes}" if found != classes else "head included"
-        made = f"; made with data.mean = {list(cfg['mean'])}, data.std = {list(cfg['std'])}" if pretrained else ""
-        of = f"{average} weights of {model.weights}" if average else f"{model.weights} weights"
-        print(f"{model.name}: starts from {of}, {head}{made}", flush=True)
+        head = "head included"
+        if weight_classes != classes:
+            head = f"with {weight_classes or 'no'} classes, so a new head is made for {classes}"
+        trained = f"; trained with mean = {list(cfg['mean'])}, std = {list(cfg['std'])}" if pretrained else ""
+        source = f"{average} weights of {model.weights}" if average else f"{model.weights} weights"
+        print(f"{model.name}: starts from {source}, {head}{trained}", flush=True)
     if model.checkpoint_blocks:
         try:
             network.set_grad_checkpointing(True)  # type: ignore[operator]
         except (AssertionError, AttributeError):
-            raise ResoluteError(f"model.checkpoint_blocks: {model.name} can't, expected false; remove it") from None
+            raise ResoluteError(
+                f"model.checkpoint_blocks: got true, but {model.name} does not support it, expected false; remove it"
+            ) from None
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     return network.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
 
 
 def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
-    """What timm must be told so that a fixed-size model (ViT, Swin, MLP-Mixer) takes images of all `resolutions` (px).
+    """timm keyword arguments that make a fixed-size model (ViT, Swin, MLP-Mixer) accept all `resolutions` (px).
 
-    Nothing where the model takes them as it is; else `dynamic_img_size`, which interpolates position embeddings and
-    makes attention masks for each size and leaves the weights' shapes alone; else, for one resolution, `img_size`.
-    Raises `ResoluteError` if no option helps.
+    Empty if the model accepts them by default; else `dynamic_img_size`, which interpolates position embeddings and
+    builds attention masks per size without changing the weights' shapes; else, for a single resolution, `img_size`.
+    Raises `ResoluteError` if none of these works.
     """
     if not resolutions or not timm.is_model(model.name):
         return {}
     try:
         cfg: Any = timm.get_pretrained_cfg(model.name)
-    except RuntimeError:  # an unknown tag; it is reported where the model is made
+    except RuntimeError:  # an unknown tag; `_create` reports it
         return {}
     if not getattr(cfg, "fixed_input_size", False):
         return {}
@@ -93,34 +97,34 @@ def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
         try:
             reason = _refusal(model, options, resolutions)
         except TypeError:
-            if not options:  # why: what is wrong with `model.options` is reported where the model is made
+            if not options:  # why: `_create` reports what is wrong with `model.options`
                 return {}
             continue  # this model has no such option
         if reason is None:
             return options
-        refused = reason  # why the last: that of the option which takes the most
+        refused = reason  # why the last: the most flexible option's reason is the most useful
     sizes = ", ".join(str(res) for res in sorted(set(resolutions)))
     raise ResoluteError(
-        f"model.name: {model.name} does not take images of all of the recipe's resolutions, {sizes} px ({refused}), "
-        "expected a model that does; choose another model, other resolutions, or set model.options"
+        f"model.name: {model.name} does not accept images of all of the recipe's resolutions, {sizes} px ({refused}), "
+        "expected a model that does; choose another model or other resolutions, or set model.options"
     )
 
 
 def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]) -> str | None:
-    """Why the model, made with `options`, refuses images of one of `resolutions`; None if it takes all.
+    """Why the model, built with `options`, refuses one of `resolutions`; None if it accepts all.
 
-    Nothing is computed: tensors of the meta device have shapes only.
+    Runs on the meta device, so only shapes are computed.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             with torch.device("meta"):
                 network = timm.create_model(model.name, **{**model.options, **options}).eval()
-        except (NotImplementedError, RuntimeError):  # why: some cannot be made without values; the warm-up will tell
+        except (NotImplementedError, RuntimeError):  # why: some cannot be built on meta; the warm-up checks them
             return None
         for res in sorted(set(resolutions)):
             try:
                 network(torch.empty(2, 3, res, res, device="meta"))
-            except NotImplementedError:  # as above
+            except NotImplementedError:  # not supported on meta, as above
                 continue
             except (AssertionError, RuntimeError, ValueError) as error:
                 return f"{res} px: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
@@ -132,35 +136,35 @@ def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
     if model.antialias:
         ours["aa_layer"] = BlurPool2d
     for key in ours.keys() & model.options.keys():
-        raise ResoluteError(f"model.options: {key} is given twice, expected a key of [model] alone; remove it there")
+        raise ResoluteError(f"model.options: got {key}, expected it only as a key of [model]; remove it from options")
     try:
         network: nn.Module = timm.create_model(
             model.name, num_classes=classes, pretrained=pretrained, **model.options, **ours
         )
     except OSError as error:
         raise ResoluteError(
-            f"model.weights: the hub of timm's weights can't be reached, nor are those of {model.name} in its cache "
-            f"({str(error).splitlines()[0][:160]}); go online once, or name a file that you have"
+            f"model.weights: timm's pretrained weights of {model.name} are not cached and the hub cannot be reached "
+            f"({str(error).splitlines()[0][:160]}), expected either; go online once, or name a local file"
         ) from None
     except (RuntimeError, TypeError, ValueError) as error:
         for key, name in (("drop_path_rate", "drop_path_rate"), ("aa_layer", "antialias")):
             if key in str(error) and key in ours:
-                raise ResoluteError(f"model.{name}: timm's {model.name} can't, expected none; remove it") from None
+                raise ResoluteError(f"model.{name}: timm's {model.name} does not support it; remove it") from None
         known = timm.list_models(f"*{model.name[:6]}*", pretrained=pretrained)[:5]
         raise ResoluteError(
             f"model: timm cannot build {model.name!r} with {model.options}{' pretrained' * pretrained}: {error}; "
             f"expected a timm model (near: {', '.join(known) or 'none'}); see timm.list_models()"
         ) from None
     if model.antialias and not any(isinstance(module, BlurPool2d) for module in network.modules()):
-        raise ResoluteError(f"model.antialias: without effect, {model.name} has nothing strided to blur; remove it")
+        raise ResoluteError(f"model.antialias: without effect, {model.name} has no strided layers to blur; remove it")
     return network
 
 
-def _load(network: nn.Module, model: Model) -> tuple[int | None, str]:
-    """Weights from a file, all but a head of another size.
+def _load_weights(network: nn.Module, model: Model) -> tuple[int | None, str]:
+    """Load the file `model.weights` into `network`, except a head of another size.
 
-    Returns its classes, None if the file has no head, and which of its weights were taken, "raw" or "EMA"; "" if the
-    file holds but one kind.
+    Returns the number of classes of the file's head (None without a head) and which weights were loaded, "raw" or
+    "EMA" ("" if the file holds only one kind). Raises `ResoluteError` if the file does not fit the model.
     """
     path = Path(model.weights)
     try:
@@ -174,7 +178,7 @@ def _load(network: nn.Module, model: Model) -> tuple[int | None, str]:
         ) from None
     except ResoluteError:
         raise
-    except Exception as error:  # why all: what a damaged file raises depends on where it is damaged
+    except Exception as error:  # why so broad: a damaged file can raise almost anything
         reason = str(error).splitlines()[0].split(". ")[0][:100] if str(error) else type(error).__name__
         raise ResoluteError(
             f"model.weights: {path} is damaged or holds no weights ({reason}), expected a .safetensors or .pth file; "
@@ -184,29 +188,30 @@ def _load(network: nn.Module, model: Model) -> tuple[int | None, str]:
     state = foreign(state, network) if foreign else state
     own = network.state_dict()
     head = head_parameters(network)
-    found = len(state[head[-1]]) if head[-1] in state else None
-    wrong = [name for name in head if name not in state or state[name].shape != own[name].shape]
+    file_classes = len(state[head[-1]]) if head[-1] in state else None
+    skipped = [name for name in head if name not in state or state[name].shape != own[name].shape]
     if model.norm == "group":
         state = {name: v for name, v in state.items() if name in own or not name.endswith(_STATISTICS)}
-    missing, unexpected = own.keys() - state.keys() - set(wrong), state.keys() - own.keys()
-    other = [name for name in own.keys() & state.keys() - set(wrong) if state[name].shape != own[name].shape]
-    if missing or unexpected or other:
-        names = sorted(missing) + sorted(unexpected) + sorted(other)
+    missing, unexpected = own.keys() - state.keys() - set(skipped), state.keys() - own.keys()
+    misshapen = [name for name in own.keys() & state.keys() - set(skipped) if state[name].shape != own[name].shape]
+    if missing or unexpected or misshapen:
+        names = sorted(missing) + sorted(unexpected) + sorted(misshapen)
         raise ResoluteError(
             f"model.weights: {path} is of another model than {model.name}: got {len(missing)} weights missing, "
-            f"{len(unexpected)} unknown, {len(other)} of another shape ({', '.join(names[:3])} …), expected none; "
+            f"{len(unexpected)} unknown, {len(misshapen)} of another shape ({', '.join(names[:3])} …), expected none; "
             "name another"
         )
-    network.load_state_dict({name: v for name, v in state.items() if name not in wrong}, strict=False)
-    return found, average
+    network.load_state_dict({name: v for name, v in state.items() if name not in skipped}, strict=False)
+    return file_classes, average
 
 
 def _read_weights(path: Path, kind: Literal["best", "raw", "ema"]) -> tuple[dict[str, Any], str]:
-    """The state dict at `path`, and which it is, "raw" or "EMA", if the file could hold both.
+    """The state dict at `path`, and "raw" or "EMA" if the format can hold both, else "".
 
-    Raises what the reader of the format raises, and `ResoluteError` for an average that is not there.
+    Raises `OSError`, what the format's reader raises for damaged files, and `ResoluteError` if the requested average
+    is not in the file.
     """
-    path.open("rb").close()  # why: timm and torch report the disk's errors as they report damage
+    path.open("rb").close()  # why: timm and torch do not distinguish I/O errors from damaged files
     if path.suffix == ".safetensors":
         if kind == "ema":
             with safe_open(path, "pt") as file:
@@ -215,11 +220,11 @@ def _read_weights(path: Path, kind: Literal["best", "raw", "ema"]) -> tuple[dict
                 raise _no_average(path)
         return load_state_dict(str(path)), ""
     if checkpoint.peek(path, "format") == checkpoint.FORMAT:
-        ours = checkpoint.load(path, expect={})
-        is_average = ours["progress"]["best_weights"] == "ema" if kind == "best" else kind == "ema"
-        if is_average and ours["ema"] is None:
+        saved = checkpoint.load(path, expect={})
+        is_average = saved["progress"]["best_weights"] == "ema" if kind == "best" else kind == "ema"
+        if is_average and saved["ema"] is None:
             raise _no_average(path)
-        return ours["ema" if is_average else "model"], "EMA" if is_average else "raw"
+        return saved["ema" if is_average else "model"], "EMA" if is_average else "raw"
     content = torch.load(path, map_location="cpu", weights_only=True)
     has_average = any(content.get(key) is not None for key in ("state_dict_ema", "model_ema"))  # as timm writes them
     if kind == "ema" and not has_average:
@@ -233,7 +238,7 @@ def _no_average(path: Path) -> ResoluteError:
 
 
 def head_parameters(network: nn.Module) -> list[str]:
-    """Names of the parameters of timm's classifier, or of its classifiers; none if `network` is not timm's."""
+    """Parameter names of a timm model's classifier(s); empty if `network` is not a timm model."""
     heads: Any = network.get_classifier() if hasattr(network, "get_classifier") else ()  # type: ignore[operator]
     inside = {id(p) for head in (heads if isinstance(heads, tuple) else (heads,)) for p in head.parameters()}
     return [name for name, p in network.named_parameters() if id(p) in inside]
@@ -243,42 +248,42 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def build_ema(ema: Ema, network: nn.Module) -> ModelEmaV3 | None:
-    """timm's moving average of weights and statistics, or None where the recipe has it off."""
+    """timm's exponential moving average of weights and buffers; None if the recipe disables it."""
     return ModelEmaV3(network, decay=ema.decay, use_warmup=ema.warmup) if ema.on else None
 
 
 def ema_decay(ema: Ema, epoch_steps: float) -> float:
-    """The weight of the old average at each step of an epoch of so many steps."""
+    """The weight of the previous average per optimizer step, in an epoch of `epoch_steps` steps."""
     half_life = ema.half_life_steps or ema.half_life_epochs * epoch_steps
     return 0.5 ** (1 / half_life) if half_life else ema.decay
 
 
 def set_tf32(tf32: Literal["convolutions", "all", "off"], device: torch.device) -> None:
-    """For the whole process. Raises `ResoluteError` where nothing would come of it."""
-    if tf32 == "convolutions":  # torch's own
+    """Set process-wide what runs in TF32. Raises `ResoluteError` on a device where it has no effect."""
+    if tf32 == "convolutions":  # torch's default
         return
     if device.type != "cuda":
         raise ResoluteError(f"precision.tf32: without effect, got {tf32} on {device.type}; remove it")
-    # why not by the newer per-backend settings: with these set, torch raises where it reads the older ones, and
-    # inductor's autotuning does
+    # why not the newer per-backend settings: once they are set, reading the older ones raises, and inductor's
+    # autotuning reads them
     torch.set_float32_matmul_precision("highest" if tf32 == "off" else "high")
     torch.backends.cudnn.allow_tf32 = tf32 != "off"
 
 
 def compile_network(network: nn.Module, device: torch.device, *, backend: Any = "inductor") -> None:
-    """Let torch compile `network`, in place, so that names stay: one graph for each shape, mode and trainable set.
+    """Compile `network` in place (parameter names stay): one graph per shape, mode and trainable set.
 
-    Raises `ResoluteError` if there is no compiler.
+    Raises `ResoluteError` if no C or C++ compiler is installed.
     """
-    import torch._dynamo  # why here: it takes its time
+    import torch._dynamo  # why here: the import is slow
 
     variable, names = ("CXX", ("g++",)) if device.type == "cpu" else ("CC", ("gcc", "clang"))
-    wanted = (os.environ[variable],) if variable in os.environ else names
-    if not any(shutil.which(name.split()[0]) for name in wanted):
+    compilers = (os.environ[variable],) if variable in os.environ else names
+    if not any(shutil.which(name.split()[0]) for name in compilers):
         raise ResoluteError(
-            f"precision.compile: no compiler found (got {' and '.join(wanted)} missing), expected one for "
+            f"precision.compile: no compiler found (got {' and '.join(compilers)} missing), expected one for "
             f"torch.compile; install it, set {variable}, or remove the key"
         )
-    # why: 8 by default, and what goes beyond runs uncompiled; a plan has no more than it has stages for
+    # why: beyond this limit (8 by default) shapes run uncompiled; a plan has far fewer than 256
     torch._dynamo.config.recompile_limit = 256
     network.compile(dynamic=False, backend=backend)

@@ -1,4 +1,4 @@
-"""What do batch norms become? Synchronised, ghost or group norms with the same names, and their statistics."""
+"""Replaces batch norms by synchronised, ghost or group norms with unchanged parameter names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def batch_norms(network: nn.Module) -> list[_BatchNorm]:
 
 
 def set_norms(network: nn.Module, model: Model, *, ranks: int, device: torch.device) -> nn.Module:
-    """`network` with the norms that the recipe asks for. Raises `ResoluteError` where that has no effect."""
+    """`network` with the recipe's norms. Raises `ResoluteError` if the setting has no effect on it."""
     if model.norm == "batch" and model.bn_momentum is None:
         return network
     if not batch_norms(network):
-        raise ResoluteError(f"model.norm: {model.name} has no batch norms, got a setting of them; remove it")
+        raise ResoluteError(f"model.norm: {model.name} has no batch norms, got a setting for them; remove it")
     if model.norm == "sync":
         if ranks == 1 or device.type != "cuda":
             raise ResoluteError(
@@ -45,10 +45,10 @@ def set_norms(network: nn.Module, model: Model, *, ranks: int, device: torch.dev
 
 
 class GhostBatchNorm(BatchNormAct2d):
-    """Batch norm in training over groups of at least `size` samples; statistics follow each group in turn.
+    """Batch norm that normalises groups of at least `size` samples in training; each group updates the statistics.
 
-    Source: Hoffer et al., arXiv 1705.08741, algorithm 1. timm's SplitBatchNorm2d has weights of its own for each
-    group, and takes no batch that the groups do not divide.
+    Source: Hoffer et al., arXiv 1705.08741, algorithm 1. timm's SplitBatchNorm2d differs: it has separate weights per
+    group and requires batches that the groups divide.
     """
 
     def __init__(self, norm: nn.BatchNorm2d, size: int) -> None:
@@ -65,10 +65,10 @@ class GhostBatchNorm(BatchNormAct2d):
 
 def _group_norm(norm: nn.BatchNorm2d, groups: int) -> nn.Module:
     """Source: Wu and He, arXiv 1803.08494."""
-    found = GroupNormAct(norm.num_features, math.gcd(groups, norm.num_features), eps=norm.eps, apply_act=False)
-    found.load_state_dict({"weight": norm.weight, "bias": norm.bias})
-    found.drop, found.act = getattr(norm, "drop", found.drop), getattr(norm, "act", found.act)
-    return found
+    group_norm = GroupNormAct(norm.num_features, math.gcd(groups, norm.num_features), eps=norm.eps, apply_act=False)
+    group_norm.load_state_dict({"weight": norm.weight, "bias": norm.bias})
+    group_norm.drop, group_norm.act = getattr(norm, "drop", group_norm.drop), getattr(norm, "act", group_norm.act)
+    return group_norm
 
 
 def _replace(network: nn.Module, make: Callable[[Any], nn.Module]) -> None:
@@ -81,7 +81,7 @@ def _replace(network: nn.Module, make: Callable[[Any], nn.Module]) -> None:
 
 @contextlib.contextmanager
 def statistics_kept(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Around a backward pass that runs blocks again (gradient checkpointing): the second run changes no statistics."""
+    """Keep the running statistics fixed, around a backward pass that recomputes blocks (gradient checkpointing)."""
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None

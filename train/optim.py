@@ -1,4 +1,4 @@
-"""The optimizer of a recipe, with timm's parameter groups, and Lookahead's slow weights around it."""
+"""Builds the recipe's optimizer with timm's parameter groups, optionally wrapped in Lookahead."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["Lookahead", "build_optimizer"]
 
 
 def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
-    """SGD (Nesterov), AdamW or LAMB by timm's factory.
+    """SGD (Nesterov), AdamW or LAMB from timm's factory.
 
-    No weight decay on norms, biases and other vectors, nor on what the model's `no_weight_decay()` names: position
-    embeddings, class tokens, tables of relative positions.
+    Weight decay does not apply to vectors (norms, biases) or to the parameters listed by the model's
+    `no_weight_decay()`, such as position embeddings, class tokens and relative position tables.
     """
     name: str = optim.name
-    settings: dict[str, Any] = {"fused": optim.fused or None}  # None: torch's own choice, False would be the slowest
+    settings: dict[str, Any] = {"fused": optim.fused or None}  # None: torch's default; False is the slowest
     if name == "sgd":
-        name = "sgd" if optim.momentum else "momentum"  # timm's "sgd" is Nesterov's, which needs a momentum
+        name = "sgd" if optim.momentum else "momentum"  # timm's "sgd" is Nesterov, which requires momentum
         settings["momentum"] = optim.momentum
     elif name == "adamw":
         settings["betas"] = optim.betas
-    else:  # why None: clipping is `optim.clip_norm`'s
+    else:  # why None: `optim.clip_norm` does the clipping
         settings = {"betas": optim.betas, "max_grad_norm": None}
     optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(
         network, opt=name, lr=optim.lr, weight_decay=optim.weight_decay, param_group_fn=_groups(optim), **settings
@@ -36,7 +36,7 @@ def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
 
 
 def _groups(optim: Optim) -> Callable[[nn.Module], list[dict[str, Any]]]:
-    """timm's parameter groups. The decayed one comes first, as in the checkpoints of older versions."""
+    """timm's parameter groups, the decayed one first, for compatibility with older checkpoints."""
 
     def groups(network: nn.Module) -> list[dict[str, Any]]:
         excluded: Any = getattr(network, "no_weight_decay", set)()
@@ -46,9 +46,9 @@ def _groups(optim: Optim) -> Callable[[nn.Module], list[dict[str, Any]]]:
 
 
 class Lookahead(timm.optim.Lookahead):
-    """Every k steps the slow weights go a part of the way to the fast ones, which go on from there.
+    """Every k steps, the slow weights move towards the fast weights, which then continue from the slow ones.
 
-    timm's, but slow weights start as those before a weight's first step, as in the paper, not as those after k.
+    Unlike timm's, the slow weights start as the weights before the first step, as in the paper, not as those after k.
     Source: Zhang et al., arXiv 1907.08610, algorithm 1.
     """
 
@@ -60,7 +60,7 @@ class Lookahead(timm.optim.Lookahead):
         moved = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         starts = {p: p.detach().clone() for p in moved if "lookahead_slow_buff" not in self.state.get(p, ())}
         loss = self._base_optimizer.step(closure)
-        for parameter, start in starts.items():  # why after: an optimizer takes any state it finds for its own
+        for parameter, start in starts.items():  # why after the step: optimizers take existing state for their own
             self.state[parameter]["lookahead_slow_buff"] = start
         for group in self.param_groups:
             group["lookahead_step"] += 1

@@ -1,4 +1,4 @@
-"""What will the learning rate do? Drawn over all steps of a recipe, and told a stage a line, before anything runs.
+"""Plots learning rate and momentum over all steps of a recipe and prints a summary per stage, without training.
 
     python -m train.plot_lr --recipe train/recipes/demo.toml --samples 1281167
 """
@@ -25,7 +25,7 @@ from .schedule import Rates, epoch_samples, epoch_steps
 
 __all__ = ["Curve", "draw", "main", "stage_lines"]
 
-_DRAWN = 20_000  # points at most, of any number of steps
+_MAX_POINTS = 20_000  # drawn, for any number of steps
 
 
 class Curve:
@@ -34,7 +34,7 @@ class Curve:
     def __init__(self, recipe: Recipe, samples: int) -> None:
         if any(stage.batch_size == AUTO for stage in recipe.stages):
             raise ResoluteError(
-                "stages.batch_size: got auto, expected a number: the steps depend on it; put one in the recipe"
+                "stages.batch_size: got auto, expected a number, on which the steps depend; set one in the recipe"
             )
         steps = epoch_steps(recipe.stages, samples)
         self.recipe, self.total_steps = recipe, sum(steps)
@@ -44,16 +44,16 @@ class Curve:
         )  # fmt: skip
         epochs = accumulate((stage.epochs for stage in recipe.stages), initial=0)
         borders = [0, *accumulate(steps)]
-        self.firsts = [borders[epoch] for epoch in epochs]  # first step of each stage, and the end
+        self.firsts = [borders[epoch] for epoch in epochs]  # first step of each stage, and the total
 
     def at(self, stage: int, step: int) -> tuple[float, float]:
-        """(learning rate, momentum) of a step of `stage`, as the optimizer gets them."""
+        """(learning rate, momentum) of optimizer step `step` of `stage`, as set in the optimizer."""
         lr, momentum = self.rates.at(step)
         return lr * self.rates.factor(stage), momentum
 
 
 def stage_lines(curve: Curve) -> list[str]:
-    """A line a stage: its steps, and the learning rate at its first, highest and last."""
+    """One line per stage: its steps and its first, highest and last learning rate."""
     lines = []
     for number, stage in enumerate(curve.recipe.stages):
         first, end = curve.firsts[number : number + 2]
@@ -68,7 +68,7 @@ def stage_lines(curve: Curve) -> list[str]:
 
 
 def draw(curve: Curve, path: Path) -> None:
-    """Write the picture. Raises `ResoluteError` if it cannot be written."""
+    """Write the plot to `path`. Raises `ResoluteError` if it cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -77,7 +77,7 @@ def draw(curve: Curve, path: Path) -> None:
     panels = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     for number, stage in enumerate(curve.recipe.stages):
         first, end = curve.firsts[number : number + 2]
-        every = max(1, curve.total_steps // _DRAWN)
+        every = max(1, curve.total_steps // _MAX_POINTS)
         steps = sorted({*range(first, end, every), end - 1})
         for panel, values in zip(panels, zip(*(curve.at(number, step) for step in steps), strict=True), strict=True):
             panel.plot(steps, values, color="C0", lw=1.2)
@@ -97,36 +97,36 @@ def draw(curve: Curve, path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m train.plot_lr", description="Draw learning rate and momentum over all steps.")
+    parser = Parser(prog="python -m train.plot_lr", description="Plot learning rate and momentum over all steps.")
     parser.add_argument("--recipe", type=Path, required=True, metavar="FILE")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--shards", metavar="SHARDS", help="a shard set, or tars that others made")
-    source.add_argument("--samples", type=int, metavar="N", help="training samples, without shards")
-    parser.add_argument("--val", help="of tars that others made: those that validate, or a part of the samples (0.05)")
-    parser.add_argument("--classes", help="of tars that others made: a file with the name of a class on each line")
+    source.add_argument("--shards", metavar="SHARDS", help="shard set, or plain WebDataset tars")
+    source.add_argument("--samples", type=int, metavar="N", help="number of training samples, instead of shards")
+    parser.add_argument("--val", help="plain tars only: pattern of the validation tars, or fraction to hold out (0.05)")
+    parser.add_argument("--classes", help="plain tars only: text file with one class name per line")
     parser.add_argument("--out", type=Path, default=Path("lr.png"), metavar="FILE", help="default: %(default)s")
     return command(parser, _run, arguments)
 
 
-def _run(got: argparse.Namespace) -> None:
-    check_output(got.out, setting="--out", suffixes=(".png", ".svg", ".pdf"))
-    recipe = Recipe.load(got.recipe)
-    curve = Curve(recipe, _samples(got, recipe))
+def _run(args: argparse.Namespace) -> None:
+    check_output(args.out, setting="--out", suffixes=(".png", ".svg", ".pdf"))
+    recipe = Recipe.load(args.recipe)
+    curve = Curve(recipe, _samples(args, recipe))
     print(f"{recipe.name}: {recipe.schedule.kind}, {recipe.total_epochs} epochs, {curve.total_steps} steps")
     print("\n".join(stage_lines(curve)))
-    draw(curve, got.out)
-    print(got.out)
+    draw(curve, args.out)
+    print(args.out)
 
 
-def _samples(got: argparse.Namespace, recipe: Recipe) -> int:
-    if got.samples is None:
+def _samples(args: argparse.Namespace, recipe: Recipe) -> int:
+    if args.samples is None:
         shards = open_dataset(
-            got.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=got.val, classes=got.classes
+            args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=args.val, classes=args.classes
         )
         return len(shards.splits["train"])
-    if got.samples < 1:
-        raise ResoluteError(f"--samples: got {got.samples}, expected at least 1; give the number of training images")
-    return int(got.samples)
+    if args.samples < 1:
+        raise ResoluteError(f"--samples: got {args.samples}, expected at least 1; give the number of training images")
+    return int(args.samples)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where a run is: the one reading of RUN for train, plan, eval, predict, export and report.
+"""Resolves RUN to a folder, in the same way for train, plan, eval, predict, export and report.
 
 RUN is a name below `runs/` (`first`, `group/first`), a path (`runs/first`, `/data/first`, `./first`), or, where a
 command reads a checkpoint, one of its `.pt` files.
@@ -19,22 +19,22 @@ _LISTED = 10
 
 
 def existing_run(target: str, *, runs: Path = RUNS) -> Path:
-    """The folder of a run, of several folds, or a checkpoint file. Raises `ResoluteError` that lists the runs there."""
+    """The folder of a run or of several folds, or a checkpoint file. Raises `ResoluteError` listing existing runs."""
     _check(target, runs, advice=_choices(runs))
     with _readable(target, runs):
         for path in _places(target, runs):
             if _is_run(path) or path.is_file():
                 return path
-    raise ResoluteError(f"{target}: no run and no checkpoint found, got nothing at "
+    raise ResoluteError(f"{target}: no run or checkpoint, got nothing at "
                         f"{' or '.join(map(str, _places(target, runs)))}; {_choices(runs)}")  # fmt: skip
 
 
 def new_run(target: str, *, runs: Path = RUNS) -> Path:
-    """The folder to train in: of the run that is there, or of a new one. Raises `ResoluteError`; makes nothing."""
+    """The folder to train in, of an existing or a new run; not created here. Raises `ResoluteError`."""
     _check(target, runs, advice="give the run a name")
     places = _places(target, runs)
     with _readable(target, runs):
-        # why: only what looks like a path may be a run outside of `runs`
+        # why: only a target that looks like a path may lie outside `runs`
         path = next((place for place in places if "/" in target and _is_run(place)), places[0])
         is_file = path.is_file()
     if is_file:
@@ -48,18 +48,19 @@ def _check(target: str, runs: Path, *, advice: str) -> None:
     if target.startswith("-"):
         raise ResoluteError(f"RUN: got {target}, expected a name that does not begin with a dash; {advice}")
     try:
-        here, there = Path.cwd(), runs.resolve()
-        taken = {here, *here.parents, there, *there.parents}
+        here, parent = Path.cwd(), runs.resolve()
+        taken = {here, *here.parents, parent, *parent.parents}
         if any(place.resolve() in taken for place in _places(target, runs)):
-            raise ResoluteError(f"RUN: got {target}, which is no folder of one run alone, expected one; {advice}")
+                    raise ResoluteError(f"RUN: got {target}, which is not a folder of one run, expected one; {advice}")
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long
-        raise ResoluteError(f"RUN: got {target}, which is no path ({error}), expected a run; {advice}") from None
+        message = f"RUN: got {target}, which is not a valid path ({error}), expected a run; {advice}"
+        raise ResoluteError(message) from None
 
 
 def _places(target: str, runs: Path) -> list[Path]:
-    """Where `target` may lie, the likeliest first; a new run lies in the first."""
+    """Candidate paths of `target`, most likely first; a new run uses the first."""
     path = Path(target)
-    # why: `runs/x` is never runs/runs/x, and a folder called `demo` in the checkout is not the run of that name
+    # why: `runs/x` must not become runs/runs/x, and the run `demo` is not a folder `demo` in the working directory
     if path.is_absolute() or target.startswith(("./", "../")) or path.is_relative_to(runs):
         return [path]
     return [runs / path, path]
@@ -85,6 +86,6 @@ def _choices(runs: Path) -> str:
     except OSError:
         names = []
     if not names:
-        return f"there are no runs in {runs} yet: train one, or give the path of a run"
+        return f"there are no runs in {runs} yet: train one, or name the path of a run"
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"runs in {runs}: {', '.join(names[:_LISTED])}{more}"

@@ -1,6 +1,6 @@
-"""Learning rate and momentum of every step, for every kind of schedule.
+"""Learning rate and momentum as pure functions of the optimizer step, for every kind of schedule.
 
-Nothing here has state: a step's values depend on the step alone, so they are exact after any resume.
+Nothing here has state, so the values are exact after any resume.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ __all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_samples", "epoch_steps"]
 
 
 def epoch_samples(stages: Sequence[Stage], samples: int) -> list[int]:
-    """How many of `samples` training samples each epoch takes, as `Plan` has them."""
+    """Training samples of each epoch for a set of `samples`; equal to those of `Plan`."""
     return [max(1, round(samples * stage.fraction)) for stage in stages for _ in range(stage.epochs)]
 
 
 def epoch_steps(stages: Sequence[Stage], samples: int) -> list[int]:
-    """Optimizer steps of each epoch over `samples` training samples, as `Plan` has them."""
+    """Optimizer steps of each epoch for a set of `samples`; equal to those of `Plan`."""
     sizes = [stage.batch_size for stage in stages for _ in range(stage.epochs)]
-    return [-(-taken // size) for taken, size in zip(epoch_samples(stages, samples), sizes, strict=True)]
+    return [-(-count // size) for count, size in zip(epoch_samples(stages, samples), sizes, strict=True)]
 
 
 class Rates:
-    """Learning rate and momentum of each step of the run, and what they become in an optimizer.
+    """Learning rate and momentum of each step of the run; `apply` sets them in an optimizer.
 
-    `epoch_steps`: optimizer steps of each epoch; only kinds that look at epochs or stages need it, and curves over
-    samples or epochs. `epoch_samples`: training samples of each epoch, for curves over samples.
+    `epoch_steps`: optimizer steps of each epoch, needed by kinds that depend on epochs or stages and by `progress` of
+    samples or epochs. `epoch_samples`: training samples of each epoch, needed by `progress` of samples.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Rates:
         epochs = [stage.epochs for stage in stages]
         steps = list(epoch_steps) or [total_steps]
         if sum(steps) != total_steps or (len(steps) != sum(epochs) and schedule.kind not in _GLOBAL):
-            raise ValueError(f"got epochs of {steps} steps, expected {sum(epochs)} of them, {total_steps} steps in all")
+            raise ValueError(f"got epochs of {steps} steps, expected {sum(epochs)} epochs, {total_steps} steps in all")
         self._progress = None if schedule.progress == "steps" else _Progress(
             steps, epoch_samples if schedule.progress == "samples" else [1] * len(steps)
         )
@@ -61,11 +61,11 @@ class Rates:
         return curve(step - first)
 
     def factor(self, stage: int) -> float:
-        """What a stage multiplies the learning rate with: its `lr_scale`, and its batch size by the rule."""
+        """The stage's factor on the learning rate: `lr_scale` times the factor of `schedule.batch_rule`."""
         return self._factors[stage]
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int, *, stage: int) -> float:
-        """Set every group for `step`; returns the learning rate."""
+        """Set learning rate and momentum of every parameter group for `step`; returns the learning rate."""
         lr, momentum = self.at(step)
         lr *= self._factors[stage]
         for group in optimizer.param_groups:
@@ -78,16 +78,16 @@ class Rates:
 
 
 class _Progress:
-    """Where each step stands on a curve over samples, or epochs: as the step that it would be if all were alike."""
+    """Maps a step to its position on a curve over samples or epochs, as a fractional step of 0 to total - 1."""
 
     def __init__(self, steps: Sequence[int], weights: Sequence[int]) -> None:
-        """`steps`: of each epoch. `weights`: each epoch's part of the curve, in any unit."""
+        """`steps`: steps of each epoch. `weights`: each epoch's share of the curve, in any unit."""
         if len(weights) != len(steps):
-            raise ValueError(f"got {len(weights)} weights of {len(steps)} epochs, expected one each")
+            raise ValueError(f"got {len(weights)} weights for {len(steps)} epochs, expected one per epoch")
         self._first_steps, self._before = [0, *accumulate(steps)], [0, *accumulate(weights)]
         self._steps, self._weights = steps, weights
         last = self._done(sum(steps) - 1)
-        self._scale = (sum(steps) - 1) / last if last else 0.0  # the last step is the curve's last
+        self._scale = (sum(steps) - 1) / last if last else 0.0  # the last step is the end of the curve
 
     def _done(self, step: int) -> float:
         epoch = bisect.bisect_right(self._first_steps, step) - 1
@@ -102,7 +102,7 @@ _GLOBAL = ("onecycle", "warmup_cosine")
 
 
 def _pieces(schedule: Schedule, optim: Optim, *, epochs: list[int], steps: list[int]) -> list[tuple[int, Curve]]:
-    """(its first step, its curve over the steps from there) of each piece of the run."""
+    """The run as pieces: (first step, curve over the steps since then)."""
     kind, total = schedule.kind, sum(steps)
     borders = [0, *accumulate(steps)]  # first step of each epoch, and the end of the run
     if kind in _GLOBAL:
@@ -113,7 +113,7 @@ def _pieces(schedule: Schedule, optim: Optim, *, epochs: list[int], steps: list[
     elif kind == "cosine_restarts":
         spans, epoch, period = [], 0, schedule.period_epochs
         while epoch < len(steps):
-            beyond = max(0, epoch + period - len(steps))  # the run's end cuts the last period short
+            beyond = max(0, epoch + period - len(steps))  # epochs of the last period beyond the end of the run
             end = borders[epoch + period - beyond] + beyond * steps[-1]
             spans.append((borders[epoch], end - borders[epoch]))
             epoch, period = epoch + period, period * schedule.period_mult
@@ -130,7 +130,7 @@ def _constant(lr: float, momentum: float) -> Curve:
 
 
 class OneCycle:
-    """One rise and one fall; the momentum does the opposite.
+    """The learning rate rises once and falls once; the momentum does the opposite.
 
     Source: Smith and Topin, arXiv 1708.07120, in the cosine form of torch.optim.lr_scheduler.OneCycleLR.
     """
@@ -153,9 +153,9 @@ class OneCycle:
 
 
 class WarmCosine:
-    """A linear rise, for `warmup_cosine` alone, and a cosine down from the peak; the momentum stays.
+    """Cosine decay from the peak, after a linear warm-up if the kind is `warmup_cosine`; constant momentum.
 
-    Source: Loshchilov and Hutter, SGDR, arXiv 1608.03983, eq. 5; the rise: Goyal et al., arXiv 1706.02677.
+    Source: Loshchilov and Hutter, SGDR, arXiv 1608.03983, eq. 5; warm-up: Goyal et al., arXiv 1706.02677.
     """
 
     def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int) -> None:

@@ -1,4 +1,4 @@
-"""What does a run consist of? Recipe, shards, plan and learner, from the options of a command line."""
+"""Builds a run from its command line options: recipe, shard set, plan and learner."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from .distributed import Ranks
 from .loop import Learner
 from .memory import keep_freed_memory
 
-__all__ = ["Options", "prepare"]
+__all__ = ["Options", "set_up"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What does not change results: paths, device, threads, how often to save."""
+    """Settings that do not change results: paths, device, threads, how often to save."""
 
-    shards: str | Path  # a folder, a URL that is read through a cache, or a WebDataset that others made
+    shards: str | Path  # a folder, a URL (read through a cache), or plain WebDataset tars
     recipe: Path
     folder: Path
     device: str = "auto"
     threads: int = 2
-    decode: Literal["auto", "cpu", "gpu"] = "auto"  # on a GPU: where JPEGs are decoded; auto times real steps
+    decode: Literal["auto", "cpu", "gpu"] = "auto"  # on a GPU: where JPEGs are decoded; auto measures
     save_every_s: float = 300.0
-    save_every_steps: int = 0  # 0 = by time alone
-    keep: int = 2  # checkpoints, beside the best one
-    from_: str = "last.pt"  # the checkpoint in the run's folder to go on from
-    val: str | None = None  # of a WebDataset: which tars validate, or which part of its samples
-    classes: str | None = None  # of a WebDataset: a file with the classes' names
-    fold: int | None = None  # in place of the recipe's data.fold
-    gpu_memory_gib: float = 0.0  # that tensors may take, as on a smaller GPU; 0 = all
-    tensorboard: bool = False  # event files in the folder's tb
-    calibrate: bool = False  # measure first what loader and model can do, for the log and the report
+    save_every_steps: int = 0  # 0 = by time only
+    keep: int = 2  # newest checkpoints to keep, besides the best
+    from_: str = "last.pt"  # file name of the checkpoint to resume from, in `folder`
+    val: str | None = None  # plain tars: pattern of the validation tars, or the fraction of samples to hold out
+    classes: str | None = None  # plain tars: text file with one class name per line
+    fold: int | None = None  # overrides the recipe's data.fold
+    gpu_memory_gib: float = 0.0  # limit for tensors; 0 = none
+    tensorboard: bool = False  # write event files to `folder`/tb
+    calibrate: bool = False  # measure loader and model throughput first, for the log and the report
 
     def __post_init__(self) -> None:
         if self.tensorboard:
@@ -56,19 +56,24 @@ class Options:
         if self.keep < 1:
             raise ResoluteError(f"--keep: got {self.keep}, expected at least 1; choose another")
         if Path(self.from_).name != self.from_:
-            raise ResoluteError(f"--from: got {self.from_}, expected a file's name in {self.folder}; give that alone")
+            raise ResoluteError(f"--from: got {self.from_}, expected a file name in {self.folder}; omit the path")
 
     @property
     def newest(self) -> Path:
         return checkpoint.newest(self.folder, self.from_)
 
 
-def prepare(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Learner]:
-    """All of them as the run needs them; in the recipe, every "auto" that concerns the batches is a value."""
+def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Learner]:
+    """Build all parts of the run; in the returned recipe, every batch size of "auto" is resolved to a number.
+
+    Raises `ResoluteError` for anything in the options, recipe or shards that cannot be used.
+    """
     recipe = Recipe.load(options.recipe)
     if options.fold is not None:
         if recipe.data.fold not in (None, options.fold):
-            raise ResoluteError(f"--folds: got fold {options.fold} and data.fold {recipe.data.fold}; leave out one")
+            raise ResoluteError(
+                f"--folds: got fold {options.fold}, but the recipe has data.fold {recipe.data.fold}; omit one of them"
+            )
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=options.fold))
     device = pick_device(options.device, ranks)
     cap_memory(device, options.gpu_memory_gib)
@@ -80,7 +85,7 @@ def prepare(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lea
         keep_freed_memory()
         torch.set_num_threads(options.threads)
     else:
-        torch.backends.cudnn.benchmark = True  # each shape is tuned once, in the warm-up
+        torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
 
     def build(recipe: Recipe, ranks: Ranks) -> tuple[Plan, Learner]:
         plan = Plan(
@@ -96,33 +101,34 @@ def prepare(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lea
         return plan, learner
 
     def probe(recipe: Recipe) -> tuple[Plan, Probe]:
-        # why alone: a rank that is out of memory leaves the others waiting; why not compiled: each probe is a new shape
+        # why on single ranks: one that is out of memory would leave the others waiting in a collective operation;
+        # why not compiled: each probe is a new shape
         norm = "batch" if recipe.model.norm == "sync" else recipe.model.norm
         simple = dataclasses.replace(
             recipe, model=dataclasses.replace(recipe.model, norm=norm),
             precision=dataclasses.replace(recipe.precision, compile=False),
         )  # fmt: skip
         plan, learner = build(simple, Ranks())
-        return plan, real_steps(plan, learner, world=ranks.world)
+        return plan, real_steps(plan, learner, world_size=ranks.world_size)
 
-    def least(found: int) -> int:
-        return min(int(each) for each in ranks.collect({ranks.rank: str(found)}).values())
+    def min_over_ranks(size: int) -> int:
+        return min(int(text) for text in ranks.gather({ranks.rank: str(size)}).values())
 
     recipe = with_batch_sizes(
-        recipe, device=device, kept=lambda: ranks.agree(checkpoint.peek(options.newest, "recipe")), probe=probe,
-        world=ranks.world, agree=least,
+        recipe, device=device, saved_recipe=lambda: ranks.broadcast(checkpoint.peek(options.newest, "recipe")),
+        probe=probe, world_size=ranks.world_size, min_over_ranks=min_over_ranks,
     )  # fmt: skip
     plan, learner = build(recipe, ranks)
     return recipe, shards, plan, learner
 
 
 def _order(recipe: Recipe, shards: ShardSet, newest: Path, ranks: Ranks) -> Order:
-    """The order to read in. "auto" is measured once: a run that goes on keeps what its checkpoint says."""
+    """The read order. "auto" is measured once per run: a resumed run keeps its checkpoint's order."""
     if recipe.data.order != "auto":
         return recipe.data.order
-    kept = ranks.agree(checkpoint.peek(newest, "order"))
-    if kept is not None:
-        return typing.cast(Order, kept)
-    found = choose_order(shards, recipe.stages[0].res) if ranks.first else None
-    print(found)
-    return ranks.agree(found.order if found else "full")
+    saved_order = ranks.broadcast(checkpoint.peek(newest, "order"))
+    if saved_order is not None:
+        return typing.cast(Order, saved_order)
+    measured = choose_order(shards, recipe.stages[0].res) if ranks.is_main else None
+    print(measured)
+    return ranks.broadcast(measured.order if measured else "full")

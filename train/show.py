@@ -1,6 +1,6 @@
-"""`python -m train.show SHARDS --recipe FILE`: a contact sheet of what the model sees, a row a stage.
+"""`python -m train.show SHARDS --recipe FILE`: contact sheet of the model's input, one row per stage and split.
 
-The images come through the loader, plan and graph that training uses, so they are the very pixels of a run.
+The images come from the same loader, plan and graph as in training, so the pixels are those of a run.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ from pipeline.plan.plan import Pass, Plan
 from pipeline.storage.atomic_file import check_output, output_file
 from train.recipe.schema import Recipe
 
-__all__ = ["Row", "draw", "main", "seen"]
+__all__ = ["Row", "draw", "main", "model_inputs"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Images as the model gets them, without the normalisation: (N, res, res, 3) uint8, and a line for each."""
+    """Model inputs with the normalisation undone: (N, res, res, 3) RGB uint8, and a caption for each."""
 
     title: str
     pixels: NDArray[np.uint8]
     lines: tuple[str, ...]
 
 
-def seen(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
-    """The first `count` images of each stage's first training batch, and of its first validation batch.
+def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
+    """The first `count` images of each stage's first training batch and first validation batch.
 
-    They come through the very loader, plan and graph that training uses, on the CPU: the same pixels as in a run
-    with this recipe and seed. Raises `ResoluteError` as `Plan` and `Loader` do.
+    They are the same pixels as in a CPU run with this recipe and seed. Raises `ResoluteError` as `Plan` and `Loader`.
     """
     order = recipe.data.order if recipe.data.order != "auto" else choose_order(shards, recipe.stages[0].res).order
     plan = Plan(
@@ -102,26 +101,27 @@ def draw(rows: list[Row], path: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = Parser(prog="python -m train.show", allow_abbrev=False,
-                    description="Draw what the model sees, a row a stage, with labels and mix weights.")  # fmt: skip
-    parser.add_argument("shards", metavar="SHARDS", help="folder or URL of a shard set, or tars that others made")
-    parser.add_argument("--val", metavar="PATTERN|PART", help="of tars: those that validate, or a part of all samples")
-    parser.add_argument("--classes", metavar="FILE", help="of tars: names of the classes, one a line")
+                    description="Draw the model's input per stage and split, with labels and mix weights.")  # fmt: skip
+    parser.add_argument("shards", metavar="SHARDS", help="folder or URL of a shard set, or plain WebDataset tars")
+    parser.add_argument("--val", metavar="PATTERN|PART",
+        help="plain tars: validation tars, or fraction to hold out")
+    parser.add_argument("--classes", metavar="FILE", help="plain tars: text file with one class name per line")
     parser.add_argument("--recipe", type=Path, required=True, metavar="FILE")
     parser.add_argument("--out", type=Path, default=Path("seen.png"), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--count", type=number(1, 1000), default=10, metavar="N",
-        help="images a row (default: %(default)s)")  # fmt: skip
+        help="images per row (default: %(default)s)")  # fmt: skip
     return command(parser, _run, arguments)
 
 
-def _run(got: argparse.Namespace) -> None:
-    check_output(got.out, setting="--out", suffixes=(".png", ".jpg", ".jpeg", ".svg", ".pdf"))
-    recipe = Recipe.load(got.recipe)
+def _run(args: argparse.Namespace) -> None:
+    check_output(args.out, setting="--out", suffixes=(".png", ".jpg", ".jpeg", ".svg", ".pdf"))
+    recipe = Recipe.load(args.recipe)
     shards = open_dataset(
-        got.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=got.val, classes=got.classes
+        args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=args.val, classes=args.classes
     )
-    rows = seen(shards, recipe, count=got.count)
-    draw(rows, got.out)
-    print(f"{got.out}: {len(rows)} rows of what the model sees")
+    rows = model_inputs(shards, recipe, count=args.count)
+    draw(rows, args.out)
+    print(f"{args.out}: {len(rows)} rows of model inputs")
 
 
 if __name__ == "__main__":

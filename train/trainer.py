@@ -1,9 +1,9 @@
-"""One run: its folder, its log and checkpoints, and the signals that stop it.
+"""Trains one run in its folder: resumes, logs, saves checkpoints and handles signals.
 
-The folder belongs to one process at a time, by an exclusive lock that ends with the process; commands that only read
-(evaluate, predict, export, report) need none. SIGINT, SIGTERM and SIGHUP save and end the run with status 128 + the
-signal's number: between two batches, or between two shapes of the warm-up. A second Ctrl-C ends it at once, without a
-save. Signals that the shell has set to be ignored (nohup, background jobs) stay ignored.
+An exclusive lock gives the folder to one training process at a time and is released when that process ends; commands
+that only read (evaluate, predict, export, report) take no lock. On SIGINT, SIGTERM or SIGHUP the run saves and exits
+with status 128 + the signal's number, after the current batch or warm-up shape. A second Ctrl-C exits immediately
+without saving. Signals that were ignored when the process started (nohup, background jobs) stay ignored.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from pipeline.plan.plan import BatchSpec, Plan
 from pipeline.storage.atomic_file import delete_partial, used_folder
 from pipeline.storage.lock import exclusive_lock
 from train.logs.hardware import describe, reset_peak_memory
-from train.logs.metrics import Meter, NoLog, RunLog
+from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
 from train.planner.batch_size import DoesNotFit
 from train.planner.estimate import Forecast, calibration, forecast, table
 from train.planner.measure import Decode, choose_decode
-from train.planner.plan import measured
+from train.planner.plan import measure_stages
 from train.recipe.schema import Recipe
 from train.report.console import EPOCH_HEADER, Reports, epoch_line
 
 from . import checkpoint
 from .device import device_name
 from .distributed import Ranks
-from .early_stopping import NotFinite, Progress, finite
+from .early_stopping import NotFinite, Progress, all_finite
 from .loop import Learner, run_batches
-from .setup import Options, prepare
+from .setup import Options, set_up
 from .warmup import check_micro_batches, memory_to_spare, rehearsal, shapes, warm_up
 
 __all__ = ["Options", "run", "session"]
@@ -54,38 +54,38 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(options: Options, ranks: Ranks | None = None) -> int:
-    """Train, or go on training, until the recipe is done. Returns 0, or 128 + the signal that stopped the run."""
-    with session(options, ranks or Ranks()) as one:
-        return one.go()
+    """Train or resume until the recipe is done. Returns 0, or 128 + the number of the signal that stopped the run."""
+    with session(options, ranks or Ranks()) as opened:
+        return opened.fit()
 
 
 @contextlib.contextmanager
 def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
-    """A run with its folder open and locked, resumed if it has a checkpoint.
+    """The run of `options` with its folder locked and its state resumed if there is a checkpoint.
 
-    Raises `ResoluteError` if another process trains in the folder, and names that process.
+    Raises `ResoluteError` naming the other process if one is training in the folder.
     """
-    with _locked(options.folder) if ranks.first else contextlib.nullcontext():
-        one = _Session(options, *prepare(options, ranks))
+    with _locked(options.folder) if ranks.is_main else contextlib.nullcontext():
+        opened = _Session(options, *set_up(options, ranks))
         try:
-            yield one
+            yield opened
         except (DoesNotFit, torch.OutOfMemoryError) as error:
-            spec = one.plan.batch(one.position, rank=ranks.rank, world_size=ranks.world)
-            known = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
-            raise known.told(one.plan, one.recipe, one.learner.device) from None
+            spec = opened.plan.batch(opened.position, rank=ranks.rank, world_size=ranks.world_size)
+            failure = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
+            raise failure.describe(opened.plan, opened.recipe, opened.learner.device) from None
         finally:
-            one.reports.close()
-            one.log.close()
+            opened.reports.close()
+            opened.log.close()
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The run's folder, made if need be, for this process alone; without what killed writers left there."""
+    """Create and lock the run's folder, and delete partial files left by killed writers."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(used_folder(folder))
         except OSError as error:
-            raise ResoluteError(f"{folder}: {error.strerror}, expected a folder to write; choose another RUN") from None
+            raise ResoluteError(f"{folder}: {error.strerror}, expected a writable folder; choose another RUN") from None
         stack.enter_context(
             exclusive_lock(folder / _LOCK, folder=folder, writer="training", remedy="choose another RUN")
         )
@@ -94,11 +94,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 class _Stopped(Exception):
-    """A signal asked to stop before the first batch."""
+    """A signal arrived before the first batch."""
 
 
 class _Session:
-    """One process's share of a run: opens its folder, resumes, saves, prints."""
+    """This process's part of a run: resumes, trains, saves and prints."""
 
     def __init__(self, options: Options, recipe: Recipe, shards: ShardSet, plan: Plan, learner: Learner) -> None:
         self.options, self.recipe, self.plan, self.learner = options, recipe, plan, learner
@@ -108,19 +108,19 @@ class _Session:
         try:
             state = checkpoint.resume(options.newest, expect=self.identity)
             path = options.folder / "run.jsonl"
-            kept = state["meter"]["log_bytes"] if state else 0
-            self.log = RunLog(path, keep_bytes=kept) if self.ranks.first else NoLog(path)
+            log_bytes = state["meter"]["log_bytes"] if state else 0
+            self.log = RunLogWriter(path, keep_bytes=log_bytes) if self.ranks.is_main else NullLogWriter(path)
         except OSError as error:
             raise ResoluteError(
-                f"{options.folder}: {error.strerror}, expected a folder to write; choose another RUN"
+                f"{options.folder}: {error.strerror}, expected a writable folder; choose another RUN"
             ) from None
         self.meter = Meter(self.log, device=learner.device, ranks=self.ranks)
-        self.reports = Reports(options.folder, on=self.ranks.first, tensorboard=options.tensorboard)
+        self.reports = Reports(options.folder, on=self.ranks.is_main, tensorboard=options.tensorboard)
         self.position, self.progress = 0, Progress(
             recipe.stop, [stage.eval_res or stage.res for stage in recipe.stages for _ in range(stage.epochs)]
         )
-        self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once a run
-        # what whoever uses the weights needs to know beside the recipe
+        self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
+        # stored in checkpoints: what inference needs besides the recipe
         self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin,
                       "one_size": shards.single_resolution}
         if state:
@@ -132,18 +132,18 @@ class _Session:
             self._log_checkpoint(checkpoint.step_file(options.folder, state["step"]).name, state["sha256"])
         else:
             self._write_start(shards)
-        self.ranks.check_same(self.position, f"{options.folder}: not the same checkpoint on every rank")
+        self.ranks.check_same(self.position, f"{options.folder}: ranks loaded different checkpoints")
         self.saved_at, self.saved_position = time.monotonic(), self.position
         self.stopped_by = 0
         self.bar: tqdm[Any] | None = None
-        self.skipped: Mapping[tuple[str, int, int], str] = {}  # the loader's: samples that others stand in for
-        self.told = 0
+        self.skipped: Mapping[tuple[str, int, int], str] = {}  # the loader's: (split, res, sample) -> reason
+        self.skipped_logged = 0  # how many of these the log has
 
-    def go(self) -> int:
+    def fit(self) -> int:
         plan, folder = self.plan, self.options.folder
         if self.position >= plan.total_batches or self.progress.ended:
             how = f"stopped early ({self.progress.ended})" if self.progress.ended else "is finished"
-            print(f"{folder}: this run {how}; RUN=another starts a new one")
+            print(f"{folder}: this run {how}; choose another RUN to start a new one")
             print(self.reports.summary())
             return 0
         with self._signals():
@@ -162,7 +162,7 @@ class _Session:
                 self.skipped = loader.skipped
                 finished = run_batches(loader, self.learner, self.meter, self._after)
         except NotFinite as error:
-            raise error.told(plan, folder) from None
+            raise error.describe(plan, folder) from None
         except _Stopped:
             print(f"{folder}: stopped by {self._signal_name} before its first batch; the same command continues")
             return 128 + self.stopped_by
@@ -175,13 +175,13 @@ class _Session:
             print(f"{folder}: stopped by {self._signal_name} and saved at batch {self.position}; the same command "
                   "continues")  # fmt: skip
             return 128 + self.stopped_by
-        if self.ranks.first:
+        if self.ranks.is_main:
             print(self.reports.summary())
         return 0
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[Loader]:
-        """The loader at the run's next batch, when every shape is warmed up."""
+        """Warm up every shape, then give the loader, positioned at the run's next batch."""
         check_micro_batches(self.plan, self.learner)
         self.decode = self._decode()
         with self._loader(self.decode, start=self.position) as loader:
@@ -191,65 +191,68 @@ class _Session:
             yield loader
 
     def forecast(self, loader: Loader, *, began: float, folds: int = 1) -> Forecast:
-        """What the whole run will take, measured; it can go on from here as if it had not been."""
+        """Measure and return what the run will take; training from here on is unaffected.
+
+        `began`: `time.perf_counter()` at the start of the process; `folds`: number of runs to forecast.
+        """
         start_s, saving = time.perf_counter() - began, time.perf_counter()
         self._save()
         save_s = time.perf_counter() - saving
-        paces = measured(self.plan, loader, self.learner)
+        paces = measure_stages(self.plan, loader, self.learner)
         loader.load_state_dict({"next_batch": self.position})
         return forecast(
             self.plan, paces, eval_every=self.recipe.eval.every_epochs, start_s=start_s, save_s=save_s,
             save_every_s=self.options.save_every_s, folds=folds,
         )  # fmt: skip
 
-    def _calibrate(self, found: Forecast) -> None:
-        print(table(found))
-        for record in calibration(found):
+    def _calibrate(self, result: Forecast) -> None:
+        print(table(result))
+        for record in calibration(result):
             self.log.write(record)
 
     def _loader(self, decode: Decode | None, *, start: int = 0) -> Loader:
         return Loader(
             self.plan, device=self.learner.device, decode=decode, threads=self.options.threads, start=start,
-            rank=self.ranks.rank, world_size=self.ranks.world,
+            rank=self.ranks.rank, world_size=self.ranks.world_size,
             mean=self.recipe.data.mean, std=self.recipe.data.std, on_bad_sample=self.recipe.data.on_bad_sample,
             dtype=self.learner.image_dtype,
         )  # fmt: skip
 
     def _decode(self) -> Decode | None:
-        """Where to decode: what `--decode` says, else what the checkpoint says, else the faster place, timed."""
-        device, wanted = self.learner.device, self.options.decode
+        """Where to decode: `--decode`, else the checkpoint's choice, else the faster one, measured."""
+        device, option = self.learner.device, self.options.decode
         if device.type == "cpu":
-            if wanted == "gpu":
-                raise ResoluteError("--decode: got gpu with device cpu, expected cpu; leave it out")
+            if option == "gpu":
+                raise ResoluteError("--decode: got gpu with device cpu, expected cpu; omit --decode")
             return None
-        if wanted != "auto":
-            return wanted
+        if option != "auto":
+            return option
         if self.decode is not None:
             return self.decode
-        self._warm_up()  # why: a step that tunes its kernels says nothing about decoding
+        self._warm_up()  # why: kernel autotuning in the first steps would distort the times
         with rehearsal(self.learner.network, self.learner.gradients) as step:
             fastest, times = choose_decode(
                 self.plan, lambda decode, start: self._loader(decode, start=start), step,
-                sync=lambda: cuda.synchronize(device), agree=self.ranks.agree,  # sync: the clock's
+                sync=lambda: cuda.synchronize(device), broadcast=self.ranks.broadcast,  # sync: ends the timed interval
             )  # fmt: skip
-        decode = self.ranks.agree(fastest)
-        measured = ", ".join(f"on the {place.upper()} {1e3 * seconds:.1f} ms" for place, seconds in times.items())
-        print(f"decoding: a step takes {measured}; this run decodes on the {decode.upper()}", flush=True)
+        decode = self.ranks.broadcast(fastest)
+        measured = ", ".join(f"{1e3 * seconds:.1f} ms on the {place.upper()}" for place, seconds in times.items())
+        print(f"decoding: step time is {measured}; this run decodes on the {decode.upper()}", flush=True)
         return decode
 
     def _check_stop(self) -> None:
-        """Raise `_Stopped` on all ranks if a signal has reached any of them."""
-        self.stopped_by = self.ranks.largest(self.stopped_by)
+        """Raise `_Stopped` on all ranks if any of them has received a signal."""
+        self.stopped_by = self.ranks.max(self.stopped_by)
         if self.stopped_by:
             raise _Stopped
 
     def _warm_up(self) -> None:
-        self.ranks.wrap(self.learner.network)  # why: the ranks meet here for the first time
+        self.ranks.wrap(self.learner.network)  # why: the first collective operation of the ranks
         for stages in self.learner.freezer.stages_by_set:
             self.learner.freezer.enter(stages[0])
             warm_up(
                 self.learner.network,
-                shapes(self.plan, rank=self.ranks.rank, world=self.ranks.world, stages=stages),
+                shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages),
                 device=self.learner.device, dtype=self.learner.image_dtype,
                 channels_last=self.recipe.precision.channels_last, accumulate=self.recipe.optim.accumulate,
                 autocast=self.learner.autocast(), teacher=self.learner.teacher, before_each=self._check_stop,
@@ -257,13 +260,13 @@ class _Session:
         self._check_stop()
 
     def _after(self, spec: BatchSpec) -> bool:
-        """Bookkeeping between batches, outside the clocks. False once a signal asked to stop."""
+        """Bookkeeping between batches, not timed. False if the run should stop."""
         segment = self.plan.pass_at(spec.index)
-        # a cut validation starts again: the weights are the same, the counts are not saved
+        # an interrupted validation restarts from its first batch: its counts are not saved
         self.position = spec.index + 1 if spec.split == "train" or spec.last else segment.first
         self._progress(spec, segment.batches)
-        # why: a clock or a signal of one rank must act on all at the same batch
-        late = self.ranks.first and time.monotonic() - self.saved_at > self.options.save_every_s
+        # why: a timer or a signal on one rank must take effect on all ranks at the same batch
+        late = self.ranks.is_main and time.monotonic() - self.saved_at > self.options.save_every_s
         stop, save = self.ranks.vote(self.stopped_by, self.position if late else 0)
         self.stopped_by = stop or self.stopped_by
         following = self.plan.pass_at(spec.index + 1) if spec.index + 1 < self.plan.total_batches else None
@@ -282,7 +285,7 @@ class _Session:
         record = self.meter.end_epoch(spec, res=stage.res, batch_size=stage.batch_size)
         tqdm.write(epoch_line(record))
         done, progress = spec.index + 1 == self.plan.total_batches, self.progress
-        is_best = progress.see(record, last=done)
+        is_best = progress.update(record, last=done)
         if done or progress.ended:
             self.log.write({"kind": "end", "elapsed_s": self.meter.elapsed_s, "best_top1": progress.best_top1,
                             "stopped_early": progress.ended})  # fmt: skip
@@ -293,11 +296,11 @@ class _Session:
                        f"{100 * progress.best_top1:.2f} %, {progress.best_weights} weights), last.pt of this one")
 
     def _save(self, *, best: bool = False) -> None:
-        self._tell_skipped()
+        self._log_skipped()
         folder, segment = self.options.folder, self.plan.pass_at(max(0, self.position - 1))
         step = segment.first_step + (self.position - segment.first if segment.split == "train" else 0)
         meter = self.meter.state_dict()
-        if not finite(self.learner.network):
+        if not all_finite(self.learner.network):
             raise NotFinite.after(self.plan, step - 1, lr=self.learner.optimizer.param_groups[0]["lr"])
         state = {
             **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
@@ -305,21 +308,22 @@ class _Session:
             "decode": self.decode,
         }  # fmt: skip
         file = checkpoint.step_file(folder, step)
-        if self.ranks.first:
+        if self.ranks.is_main:
             digest = checkpoint.save(file, state)
-            for name in ("best.pt", "last.pt") if best else ("last.pt",):  # why: a kill between them repeats the epoch
-                checkpoint.also_as(file, folder / name)
+            # why this order: a kill between the two repeats the epoch
+            for name in ("best.pt", "last.pt") if best else ("last.pt",):
+                checkpoint.link(file, folder / name)
             checkpoint.keep_newest(folder, self.options.keep, newest=step)
             self._log_checkpoint(file.name, digest)
         self.saved_at, self.saved_position = time.monotonic(), self.position
 
-    def _tell_skipped(self) -> None:
-        """Of all ranks, so only where they meet; each loader warned at once."""
-        new = dict(itertools.islice(self.skipped.items(), self.told, None))
-        for (split, res, sample), reason in self.ranks.collect(new).items():
+    def _log_skipped(self) -> None:
+        """Log the samples that any rank's loader has skipped. A collective operation: all ranks call it."""
+        new = dict(itertools.islice(self.skipped.items(), self.skipped_logged, None))
+        for (split, res, sample), reason in self.ranks.gather(new).items():
             self.log.write({"kind": "skipped", "split": split, "res": res, "sample": sample, "reason": reason})
-            tqdm.write(f"skipped, another sample in its place: {reason}")
-        self.told = len(self.skipped)
+            tqdm.write(f"skipped a sample and used another in its place: {reason}")
+        self.skipped_logged = len(self.skipped)
 
     def _log_checkpoint(self, file: str, digest: str) -> None:
         self.log.write({"kind": "checkpoint", "file": file, "position": self.position, "sha256": digest})
@@ -327,23 +331,23 @@ class _Session:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """While the block runs, signals ask the run to save and stop; those that are ignored stay ignored."""
-        before = {which: signal.getsignal(which) for which in _SIGNALS}
-        taken = [which for which, handler in before.items() if handler is not signal.SIG_IGN]
-        for which in taken:
-            signal.signal(which, self._stop)
+        """Within the block, signals make the run save and stop; ignored signals stay ignored."""
+        previous = {number: signal.getsignal(number) for number in _SIGNALS}
+        handled = [number for number, handler in previous.items() if handler is not signal.SIG_IGN]
+        for number in handled:
+            signal.signal(number, self._stop)
         try:
             yield
         finally:
-            for which in taken:
-                signal.signal(which, before[which])
+            for number in handled:
+                signal.signal(number, previous[number])
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.stopped_by and number != signal.SIGINT:
-            return  # why: a terminal that closes sends SIGHUP twice, from the kernel and from its shell
+            return  # why: closing a terminal sends SIGHUP twice, from the kernel and from the shell
         if self.stopped_by:
-            # why so abruptly: whatever is slow to end, such as storage that does not answer, must not hold up the
-            # second Ctrl-C, nor print a traceback; files are replaced whole, and the lock ends with the process
+            # why os._exit: hanging storage must not delay the second Ctrl-C, and no traceback should be printed; files
+            # are written atomically, and the lock ends with the process
             with contextlib.suppress(OSError):
                 os.write(2, f"{self.options.folder}: stopped at once, without a save; the same command "
                             "continues\n".encode())  # fmt: skip
@@ -359,7 +363,7 @@ class _Session:
             if self.bar is not None:
                 self.bar.close()
             title = f"epoch {spec.epoch} {spec.split} {spec.res} px"
-            hidden = None if self.ranks.first else True  # None: where there is no terminal
+            hidden = None if self.ranks.is_main else True  # None: hidden unless stderr is a terminal
             self.bar = tqdm(total=batches, desc=title, unit="batch", leave=False, disable=hidden)
         if spec.split == "train":
             self.bar.set_postfix_str(self.meter.status, refresh=False)
@@ -373,7 +377,7 @@ class _Session:
             "recipe_values": self.identity["recipe"],
             "recipe_text": self.options.recipe.read_text(encoding="utf-8-sig"),
             "machine": describe(self.learner.device, threads=self.options.threads),
-            "order": self.plan.order, "total_steps": self.plan.total_steps, "ranks": self.ranks.world,
+            "order": self.plan.order, "total_steps": self.plan.total_steps, "ranks": self.ranks.world_size,
             "device": device_name(self.learner.device),
             "python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__,
         })  # fmt: skip

@@ -1,4 +1,7 @@
-"""What is paid before the clock starts? Kernels, algorithms and memory of every shape the run will see."""
+"""Warm-up: runs every shape of a run once before the clock starts, to compile kernels and allocate memory.
+
+Nothing here changes weights, statistics, gradients or random state.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +30,25 @@ _SPARE_FRAC = 0.25
 
 
 def shapes(
-    plan: Plan, *, rank: int = 0, world: int = 1, stages: Collection[int] | None = None
+    plan: Plan, *, rank: int = 0, world_size: int = 1, stages: Collection[int] | None = None
 ) -> list[tuple[str, int, int]]:
-    """All (split, res in px, local batch size) of the run, or of `stages`, the largest first; as many on every rank."""
-    found = {}
+    """All (split, res in px, local batch size) of the run or of `stages`, largest first; equally many on every rank."""
+    local_sizes = {}
     for segment in plan.passes:
         if stages is not None and segment.stage not in stages:
             continue
         for k in {0, max(0, segment.batches - 2), segment.batches - 1}:
-            spec = plan.batch(segment.first + k, rank=rank, world_size=world)
-            found[spec.split, spec.res, spec.global_size] = len(spec)
-    # why: the largest first, so that the allocator's blocks fit all that follow
-    order = sorted(found, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
-    return [(split, res, found[split, res, size]) for split, res, size in order]
+            spec = plan.batch(segment.first + k, rank=rank, world_size=world_size)
+            local_sizes[spec.split, spec.res, spec.global_size] = len(spec)
+    # why the largest first: the allocator's blocks then fit all later shapes
+    order = sorted(local_sizes, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
+    return [(split, res, local_sizes[split, res, size]) for split, res, size in order]
 
 
 def check_micro_batches(plan: Plan, learner: Learner) -> None:
-    """Raise `ResoluteError`, naming the key, if some step gives batch norms a single value a channel to normalise.
+    """Raise `ResoluteError`, naming the key, if a step has a micro-batch that batch norms cannot normalise.
 
-    That is one image whose feature map has shrunk to one pixel; torch refuses it, and only where it meets it.
+    That is a single image whose feature map shrinks to one pixel, which torch would refuse only when it occurs.
     """
     recipe, ranks = learner.recipe, learner.ranks
     if recipe.model.norm == "sync" or not batch_norms(learner.network):
@@ -57,22 +60,23 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
         checked.add(segment.stage)
         learner.freezer.enter(segment.stage)
         for k in sorted({0, max(0, segment.batches - 2), segment.batches - 1}):
-            spec = plan.batch(segment.first + k, rank=ranks.rank, world_size=ranks.world)
+            spec = plan.batch(segment.first + k, rank=ranks.rank, world_size=ranks.world_size)
             smallest = min(len(part) for part in torch.arange(len(spec)).chunk(recipe.optim.accumulate))
             if smallest == 1 and not _normalises_one(learner, segment.res):
+                cause = _too_small(recipe, segment, spec, world_size=ranks.world_size)
                 raise ResoluteError(
-                    f"{_too_small(recipe, segment, spec, world=ranks.world)}: {recipe.model.name}'s batch norms need 2 "
-                    f'at {segment.res} px, got 1 sample; change it, or set model.norm = "group"'
+                    f"{cause}: got 1 sample, expected at least 2 for the batch norms of {recipe.model.name} at "
+                    f'{segment.res} px; change it, or set model.norm = "group"'
                 )
 
 
 def _normalises_one(learner: Learner, res: int) -> bool:
-    """Whether the network, as it is in training, takes a single image of `res` px."""
+    """Whether the network in training mode accepts a single image of `res` px."""
     image = torch.zeros(1, 3, res, res, device=learner.device)
     with untouched(learner.network), torch.no_grad(), learner.autocast():
         learner.network.train()
         try:
-            learner.network.forward(image)  # why not by a call: it would be compiled
+            learner.network.forward(image)  # why not __call__: it would compile
         except ValueError as error:
             if "more than 1 value per channel" in str(error):
                 return False
@@ -80,18 +84,18 @@ def _normalises_one(learner: Learner, res: int) -> bool:
     return True
 
 
-def _too_small(recipe: Recipe, segment: Pass, spec: BatchSpec, *, world: int) -> str:
-    """The key, its value, and how it makes a micro-batch of one sample."""
-    stage, of_ranks = recipe.stages[segment.stage], f" on {world} ranks" if world > 1 else ""
+def _too_small(recipe: Recipe, segment: Pass, spec: BatchSpec, *, world_size: int) -> str:
+    """The key, its value, and how it leads to a micro-batch of a single sample."""
+    stage, of_ranks = recipe.stages[segment.stage], f" on {world_size} ranks" if world_size > 1 else ""
     if len(spec) > 1:
-        return (f"optim.accumulate: {recipe.optim.accumulate} micro-batches of the {spec.global_size} samples of a step"
+        return (f"optim.accumulate: {recipe.optim.accumulate} micro-batches of the {spec.global_size} samples per step"
                 f"{of_ranks} (stage {segment.stage}) leave one of a single sample")  # fmt: skip
-    if stage.batch_size < 2 * world:
-        return f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} is a single sample a step"
+    if stage.batch_size < 2 * world_size:
+        return f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} is a single sample per step"
     if segment.samples == 1:
-        return f"stages[{segment.stage}].fraction: {stage.fraction} is a single sample an epoch"
+        return f"stages[{segment.stage}].fraction: {stage.fraction} is a single sample per epoch"
     return (f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} leaves a last batch of a single sample "
-            f"of an epoch's {segment.samples}")  # fmt: skip
+            f"of the epoch's {segment.samples}")  # fmt: skip
 
 
 def warm_up(
@@ -106,10 +110,11 @@ def warm_up(
     teacher: nn.Module | None = None,
     before_each: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run forward (and backward for training shapes) once for each shape; a teacher sees those of training too.
+    """Run forward (and backward for training shapes) once per shape; `teacher` runs on the training shapes too.
 
-    `before_each` shape may raise, to stop. Weights, statistics, gradients and random state are what they were when it
-    returns; the optimizer is not touched.
+    `todo`: as from `shapes`. `before_each` is called before each shape and may raise to stop. Weights, statistics,
+    gradients, random state and optimizer are unchanged afterwards. Raises `DoesNotFit` if a shape is out of memory,
+    `ResoluteError` if the network refuses a resolution.
     """
     with untouched(network):
         for split, res, size in todo:
@@ -128,10 +133,10 @@ def warm_up(
                         logits.float().sum().backward()
             except torch.OutOfMemoryError:
                 raise DoesNotFit(split, res, size) from None
-            except AssertionError as error:  # why: this is how timm's models refuse a size
+            except AssertionError as error:  # why: timm models refuse an input size by an assertion
                 raise ResoluteError(
                     f"model: the network refuses images of {res} px ({str(error).splitlines()[0] if str(error) else ''}"
-                    "), expected a model that takes all resolutions of the recipe; change the model or the resolutions"
+                    "), expected a model that accepts all resolutions of the recipe; change the model or resolutions"
                 ) from None
         if device.type == "cuda":
             cuda.synchronize(device)  # sync: warm-up ends before the clock starts
@@ -139,7 +144,7 @@ def warm_up(
 
 @contextlib.contextmanager
 def memory_to_spare(device: torch.device) -> Iterator[None]:
-    """Around the warm-up of a run: on a CPU malloc then has what it took in hand, and a quarter more."""
+    """Around the warm-up of a run on a CPU: afterwards malloc holds the memory it needed, plus 25 %, faulted in."""
     before = peak_memory_bytes(device)
     yield
     if device.type == "cpu":
@@ -148,9 +153,9 @@ def memory_to_spare(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rehearsal(network: nn.Module, gradients: Callable[[Batch], object]) -> Iterator[Callable[[Batch], None]]:
-    """A step that does what training does but update weights: when the block ends, all is as it was before.
+    """A function that does a training step without the weight update, for timing; the block leaves no changes.
 
-    The update's time does not depend on where the images come from.
+    The update is left out because its time does not depend on where images are decoded.
     """
 
     def step(batch: Batch) -> None:
@@ -163,7 +168,7 @@ def rehearsal(network: nn.Module, gradients: Callable[[Batch], object]) -> Itera
 
 @contextlib.contextmanager
 def untouched(network: nn.Module) -> Iterator[None]:
-    """Whatever passes through `network` in the block changes no buffer, gradient, mode or random state."""
+    """Restore the network's buffers, gradients and mode and the random states at the end of the block."""
     training = network.training
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
     random, cuda_random = torch.get_rng_state(), cuda.rng_states()

@@ -1,1 +1,1 @@
-"""How do the loaders that people use today do beside ours, on the very same stored images?"""
+"""Comparison with other image loaders in common use, on the same stored images."""

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.peers --shards DIR`: the loaders of today beside ours, on the very same stored images.
+"""`python -m benchmarks.peers --shards DIR`: compares this project's loader with others on the same stored images.
 
-Every peer crops (random-resized-crop), flips and normalises the same JPEGs to float32 batches on the CPU with the same
-number of workers or threads. Each is measured in a process of its own, one at a time, in rounds (A B C, A B C, ...),
-after a warm-up. `--switch` measures instead what a change of resolution costs. How FFCV's environment is made:
-benchmarks/peers/with_ffcv.py.
+Every peer applies random resized crop, flip and normalisation to the same JPEGs and delivers float32 batches on the CPU
+with the same number of workers or threads. Each runs in its own process, one at a time, in rounds (A B C, A B C, ...),
+after a warm-up. `--switch` measures the cost of a change of resolution instead. benchmarks/peers/with_ffcv.py explains
+how to install FFCV.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import read_into_cache
-from benchmarks.shell import check_numbers, chosen, command, header, ready_to_write, tell, write
+from benchmarks.shell import check_numbers, chosen, command, header, ready_to_write, show_progress, write
 from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
 
@@ -45,15 +45,15 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--shards", type=Path, required=True, metavar="DIR", help="folder that `make shards` wrote, on this machine")
-    add("--only", metavar="PEER,…", help=f"some of {','.join(PEERS)} (default: all that can run)")
+    add("--shards", type=Path, required=True, metavar="DIR", help="local folder written by `make shards`")
+    add("--only", metavar="PEER,…", help=f"some of {','.join(PEERS)} (default: all available)")
     add("--res", metavar="PX,…", help="resolutions, ascending (default: all of the set)")
-    add("--seconds", type=float, default=5.0, metavar="S", help="length of a window (default: %(default)s)")
+    add("--seconds", type=float, default=5.0, metavar="S", help="length of a measurement (default: %(default)s)")
     add("--rounds", type=int, default=3, metavar="N", help="interleaved rounds (default: %(default)s)")
-    add("--workers", type=int, default=2, metavar="N", help="processes or threads of each (default: %(default)s)")
-    add("--batch-size", type=int, default=64, metavar="N", help="samples a batch (default: %(default)s)")
-    add("--switch", action="store_true", help="measure stage changes, not rates and quality")
-    add("--batches", type=int, default=40, metavar="N", help="--switch: batches at each resolution (default: 40)")
+    add("--workers", type=int, default=2, metavar="N", help="processes or threads per peer (default: %(default)s)")
+    add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: %(default)s)")
+    add("--switch", action="store_true", help="measure stage changes instead of rates and quality")
+    add("--batches", type=int, default=40, metavar="N", help="--switch: batches per resolution (default: 40)")
     add("--ffcv-python", default=os.environ.get("FFCV_PYTHON"), metavar="PY",
         help="interpreter of an environment with FFCV (default: $FFCV_PYTHON)")  # fmt: skip
     add("--out", type=Path, metavar="FILE",
@@ -66,11 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(_parser(), _run, argv)
 
 
-def _run(got: argparse.Namespace) -> None:
-    names, left_out = _names(got)
-    batches = {"batches": 3 * 5 * got.workers} if got.switch else {}
-    check_numbers(got, rounds=1, workers=1, batch_size=2, **batches)
-    # why: --help and mistakes on the command line need not wait for these
+def _run(args: argparse.Namespace) -> None:
+    names, left_out = _names(args)
+    batches = {"batches": 3 * 5 * args.workers} if args.switch else {}
+    check_numbers(args, rounds=1, workers=1, batch_size=2, **batches)
+    # why here: --help and command line errors should not wait for slow imports
     from pipeline.dataset.shard_set import ShardSet
     from pipeline.plan.stage import Augment
 
@@ -78,14 +78,14 @@ def _run(got: argparse.Namespace) -> None:
     from .job import Job
     from .tars import Tars
 
-    out: Path = got.out or Path("benchmarks/results") / ("peers-switch.json" if got.switch else "peers.json")
-    shards = ShardSet.open(got.shards)
-    resolutions = _resolutions(got, tuple(shards.resolutions))
-    smallest = {res: len(Tars(got.shards, res)) for res in resolutions}
-    if min(smallest.values()) < got.batch_size:
+    out: Path = args.out or Path("benchmarks/results") / ("peers-switch.json" if args.switch else "peers.json")
+    shards = ShardSet.open(args.shards)
+    resolutions = _resolutions(args, tuple(shards.resolutions))
+    smallest = {res: len(Tars(args.shards, res)) for res in resolutions}
+    if min(smallest.values()) < args.batch_size:
         raise ResoluteError(
-            f"{got.shards}: got {min(smallest.values())} training images in tars, expected a batch of "
-            f"{got.batch_size}; use a smaller --batch-size or a set on this machine"
+            f"{args.shards}: got {min(smallest.values())} training images in tars, expected a batch of "
+            f"{args.batch_size}; use a smaller --batch-size or a set on this machine"
         )
     augment = Augment()
     head = header(FORMAT, packages=sorted({package for name in names for package in PEERS[name].versions}))
@@ -93,18 +93,18 @@ def _run(got: argparse.Namespace) -> None:
     result: dict[str, Any] = {
         **head,
         "settings": {
-            "peers": names, "left_out": left_out, "workers": got.workers, "batch_size": got.batch_size,
-            "seconds": got.seconds, "rounds": got.rounds, "crop_area": augment.crop_area,
+            "peers": names, "left_out": left_out, "workers": args.workers, "batch_size": args.batch_size,
+            "seconds": args.seconds, "rounds": args.rounds, "crop_area": augment.crop_area,
             "crop_ratio": augment.crop_ratio, "flip_prob": augment.flip_prob,
         },
         "shards": {
             "hash": shards.hash, "resolutions": resolutions, "train_samples": smallest[resolutions[0]],
-            "mean_bytes": {str(res): Tars(got.shards, res).mean_bytes for res in resolutions},
+            "mean_bytes": {str(res): Tars(args.shards, res).mean_bytes for res in resolutions},
             "page_cache": "warmed" if read_into_cache(shards) else "as found",
         },
     }  # fmt: skip
     ready_to_write(out)
-    print(f"{record['cpu']}, {record['cores']} cores, {got.workers} workers, batch {got.batch_size}, "
+    print(f"{record['cpu']}, {record['cores']} cores, {args.workers} workers, batch {args.batch_size}, "
           f"{result['shards']['train_samples']} training images, load before: {record['load_before']}")  # fmt: skip
     for name, why in left_out.items():
         print(f"left out: {name}: {why}")
@@ -112,56 +112,56 @@ def _run(got: argparse.Namespace) -> None:
     began = time.perf_counter()
     try:
         job = Job(
-            task="rate", module="", shards=str(got.shards.resolve()), scratch=scratch, resolutions=resolutions,
-            batch_size=got.batch_size, workers=got.workers, seconds=got.seconds, crop_area=augment.crop_area,
+            task="rate", module="", shards=str(args.shards.resolve()), scratch=scratch, resolutions=resolutions,
+            batch_size=args.batch_size, workers=args.workers, seconds=args.seconds, crop_area=augment.crop_area,
             crop_ratio=augment.crop_ratio, flip_prob=augment.flip_prob,
         )  # fmt: skip
-        runner = run.Runner(job=job, peers=tuple(names), ffcv_python=got.ffcv_python, tell=tell)
+        runner = run.Runner(job=job, peers=tuple(names), ffcv_python=args.ffcv_python, show_progress=show_progress)
         result["ffcv"] = run.prepare(runner, names)
-        if got.switch:
-            result["changes"] = run.changes(runner, rounds=got.rounds, batches=got.batches)
+        if args.switch:
+            result["changes"] = run.changes(runner, rounds=args.rounds, batches=args.batches)
             texts = [report.changes_table(result["changes"])]
         else:
-            result["rates"] = run.rates(runner, rounds=got.rounds)
+            result["rates"] = run.rates(runner, rounds=args.rounds)
             result["quality"] = run.quality(runner)
             texts = [report.rates_table(result["rates"]), report.quality_table(result["quality"]), report.words(names)]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    tell("")
+    show_progress("")
     result["took_s"] = round(time.perf_counter() - began, 1)
     print("\n" + "\n\n".join(texts))
     write(out, result)
     print(f"\nwritten: {out}")
 
 
-def _names(got: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The peers to measure, and why others are left out."""
-    able = [name for name in PEERS if got.switch or PEERS[name].rates]
-    wanted = able if got.only is None else chosen(got.only, able)
+def _names(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """The peers to measure, and the reasons for omitting others."""
+    able = [name for name in PEERS if args.switch or PEERS[name].rates]
+    wanted = able if args.only is None else chosen(args.only, able)
     left_out = {}
-    if not got.ffcv_python:
+    if not args.ffcv_python:
         for name in wanted:
             if PEERS[name].module == "with_ffcv":
-                if got.only is not None:
+                if args.only is not None:
                     raise ResoluteError(
                         f"--only {name}: got no interpreter, expected one of an environment with FFCV; give "
                         "--ffcv-python PY or FFCV_PYTHON (benchmarks/peers/with_ffcv.py says how to make it)"
                     )
                 left_out[name] = "no --ffcv-python PY or FFCV_PYTHON given (benchmarks/peers/with_ffcv.py says how)"
-    elif not (shutil.which(got.ffcv_python) or Path(got.ffcv_python).is_file()):
-        raise ResoluteError(f"--ffcv-python: got {got.ffcv_python}, expected an interpreter; correct it")
+    elif not (shutil.which(args.ffcv_python) or Path(args.ffcv_python).is_file()):
+        raise ResoluteError(f"--ffcv-python: got {args.ffcv_python}, expected an interpreter; correct it")
     return [name for name in wanted if name not in left_out], left_out
 
 
-def _resolutions(got: argparse.Namespace, stored: tuple[int, ...]) -> tuple[int, ...]:
+def _resolutions(args: argparse.Namespace, stored: tuple[int, ...]) -> tuple[int, ...]:
     """Raises `ResoluteError` for one that is not in the set, and for a single one with --switch."""
     try:
-        wanted = stored if got.res is None else tuple(int(part) for part in got.res.split(","))
+        wanted = stored if args.res is None else tuple(int(part) for part in args.res.split(","))
     except ValueError:
-        raise ResoluteError(f"--res: got {got.res}, expected numbers such as 128,224; correct it") from None
+        raise ResoluteError(f"--res: got {args.res}, expected numbers such as 128,224; correct it") from None
     if not set(wanted) <= set(stored) or list(wanted) != sorted(set(wanted)):
-        raise ResoluteError(f"--res: got {got.res}, expected some of {','.join(map(str, stored))}, ascending; correct")
-    if got.switch and len(wanted) < 2:
+        raise ResoluteError(f"--res: got {args.res}, expected some of {','.join(map(str, stored))}, ascending; correct")
+    if args.switch and len(wanted) < 2:
         raise ResoluteError("--switch: got one resolution, expected two or more for a stage change; change --res")
     return wanted
 

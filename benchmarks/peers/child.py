@@ -1,8 +1,8 @@
-"""What did this peer do? Runs one job, read from standard input, and writes the answer as JSON to standard output.
+"""Runs a peer's job, read as JSON from standard input, and writes the result as JSON to standard output.
 
     python -m benchmarks.peers.child
 
-It runs with the peer's own interpreter. Whatever the libraries print goes to standard error.
+It runs with the peer's own interpreter. The libraries' output goes to standard error.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["TASKS", "main"]
 
 
 def rate(module: Any, job: Job) -> dict[str, Any]:
-    """Images/s of a window of `job.seconds` after `job.warm_up` batches, and what it cost the processor."""
+    """Images/s over `job.seconds` after `job.warm_up` batches, and the CPU time used."""
     (res,) = job.resolutions
     began = time.perf_counter()
     with closing(module.stream(job)) as stream:
         first = next(stream)
         first_batch_s = time.perf_counter() - began
-        # why: a peer that does less work than the others would not be one
+        # why: all peers must do the same work
         assert first.shape == (job.batch_size, 3, res, res), first.shape
         assert str(first.dtype) == "torch.float32", first.dtype
         nchw = first.is_contiguous()
@@ -57,7 +57,7 @@ def rate(module: Any, job: Job) -> dict[str, Any]:
 
 
 def clock(module: Any, job: Job) -> list[list[float]]:
-    """Seconds from batch to batch, drained, for each resolution."""
+    """Seconds from batch to batch for each resolution, taking batches as fast as possible."""
     times: dict[int, list[float]] = {res: [] for res in job.resolutions}
     with closing(module.stream(job)) as stream:
         began = time.perf_counter()

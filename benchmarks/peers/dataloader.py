@@ -1,7 +1,7 @@
-"""What does torch's DataLoader deliver, with Pillow and with torchvision's own tensor transforms?
+"""Peers: torch's DataLoader with Pillow, and with torchvision's v2 tensor transforms.
 
-Both get what costs nothing: JPEGs read straight from the tar, files left open, one endless shuffled epoch, four
-batches ahead a worker, pinned memory on a GPU. A new DataLoader for each resolution.
+Both use every free advantage: JPEGs read directly from the tar, files kept open, one endless shuffled epoch, four
+prefetched batches per worker, pinned memory on a GPU. Each resolution has a new DataLoader.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["centre_crops", "deliver", "pillow", "pillow_transform", "stream"]
 
-_PREFETCH = 4  # batches a worker; torch's default is 2
+_PREFETCH = 4  # batches per worker; torch's default is 2
 
 
 class _Images(Dataset[tuple[Any, int]]):
-    """(transform(jpeg), label) of each stored image."""
+    """Map-style data set of (transform(jpeg), label) of the stored images."""
 
     def __init__(self, jpegs: Jpegs, transform: Callable[[bytes], Any]) -> None:
         self._jpegs, self._transform = jpegs, transform
@@ -94,7 +94,7 @@ def deliver(
     jpegs: Jpegs, transform: list[Callable[[Any], Any]], *, batches: int, batch_size: int, workers: int, seed: int,
     device: torch.device,
 ) -> Generator[torch.Tensor, None, None]:  # fmt: skip
-    """`batches` batches on `device` of what the functions of `transform`, one after another, make of a JPEG.
+    """Yield `batches` batches on `device`; `transform`: functions applied to a JPEG one after another.
 
     Workers start with the first `next` and end with the generator (`contextlib.closing`).
     """

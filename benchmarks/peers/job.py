@@ -1,6 +1,6 @@
-"""What is one peer asked to do? A job, sent as JSON to a process of its own.
+"""The job description that is sent as JSON to a peer's process.
 
-Imports nothing but the standard library: FFCV's interpreter, which has no Resolute, reads it too.
+Imports only the standard library, because FFCV's interpreter, without Resolute's dependencies, reads it too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # Source: timm IMAGENE
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Training batches of the shards in turn at each of `resolutions`, and what to find out about them."""
+    """What to measure: training batches of the shards at each of `resolutions`, one after another."""
 
     task: Literal["prepare", "rate", "clock", "crops"]
     module: str  # of benchmarks.peers

@@ -1,4 +1,4 @@
-"""What do we deliver? One plan over all resolutions, one loader."""
+"""This project's loader as a peer: one plan and one loader over all resolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far is a peer's resized image from Pillow's?"""
+"""PSNR of a peer's resized images against Pillow's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 
 __all__ = ["SAME_DB", "psnr_db", "reference"]
 
-SAME_DB = 99.0  # what is told for images that are equal
+SAME_DB = 99.0  # reported for identical images
 
 
 def reference(jpegs: Sequence[bytes], windows: NDArray[np.int64], res: int) -> list[NDArray[np.uint8]]:

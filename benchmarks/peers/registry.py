@@ -1,4 +1,4 @@
-"""Which peers are there, and what do they do to an image?"""
+"""The registry of peers and how each processes an image."""
 
 from __future__ import annotations
 

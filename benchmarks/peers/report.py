@@ -1,4 +1,4 @@
-"""How do the peers compare, as text?"""
+"""Text tables of the peers' comparison."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .registry import PEERS
 __all__ = ["changes_table", "quality_table", "rates_table", "words"]
 
 
-def rates_table(found: list[dict[str, Any]]) -> str:
+def rates_table(results: list[dict[str, Any]]) -> str:
     rows = []
-    for entry in found:
+    for entry in results:
         for name, values in entry["peers"].items():
             used, busy = values["cpu_s_per_1000"], values["cores_busy"]
             rows.append([
@@ -28,18 +28,18 @@ def rates_table(found: list[dict[str, Any]]) -> str:
     return text_table("float32 batches on the CPU: median (min..max)", header, rows, left=2)
 
 
-def quality_table(found: list[dict[str, Any]]) -> str:
+def quality_table(results: list[dict[str, Any]]) -> str:
     """dB to Pillow of those that can be given a window; all others in words below."""
-    if not found:
+    if not results:
         return "quality: nothing to compare: no validation images in the set, or no peer that can be given a window"
-    names = list(found[0]["psnr_db"])
+    names = list(results[0]["psnr_db"])
     header = ["centre square of", "", *names]
     rows = [
         [f"{entry['crop_frac']:g} short sides", f"-> {entry['res']} px",
          *(f"{entry['psnr_db'][name]:.1f}" for name in names)]
-        for entry in found
+        for entry in results
     ]  # fmt: skip
-    title = f"PSNR in dB to Pillow's antialiased bilinear, mean of {found[0]['images']} images (99: the same)"
+    title = f"PSNR in dB to Pillow's antialiased bilinear, mean of {results[0]['images']} images (99: the same)"
     return text_table(title, header, rows, left=2)
 
 
@@ -47,14 +47,14 @@ def words(names: list[str]) -> str:
     return "\n".join(["how they resize", *(f"  {name:16s} {PEERS[name].resample}" for name in names)])
 
 
-def changes_table(found: dict[str, Any]) -> str:
+def changes_table(results: dict[str, Any]) -> str:
     rows = []
-    for change in found["changes"]:
+    for change in results["changes"]:
         for name, values in change["peers"].items():
             rows.append([
                 f"{change['from_res']} -> {change['to_res']} px", PEERS[name].title, PEERS[name].at_change,
                 spread(values["cost_s"], 0, 1e3), spread(values["around_s"], 0, 1e3),
                 f"{1e3 * values['slowest_s']['median']:.0f}", f"{1e3 * values['steady_s']['median']:.1f}",
             ])  # fmt: skip
-    header = ["", "loader", "at the change", "cost ms", "around ms", f"slowest of {found['first']} ms", "steady ms"]
+    header = ["", "loader", "at the change", "cost ms", "around ms", f"slowest of {results['first']} ms", "steady ms"]
     return text_table("stage change, drained: time a batch", header, rows, left=3)

@@ -1,4 +1,4 @@
-"""How are the peers run? Each measurement in a process of its own, one at a time, in turns."""
+"""Runs the peers' measurements: each in its own process, one at a time, interleaved."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .tars import Tars
 
 __all__ = ["Runner", "changes", "prepare", "quality", "rates"]
 
-_FASTEST = 100_000  # images/s: no peer runs out of batches before its time
-_SPARE_S = 600  # a peer that takes this much longer than it should hangs
+_FASTEST = 100_000  # images/s; upper bound, so that no peer runs out of batches
+_SPARE_S = 600  # a peer that exceeds its expected time by this much has hung
 _ROOT = Path(__file__).parents[2]
 _FRACTIONS = (1.0, 0.5)  # centre squares in short sides: one that is shrunk, one that is enlarged
 _IMAGES = 64
@@ -35,15 +35,15 @@ _IMAGES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """Runs jobs made from `job`, each peer's with its own interpreter."""
+    """Runs variants of `job`, each peer's with its own interpreter."""
 
     job: Job
     peers: tuple[str, ...]
     ffcv_python: str | None
-    tell: Callable[[str], None]
+    show_progress: Callable[[str], None]
 
     def run(self, name: str, **settings: Any) -> Any:
-        """The peer's answer. Raises `ResoluteError` if it fails, with the last line that it printed."""
+        """The peer's result. Raises `ResoluteError` with its last line of output if it fails."""
         peer = PEERS[name]
         python = self.ffcv_python if peer.module == "with_ffcv" else sys.executable
         assert python is not None
@@ -67,9 +67,9 @@ class Runner:
 def rates(runner: Runner, *, rounds: int) -> list[dict[str, Any]]:
     """[{"res", "peers": {name: {"images_per_s", "cpu_s_per_1000", ..., "ours_times"}}}], values `repeated`.
 
-    `ours_times`: how many times its rate ours was in the same round.
+    `ours_times`: our rate / the peer's rate in the same round.
     """
-    job, found = runner.job, []
+    job, results = runner.job, []
     names = [name for name in runner.peers if PEERS[name].rates]
     # why: two rounds of every worker's batches ahead are in the queues when the clock starts, not more
     warm_up = max(8, 8 * job.workers)
@@ -78,11 +78,11 @@ def rates(runner: Runner, *, rounds: int) -> list[dict[str, Any]]:
         raw: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for number in range(rounds):
             for name in names:
-                runner.tell(f"{res} px, round {number + 1} of {rounds}: {name}")
+                runner.show_progress(f"{res} px, round {number + 1} of {rounds}: {name}")
                 raw[name].append(runner.run(name, task="rate", resolutions=(res,), batches=batches, warm_up=warm_up))
         peers = {name: _summary(each, raw.get("ours")) for name, each in raw.items()}
-        found.append({"res": res, "warm_up_batches": warm_up, "peers": peers})
-    return found
+        results.append({"res": res, "warm_up_batches": warm_up, "peers": peers})
+    return results
 
 
 def _summary(each: list[dict[str, Any]], ours: list[dict[str, Any]] | None) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def _summary(each: list[dict[str, Any]], ours: list[dict[str, Any]] | None) -> d
 def quality(runner: Runner) -> list[dict[str, Any]]:
     """[{"res", "crop_frac", "images", "psnr_db": {name: mean}}] against Pillow's antialiased bilinear.
 
-    Every peer shrinks or enlarges the same centre square, given by `crop_frac` short sides, of the first images of
-    the validation split; each image against Pillow on the very window that the peer used.
+    Every peer resizes the same centre square (side: `crop_frac` x short side) of the first images of the validation
+    split; each result is compared with Pillow's on exactly the window that the peer used.
     """
     job = runner.job
     every = {res: Tars(job.shards, res, "val") for res in job.resolutions}
@@ -106,9 +106,9 @@ def quality(runner: Runner) -> list[dict[str, Any]]:
         return []
     files = {}
     for name in names:
-        runner.tell(f"quality: {name}")
+        runner.show_progress(f"quality: {name}")
         files[name] = runner.run(name, task="crops", crop_fracs=_FRACTIONS, images=_IMAGES)
-    found = []
+    results = []
     for res, tars in every.items():
         jpegs = [tars.jpeg(i) for i in range(min(_IMAGES, len(tars)))]
         for frac in _FRACTIONS:
@@ -117,8 +117,8 @@ def quality(runner: Runner) -> list[dict[str, Any]]:
                 with np.load(Path(job.scratch, its[f"{res} {frac}"])) as got:
                     exact = reference(jpegs, got["windows"], res)
                     values[name] = statistics.fmean(map(psnr_db, got["images"], exact))
-            found.append({"res": res, "crop_frac": frac, "images": len(jpegs), "psnr_db": values})
-    return found
+            results.append({"res": res, "crop_frac": frac, "images": len(jpegs), "psnr_db": values})
+    return results
 
 
 def changes(runner: Runner, *, rounds: int, batches: int) -> dict[str, Any]:
@@ -130,19 +130,19 @@ def changes(runner: Runner, *, rounds: int, batches: int) -> dict[str, Any]:
     raw: dict[str, list[list[list[float]]]] = {name: [] for name in runner.peers}
     for number in range(rounds):
         for name in runner.peers:
-            runner.tell(f"stage changes, round {number + 1} of {rounds}: {name}")
+            runner.show_progress(f"stage changes, round {number + 1} of {rounds}: {name}")
             times = runner.run(name, task="clock", batches=batches)
             # why: a peer that did not change the resolution would have no cost
             assert all(len(stage) >= batches for stage in times), (name, [len(stage) for stage in times])
             raw[name].append(times)
-    found = summary(raw, res, workers, of="peers", without="slowest_ratio")
-    return {"batches": batches, "first": first_batches(workers), "changes": found, "batch_s": raw}
+    results = summary(raw, res, workers, of="peers", without="slowest_ratio")
+    return {"batches": batches, "first": first_batches(workers), "changes": results, "batch_s": raw}
 
 
 def prepare(runner: Runner, names: Sequence[str]) -> dict[str, Any] | None:
     """FFCV's files, if it takes part; see with_ffcv.prepare."""
     if not any(PEERS[name].module == "with_ffcv" for name in names):
         return None
-    runner.tell("writing FFCV's files")
+    runner.show_progress("writing FFCV's files")
     answer: dict[str, Any] = runner.run("ffcv", task="prepare")
     return answer

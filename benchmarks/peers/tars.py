@@ -1,6 +1,6 @@
-"""Where in the tars is each image? As stock readers see the shards: from the tars and their DALI indexes alone.
+"""Locates the images in the tars from the DALI index files alone, as stock readers do.
 
-why: peers should depend neither on our own index nor on our reader, and FFCV's interpreter has neither.
+why: peers should not depend on this project's index and reader, which FFCV's interpreter does not have.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Jpegs", "Tars", "endless"]
 
 
 class Jpegs:
-    """JPEGs at known places of tars, and their `labels`; files stay open once used."""
+    """Access to JPEGs at known positions in tars, and their `labels`; files stay open once used."""
 
     labels: list[int]
 
@@ -30,7 +30,7 @@ class Jpegs:
 
     @property
     def mean_bytes(self) -> float:
-        """Of a JPEG."""
+        """The bytes of a JPEG."""
         return float(self._places[:, 2].mean())
 
     def jpeg(self, sample: int) -> bytes:
@@ -52,7 +52,7 @@ class Jpegs:
 
 
 class Tars(Jpegs):
-    """One split at one resolution, in the order of the tars."""
+    """A split at one resolution, in the order of the tars."""
 
     def __init__(self, root: str | Path, res: int, split: str = "train") -> None:
         self.indexes = sorted(Path(root, str(res)).glob(f"{split}-*.idx"))
@@ -70,8 +70,8 @@ class Tars(Jpegs):
 def _places(line: str) -> tuple[int, int, int, int]:
     """Offset and bytes of the JPEG and of the label. Source: DALI's wds2idx: `ext offset size name` a component."""
     words = line.split()
-    found = {words[i]: (int(words[i + 1]), int(words[i + 2])) for i in range(0, len(words), 4)}
-    return *found["jpg"], *found["cls"]
+    results = {words[i]: (int(words[i + 1]), int(words[i + 2])) for i in range(0, len(words), 4)}
+    return *results["jpg"], *results["cls"]
 
 
 def endless(samples: int, seed: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""What does stock DALI deliver? Its WebDataset reader, decoders and resize, as in NVIDIA's own examples."""
+"""Peer: stock DALI with its WebDataset reader, decoder and resize, as in NVIDIA's examples."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What does FFCV 1.0.2 deliver, from .beton files that hold the very same JPEG bytes?
+"""Peer: FFCV 1.0.2, from .beton files that hold the same JPEG bytes.
 
-FFCV needs an older numpy, so it lives in an environment of its own and this module runs there (with Debian's
-libopencv-dev, libturbojpeg0-dev, pkg-config and a C++ compiler; 1.0.2 builds on Python 3.11):
+FFCV needs an older numpy, so this module runs in a separate environment (with Debian's libopencv-dev,
+libturbojpeg0-dev, pkg-config and a C++ compiler; 1.0.2 builds on Python 3.11):
 
     python3 -m venv ffcv
     ffcv/bin/pip install "numpy<2" "setuptools<81" wheel torch numba pillow tqdm opencv-python-headless
     ffcv/bin/pip install ffcv==1.0.2 --no-build-isolation --no-deps
     python -m benchmarks.peers --ffcv-python ffcv/bin/python --shards DIR
 
-A CPU build of torch does. FFCV imports cv2 only to write images that are not JPEGs yet, but it does import it.
+A CPU build of torch suffices. FFCV imports cv2 even if all images are JPEGs already.
 """
 
 # mypy: disable-error-code="import-not-found"
@@ -78,7 +78,7 @@ def prepare(job: Job) -> dict[str, Any]:
     The file has up to 8 MiB more than its images for each worker that wrote it: FFCV's pages.
     Raises `AssertionError` if a JPEG read back is not the one in the tar.
     """
-    found = {}
+    results = {}
     for res in job.resolutions:
         tars, path = Tars(job.shards, res), _beton(job, res)
         _write(path, _Samples(tars, tars.labels), job.workers)
@@ -88,8 +88,8 @@ def prepare(job: Job) -> dict[str, Any]:
                 jpeg = tars.jpeg(int(sample))
                 file.seek(int(pointers[sample]))
                 assert file.read(len(jpeg)) == jpeg, f"{path}: sample {sample} is not the JPEG of the tar"
-        found[str(res)] = {"jpeg_bytes": tars.mean_bytes, "file_bytes": path.stat().st_size / len(tars)}
-    return {"versions": {name: version(name) for name in ("ffcv", "numba", "numpy", "torch")}, "res": found}
+        results[str(res)] = {"jpeg_bytes": tars.mean_bytes, "file_bytes": path.stat().st_size / len(tars)}
+    return {"versions": {name: version(name) for name in ("ffcv", "numba", "numpy", "torch")}, "res": results}
 
 
 def _pipelines(job: Job, res: int, decoder: Any = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What does timm's own loader deliver (`timm.data.create_loader`), also with its scheduled sizes?
+"""Peer: timm's loader (`timm.data.create_loader`), also with its scheduled sizes.
 
-It is given the stored images as a map-style data set: its scheduled sizes need one. Colour jitter, which timm turns
-on by default, is off. Pixels are normalised in the main process, by timm's prefetcher.
+It reads the stored images as a map-style data set, which scheduled sizes require. Colour jitter, on by default in timm,
+is off. timm's prefetcher normalises the pixels in the main process.
 """
 
 from __future__ import annotations

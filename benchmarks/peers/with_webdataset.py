@@ -1,6 +1,6 @@
-"""What does webdataset deliver? Its WebDataset and WebLoader over the tars, with Pillow.
+"""Peer: webdataset's WebDataset and WebLoader over the tars, with Pillow.
 
-Shards are drawn with replacement (`resampled`), as webdataset advises for training, so that no epoch ends.
+Shards are drawn with replacement (`resampled`), as webdataset recommends for training, so no epoch ends.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Soak test: prep, verify, training and evaluation under kills and storage faults, and checks of what they leave.
+"""Soak test: prep, verify, training and evaluation under kills and storage faults, with checks of their results.
 
-`__main__` is the command line, `scenarios` what is run, `events` what happens to it, `processes` how it is forked from
-this preloaded interpreter, `faults` and `objects` how storage fails, `checks` what must hold afterwards.
+`__main__` is the command line; `scenarios` defines the commands to run; `events` draws kills and faults; `processes`
+forks commands from this preloaded interpreter; `faults` and `objects` inject storage faults; `checks` compares the
+results.
 """

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.soak`: kill everything hundreds of times, make its storage fail, and check what comes out.
+"""`python -m benchmarks.soak`: soak test with hundreds of kills and storage faults, and checks of the results.
 
-Every cycle takes one scenario (prep, verify, training, evaluation) from its start to its end while a few drawn events
-hit it; after each event the same command is started again, as a supervisor would. Then the cycle is compared with the
-same scenario undisturbed. All is drawn from --seed; `--only NAME --index N` repeats one cycle.
-Exit status: 0 nothing found, 1 findings (in the result file and on stdout), 2 for a mistake, 130 interrupted.
+Every cycle runs one scenario (prep, verify, training, evaluation) from start to end while a few random events hit it;
+after each event the same command is restarted, as a supervisor would. The outcome is then compared with that of an
+undisturbed run. Everything is drawn from --seed; `--only NAME --index N` repeats a single cycle.
+Exit status: 0 no findings, 1 findings (in the result file and on stdout), 2 for a usage error, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m benchmarks.soak", description=(__doc__ or "").partition("\n\n")[0],
                     epilog=(__doc__ or "").rpartition("\n\n")[2], allow_abbrev=False)  # fmt: skip
     add = parser.add_argument
-    add("--seed", type=int, default=0, metavar="N", help="of everything that is drawn (default: %(default)s)")
-    add("--kills", type=int, default=300, metavar="N", help="at least so many (default: %(default)s)")
-    add("--faults", type=int, default=100, metavar="N", help="of storage, at least so many (default: %(default)s)")
-    add("--minutes", type=float, default=60.0, metavar="M", help="begin no cycle after so long (default: %(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of all events (default: %(default)s)")
+    add("--kills", type=int, default=300, metavar="N", help="minimum number of kills (default: %(default)s)")
+    add("--faults", type=int, default=100, metavar="N", help="minimum number of storage faults (default: %(default)s)")
+    add("--minutes", type=float, default=60.0, metavar="M", help="start no cycle after that (default: %(default)s)")
     add("--only", default="", metavar="NAME,…", help="scenarios, such as prep, prep-s3, verify, train, train-1, eval")
     add("--index", type=int, metavar="N", help="only the cycle of this number of each scenario")
     add("--keep", action="store_true", help="stop at the first finding and keep its folder")
@@ -53,19 +53,19 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
-    return command(_parser(), lambda got: _run(got, words), words)
+    return command(_parser(), lambda args: _run(args, words), words)
 
 
-def _run(got: argparse.Namespace, words: Sequence[str]) -> int:
+def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
     for name in ("kills", "faults"):
-        if getattr(got, name) < 0:
-            raise ResoluteError(f"--{name}: got {getattr(got, name)}, expected at least 0; correct it")
+        if getattr(args, name) < 0:
+            raise ResoluteError(f"--{name}: got {getattr(args, name)}, expected at least 0; correct it")
     if sys.platform != "linux":
         raise ResoluteError(f"soak: got {sys.platform}, expected Linux; run it there")
-    ready_to_write(got.out)
+    ready_to_write(args.out)
     if _INSIDE in os.environ:
-        return _soak(got)
-    # why: what shall obey the faults has to be started with their library
+        return _soak(args)
+    # why: only processes started with the fault library can be disturbed
     folder = Path(tempfile.mkdtemp(prefix="resolute-soak-")).resolve()
     library = compile_library(folder)
     environ = {**os.environ, _INSIDE: str(folder), "OPENBLAS_NUM_THREADS": "1"}
@@ -74,7 +74,7 @@ def _run(got: argparse.Namespace, words: Sequence[str]) -> int:
     os.execve(sys.executable, [sys.executable, "-m", __package__ or "", *words], environ)
 
 
-def _soak(got: argparse.Namespace) -> int:
+def _soak(args: argparse.Namespace) -> int:
     folder = Path(os.environ.pop(_INSIDE))
     from .processes import leftovers
     from .run import Soak  # why: it imports everything
@@ -84,18 +84,18 @@ def _soak(got: argparse.Namespace) -> int:
     try:
         with contextlib.ExitStack() as stack:
             soak = Soak(
-                folder, stack, seed=got.seed, kills=got.kills, faults=got.faults, minutes=got.minutes,
-                only=[word for word in got.only.split(",") if word], index=got.index, keep=got.keep,
+                folder, stack, seed=args.seed, kills=args.kills, faults=args.faults, minutes=args.minutes,
+                only=[word for word in args.only.split(",") if word], index=args.index, keep=args.keep,
             )  # fmt: skip
             soak.go()
         result = {**header(FORMAT), **soak.result()}
-        write(got.out, result, indent=None)
+        write(args.out, result, indent=None)
     finally:
         leftovers(grace_s=0.0)
-        if not (got.keep and (folder / "cycle").exists()):
+        if not (args.keep and (folder / "cycle").exists()):
             shutil.rmtree(folder, ignore_errors=True)
     print(soak.summary())
-    print(f"written: {got.out}")
+    print(f"written: {args.out}")
     return 1 if soak.findings else 0
 
 

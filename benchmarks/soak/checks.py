@@ -1,6 +1,6 @@
-"""What must hold when a disturbed command has ended: the same bytes, the same weights, every sample once, no rest.
+"""Checks after a disturbed command has ended: same bytes, same weights, every sample used once, no leftover files.
 
-Every check returns its findings as sentences, [] if all is well. Those that need torch run in a fork.
+Every check returns its findings as sentences, [] if there are none. Checks that need torch run in a fork.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 __all__ = ["check_training", "compare_trees", "planned_samples", "tree"]
 
-_TOLERANCE = 1e-6  # of losses and weights, where the number of ranks changed
+_TOLERANCE = 1e-6  # relative tolerance of losses and weights if the number of ranks changed
 
 
 def tree(folder: Path, *, without: Sequence[str] = ("report.html",)) -> dict[str, str]:
-    """{relative path: SHA-256} of every file but those in `without`, which tell times."""
+    """{relative path: SHA-256} of every file except those in `without`, which contain times."""
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -27,7 +27,7 @@ def tree(folder: Path, *, without: Sequence[str] = ("report.html",)) -> dict[str
 
 
 def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
-    """Findings for files that are missing, too many, or of other bytes."""
+    """Findings for missing, additional and differing files."""
     problems = []
     for names, kind in (
         (expected.keys() - got.keys(), "missing"),

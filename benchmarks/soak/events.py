@@ -1,7 +1,7 @@
-"""What happens to a command: a kill or a storage fault, drawn from a seed alone, and what it must end with after that.
+"""Events of the soak test: kills and storage faults drawn from a seed, and the exit statuses that must follow.
 
-An event is a pure function of the random numbers and of what its scenario has (workers, ranks, places, an object
-store), never of the machine or of what happened before: `--only NAME --index N` with the same seed repeats a cycle.
+An event is a pure function of the random numbers and of its scenario's properties (workers, ranks, places, object
+store), independent of the machine and of earlier events: `--only NAME --index N` with the same seed repeats a cycle.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that happens to one run of a command.
+    """An event that hits one run of a command.
 
     kind: "kill" or "fault". how: what happens. whom: "all", "main" or "one" (a worker or rank) for signals.
     at: when, a fraction of the undisturbed run: of its time, or of its calls on `place` where `ops` is set.
@@ -147,7 +147,7 @@ def _remote(rng: random.Random, at: float) -> Event:
 def problems_of(
     event: Event | None, *, status: int | None, final: int, stderr: str, what: str
 ) -> list[str]:
-    """What is wrong with how a command ended: its exit status, and what it said on stderr. final: that of success."""
+    """What is wrong with a command's exit status and stderr. final: the exit status of success."""
     if status is None:
         return [f"{what} did not end"]
     lines = [line for line in stderr.splitlines() if line.strip() and not _NOISE.match(line)]

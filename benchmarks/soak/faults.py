@@ -1,8 +1,8 @@
-"""Storage faults on local folders, injected below Python through `faults.c`, and the page of memory that controls them.
+"""Storage faults on local folders, injected below Python by the library `faults.c` and controlled by shared memory.
 
-`compile_library` builds the library; a process tree that was started with `preload`'s variables obeys the `Control`.
-One fault is active at a time. `Control.count` counts calls without touching them, so that a fault or a kill can be put
-at the n-th file call of a command: the same place in every repetition.
+`compile_library` builds the library; processes started with the variables of `preload` obey the `Control`. One fault is
+active at a time. `Control.count` only counts calls, so that a fault or kill can be placed at the n-th file call of a
+command, at the same point in every repetition.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def preload(library: Path, page: Path) -> dict[str, str]:
 
 
 class Control:
-    """The shared page. Every method replaces what was active; this process itself is never touched.
+    """The shared page of memory. Every method replaces the active fault; this process itself is not affected.
 
     prefix: a file or folder; only calls on it and on what is below count. ops: kinds of calls, added together.
     after: matching calls that pass first. limit: calls that are hit then, -1 for all.

@@ -1,7 +1,7 @@
-"""An S3 server on loopback that fails on command: moto behind a layer that answers, delays or cuts requests itself.
+"""An S3 server on loopback that fails on command: moto behind a layer that can answer, delay or cut requests.
 
     with object_store() as store:
-        store.variables            # for the environment of those who shall use it
+        store.variables            # environment variables for its clients
         store.fail("503", after=10, limit=3)
 
 The server is a process of its own (`python -m benchmarks.soak.objects`). Kinds of faults: an HTTP status, `hang` (no
@@ -121,7 +121,7 @@ def object_store() -> Iterator[ObjectStore]:
 
 
 class _Faults:
-    """A WSGI layer that does to requests what it was told last."""
+    """A WSGI layer that applies the active fault to requests."""
 
     def __init__(self, behind: Callable[..., Iterable[bytes]]) -> None:
         self._behind, self._lock = behind, threading.Lock()

@@ -1,8 +1,8 @@
-"""Commands as children of this preloaded interpreter: forked, watched, and gone without a trace afterwards.
+"""Runs commands as forks of this preloaded interpreter, and detects processes that they leave behind.
 
-A fork pays no imports, so a command starts in milliseconds. Each command is a session of its own with its output in
-files. This process becomes the reaper of orphans: whatever a command leaves behind becomes a child of this process and
-is found by `leftovers`. Linux only.
+A fork needs no imports, so a command starts in milliseconds. Each command is its own session with its output in files.
+This process is a subreaper: processes that a command leaves behind become its children and `leftovers` finds them.
+Linux only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Command", "Process", "adopt_orphans", "check_single_threaded", "in_c
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.002
-RANK_GRACE_S = 20.0  # for the ranks that are left when one is killed
+RANK_GRACE_S = 20.0  # for the remaining ranks to end after one is killed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,12 +322,12 @@ def _descendants(pid: int) -> list[int]:
     for child in _living():
         if fields := _stat(child):
             parents.setdefault(int(fields[1]), []).append(child)
-    found, todo = [], [pid]
+    descendants, todo = [], [pid]
     while todo:
         children = parents.get(todo.pop(), [])
-        found += children
+        descendants += children
         todo += children
-    return found
+    return descendants
 
 
 def _name(pid: int) -> str:

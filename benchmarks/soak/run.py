@@ -1,4 +1,4 @@
-"""The soak itself: draws events, starts commands, disturbs and judges them, starts them again, and compares the end."""
+"""The soak test's main loop: draws events, starts commands, disturbs and restarts them, and checks the outcome."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from .warm import load_compiled, trace_graph
 
 __all__ = ["Soak"]
 
-_ATTEMPT_S = 120.0  # no start of a command takes as long
-_LEASE_S = 90.0  # nor does a killed writer's claim on an object store live longer
+_ATTEMPT_S = 120.0  # timeout of a started command
+_LEASE_S = 90.0  # a killed writer's lease on an object store expires within this time
 _POLL_S = 0.002
-_REAL_FRAC = 0.05  # of the starts that signals disturb: a new interpreter in place of a fork
-_IMPORTS_S = 4.0  # of such a one
-_SLOWER = {1: 1.0, 2: 1.3, 4: 2.0}  # by ranks
+_REAL_FRAC = 0.05  # fraction of the starts disturbed by signals that use a new interpreter instead of a fork
+_IMPORTS_S = 4.0  # import time of a new interpreter
+_SLOWER = {1: 1.0, 2: 1.3, 4: 2.0}  # slowdown by number of ranks
 
 
 class Soak:
-    """A whole soak. `findings` grows as it goes; `result` and `summary` say what was done."""
+    """A complete soak test. `findings` grows during `go`; `result` and `summary` report what was done."""
 
     def __init__(
         self, folder: Path, stack: contextlib.ExitStack, *, seed: int, kills: int, faults: int, minutes: float,
@@ -82,7 +82,7 @@ class Soak:
         make_photos(self.world.photos)
         write_recipes(self.world)
 
-    # the whole
+    # all cycles
 
     def go(self) -> None:
         """Run cycles until there are enough events."""
@@ -392,7 +392,7 @@ class _Attempt:
         return main
 
     def problems(self) -> list[str]:
-        found = list(self._found)
+        problems = list(self._found)
         for number, process in enumerate(self.processes):
             is_signal = self.event.how in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP")
             meant = self.delivered and (not is_signal or number == self.event.victim)
@@ -400,8 +400,8 @@ class _Attempt:
             final, what = (self.phase.final, self.phase.name) if number == 0 else (0, "eval beside")
             if number and process.status == 2:  # why: there may be no checkpoint yet
                 final = 2
-            found += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=what)
-        return found
+            problems += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=what)
+        return problems
 
     def _set_control(self, after: int) -> None:
         event, control = self.event, self.soak.control

@@ -1,8 +1,8 @@
-"""What the soak runs: tiny photos through prep, verify, training and evaluation, and what each must have made then.
+"""Scenarios of the soak test: prep, verify, training and evaluation of tiny photos, and checks of their results.
 
 A scenario has variants (by the cycle's number), phases (commands that run one after another), places where storage may
-fail, and checks against a reference: the same variant, undisturbed. All cycles use the same paths, so that the bytes of
-manifests can be compared.
+fail, and checks against a reference, the same variant run undisturbed. All cycles use the same paths, so that manifests
+can be compared byte by byte.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .processes import Command, in_child
 __all__ = ["SCENARIOS", "Phase", "Scenario", "World", "make_photos"]
 
 RESOLUTIONS = "32,48,64"
-HANG_S = 1.0  # the decoder's limit in the soak, in place of two minutes
+HANG_S = 1.0  # the decoder's time limit in the soak test, instead of two minutes
 _RECIPE = """
 seed = 5
 [model]
@@ -130,7 +130,7 @@ def write_recipes(world: World) -> None:
 
 
 class Scenario(ABC):
-    """One cycle of a kind: prepared in `world.cycle`, disturbed by the caller, then checked."""
+    """One cycle of a scenario: prepared in `world.cycle`, disturbed by the caller, then checked."""
 
     name = ""
     variants = 1

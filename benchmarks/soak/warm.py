@@ -1,4 +1,4 @@
-"""Work that every forked command would repeat, done once in the process that they are forked from; no threads start."""
+"""Work that every forked command would repeat, done once in the parent process, without starting threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["load_compiled", "trace_graph"]
 
 
 def load_compiled() -> None:
-    """Load all compiled functions of ours that are in numba's cache."""
+    """Load all of this project's compiled functions from numba's cache."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in ("pipeline", "prep", "train"):
             continue
@@ -26,7 +26,7 @@ def load_compiled() -> None:
 
 
 def trace_graph() -> None:
-    """Have DALI translate the graph of a run with mixing: seconds, and kept by function."""
+    """Let DALI translate the graph of a run with mixing, which takes seconds and is cached per function."""
     pipeline.graph.graph._graph(
         batch_size=4, num_threads=1, device_id=None, prefetch_queue_depth=2, exec_dynamic=True, decode_device="cpu",
         features=Features(mixing=True), on_cpu=True, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), half=False,

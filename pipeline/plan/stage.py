@@ -31,28 +31,28 @@ class Augment:
     stages are not built into the graph.
     """
 
-    crop_area: tuple[float, float] = (0.25, 1.0)  # random resized crop: fraction of the stored image's area
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height
-    flip_prob: float = 0.5  # horizontal flip
-    vflip_prob: float = 0.0  # vertical flip
-    # 3-augment: greyscale, solarize or blur, and a colour jitter of 0.3 unless `jitter` is set
+    crop_area: tuple[float, float] = (0.25, 1.0)  # random resized crop: range of its area / the stored image's area
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of the crop's width / height
+    flip_prob: float = 0.5  # probability of a horizontal flip
+    vflip_prob: float = 0.0  # probability of a vertical flip
+    # 3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless `jitter` is set
     policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = "none"
-    policy_ops: int = 2  # randaugment: operations per sample
-    policy_magnitude: int = 9  # randaugment: 0 (none) to 30
+    policy_ops: int = 2  # randaugment: operations per sample, 1 to 4
+    policy_magnitude: int = 9  # randaugment: strength, 0 (none) to 30
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue; 0 = off
-    jitter_prob: float = 1.0  # probability of the jitter
-    grey_prob: float = 0.0  # greyscale
-    blur_prob: float = 0.0  # Gaussian
-    blur_sigma: tuple[float, float] = (0.1, 2.0)  # px of the model's image
-    erase_prob: float = 0.0  # random erasing: a rectangle is filled
-    erase_area: tuple[float, float] = (0.02, 1 / 3)  # fraction of the model's image
-    erase_ratio: tuple[float, float] = (0.3, 3.3)  # height / width
-    erase_fill: Literal["mean", "noise"] = "mean"  # mean colour of `data`, or normal noise per pixel
-    mixup_alpha: float = 0.0  # Beta(alpha, alpha); 0 = off
-    cutmix_alpha: float = 0.0  # Beta(alpha, alpha); 0 = off
-    mix_prob: float = 1.0  # fraction of batches (or samples) that are mixed
-    cutmix_prob: float = 0.5  # if both are on: fraction of the mixed ones that use cutmix
-    mix_per: Literal["batch", "sample"] = "batch"  # draw kind, weight and box per batch or per sample
+    jitter_prob: float = 1.0  # probability of colour jitter
+    grey_prob: float = 0.0  # probability of greyscale
+    blur_prob: float = 0.0  # probability of Gaussian blur
+    blur_sigma: tuple[float, float] = (0.1, 2.0)  # range of the blur's sigma, px of the model's input, above 0 to 8
+    erase_prob: float = 0.0  # probability of random erasing: one rectangle is filled
+    erase_area: tuple[float, float] = (0.02, 1 / 3)  # range of the rectangle's area / the image's area
+    erase_ratio: tuple[float, float] = (0.3, 3.3)  # range of the rectangle's height / width
+    erase_fill: Literal["mean", "noise"] = "mean"  # fill with `data.mean`, or with normal noise per pixel
+    mixup_alpha: float = 0.0  # mixup weight ~ Beta(alpha, alpha), 0 to 4; 0 = off
+    cutmix_alpha: float = 0.0  # cutmix weight ~ Beta(alpha, alpha), 0 to 4; 0 = off
+    mix_prob: float = 1.0  # probability that a batch (or sample, see mix_per) is mixed
+    cutmix_prob: float = 0.5  # with mixup and cutmix on: probability of cutmix for what is mixed
+    mix_per: Literal["batch", "sample"] = "batch"  # draw kind, weight and box once per batch, or for each sample
 
     def __post_init__(self) -> None:
         lo, hi = self.crop_area
@@ -95,14 +95,14 @@ class Augment:
 class Stage:
     """A number of epochs at one resolution and batch size; one `[[stages]]` table of a recipe."""
 
-    res: int  # px: side of the square images the model sees
-    epochs: int  # passes over the fraction of the data that the stage uses
-    batch_size: int  # global samples per optimizer step; AUTO: the largest that fits into the GPU, measured
-    fraction: float = 1.0  # fraction of the training samples used in an epoch of this stage
-    lr_scale: float = 1.0  # factor on the learning rate schedule
-    order: Literal["full", "block"] | None = None  # sample order; None: that of `data`
-    eval_res: int | None = None  # px: validation resolution (FixRes); None: `res`
-    unfreeze_to: str | None = None  # freeze.mode unfreeze: train this layer and all above it; "none": only the head
+    res: int  # side of the model's square input, px
+    epochs: int  # number of epochs in this stage
+    batch_size: int  # samples per optimizer step, over all ranks; "auto": the largest that fits into the GPU
+    fraction: float = 1.0  # fraction of the training samples per epoch, above 0 to 1
+    lr_scale: float = 1.0  # factor on the learning rate of the schedule, above 0
+    order: Literal["full", "block"] | None = None  # read order in this stage; none: `data.order`
+    eval_res: int | None = None  # validation resolution, px (FixRes); none: `res`
+    unfreeze_to: str | None = None  # freeze.mode unfreeze: train this layer and those above; "none": only the head
     freeze_to: str | None = None  # freeze.mode freeze: freeze all layers below this one; "all": all but the head
     augment: Augment = field(default_factory=Augment)
 

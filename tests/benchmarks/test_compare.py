@@ -19,7 +19,7 @@ from benchmarks.compare import figures, main, measure, seeded, train
 from benchmarks.compare_table import check_picture, drawn, summary, tables
 from pipeline.errors import ResoluteError
 from train.planner.estimate import Forecast, StageForecast
-from train.planner.estimate import figures as figures_of_plan
+from train.planner.estimate import to_json as plan_to_json
 from train.planner.measure import Pace
 from train.recipe.schema import Recipe
 
@@ -86,7 +86,7 @@ class FakeTrainer:
         recipe = Recipe.load(given["--recipe"])
         self.calls.append((recipe.name, recipe.seed, "--plan" in words))
         if "--plan" in words:
-            Path(given["--json"]).write_text(json.dumps(figures_of_plan(FORECAST, None, [])))
+            Path(given["--json"]).write_text(json.dumps(plan_to_json(FORECAST, None, [])))
         else:
             assert given["--run"] == f"{recipe.name}-seed{recipe.seed}"
             write_log(Path(given["--runs"]) / given["--run"] / "run.jsonl", **three(recipe.name, recipe.seed))

@@ -46,7 +46,7 @@ def job(shard_root: Path, tmp_path: Path) -> Job:
 
 
 def runner(job: Job, *peers: str) -> run.Runner:
-    return run.Runner(job=job, peers=peers, ffcv_python=FFCV_PYTHON, tell=lambda _: None)
+    return run.Runner(job=job, peers=peers, ffcv_python=FFCV_PYTHON, show_progress=lambda _: None)
 
 
 def in_this_process(self: run.Runner, name: str, **settings: Any) -> Any:

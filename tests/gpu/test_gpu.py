@@ -13,7 +13,7 @@ from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Augment, Stage
 from train.__main__ import main
-from train.logs.metrics import Meter, NoLog, read_log
+from train.logs.metrics import Meter, NullLogWriter, read_log
 from train.loop import Learner
 from train.recipe.schema import Recipe
 
@@ -70,7 +70,7 @@ def test_the_time_of_an_epoch_ends_with_its_last_kernel(shard_set: ShardSet, tmp
     device = torch.device("cuda")
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=7)
     first, last = (plan.batch(index) for index in (0, plan.passes[0].batches - 1))
-    meter, loss = Meter(NoLog(tmp_path / "run.jsonl"), device=device), torch.zeros((), device=device)
+    meter, loss = Meter(NullLogWriter(tmp_path / "run.jsonl"), device=device), torch.zeros((), device=device)
     for spec, least_s in ((first, 0.0), (last, 0.05)):
         torch.cuda._sleep(500_000_000)  # cycles: 0.2 s or so
         before = meter.sums["train_s"]

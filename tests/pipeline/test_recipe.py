@@ -42,8 +42,8 @@ def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
         ({"optim": {"lr": math.inf}}, "optim.lr: got inf, expected a finite number"),
         ({"optim": {"lr": math.nan}}, "optim.lr: got nan, expected a finite number"),
         ({"augment": {"crop_area": [0.5, math.inf]}}, "augment.crop_area: got inf, expected a finite number"),
-        ({"optim": {"lr": 10**400}}, "optim.lr: got an integer of 401 digits, expected one of 64 bits"),
-        ({"seed": 10**30}, "seed: got an integer of 31 digits, expected one of 64 bits"),
+        ({"optim": {"lr": 10**400}}, "optim.lr: got an integer of 401 digits, expected a 64-bit integer"),
+        ({"seed": 10**30}, "seed: got an integer of 31 digits, expected a 64-bit integer"),
         ({"seed": -1}, "seed: got -1, expected an integer from 0 to 9223372036854775807"),
         ({"data": {"std": [0.0, 0.0, 0.0]}}, "data.std: got [0.0, 0.0, 0.0], expected three numbers above 0"),
         ({"stages": [{"res": 32, "epochs": 1, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected an "
@@ -51,14 +51,14 @@ def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
         ({"stages": [{"res": 32, "epochs": 10**15, "batch_size": 8}]}, "stages.epochs: got 1000000000000000, expected "
          "an integer from 1 to 100000"),
         ({"stages": [{"res": 32, "epochs": 60_000, "batch_size": 8}] * 2}, "stages.epochs: got 120000, expected at "
-         "most 100000 in all stages together"),
+         "most 100000 over all stages"),
         ({"stages": [{"res": 10**6, "epochs": 1, "batch_size": 8}]}, "stages.res: got 1000000"),
         ({"eval": {"batch_size": 10**9}}, "eval.batch_size: got 1000000000"),
         ({"optim": {"accumulate": 100}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]},
          "optim.accumulate: got 100, expected at most the smallest batch_size, 8"),
         ({"augment": {"crop_area": [0.9, 0.1]}}, "augment.crop_area"),
         ({"ema": {"decay": 1.0}}, "ema.decay: got 1.0"),
-        ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw takes optim.betas"),
+        ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw uses optim.betas"),
         ({"augment": {"cutmix_alpha": 1.0, "cutmix_prob": 0.3}}, "augment.cutmix_prob: without effect"),
         ({"ema": {"warmup": False}}, "ema.warmup: without effect, ema.decay is 0"),
         ({"eval": 3}, "eval: got 3, expected a table"),

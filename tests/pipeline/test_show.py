@@ -12,7 +12,7 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from train.recipe.schema import Recipe
-from train.show import main, seen
+from train.show import main, model_inputs
 
 TEXT = """
 seed = 3
@@ -42,7 +42,7 @@ def recipe_file(tmp_path: Path) -> Path:
 
 def test_rows_are_the_first_batches_of_each_stage_as_training_gets_them(shard_set: ShardSet, recipe_file: Path) -> None:
     recipe = Recipe.load(recipe_file)
-    rows = seen(shard_set, recipe, count=6)
+    rows = model_inputs(shard_set, recipe, count=6)
     assert [row.title.split(", epoch")[0] for row in rows] == [
         "stage 0, training, 32 px", "stage 0, validation, 32 px", "stage 1, training, 48 px",
         "stage 1, validation, 48 px",

@@ -77,7 +77,7 @@ def measure(ranks: Ranks, file: Path) -> None:
         drawn.append(torch.rand(3).tolist())
     statistics = torch.nn.BatchNorm1d(1)
     statistics.running_mean += rank
-    ranks.share_buffers(statistics)
+    ranks.broadcast_buffers(statistics)
     norm = torch.nn.BatchNorm1d(1, momentum=0.5)
     training = ranks.wrap(norm)
     for _ in range(2):
@@ -89,7 +89,7 @@ def measure(ranks: Ranks, file: Path) -> None:
         "own_mean": own_mean, "rewrapped_mean": norm.running_mean.item(),
         "votes": votes, "kept": wrapped[0] is wrapped[1], "remade": wrapped[1] is not wrapped[2],
         "gradients": gradients, "drawn": drawn, "mean": statistics.running_mean.item(),
-        "agreed": ranks.agree(rank + 7), "collected": ranks.collect({rank: "x"}),
+        "agreed": ranks.broadcast(rank + 7), "collected": ranks.gather({rank: "x"}),
     }))  # fmt: skip
 
 

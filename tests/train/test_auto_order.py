@@ -11,7 +11,7 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.probe import Probe
 from pipeline.plan.order import Order
 from tests.train.conftest import without_clocks
-from train import setup as prepare
+from train import setup
 from train import trainer as runs
 from train.__main__ import main
 
@@ -51,7 +51,7 @@ def train(
         return after(session, spec)
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "choose_order", choose)
+        patch.setattr(setup, "choose_order", choose)
         patch.setattr(runs._Session, "_after", stopping)
         words = ["--shards", shards.root, "--recipe", str(folder.parent / "auto.toml"), "--runs", str(folder)]
         status = main([*words, "--device", "cpu", "--threads", "2"])

@@ -34,22 +34,23 @@ def sizes(recipe: Recipe) -> list[int]:
     return [stage.batch_size for stage in recipe.stages]
 
 
-@pytest.mark.parametrize("most", [1, 3, 8, 13, 256, 300, 1000])
-def test_the_largest_of_all_candidates_is_found_in_few_probes(most: int) -> None:
-    """Candidates: `most`, multiples of 8 below 256 and of 32 from there on, and halves of the first probe below."""
-    first = min(8, most)
-    candidates = {0, most, *range(8, min(most, 256) + 1, 8), *range(256, most + 1, 32)} | {first >> k for k in range(4)}
-    for limit in range(most + 2):
+@pytest.mark.parametrize("max_size", [1, 3, 8, 13, 256, 300, 1000])
+def test_the_largest_of_all_candidates_is_found_in_few_probes(max_size: int) -> None:
+    """Candidates: `max_size`, multiples of 8 below 256 and of 32 from there on, and halves of the first probe below."""
+    first = min(8, max_size)
+    candidates = {0, max_size, *range(8, min(max_size, 256) + 1, 8), *range(256, max_size + 1, 32)}
+    candidates |= {first >> k for k in range(4)}
+    for limit in range(max_size + 2):
         probes: list[int] = []
 
         def fits(n: int, limit: int = limit, probes: list[int] = probes) -> bool:
             probes.append(n)
             return n <= limit
 
-        expected = max(n for n in candidates if n <= min(limit, most))
-        assert largest_that_fits(fits, most=most) == expected
+        expected = max(n for n in candidates if n <= min(limit, max_size))
+        assert largest_that_fits(fits, max_size=max_size) == expected
         assert len(probes) == len(set(probes)) <= 16
-        assert max(probes) <= most
+        assert max(probes) <= max_size
 
 
 def test_auto_is_a_number_of_the_recipe_that_a_plan_needs(shard_set: ShardSet) -> None:
@@ -62,20 +63,22 @@ def test_auto_is_a_number_of_the_recipe_that_a_plan_needs(shard_set: ShardSet) -
             recipe(wrong)
 
 
-def probing(shards: ShardSet, most: dict[int, int]) -> Any:
+def probing(shards: ShardSet, max_size: dict[int, int]) -> Any:
     def probe(recipe: Recipe) -> Any:
-        return Plan(shards, recipe.stages, eval_batch_size=8), lambda stage, count: count <= most[stage]
+        return Plan(shards, recipe.stages, eval_batch_size=8), lambda stage, count: count <= max_size[stage]
 
     return probe
 
 
 def test_every_stage_gets_the_most_that_fit_and_numbers_stay(shard_set: ShardSet) -> None:
-    words: dict[str, Any] = {"device": GPU, "kept": lambda: None}
+    words: dict[str, Any] = {"device": GPU, "saved_recipe": lambda: None}
     got = with_batch_sizes(recipe("auto", 12, "auto"), probe=probing(shard_set, {0: 50, 2: 20}), **words)
     assert sizes(got) == [48, 12, 16]
     got = with_batch_sizes(recipe("auto"), probe=probing(shard_set, {0: 10**6}), **words)
     assert sizes(got) == [75]  # an epoch's samples
-    got = with_batch_sizes(recipe("auto"), probe=probing(shard_set, {0: 20}), world=3, agree=lambda n: n - 8, **words)
+    got = with_batch_sizes(
+        recipe("auto"), probe=probing(shard_set, {0: 20}), world_size=3, min_over_ranks=lambda n: n - 8, **words
+    )
     assert sizes(got) == [3 * 8]  # another rank had room for 8
     with pytest.raises(ResoluteError, match="not one sample of 32 px fits"):
         with_batch_sizes(recipe("auto"), probe=probing(shard_set, {0: 0}), **words)
@@ -85,11 +88,11 @@ def test_a_run_that_goes_on_keeps_what_was_found(shard_set: ShardSet) -> None:
     def never(_: Recipe) -> Any:
         raise AssertionError
 
-    kept = {"stages": [{"batch_size": 40}, {"batch_size": 8}]}
-    got = with_batch_sizes(recipe("auto", 12), device=CPU, kept=lambda: kept, probe=never)
+    saved_recipe = {"stages": [{"batch_size": 40}, {"batch_size": 8}]}
+    got = with_batch_sizes(recipe("auto", 12), device=CPU, saved_recipe=lambda: saved_recipe, probe=never)
     assert sizes(got) == [40, 12]  # what the recipe says counts: the checkpoint will refuse it
     same = recipe(4, 12)
-    assert with_batch_sizes(same, device=CPU, kept=lambda: kept, probe=never) is same
+    assert with_batch_sizes(same, device=CPU, saved_recipe=lambda: saved_recipe, probe=never) is same
 
 
 def test_on_a_cpu_auto_is_refused_but_what_a_checkpoint_has_goes_on(
@@ -124,9 +127,9 @@ def test_a_cap_is_a_part_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
         cap_memory(CPU, 24)
 
 
-@pytest.mark.parametrize(("gib", "fraction", "most"), [(10, 1.0, 72), (10, 0.5, 36), (1000, 1.0, 64)])
+@pytest.mark.parametrize(("gib", "fraction", "max_size"), [(10, 1.0, 72), (10, 0.5, 36), (1000, 1.0, 64)])
 def test_a_batch_fits_if_two_steps_leave_room_for_the_loader(
-    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, gib: float, fraction: float, most: int
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, gib: float, fraction: float, max_size: int
 ) -> None:
     """With 10 GiB, a tenth of it kept free, 72 samples of 1/8 GiB; torch itself gives up above 64 in the last case."""
     card, steps = FakeCuda(gib=gib, fraction=fraction).install(monkeypatch), []
@@ -145,9 +148,9 @@ def test_a_batch_fits_if_two_steps_leave_room_for_the_loader(
     monkeypatch.setattr(
         "train.planner.batch_size.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU})
     )
-    fits = real_steps(plan, learner, world=1)
-    assert [fits(0, n) for n in (most, most + 1, 1)] == [True, False, True]
-    assert steps.count(most) == 2
+    fits = real_steps(plan, learner, world_size=1)
+    assert [fits(0, n) for n in (max_size, max_size + 1, 1)] == [True, False, True]
+    assert steps.count(max_size) == 2
 
 
 def test_out_of_memory_tells_stage_shape_use_and_what_to_try(
@@ -156,12 +159,12 @@ def test_out_of_memory_tells_stage_shape_use_and_what_to_try(
     FakeCuda(gib=80, fraction=0.3).install(monkeypatch)
     found = recipe(64, 48, optim={"accumulate": 2}, eval={"batch_size": 15})
     plan = Plan(shard_set, found.stages, eval_batch_size=15)
-    told = str(DoesNotFit("train", 48, 48).told(plan, found, GPU))
+    told = str(DoesNotFit("train", 48, 48).describe(plan, found, GPU))
     assert told.startswith("stage 1, train: out of memory with images of 24x3x48x48 (3.0 GiB in use")
-    assert "of 24.0 GiB it may take; the GPU has 80.0 GiB" in told
+    assert "limit 24.0 GiB; the GPU has 80.0 GiB" in told
     assert "set batch_size = 24" in told
     assert "optim.accumulate = 4" in told
-    told = str(DoesNotFit("val", 48, 15).told(plan, found, GPU))
+    told = str(DoesNotFit("val", 48, 15).describe(plan, found, GPU))
     assert "stage 1, val: out of memory with images of 15x3x48x48" in told
     assert "set eval.batch_size = 7" in told
     assert "accumulate" not in told

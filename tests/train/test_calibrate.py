@@ -16,7 +16,7 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
 from train.__main__ import main
 from train.distributed import Ranks
-from train.inference.saved_run import open_saved
+from train.inference.saved_run import open_saved_run
 from train.planner.measure import choose_decode
 from train.setup import Options
 from train.trainer import _Session, session
@@ -75,7 +75,7 @@ def test_the_choice_takes_a_few_steps_and_about_five_seconds(shard_set: ShardSet
 
 
 def test_every_rank_runs_the_first_ones_number_of_steps(shard_set: ShardSet) -> None:
-    machine, _, _ = choose(shard_set, {"cpu": 0.1, "gpu": 0.1}, agree=lambda count: 3)
+    machine, _, _ = choose(shard_set, {"cpu": 0.1, "gpu": 0.1}, broadcast=lambda count: 3)
     assert machine.steps == {"gpu": 4 + 3, "cpu": 4 + 3}
 
 
@@ -86,7 +86,7 @@ def test_a_run_keeps_its_choice_and_evaluates_as_it_was_trained(
     monkeypatch.setattr(_Session, "_decode", lambda self: "cpu")  # as on a GPU that decodes more slowly
     assert main([*words(tmp_path), "--threads", "1"]) == 0
     folder = tmp_path / "tiny"
-    assert open_saved(folder).decode == "cpu"
+    assert open_saved_run(folder).decode == "cpu"
     options = Options(shards=shard_root, recipe=recipe_file, folder=folder, device="cpu", threads=1)
     with session(options, Ranks()) as resumed:
         assert resumed.decode == "cpu"

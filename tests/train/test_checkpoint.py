@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
     for step in (10, 20, 30):
         file = checkpoint.step_file(tmp_path, step)
         checkpoint.save(file, {**IDENTITY, "step": step, "meter": {"log_bytes": step}})
-        checkpoint.also_as(file, tmp_path / "last.pt")
+        checkpoint.link(file, tmp_path / "last.pt")
         checkpoint.keep_newest(tmp_path, 2, newest=step)
     return tmp_path
 
@@ -101,7 +101,7 @@ def test_damaged_and_foreign_files_are_refused_by_name(saved: Path, damage: str)
         assert torch.load(saved, weights_only=True)["weights"][500] != 500  # torch alone does not notice
     else:
         torch.save({"state_dict": {}}, saved)
-    with pytest.raises(checkpoint.Damaged, match=r"last\.pt: damaged or no checkpoint"):
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"last\.pt: damaged or no checkpoint"):
         checkpoint.load(saved, expect=IDENTITY)
 
 
@@ -111,7 +111,7 @@ def test_foreign_code_is_not_run(saved: Path) -> None:
             return os.mkdir, (str(saved.parent / "pwned"),)
 
     checkpoint.save(saved, {"x": Evil()})
-    with pytest.raises(checkpoint.Damaged, match="damaged or no checkpoint"):
+    with pytest.raises(checkpoint.DamagedCheckpoint, match="damaged or no checkpoint"):
         checkpoint.load(saved, expect={})
     assert not (saved.parent / "pwned").exists()
 
@@ -141,7 +141,7 @@ def test_two_writers_in_one_folder_at_the_same_time_both_write_what_they_mean(
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, "_seal", seal)
             checkpoint.save(export, {**IDENTITY, "weights": torch.ones(5)})
-            checkpoint.also_as(export, saved.with_name("best.pt"))
+            checkpoint.link(export, saved.with_name("best.pt"))
         return seal(file)
 
     monkeypatch.setattr(checkpoint, "_seal", interrupted)
@@ -188,10 +188,10 @@ def test_best_stays_what_it_was_when_last_moves_on(
     if not links:
         monkeypatch.setattr(os, "link", _no_links, raising=False)
     best = saved.with_name("best.pt")
-    checkpoint.also_as(saved, best)
+    checkpoint.link(saved, best)
     checkpoint.save(saved, {**IDENTITY, "weights": torch.zeros(3)})
     assert len(checkpoint.load(best, expect=IDENTITY)["weights"]) == 1000
-    checkpoint.also_as(saved, best)
+    checkpoint.link(saved, best)
     assert len(checkpoint.load(best, expect=IDENTITY)["weights"]) == 3
 
 
@@ -210,8 +210,8 @@ def test_a_damaged_last_offers_the_newest_good_one_which_then_resumes(run: Path)
     data = bytearray((run / "last.pt").read_bytes())
     data[len(data) // 2] ^= 255
     (run / "last.pt").write_bytes(data)  # and with it its other name, step 30
-    with pytest.raises(checkpoint.Damaged, match=r"last\.pt: damaged .*; step-00000020\.pt \(step 20\) is good: .*"
-                                                 r"--from step-00000020\.pt"):  # fmt: skip
+    message = r"last\.pt: damaged .*; step-00000020\.pt \(step 20\) is good: .*--from step-00000020\.pt"
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=message):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
     state = checkpoint.resume(run / "step-00000020.pt", expect=IDENTITY)
     assert state is not None
@@ -220,11 +220,12 @@ def test_a_damaged_last_offers_the_newest_good_one_which_then_resumes(run: Path)
 
 def test_a_missing_last_offers_another_and_with_none_good_there_is_no_offer(run: Path) -> None:
     (run / "last.pt").unlink()
-    with pytest.raises(checkpoint.Damaged, match=r"last\.pt: not found.*step-00000030\.pt \(step 30\) is good"):
+    with pytest.raises(checkpoint.DamagedCheckpoint,
+                       match=r"last\.pt: not found.*step-00000030\.pt \(step 30\) is good"):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
     for file in run.glob("*.pt"):
         file.write_text("gone")
-    with pytest.raises(checkpoint.Damaged, match=r"use another RUN$"):
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"use another RUN$"):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
 
 
@@ -234,5 +235,5 @@ def test_a_folder_without_checkpoints_starts_anew(tmp_path: Path) -> None:
 
 def test_a_log_that_is_shorter_than_at_the_checkpoint_is_refused(run: Path) -> None:
     (run / "run.jsonl").write_bytes(b"x" * 29)
-    with pytest.raises(ResoluteError, match=r"run\.jsonl: cut or gone, got 29 bytes, expected 30"):
+    with pytest.raises(ResoluteError, match=r"run\.jsonl: truncated or missing, got 29 bytes, expected 30"):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)

@@ -30,7 +30,7 @@ def test_a_gpu_has_an_index_and_is_the_current_device(monkeypatch: pytest.Monkey
 
 def test_a_rank_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeCuda(devices=2).install(monkeypatch)
-    assert pick_device("cuda", Ranks(rank=1, world=2, local_rank=1)) == torch.device("cuda", 1)
+    assert pick_device("cuda", Ranks(rank=1, world_size=2, local_rank=1)) == torch.device("cuda", 1)
     assert driver.current == 1
 
 
@@ -43,10 +43,10 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         pick_device("cuda")
     assert pick_device("auto") == torch.device("cpu")
     with pytest.raises(ResoluteError, match=r"got no GPU for 2 ranks \(GPUS\), .* --device cpu \(make: DEVICE=cpu\)"):
-        pick_device("auto", Ranks(rank=0, world=2, local_rank=0))
+        pick_device("auto", Ranks(rank=0, world_size=2, local_rank=0))
     with pytest.raises(ResoluteError):
-        pick_device("cuda", Ranks(rank=0, world=2, local_rank=0))
-    assert pick_device("cpu", Ranks(rank=0, world=2, local_rank=0)) == torch.device("cpu")
+        pick_device("cuda", Ranks(rank=0, world_size=2, local_rank=0))
+    assert pick_device("cpu", Ranks(rank=0, world_size=2, local_rank=0)) == torch.device("cpu")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
 from train.inference.evaluate import evaluate, main
-from train.inference.saved_run import open_saved
+from train.inference.saved_run import open_saved_run
 from train.logs.metrics import read_log
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def test_it_says_what_the_run_said(trained: Path, shard_root: Path, tmp_path: Pa
 
 
 def test_every_resolution_and_split_is_counted_as_by_hand(trained: Path, shard_set: ShardSet) -> None:
-    saved = open_saved(trained)
+    saved = open_saved_run(trained)
     rows = evaluate(saved, shard_set, [32, 40, 64], device=CPU, threads=1, split="train")
     assert [(row["res"], row["weights"]) for row in rows] == [(r, w) for r in (32, 40, 64) for w in ("raw", "ema")]
     assert {row["samples"] for row in rows} == {75}
@@ -61,7 +61,7 @@ def test_every_resolution_and_split_is_counted_as_by_hand(trained: Path, shard_s
     [
         (["--res", "96"], "nothing to validate at 96 px with, got 32,48,64 px"),
         (["--res", "48px"], "--res: got 48px, expected px separated by commas"),
-        (["--split", "test"], "no split test, expected one of train, val"),
+        (["--split", "test"], "got split test, expected one of train, val"),
         (["--shards", "nowhere"], "expected a finished shard set"),
         (["--device", "cuda:99"], "expected that one"),
     ],

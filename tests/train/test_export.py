@@ -25,7 +25,7 @@ from train import checkpoint
 from train.__main__ import main as train
 from train.inference.evaluate import evaluate
 from train.inference.export import export, main, preprocessing
-from train.inference.saved_run import Saved, open_saved
+from train.inference.saved_run import SavedRun, open_saved_run
 from train.models import build_model
 from train.recipe.schema import Model, Recipe
 
@@ -100,7 +100,7 @@ def test_the_printed_program_has_the_accuracy_of_eval(
             return float(((model(images) + model(images.flip(3))).argmax(1) == labels).float().mean())
 
     exported = accuracy(torch.stack([transform(photo) for photo in photos]))
-    saved, shards = open_saved(textures / "stripes"), ShardSet.open(textures / "shards")
+    saved, shards = open_saved_run(textures / "stripes"), ShardSet.open(textures / "shards")
     rows = [row for split in ("train", "val") for row in evaluate(saved, shards, [48], device=CPU, threads=1,
             flip=True, split=split) if row["weights"] == saved.best_weights]  # fmt: skip
     assert sum(row["samples"] for row in rows) == len(paths)
@@ -117,7 +117,7 @@ def test_the_printed_program_has_the_accuracy_of_eval(
 
 
 def test_timms_transform_gives_the_pixels_of_validation(trained: Path, shard_set: ShardSet) -> None:
-    overlay = preprocessing(open_saved(trained))
+    overlay = preprocessing(open_saved_run(trained))
     transform: Any = timm.data.create_transform(**{**overlay, "mean": (0, 0, 0), "std": (1, 1, 1)}, is_training=False)
     paths = (Path(shard_set.root).parent / "photos").rglob("*.jpg")
     images = torch.stack([transform(Image.open(path)) for path in paths]).numpy() * 255
@@ -133,10 +133,10 @@ def test_timms_transform_gives_the_pixels_of_validation(trained: Path, shard_set
 
 @pytest.mark.parametrize(("res", "margin"), [(224, 256 / 224), (48, 256 / 224), (133, 1.143), (7, 3.0), (128, 1.0)])
 def test_timm_resizes_to_the_stored_short_side(trained: Path, res: int, margin: float) -> None:
-    saved = open_saved(trained)
+    saved = open_saved_run(trained)
     stage = dataclasses.replace(saved.recipe.stages[-1], eval_res=res)
     recipe = dataclasses.replace(saved.recipe, stages=(*saved.recipe.stages[:-1], stage))
-    other: Saved = dataclasses.replace(saved, recipe=recipe, margin=margin)
+    other: SavedRun = dataclasses.replace(saved, recipe=recipe, margin=margin)
     assert int(res / preprocessing(other)["crop_pct"]) == round(res * margin)
 
 
@@ -145,7 +145,7 @@ def test_timm_loads_the_best_weights_bit_for_bit(trained: Path, tmp_path: Path, 
     state = torch.load(trained / "best.pt", weights_only=True)
     state["progress"]["best_weights"] = which
     checkpoint.save(tmp_path / "best.pt", state)
-    saved = open_saved(tmp_path)
+    saved = open_saved_run(tmp_path)
     export(saved, tmp_path / "model.safetensors")
     theirs = timm.create_model("test_resnet", num_classes=3, checkpoint_path=str(tmp_path / "model.safetensors"))
     ours = timm.create_model("test_resnet", num_classes=3).eval()
@@ -173,11 +173,11 @@ def test_timm_loads_the_best_weights_bit_for_bit(trained: Path, tmp_path: Path, 
 def test_models_of_fixed_size_load_with_the_resolutions_of_the_run(
     trained: Path, tmp_path: Path, model: str, options: dict[str, Any]
 ) -> None:
-    recipe = dataclasses.replace(open_saved(trained).recipe, model=Model(name=model, options=options))
+    recipe = dataclasses.replace(open_saved_run(trained).recipe, model=Model(name=model, options=options))
     network = build_model(recipe.model, classes=3, channels_last=False, device=CPU,
                           resolutions=recipe.seen_resolutions).eval()  # fmt: skip
     saved = dataclasses.replace(
-        open_saved(trained), recipe=recipe, weights={"raw": network.state_dict()}, best_weights="raw"
+        open_saved_run(trained), recipe=recipe, weights={"raw": network.state_dict()}, best_weights="raw"
     )
     program = export(saved, tmp_path / "m.safetensors")
     Image.new("RGB", (70, 60), "red").save(tmp_path / "photo.png")
@@ -207,9 +207,9 @@ def test_the_command_writes_beside_the_checkpoint_a_program_that_runs(
     assert main([str(trained), "--out", str(tmp_path / "m.pth")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert main([str(tmp_path)]) == 2
-    assert "no run and no checkpoint found" in capsys.readouterr().err
+    assert "no run or checkpoint" in capsys.readouterr().err
 
 
 def test_the_recipe_of_a_checkpoint_is_the_one_it_was_trained_by(trained: Path) -> None:
-    saved = open_saved(trained)
+    saved = open_saved_run(trained)
     assert saved.recipe == Recipe.load(trained.parent / "small.toml")

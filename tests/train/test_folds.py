@@ -86,7 +86,7 @@ def test_each_fold_is_the_run_with_that_fold_and_a_cut_goes_on(
 @pytest.mark.parametrize(
     ("folds", "message"),
     [
-        ("3", "--folds: got 3, expected all, or some of 0 to 2"),
+        ("3", "--folds: got 3, expected all, or numbers from 0 to 2"),
         ("0,0", "--folds: got 0,0"),
         ("x", "--folds: got x"),
         ("", "--folds: got"),
@@ -107,4 +107,4 @@ def test_a_set_or_a_recipe_that_does_not_go_with_folds_is_told(
     assert "the set has no folds, got --folds all" in capsys.readouterr().err
     (folded / "one.toml").write_text(f"{RECIPE}[data]\nfold = 1\n")
     assert train(folded, tmp_path, "--folds", "0", "--recipe", str(folded / "one.toml")) == 2
-    assert "got fold 0 and data.fold 1" in capsys.readouterr().err
+    assert "got fold 0, but the recipe has data.fold 1" in capsys.readouterr().err

@@ -22,7 +22,16 @@ from pipeline.plan.stage import Stage
 from train.__main__ import main
 from train.loop import Learner
 from train.planner import plan as before
-from train.planner.estimate import Forecast, StageForecast, advice, calibration, forecast, larger, seconds, table
+from train.planner.estimate import (
+    Forecast,
+    StageForecast,
+    advice,
+    calibration,
+    forecast,
+    parse_duration,
+    table,
+    with_doubled_batches,
+)
 from train.planner.measure import Pace, Stopwatch, measure, synthetic
 from train.recipe.schema import Recipe
 
@@ -62,7 +71,7 @@ def test_loader_model_and_both_are_timed_each_on_steady_batches(shard_set: Shard
         first = next(s.first for s in plan.passes if s.stage == stage)
         got = measure(
             plan, machine, stage, watch, train=machine.train, validate=machine.validate, memory=lambda: 7,
-            made=SimpleNamespace(spec=plan.batch(first)),  # type: ignore[arg-type]
+            synthetic_batch=SimpleNamespace(spec=plan.batch(first)),  # type: ignore[arg-type]
         )  # fmt: skip
         assert got.loader_images_per_s == size / 0.125
         assert got.model_images_per_s == pytest.approx(size / 0.375)
@@ -80,10 +89,10 @@ def test_every_rank_does_the_first_ones_number_of_steps(shard_set: ShardSet) -> 
     for speed in (1.0, 30.0):
         machine, steps = Machine(plan, load_s=0.1 * speed, train_s=0.1 * speed, eval_s=0.1), itertools.count()
         agreed = iter([3, 5, 7, 2])
-        watch = Stopwatch(sync=lambda: None, clock=lambda m=machine: m.now, agree=lambda _, a=agreed: next(a))
+        watch = Stopwatch(sync=lambda: None, clock=lambda m=machine: m.now, broadcast=lambda _, a=agreed: next(a))
         measure(
             plan, machine, 0, watch, train=lambda b, m=machine, s=steps: (next(s), m.train(b)),
-            validate=machine.validate, memory=lambda: 0, made=SimpleNamespace(spec=plan.batch(0)),  # type: ignore[arg-type]
+            validate=machine.validate, memory=lambda: 0, synthetic_batch=SimpleNamespace(spec=plan.batch(0)),  # type: ignore[arg-type]
         )  # fmt: skip
         counts.append(next(steps))
     assert counts[0] == counts[1]
@@ -94,7 +103,7 @@ def pace(loader: float, model: float, live: float, validation: float | None = 50
                 eval_images_per_s=validation, memory_bytes=2**30)  # fmt: skip
 
 
-def made(*stages: tuple[int, int, int, Pace], folds: int = 1, save_s: float = 0.0) -> Forecast:
+def forecast_of(*stages: tuple[int, int, int, Pace], folds: int = 1, save_s: float = 0.0) -> Forecast:
     """A forecast of (batch size, epochs, images, pace) a stage, validated after each epoch on 100 images."""
     return Forecast(
         stages=tuple(
@@ -126,7 +135,7 @@ def test_the_total_is_the_sum_over_all_passes_of_the_plan(shard_set: ShardSet, e
 
 def test_a_stage_without_validation_has_its_guess_from_the_model(shard_set: ShardSet) -> None:
     """One that is validated only when there are fewer epochs: a third of a training step."""
-    stage = made((8, 1, 80, pace(900, 30, 20, None))).stages[0]
+    stage = forecast_of((8, 1, 80, pace(900, 30, 20, None))).stages[0]
     assert stage.eval_s == pytest.approx(100 / 90)
 
 
@@ -135,11 +144,11 @@ def test_a_stage_without_validation_has_its_guess_from_the_model(shard_set: Shar
     [(100, 50, 48, "model"), (50, 100, 48, "loader"), (100, 90, 55, "both"), (1000, 50, 41, "model")],
 )
 def test_the_slower_one_is_what_limits(loader: float, model: float, live: float, limit: str) -> None:
-    assert made((8, 1, 80, pace(loader, model, live))).stages[0].limit == limit
+    assert forecast_of((8, 1, 80, pace(loader, model, live))).stages[0].limit == limit
 
 
 def test_a_run_within_its_budget_is_told_what_is_left() -> None:
-    result = made((8, 3, 80, pace(900, 30, 20)))  # 2 + 3 * (4 + 2) s
+    result = forecast_of((8, 3, 80, pace(900, 30, 20)))  # 2 + 3 * (4 + 2) s
     assert advice(result, 25.0, None) == ["fits the budget of 25 s: 5.0 s to spare"]
 
 
@@ -147,13 +156,13 @@ def test_fewer_epochs_fit_and_one_more_would_not() -> None:
     rng = random.Random(0)
     for _ in range(50):
         stages = [(8, rng.randint(1, 20), 80, pace(900, 30, rng.uniform(5, 50))) for _ in range(rng.randint(1, 4))]
-        result = made(*stages)
+        result = forecast_of(*stages)
         want, least = [stage[1] for stage in stages], result.total_s([1] * len(stages))
         budget = rng.uniform(least, result.total_s())
         if sum(want) == len(want) or budget >= result.total_s():
             continue
         (line,) = [line for line in advice(result, budget, None) if "fewer epochs" in line]
-        found = [int(word) for word in line.split(": ")[1].split(" in ")[0].split(", ")]
+        found = [int(word) for word in line.split(": ")[1].split(" instead of ")[0].split(", ")]
         assert all(1 <= few <= all_ for few, all_ in zip(found, want, strict=True))
         assert result.total_s(found) <= budget
         share = sum(found) / sum(want)
@@ -164,45 +173,45 @@ def test_fewer_epochs_fit_and_one_more_would_not() -> None:
 
 
 def test_what_does_not_help_alone_is_told() -> None:
-    result = made((8, 3, 80, pace(900, 30, 20)), folds=4)  # 4 * 20 s
+    result = forecast_of((8, 3, 80, pace(900, 30, 20)), folds=4)  # 4 * 20 s
     assert result.total_s() == pytest.approx(80.0)
     lines = advice(result, 45.0, None)
     assert "35 s too long" in lines[0]
-    assert any("fewer epochs: 1 in place of 3: 32 s" in line for line in lines)
+    assert any("fewer epochs: 1 instead of 3: 32 s" in line for line in lines)
     assert any("fewer folds: 2 of 4: 40 s" in line for line in lines)
     lines = advice(result, 10.0, None)
-    assert any("fewer epochs: not alone, one a stage takes 32 s" in line for line in lines)
-    assert any("fewer folds: not alone, one takes 20 s" in line for line in lines)
+    assert any("fewer epochs: not enough, one epoch per stage takes 32 s" in line for line in lines)
+    assert any("fewer folds: not enough, one fold takes 20 s" in line for line in lines)
 
 
 def test_larger_batches_help_only_what_they_make_faster() -> None:
-    before = made((8, 3, 80, pace(100, 50, 40)), (16, 1, 80, pace(100, 50, 40)))
-    same = larger(before, [50.0, None], shared=True)
+    before = forecast_of((8, 3, 80, pace(100, 50, 40)), (16, 1, 80, pace(100, 50, 40)))
+    same = with_doubled_batches(before, [50.0, None], shared=True)
     assert [stage.pace.live_images_per_s for stage in same.stages] == pytest.approx([40, 40])
     assert [stage.batch_size for stage in same.stages] == [16, 16]
-    faster = larger(before, [80.0, None], shared=True)  # an image: 1/40 - 1/50 + 1/80 s
+    faster = with_doubled_batches(before, [80.0, None], shared=True)  # an image: 1/40 - 1/50 + 1/80 s
     assert faster.stages[0].pace.live_images_per_s == pytest.approx(1 / (0.025 - 0.02 + 0.0125))
-    starved = made((8, 3, 80, pace(50, 100, 45)))
-    assert larger(starved, [200.0], shared=False).stages[0].pace.live_images_per_s == pytest.approx(45)
+    starved = forecast_of((8, 3, 80, pace(50, 100, 45)))
+    assert with_doubled_batches(starved, [200.0], shared=False).stages[0].pace.live_images_per_s == pytest.approx(45)
     lines = advice(before, 10.0, faster)
-    assert any("16, 16 in place of 8, 16" in line and "still too long" in line for line in lines)
+    assert any("16, 16 instead of 8, 16" in line and "still too long" in line for line in lines)
     assert any("no gain" in line for line in advice(before, 10.0, same))
 
 
 def test_a_budget_is_a_number_with_a_unit() -> None:
-    assert [seconds(text) for text in ("90s", "11m", "1.5h")] == [90, 660, 5400]
+    assert [parse_duration(text) for text in ("90s", "11m", "1.5h")] == [90, 660, 5400]
     for text in ("11", "0m", "m", "11 minutes", "-3m"):
         with pytest.raises(ResoluteError, match=r"--budget: got .* expected a time like 90s"):
-            seconds(text)
+            parse_duration(text)
 
 
 def test_the_table_has_a_line_a_stage_under_its_columns() -> None:
-    text = table(made((8, 3, 80, pace(900, 30, 20)), (8, 3, 80, pace(900, 30, 20))))
+    text = table(forecast_of((8, 3, 80, pace(900, 30, 20)), (8, 3, 80, pace(900, 30, 20))))
     lines = text.splitlines()
     assert len(lines) == 4
     assert len({len(line) for line in lines[:3]}) == 1
     assert lines[-1].startswith("total 38 s")
-    assert " 1000 " not in table(made((1000, 3, 44, pace(900, 30, 20)))), "no batch is larger than its epoch"
+    assert " 1000 " not in table(forecast_of((1000, 3, 44, pace(900, 30, 20)))), "no batch is larger than its epoch"
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +235,7 @@ stages = [
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(before, "measure", functools.partial(measure, about_s=0.01))
-    monkeypatch.setattr(before, "_with_larger", functools.partial(before._with_larger, about_s=0.01))
+    monkeypatch.setattr(before, "_with_doubled_batches", functools.partial(before._with_doubled_batches, about_s=0.01))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -246,7 +255,7 @@ def test_measuring_changes_nothing_of_what_is_trained(shard_set: ShardSet, small
         with Loader(plan, device="cpu") as loader:
             found = [float(learner.train_step(next(loader))[0]) for _ in range(2)]
             if measured:
-                paces = before.measured(plan, loader, learner)
+                paces = before.measure_stages(plan, loader, learner)
                 assert len(paces) == 2
                 assert all(p.live_images_per_s > 0 and p.memory_bytes > 0 for p in paces)
                 loader.load_state_dict({"next_batch": 2})
@@ -266,7 +275,7 @@ def test_a_plan_says_what_will_be_and_leaves_nothing(
     out = capsys.readouterr().out
     assert "does not fit the budget of 0.1 s" in out
     assert "fewer epochs" in out
-    assert "larger batches: 24, 36 in place of 12, 18" in out
+    assert "larger batches: 24, 36 instead of 12, 18" in out
     got = json.loads(file.read_text())
     assert [stage["steps"] for stage in got["stages"]] == [8, 5]
     assert got["total_s"] == pytest.approx(sum(got["parts_s"].values()))
@@ -274,7 +283,7 @@ def test_a_plan_says_what_will_be_and_leaves_nothing(
     assert main([*line, "--plan", "--budget", "soon"]) == 2
     assert "--budget: got 'soon'" in capsys.readouterr().err
     assert main([*line, "--budget", "1s"]) == 2
-    assert "--budget and --json are without effect in training" in capsys.readouterr().err
+    assert "--budget and --json have no effect without --plan" in capsys.readouterr().err
 
 
 def test_a_batch_of_random_numbers_takes_the_place_of_a_real_one(shard_set: ShardSet) -> None:

@@ -99,7 +99,7 @@ def test_lr_show_and_plan_take_them(tars: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_export_of_their_run_interpolates_as_it_was_trained(tars: Path, tmp_path: Path) -> None:
-    assert export.preprocessing(export.open_saved(tars / "runs" / "tiny"))["interpolation"] == "bilinear"
+    assert export.preprocessing(export.open_saved_run(tars / "runs" / "tiny"))["interpolation"] == "bilinear"
 
 
 def test_bench_takes_them_with_resolutions_of_its_own(tars: Path, tmp_path: Path) -> None:
@@ -114,6 +114,6 @@ def test_bench_takes_them_with_resolutions_of_its_own(tars: Path, tmp_path: Path
 def test_folds_of_tars_are_refused_in_one_line(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train([*words(tars), "--runs", str(tmp_path), "--folds", "all"]) == 2
     err = capsys.readouterr().err
-    assert "tars that others made have no folds, got --folds all" in err
+    assert "got --folds all for plain tars, which have no folds" in err
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())

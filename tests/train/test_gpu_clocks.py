@@ -14,8 +14,8 @@ from pipeline.loader.loader import Batch
 from tests.fake_cuda import FakeCuda
 from tests.train.test_loop import _batch
 from train.distributed import Ranks
-from train.logs.metrics import Meter, RunLog, read_log
-from train.logs.run_log import History, switch_costs
+from train.logs.metrics import Meter, RunLogWriter, read_log
+from train.logs.run_log import RunLogReader, switch_costs
 from train.loop import run_batches
 
 LAUNCH_S = 0.001
@@ -57,7 +57,7 @@ def batches(driver: FakeCuda) -> Iterator[Batch]:
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[FakeCuda, Meter, Any]]:
     driver = FakeCuda().install(monkeypatch)
     monkeypatch.setattr("time.perf_counter", lambda: driver.host_s)
-    with contextlib.closing(RunLog(tmp_path / "run.jsonl")) as log:
+    with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
         meter = Meter(log, device=torch.device("cpu"), ranks=Reading(driver))  # its sums need a real device
         meter._device = torch.device("cuda", 0)
         yield driver, meter, FakeLearner(driver)
@@ -107,7 +107,7 @@ def test_the_cost_of_a_switch_is_the_devices_too(run: tuple[FakeCuda, Meter, Any
         meter.step(spec, torch.tensor(1.0), 0.1, momentum=0.9, wait_s=0.0, compute_s=LAUNCH_S,
                    marks=(began, meter.mark()))  # fmt: skip
     meter.flush()
-    history = History(tmp_path / "run.jsonl")
+    history = RunLogReader(tmp_path / "run.jsonl")
     history.read()
     (cost,) = switch_costs(history.steps["stage"], history.steps["time_s"])
     assert cost["cost_s"] == pytest.approx(0.9, abs=0.02)

@@ -15,7 +15,7 @@ import torch
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch
 from pipeline.plan.plan import BatchSpec
-from train.logs.metrics import Meter, RunLog, read_log
+from train.logs.metrics import Meter, RunLogWriter, read_log
 from train.loop import Learner, run_batches
 from train.recipe.schema import Recipe
 
@@ -109,7 +109,7 @@ def test_a_test_time_flip_evaluates_the_mean_logits_of_image_and_mirror() -> Non
 
 
 def test_the_log_holds_every_step_and_the_epochs_sums(tmp_path: Path) -> None:
-    learner, log = _learner(), RunLog(tmp_path / "run.jsonl")
+    learner, log = _learner(), RunLogWriter(tmp_path / "run.jsonl")
     meter = Meter(log, device=CPU)
     batches = [_batch(0), _batch(1, n=4, last=True), _batch(2, n=20, split="val", last=True)]
     assert run_batches(batches, learner, meter, lambda spec: True)
@@ -126,7 +126,7 @@ def test_the_log_holds_every_step_and_the_epochs_sums(tmp_path: Path) -> None:
 
 
 def test_the_batch_of_an_epoch_is_no_larger_than_the_epoch(tmp_path: Path) -> None:
-    with contextlib.closing(RunLog(tmp_path / "run.jsonl")) as log:
+    with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
         meter = Meter(log, device=CPU)
         batch = _batch(0, n=4, last=True)
         run_batches([batch], _learner(), meter, lambda spec: True)
@@ -134,14 +134,14 @@ def test_the_batch_of_an_epoch_is_no_larger_than_the_epoch(tmp_path: Path) -> No
 
 
 def test_the_loop_stops_when_told(tmp_path: Path) -> None:
-    with contextlib.closing(RunLog(tmp_path / "run.jsonl")) as log:
+    with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
         meter = Meter(log, device=CPU)
         assert not run_batches([_batch(i) for i in range(5)], _learner(), meter, lambda spec: spec.index < 2)
     assert meter.sums["steps"] == 3
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_its_step(tmp_path: Path) -> None:
-    with contextlib.closing(RunLog(tmp_path / "run.jsonl")) as log:
+    with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
         meter = Meter(log, device=CPU)
         with pytest.raises(ResoluteError, match=r"loss is nan at step 4 \(lr 0\.5\)"):
             meter.step(_batch(4).spec, torch.tensor(math.nan), 0.5, momentum=0.9, wait_s=0.0, compute_s=0.1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.fake_cuda import FakeCuda
-from train.logs.hardware import GpuUse, describe, peak_memory_bytes, process_age_s
+from train.logs.hardware import GpuUtilization, describe, peak_memory_bytes, process_age_s
 
 
 def test_the_age_of_a_process_counts_real_time_from_its_start() -> None:
@@ -26,21 +26,21 @@ def test_gpu_use_is_asked_now_and_then_and_given_up_where_nothing_tells(monkeypa
     clock, cuda = [10.0], torch.device("cuda")
     monkeypatch.setattr("train.logs.hardware.time.monotonic", lambda: clock[0])
     driver: Any = FakeCuda().install(monkeypatch)
-    use = GpuUse(cuda)
-    assert [use.ask(), use.ask()] == [0.4, None]
+    use = GpuUtilization(cuda)
+    assert [use.poll(), use.poll()] == [0.4, None]
     clock[0] += 3
-    assert use.ask() == 0.4
+    assert use.poll() == 0.4
 
     def refused(device: object) -> int:
         raise RuntimeError("not supported")
 
     clock[0] += 3
     monkeypatch.setattr(driver, "utilization", refused)
-    assert use.ask() is None
+    assert use.poll() is None
     clock[0] += 3
     monkeypatch.setattr(driver, "utilization", lambda device: 40)
-    assert use.ask() is None
-    assert GpuUse(torch.device("cpu")).ask() is None
+    assert use.poll() is None
+    assert GpuUtilization(torch.device("cpu")).poll() is None
 
 
 def test_the_machine_is_described_without_its_name() -> None:

@@ -16,7 +16,7 @@ from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
 from train.early_stopping import NotFinite
-from train.logs.metrics import Meter, RunLog, read_log
+from train.logs.metrics import Meter, RunLogWriter, read_log
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def plan(shard_set: ShardSet) -> Plan:
 
 @contextlib.contextmanager
 def open_meter(path: Path, *, keep_bytes: int = 0) -> Iterator[Meter]:
-    with contextlib.closing(RunLog(path, keep_bytes=keep_bytes)) as log:
+    with contextlib.closing(RunLogWriter(path, keep_bytes=keep_bytes)) as log:
         yield Meter(log, device=torch.device("cpu"))
 
 
@@ -70,7 +70,7 @@ def test_a_full_disk_promises_a_checkpoint_only_where_there_is_one(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with contextlib.closing(RunLog(tmp_path / "run.jsonl")) as log:
+    with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
         with pytest.raises(ResoluteError, match=r"not written \(No space left on device\); make room"):
             log.sync()
         (tmp_path / "last.pt").touch()

@@ -88,10 +88,11 @@ def test_gradient_checkpointing_changes_neither_gradients_nor_statistics() -> No
 @pytest.mark.parametrize(
     ("name", "keys", "reason"),
     [
-        ("test_vit", {"antialias": True}, "model.antialias: timm's test_vit can't"),
-        ("densenet121", {"drop_path_rate": 0.1}, "model.drop_path_rate: timm's densenet121 can't"),
-        ("test_resnet", {"drop_path_rate": 0.1, "options": {"drop_path_rate": 0.2}}, "drop_path_rate is given twice"),
-        ("dla46_c", {"checkpoint_blocks": True}, "model.checkpoint_blocks: dla46_c can't"),
+        ("test_vit", {"antialias": True}, "model.antialias: timm's test_vit does not support it"),
+        ("densenet121", {"drop_path_rate": 0.1}, "model.drop_path_rate: timm's densenet121 does not support it"),
+        ("test_resnet", {"drop_path_rate": 0.1, "options": {"drop_path_rate": 0.2}},
+         "got drop_path_rate, expected it only as a key of"),
+        ("dla46_c", {"checkpoint_blocks": True}, "model.checkpoint_blocks: got true, but dla46_c does not support it"),
         ("test_resnett", {}, "timm cannot build 'test_resnett'.*near: .*test_resnet"),
     ],
 )
@@ -137,7 +138,7 @@ def test_models_without_a_fixed_size_are_left_as_they_are() -> None:
 
 def test_a_fixed_size_model_without_an_option_for_it_is_made_for_one_resolution_or_refused_in_one_line() -> None:
     assert size_options(Model(name="mixer_s32_224"), [128, 128]) == {"img_size": 128}
-    wrong = r"^model\.name: mixer_s32_224 does not take images of .* 128, 160 px \(128 px: .*\), expected .*; choose .*"
+    wrong = r"^model\.name: mixer_s32_224 does not accept images of .* 128, 160 px \(128 px: .*\), expected .*; choose"
     with pytest.raises(ResoluteError, match=wrong):
         size_options(Model(name="mixer_s32_224"), [128, 160])
     with pytest.raises(ResoluteError, match=r"divisible by patch size \(14\)"):

@@ -77,7 +77,8 @@ def test_sync_norms_keep_names_and_activations_and_are_refused_where_nothing_wou
         with pytest.raises(ResoluteError, match=rf"got sync with {ranks} rank\(s\) on {device}, expected several GPUs"):
             set_norms(plain, Model(norm="sync"), ranks=ranks, device=torch.device(device))
     model = Model(name="test_resnet", norm="sync")
-    assert names_of(build_model(model, classes=7, channels_last=True, device=CPU, trains=False)) == names_of(net())
+    network = build_model(model, classes=7, channels_last=True, device=CPU, for_training=False)
+    assert names_of(network) == names_of(net())
 
 
 @pytest.mark.parametrize("keys", [{"norm": "ghost"}, {"bn_momentum": 0.2}])

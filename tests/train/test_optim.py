@@ -147,7 +147,7 @@ def test_slow_weights_of_a_parameter_that_thaws_start_when_it_does() -> None:
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        ({"name": "lamb", "momentum": 0.8}, "optim.momentum: without effect, lamb takes optim.betas"),
+        ({"name": "lamb", "momentum": 0.8}, "optim.momentum: without effect, lamb uses optim.betas"),
         ({"name": "lamb", "fused": True}, "optim.fused: without effect, lamb has no fused"),
         ({"lookahead_alpha": 0.4}, "optim.lookahead_alpha: without effect, optim.lookahead is 0"),
         ({"lookahead": -1}, "optim.lookahead: got -1"),

@@ -96,7 +96,7 @@ def test_of_another_set_the_mean_is_told_with_a_warning(
     [
         ("s", [], None),
         ("s", ["--fold", "0"], "held out fold 2; it was trained on photos of fold 0"),
-        ("s", ["--split", "train"], "was trained on these very photos"),
+        ("s", ["--split", "train"], "was trained on these photos"),
         ("t", [], "was not trained on"),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_resolution_added_later_leaves_it_the_same_set(folded: Path, tmp_path:
 
 @pytest.mark.parametrize(
     ("source", "fold", "message"),
-    [("t", "1", "t, which has no folds, expected none; leave it out"), ("s", "3", "expected 0 to 2: "),
+    [("t", "1", "t, which has no folds, expected none; omit it"), ("s", "3", "expected 0 to 2: "),
      ("s", "-1", "expected 0 to 2: ")],
 )  # fmt: skip
 def test_a_fold_that_the_set_has_not_is_refused(

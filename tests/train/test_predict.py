@@ -23,8 +23,8 @@ from prep.convert.decode import Reject, decode
 from prep.sources.image_folder import walk
 from prep.sources.names import is_image
 from train import checkpoint
-from train.inference.predict import main, prepared
-from train.inference.saved_run import open_saved
+from train.inference.predict import main, preprocess
+from train.inference.saved_run import open_saved_run
 
 
 def predict(run: Path, source: Path | str, out: Path, *more: str) -> list[dict[str, str]]:
@@ -51,7 +51,7 @@ def test_a_folder_is_seen_as_its_shards_are(shard_set: ShardSet, photos: dict[st
     with Loader(plan, threads=1, mean=(0, 0, 0), std=(1, 1, 1), start=1) as loader:
         theirs = (next(loader).images.permute(0, 2, 3, 1) * 255).numpy()
     for pixels, path in zip(theirs, photos.values(), strict=True):
-        ours = prepared(path, res=48, margin=shard_set.margin, crop_frac=None)
+        ours = preprocess(path, res=48, margin=shard_set.margin, crop_frac=None)
         assert ours.shape == (48, 48, 3)
         assert np.abs(ours - pixels).mean() < 3  # of 255: quality 90
         moved = np.abs(np.roll(ours, 1, axis=1) - pixels).mean()
@@ -63,7 +63,7 @@ def test_probabilities_of_shards_are_the_networks_and_those_of_the_folder_nearly
 ) -> None:
     rows = predict(trained, shard_root, tmp_path / "shards.csv")
     assert [row["image"] for row in rows] == list(photos)
-    saved, shards = open_saved(trained), ShardSet.open(shard_root)
+    saved, shards = open_saved_run(trained), ShardSet.open(shard_root)
     network = saved.network(saved.best_weights, torch.device("cpu"))
     plan = Plan(shards, [Stage(res=48, epochs=1, batch_size=75)], eval_batch_size=8)
     expected = []
@@ -112,13 +112,13 @@ def test_images_come_upright_on_white_and_never_enlarged_before_the_crop(tmp_pat
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn clockwise to show
     left.save(tmp_path / "turned.jpg", quality=95, exif=exif)
-    pixels = prepared(tmp_path / "turned.jpg", res=32, margin=256 / 224, crop_frac=None).astype(int)
+    pixels = preprocess(tmp_path / "turned.jpg", res=32, margin=256 / 224, crop_frac=None).astype(int)
     assert (pixels[:12, :, 0] > 200).all()  # red on top, blue below
     assert (pixels[-12:, :, 2] > 200).all()
     Image.new("RGBA", (40, 40), (0, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert (prepared(tmp_path / "clear.png", res=32, margin=1.2, crop_frac=None) == 255).all()
+    assert (preprocess(tmp_path / "clear.png", res=32, margin=1.2, crop_frac=None) == 255).all()
     Image.fromarray(np.full((40, 40), 40000, np.uint16)).save(tmp_path / "deep.png")
-    assert (prepared(tmp_path / "deep.png", res=32, margin=1.2, crop_frac=None) == 40000 >> 8).all()
+    assert (preprocess(tmp_path / "deep.png", res=32, margin=1.2, crop_frac=None) == 40000 >> 8).all()
 
 
 def test_an_unreadable_image_is_told_in_its_row_and_the_others_are_predicted(
@@ -172,7 +172,7 @@ def test_what_prep_rejects_is_not_classified(trained: Path, photos: dict[str, Pa
             decode((root / name).read_bytes())
         assert rows[name]["error"] == str(reject.value)
         assert rows[name]["class1"] == ""
-    assert rows["gone.jpg"]["error"] == "a link that leads nowhere"
+    assert rows["gone.jpg"]["error"] == "a broken symbolic link"
     assert rows["good.jpg"]["error"] == ""
 
 
@@ -199,7 +199,7 @@ def test_a_photo_that_the_disk_does_not_deliver_ends_the_command(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere", "--src", "."], "nowhere: no run and no checkpoint found"),
+        (["nowhere", "--src", "."], "nowhere: no run or checkpoint"),
         (["RUN", "--src", "nowhere"], "nowhere: no images, got nothing"),
         (["RUN", "--src", "RUN"], "no images, got"),
         (["RUN", "--src", "PHOTOS", "--topk", "0"], "argument --topk: got '0', expected a whole number from 1"),

@@ -24,7 +24,7 @@ from tests.fake_cuda import FakeCuda
 from tests.fake_make import Make
 from tests.train.conftest import ROOT, stages, without_clocks
 from train.__main__ import main
-from train.distributed import Ranks, _tell
+from train.distributed import Ranks, _raise_once
 from train.loop import Learner
 from train.recipe.schema import Recipe
 from train.warmup import shapes
@@ -229,7 +229,7 @@ def test_every_rank_warms_up_as_many_shapes(shard_set: ShardSet) -> None:
     stages = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": n} for n in (16, 11, 7)]}, name="x").stages
     plan = Plan(shard_set, stages, eval_batch_size=4)
     for world in (2, 3):
-        each = [shapes(plan, rank=rank, world=world) for rank in range(world)]
+        each = [shapes(plan, rank=rank, world_size=world) for rank in range(world)]
         assert len({len(found) for found in each}) == 1
         for rank, found in enumerate(each):
             wanted = {(s.split, s.res, len(plan.batch(s.first + k, rank=rank, world=world)))
@@ -258,9 +258,9 @@ def test_make_asks_for_no_gpus_where_the_cpu_is_named(tmp_path: Path) -> None:
 def test_an_error_of_all_ranks_is_told_once() -> None:
     store = dist.HashStore()
     with pytest.raises(ResoluteError, match="rank 1: it broke"):
-        _tell(store, "rank 1: it broke")
+        _raise_once(store, "rank 1: it broke")
     with pytest.raises(SystemExit):
-        _tell(store, "rank 0: it broke")
+        _raise_once(store, "rank 0: it broke")
 
 
 @pytest.mark.parametrize("wanted", ["cuda:1", "cuda"])
@@ -268,7 +268,7 @@ def test_a_rank_without_a_gpu_of_its_own_is_told(wanted: str, monkeypatch: pytes
     FakeCuda(devices=2).install(monkeypatch)
     message = {"cuda:1": "got cuda:1 for 4 ranks", "cuda": "got 2 GPUs on this machine"}[wanted]
     with pytest.raises(ResoluteError, match=message):
-        Ranks(rank=3, world=4, local_rank=2).device(wanted)
+        Ranks(rank=3, world_size=4, local_rank=2).device(wanted)
 
 
 def test_a_process_alone_asks_nobody(shard_set: ShardSet) -> None:

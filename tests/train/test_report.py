@@ -14,8 +14,8 @@ import pytest
 
 from pipeline.errors import ResoluteError
 from tests.train.synthetic import write_log
-from train.logs.run_log import History, switch_costs
-from train.logs.tensorboard import Board
+from train.logs.run_log import RunLogReader, switch_costs
+from train.logs.tensorboard import TensorBoardWriter
 from train.report.console import EPOCH_HEADER, Reports, epoch_line, summary
 from train.setup import Options
 
@@ -48,7 +48,7 @@ def test_switch_cost_is_the_first_steps_beyond_their_medians() -> None:
 def test_summary_comes_from_the_log(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
     log.write_text("".join(json.dumps(record) + "\n" for record in _records()))
-    run = History(log)
+    run = RunLogReader(log)
     run.read()
     text = summary(run, tmp_path)
     assert "top-1 35.00 % at the end, best 40.00 % (epoch 0)" in text
@@ -112,7 +112,7 @@ def test_tensorboard_itself_reads_them(tmp_path: Path) -> None:
 
     records = write_log(tmp_path, steps=5)
     for _ in range(2):  # a process that goes on writes all of the log again
-        board = Board(tmp_path / "tb")
+        board = TensorBoardWriter(tmp_path / "tb")
         board.add(records)
         board.close()
     found = EventAccumulator(str(tmp_path / "tb")).Reload()

@@ -267,7 +267,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(
     assert main(words(tmp_path)) == 2
     err = capsys.readouterr().err
     assert "last.pt: damaged or no checkpoint" in err
-    assert "step-00000024.pt (step 24) is good: go on from it with --from step-00000024.pt" in err
+    assert "step-00000024.pt (step 24) is good: resume with --from step-00000024.pt" in err
     done = python("-m", "train", *words(tmp_path), "--from", "step-00000024.pt")
     assert done.returncode == 0, done.stderr
     assert_equal_runs(tmp_path / "tiny", finished)

@@ -15,7 +15,7 @@ from pipeline.plan.plan import Plan
 from tests.train.conftest import SMALL, without_clocks
 from train import loop
 from train.__main__ import main
-from train.early_stopping import NotFinite, Progress, finite
+from train.early_stopping import NotFinite, Progress, all_finite
 from train.logs.run_log import best_epoch
 from train.recipe.schema import Recipe, Stop
 
@@ -27,7 +27,7 @@ def stopped_at(
     progress = Progress(Stop(**stop), res or [224] * every * len(top1))
     for i, value in enumerate(top1):
         record = {"epoch": (i + 1) * every - 1, "top1": value, "ema_top1": ema[i] if ema else None}
-        progress.see(record, last=i + 1 == len(top1))
+        progress.update(record, last=i + 1 == len(top1))
         if progress.ended:
             return record["epoch"], progress.best_epoch
     return -1, progress.best_epoch
@@ -76,7 +76,7 @@ def test_reports_name_the_best_epoch_that_best_pt_holds() -> None:
 def test_averaged_weights_count_where_they_are_better() -> None:
     assert stopped_at([0.5, 0.4, 0.4, 0.4], ema=[0.1, 0.2, 0.6, 0.5], patience=2) == (-1, 2)
     progress = Progress(Stop(), [224])
-    progress.see({"epoch": 0, "top1": 0.2, "ema_top1": 0.3}, last=False)
+    progress.update({"epoch": 0, "top1": 0.2, "ema_top1": 0.3}, last=False)
     assert (progress.best_top1, progress.best_weights) == (0.3, "ema")
     again = Progress(Stop(), [224])
     again.load_state_dict(json.loads(json.dumps(progress.state_dict())))
@@ -86,10 +86,10 @@ def test_averaged_weights_count_where_they_are_better() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_one_bad_weight_is_seen(bad: float) -> None:
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    assert finite(network)
+    assert all_finite(network)
     with torch.no_grad():
         network[1].weight[2] = bad
-    assert not finite(network)
+    assert not all_finite(network)
 
 
 def run(folder: Path, shard_root: Path, text: str, *more: str) -> int:

@@ -83,7 +83,7 @@ def check(shard_set: ShardSet, model: str = "test_resnet", ranks: int = 1, accum
     recipe = Recipe.parse(table, name="x")
     plan = Plan(shard_set, recipe.stages, eval_batch_size=8)
     learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=torch.device("cpu"))
-    learner.ranks = Ranks(rank=0, world=ranks)
+    learner.ranks = Ranks(rank=0, world_size=ranks)
     before = {name: value.clone() for name, value in learner.network.state_dict().items()}
     try:
         check_micro_batches(plan, learner)
@@ -92,10 +92,10 @@ def check(shard_set: ShardSet, model: str = "test_resnet", ranks: int = 1, accum
 
 
 @pytest.mark.parametrize(("keys", "message"), [
-    ({"batch_size": 1}, "stages[1].batch_size: 1 is a single sample a step"),
-    ({"batch_size": 8, "accumulate": 8}, "optim.accumulate: 8 micro-batches of the 8 samples of a step (stage 1)"),
-    ({"batch_size": 8, "fraction": 0.01}, "stages[1].fraction: 0.01 is a single sample an epoch"),
-    ({"batch_size": 2}, "stages[1].batch_size: 2 leaves a last batch of a single sample of an epoch's 75"),
+    ({"batch_size": 1}, "stages[1].batch_size: 1 is a single sample per step"),
+    ({"batch_size": 8, "accumulate": 8}, "optim.accumulate: 8 micro-batches of the 8 samples per step (stage 1)"),
+    ({"batch_size": 8, "fraction": 0.01}, "stages[1].fraction: 0.01 is a single sample per epoch"),
+    ({"batch_size": 2}, "stages[1].batch_size: 2 leaves a last batch of a single sample of the epoch's 75"),
 ])  # fmt: skip
 def test_a_single_sample_for_a_batch_norm_names_the_key(
     shard_set: ShardSet, keys: dict[str, Any], message: str
@@ -103,7 +103,7 @@ def test_a_single_sample_for_a_batch_norm_names_the_key(
     with pytest.raises(ResoluteError) as error:
         check(shard_set, **keys)
     assert message in str(error.value)
-    assert "test_resnet's batch norms need 2 at 32 px, got 1 sample" in str(error.value)
+    assert "got 1 sample, expected at least 2 for the batch norms of test_resnet at 32 px" in str(error.value)
 
 
 @pytest.mark.parametrize("keys", [

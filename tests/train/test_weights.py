@@ -92,7 +92,7 @@ def test_a_head_of_other_classes_is_new_and_this_is_said(
 ) -> None:
     source, path = net(name), saved(net(name), tmp_path / "weights.safetensors")
     network = net(name, classes=3, weights=str(path))
-    assert f"{name}: starts from {path} weights, of 7 classes, so the head is new, for 3" in capsys.readouterr().out
+    assert f"{name}: starts from {path} weights, with 7 classes, so a new head is made for 3" in capsys.readouterr().out
     head = {n for n in names_of(source) if source.state_dict()[n].shape != network.state_dict()[n].shape}
     assert len(head) == 2
     assert all(v.equal(source.state_dict()[n]) for n, v in network.state_dict().items() if n not in head)
@@ -130,7 +130,8 @@ def test_a_hub_that_cannot_be_reached_is_told_in_one_line(tmp_path: Path, monkey
         monkeypatch.setattr(socket.socket, name, blocked)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ResoluteError, match=r"hub of timm's weights can't be.*test_resnet.*name a file") as told:
+    message = r"weights of test_resnet are not cached and the hub cannot be reached.*name a local file"
+    with pytest.raises(ResoluteError, match=message) as told:
         net(weights="pretrained")
     assert "\n" not in str(told.value)
 

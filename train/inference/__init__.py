@@ -1,1 +1,1 @@
-"""A trained run in use: evaluation, prediction, export."""
+"""Inference with a trained run: evaluation, prediction and export."""

@@ -1,4 +1,7 @@
-"""`python -m train.inference.evaluate RUN --shards SHARDS`: exact top-1 and top-5 of a run, at any resolutions."""
+"""`python -m train.inference.evaluate RUN --shards SHARDS`: exact top-1 and top-5 of a run at one or more resolutions.
+
+Every sample of the split counts exactly once. The results are printed and written to eval.json.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +25,35 @@ from pipeline.storage.atomic_file import check_output, output_file
 from train.device import pick_device
 from train.run_folder import existing_run
 
-from .saved_run import Saved, logits, open_saved, open_set, trained_on, validation, validation_batches
+from .saved_run import (
+    SavedRun,
+    logits,
+    open_eval_set,
+    open_saved_run,
+    training_overlap,
+    validation_batches,
+    validation_plan,
+)
 
 __all__ = ["evaluate", "main"]
 
 
 def evaluate(
-    saved: Saved, shards: ShardSet, resolutions: list[int], *, device: torch.device, threads: int,
+    saved: SavedRun, shards: ShardSet, resolutions: list[int], *, device: torch.device, threads: int,
     flip: bool = False, split: str = "val",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A row a resolution (px) and kind of weights: {"res", "weights", "top1", "top5", "samples"}, parts of one.
+    """One row per resolution (px) and kind of weights: {"res", "weights", "top1", "top5", "samples"}, top-k in 0 to 1.
 
-    Every sample of the split counts once. Raises `ResoluteError` if the classes are others, or the shards have not the
-    detail for a resolution.
+    Every sample of the split counts once. Raises `ResoluteError` if the classes differ from the run's or the shards are
+    stored at too low a resolution.
     """
     if list(shards.classes) != saved.classes:
         got, expected = (f"{len(names)} ({', '.join(names[:3])} …)" for names in (shards.classes, saved.classes))
-        advice = "name them with --classes" if shards.single_resolution else "give a set of these"
+        advice = "name them with --classes" if shards.single_resolution else "use a set with these classes"
         raise ResoluteError(
-            f"{shards.root}: other classes than {saved.path}, got {got}, expected {expected}; {advice}"
+            f"{shards.root}: classes differ from {saved.path}, got {got}, expected {expected}; {advice}"
         )
-    plan = validation(shards, saved.recipe, resolutions, split=split)
+    plan = validation_plan(shards, saved.recipe, resolutions, split=split)
     networks = {which: saved.network(which, device, resolutions=resolutions) for which in saved.weights}
     counts = torch.zeros(len(resolutions), len(networks), 2, dtype=torch.int64, device=device)
     with validation_batches(plan, saved, device=device, threads=threads) as batches:
@@ -62,36 +73,36 @@ def evaluate(
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m train.inference.evaluate", description=__doc__)
     add = parser.add_argument
-    add("run", metavar="RUN", help="name or folder of a run (its best checkpoint), or one of its .pt files")
-    add("--shards", required=True, help="a shard set with the same classes (folder or URL), or tars that others made")
-    add("--val", help="of tars that others made: a pattern for those that validate, or a part of the samples (0.05)")
-    add("--classes", help="of tars that others made: a file with the name of a class on each line")
-    add("--res", help="px, separated by commas (default: what the run validated at last)")
-    add("--split", default="val", help="default: %(default)s")
-    add("--fold", type=int, help="of a set with folds: the part to evaluate on (default: the run's own)")
-    add("--flip", action="store_true", help="test-time flip, if the recipe has it or not")
+    add("run", metavar="RUN", help="name or folder of a run (uses its best checkpoint), or one of its .pt files")
+    add("--shards", required=True, help="shard set with the same classes (folder or URL), or plain WebDataset tars")
+    add("--val", help="plain tars only: pattern of the validation tars, or fraction of samples to hold out (0.05)")
+    add("--classes", help="plain tars only: text file with one class name per line")
+    add("--res", help="resolutions in px, separated by commas (default: that of the run's last validation)")
+    add("--split", default="val", help="split to evaluate on (default: %(default)s)")
+    add("--fold", type=int, help="for shards with folds: the fold to evaluate on (default: the run's own)")
+    add("--flip", action="store_true", help="test-time flip, even if the recipe does not use it")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
     add("--threads", type=number(1, 1024), default=available_cpus(), help="CPU threads (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="default: eval.json in the run's folder")
     return command(parser, _run, arguments)
 
 
-def _run(got: argparse.Namespace) -> None:
-    saved = open_saved(existing_run(got.run))
-    path = got.json or saved.path.parent / "eval.json"
+def _run(args: argparse.Namespace) -> None:
+    saved = open_saved_run(existing_run(args.run))
+    path = args.json or saved.path.parent / "eval.json"
     check_output(path, setting="--json", suffixes=(".json",))
-    res = (got.res or str(saved.res)).split(",")
+    res = (args.res or str(saved.res)).split(",")
     if not all(word.isdigit() and int(word) for word in res):
-        raise ResoluteError(f"--res: got {got.res}, expected px separated by commas; write it as 160,208,224")
-    shards = open_set(got.shards, saved, fold=got.fold, val=got.val, classes=got.classes)
-    device, flip = pick_device(got.device), got.flip or saved.recipe.eval.flip
+        raise ResoluteError(f"--res: got {args.res}, expected px separated by commas; write it as 160,208,224")
+    shards = open_eval_set(args.shards, saved, fold=args.fold, val=args.val, classes=args.classes)
+    device, flip = pick_device(args.device), args.flip or saved.recipe.eval.flip
     if device.type == "cpu":
-        torch.set_num_threads(got.threads)
-    rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=got.threads, flip=flip,
-                    split=got.split)  # fmt: skip
-    overlap = trained_on(saved, shards, split=got.split, fold=got.fold)
+        torch.set_num_threads(args.threads)
+    rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=args.threads, flip=flip,
+                    split=args.split)  # fmt: skip
+    overlap = training_overlap(saved, shards, split=args.split, fold=args.fold)
     about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
-             "shards": shards.hash, "split": got.split, "flip": flip,
+             "shards": shards.hash, "split": args.split, "flip": flip,
              "note": overlap and overlap.text}  # fmt: skip
     with output_file(path) as file:
         file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())

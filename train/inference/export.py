@@ -1,7 +1,7 @@
-"""`python -m train.inference.export RUN`: the best weights as a safetensors file that timm loads.
+"""`python -m train.inference.export RUN`: writes the best weights as a safetensors file that timm loads.
 
-The file's metadata holds the class names, the preprocessing of validation as timm's `pretrained_cfg_overlay`, the
-recipe, and a complete program (`usage`) that loads the file and classifies a photo; the command prints that program.
+Its metadata holds the class names, the validation preprocessing as timm's `pretrained_cfg_overlay`, the recipe, and a
+complete program (`usage`) that loads the file and classifies a photo; the command prints that program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.storage.atomic_file import check_output, output_file
 from train.models import size_options
 from train.run_folder import existing_run
 
-from .saved_run import Saved, open_saved
+from .saved_run import SavedRun, open_saved_run
 
 __all__ = ["export", "main", "preprocessing"]
 
@@ -55,11 +55,11 @@ print(classes[probabilities.argmax()], f"{{probabilities.max():.4f}}")
 """
 
 
-def export(saved: Saved, path: Path) -> str:
-    """Write the run's best weights, raw or averaged, to `path`; returns the program that loads them with timm alone.
+def export(saved: SavedRun, path: Path) -> str:
+    """Write the run's best weights, raw or averaged, to `path`; returns the program that loads them with only timm.
 
-    The file's metadata (all text): `classes`, `pretrained_cfg_overlay` (see `preprocessing`) and `recipe_values` as
-    JSON, `usage` the program, and what names the run. Raises `ResoluteError` if the file cannot be written.
+    The file's metadata (all text) holds `classes`, `pretrained_cfg_overlay` (see `preprocessing`) and `recipe` as
+    JSON, the program as `usage`, and identifiers of the run. Raises `ResoluteError` if the file cannot be written.
     """
     recipe, which = saved.recipe, saved.best_weights
     program = _program(saved, path)
@@ -71,18 +71,18 @@ def export(saved: Saved, path: Path) -> str:
         "std": json.dumps(recipe.data.std), "pretrained_cfg_overlay": json.dumps(preprocessing(saved)),
         "usage": program,
     }  # fmt: skip
-    # why: safetensors takes no channels_last, and no two tensors that share memory
+    # why: safetensors supports neither channels_last nor tensors that share memory
     tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in saved.weights[which].items()}
     with output_file(path) as file:
         file.write(save(tensors, metadata=metadata))
     return program
 
 
-def preprocessing(saved: Saved) -> dict[str, Any]:
-    """timm's `pretrained_cfg_overlay` with which timm's own evaluation transform gives the images of validation.
+def preprocessing(saved: SavedRun) -> dict[str, Any]:
+    """The `pretrained_cfg_overlay` that makes timm's evaluation transform reproduce this project's validation.
 
-    `input_size` (3, px, px), `mean` and `std` of RGB in 0 to 1, `crop_pct` the side of the centre crop as a part of the
-    resized short side. The one difference left: validation reads the resized photo from a JPEG of the shard set.
+    `input_size` (3, px, px), `mean` and `std` of RGB in 0 to 1, `crop_pct` = centre crop's side / resized short side.
+    The remaining difference: validation decodes resized photos that were stored as JPEG.
     """
     recipe, res = saved.recipe, saved.res
     overlay: dict[str, Any] = {
@@ -90,37 +90,37 @@ def preprocessing(saved: Saved) -> dict[str, Any]:
         "crop_pct": recipe.eval.crop_frac or _crop_pct(res, round(res * saved.margin)), "crop_mode": "center",
         "interpolation": "bilinear" if saved.one_size else "bicubic",
     }  # fmt: skip
-    # why: timm's own validation script prefers these two, which would be those of timm's weights
+    # why: timm's validation script prefers these two keys, whose defaults belong to timm's weights
     default = _default_cfg(saved)
     overlay |= {name: None for name in ("test_input_size", "test_crop_pct") if getattr(default, name, None)}
     return overlay
 
 
-def _default_cfg(saved: Saved) -> Any:
-    """What timm assumes about the model's images; None for a model without such an entry."""
+def _default_cfg(saved: SavedRun) -> Any:
+    """timm's default image configuration of the model; None if it has none."""
     return timm.models.get_pretrained_cfg(saved.recipe.model.name, allow_unregistered=True)
 
 
 def _crop_pct(res: int, short_side: int) -> float:
-    """The part with which timm resizes to `short_side` px: it computes floor(res / crop_pct)."""
+    """The `crop_pct` for which timm resizes to exactly `short_side` px = floor(res / crop_pct)."""
     crop_pct = res / short_side
     while math.floor(res / crop_pct) < short_side:
         crop_pct = math.nextafter(crop_pct, 0.0)
     return crop_pct
 
 
-def _program(saved: Saved, path: Path) -> str:
+def _program(saved: SavedRun, path: Path) -> str:
     recipe = saved.recipe
     if recipe.model.norm == "group":
         return (
-            f"# timm alone cannot build {recipe.model.name} with group norms; start a run of this project from the "
-            f'weights: [model] norm = "group", weights = "{path}"\n'
+            f"# timm cannot build {recipe.model.name} with group norms; use the file in a run of this project, as its "
+            f'initial weights: [model] norm = "group", weights = "{path}"\n'
         )
     keywords = {"num_classes": repr(len(saved.classes)), "checkpoint_path": "path"}
     options = {**size_options(recipe.model, recipe.seen_resolutions), **recipe.model.options}
     default = _default_cfg(saved)
     if getattr(default, "fixed_input_size", False) and "img_size" not in options:
-        # why: from `input_size` timm would build position embeddings of another size than the weights are
+        # why: `input_size` would make timm build position embeddings of another size than the weights have
         options["img_size"] = default.input_size[-1]
     keywords |= {name: repr(value) for name, value in options.items()}
     if recipe.model.antialias:
@@ -137,7 +137,7 @@ def _program(saved: Saved, path: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m train.inference.export", description=__doc__, allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN", help="name or folder of a run, or one of its checkpoints")
+    parser.add_argument("run", metavar="RUN", help="name or folder of a run, or one of its .pt files")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: model.safetensors in the run's folder")
     return command(parser, _run, arguments)
 
@@ -150,17 +150,17 @@ def _is_export(path: Path) -> bool:
         return False
 
 
-def _run(got: argparse.Namespace) -> None:
-    saved = open_saved(existing_run(got.run))
-    path = got.out or saved.path.parent / "model.safetensors"
+def _run(args: argparse.Namespace) -> None:
+    saved = open_saved_run(existing_run(args.run))
+    path = args.out or saved.path.parent / "model.safetensors"
     check_output(path, setting="--out", suffixes=(".safetensors",))
     if path.exists() and not _is_export(path):
-        raise ResoluteError(f"--out: {path} is there and is no export of a run, expected a new name; choose another")
+        raise ResoluteError(f"--out: {path} exists and is not an exported run, expected a new name; choose another")
     program = export(saved, path)
     names = ", ".join(saved.classes[:10]) + (", …" if len(saved.classes) > 10 else "")
     print(f"{path}: {saved.best_weights} weights of {saved.path} (step {saved.step}), top-1 "
           f"{100 * saved.best_top1:.2f} %\n{len(saved.classes)} classes: {names}\n"
-          f"the program below classifies a photo as validation does; it is also in the file's metadata, as 'usage':\n\n"
+          f"the program below classifies a photo as in validation; the file's metadata has it as 'usage':\n\n"
           f"{program}", end="")  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""`python -m train.inference.predict RUN --src photos --out pred.csv`: classes and probabilities by a run or its folds.
+"""`python -m train.inference.predict RUN --src photos --out pred.csv`: classes and probabilities, from a run or folds.
 
-Image files are found and decoded exactly as `prep` does it. Of several folds the probabilities are averaged; but of the
-set that the folds were trained on, each photo is predicted by the one that has not seen it (out of fold).
+Image files are selected and decoded exactly as by `prep`. The probabilities of several folds are averaged, except on
+the shards that they were trained on: there each photo is predicted by the fold that held it out (out of fold).
 """
 
 from __future__ import annotations
@@ -43,19 +43,28 @@ from prep.sources.names import SUFFIXES, is_image
 from train.device import pick_device
 from train.run_folder import existing_run
 
-from .saved_run import Saved, Weights, logits, open_saved, open_set, trained_on, validation, validation_batches
+from .saved_run import (
+    SavedRun,
+    Weights,
+    logits,
+    open_eval_set,
+    open_saved_run,
+    training_overlap,
+    validation_batches,
+    validation_plan,
+)
 
-__all__ = ["Predicted", "main", "predict_folder", "predict_shards", "prepared"]
+__all__ = ["PredictionBatch", "main", "predict_folder", "predict_shards", "preprocess"]
 
-_AHEAD = 2  # batches that are decoded while the model works
-_HEADER = b"image,label,class1,prob1"  # how every file that this command writes begins
+_AHEAD = 2  # batches decoded while the model runs
+_HEADER = b"image,label,class1,prob1"  # start of every file that this command writes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predicted:
-    """One batch's `names`, its `probabilities` (N, classes) float32 on the CPU, `labels` if there are any.
+class PredictionBatch:
+    """Predictions of a batch: `names`, `probabilities` (N, classes) float32 on the CPU, and `labels` if known.
 
-    An image in `errors` (name: why) could not be read; its row is zero.
+    `errors` maps the names of images that could not be read to the reason; their rows are zero.
     """
 
     names: list[str]
@@ -65,42 +74,43 @@ class Predicted:
 
 
 class Ensemble:
-    """The mean of the probabilities of several runs' weights, or of one's."""
+    """Averages the probabilities of one or more runs."""
 
     def __init__(
-        self, members: list[Saved], *, weights: Weights | None, flip: bool, device: torch.device, res: int
+        self, members: list[SavedRun], *, weights: Weights | None, flip: bool, device: torch.device, res: int
     ) -> None:
-        """For images of `res` px."""
+        """`res`: side of the input images, px. Raises `ResoluteError` if `members` expect different images."""
         self.first, self.device = members[0], device
-        for other in members[1:]:
-            if other.seen != self.first.seen:
-                raise ResoluteError(f"{other.path}: other classes, res, mean, std or margin than {self.first.path}, "
-                                    "expected folds of one recipe and set; predict with one of them")  # fmt: skip
+        for member in members[1:]:
+            if member.ensemble_key != self.first.ensemble_key:
+                raise ResoluteError(f"{member.path}: classes, res, mean, std or margin differ from {self.first.path}, "
+                                    "expected folds of the same recipe and set; predict with one run")  # fmt: skip
         self.flip = flip or self.first.recipe.eval.flip
         self._networks: list[nn.Module] = []
         for member in members:
             which = weights or member.best_weights
             if which not in member.weights:
-                raise ResoluteError(f"--weights: got ema, but {member.path} has no average; leave it out")
+                raise ResoluteError(f"--weights: got ema, but {member.path} has no averaged weights; omit it")
             self._networks.append(member.network(which, device, resolutions=[res]))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """(N, classes) float32 on the CPU of normalised images (N, 3, res, res) on the device.
+        """Probabilities (N, classes) float32 on the CPU for normalised images (N, 3, res, res) on the device.
 
-        They sum up to 1, but where the loss was a binary one of each class: those are each class's own.
+        Rows sum to 1 for runs trained with cross-entropy; with binary cross-entropy the classes are independent.
         """
-        of = torch.sigmoid if self.first.recipe.loss.kind == "bce" else functools.partial(torch.softmax, dim=1)
-        each = [of(logits(one, images, recipe=self.first.recipe, flip=self.flip)) for one in self._networks]
-        return torch.stack(each).mean(0).cpu()
+        bce = self.first.recipe.loss.kind == "bce"
+        activation = torch.sigmoid if bce else functools.partial(torch.softmax, dim=1)
+        outputs = [logits(network, images, recipe=self.first.recipe, flip=self.flip) for network in self._networks]
+        return torch.stack([activation(output) for output in outputs]).mean(0).cpu()
 
 
-def prepared(
+def preprocess(
     path: Path, *, res: int, margin: float, crop_frac: float | None, one_size: bool = False
 ) -> NDArray[np.uint8]:
-    """(res, res, 3) of an image file: decoded as by prep, shrunk as shards are made, cropped and resized as validated.
+    """(res, res, 3) RGB of an image file: decoded and shrunk as by prep, then cropped and resized as in validation.
 
-    `one_size`: not shrunk before the crop, as tars that others made are not. Raises `Reject` for what prep would reject
-    too, `StorageError` if the file cannot be read.
+    `margin`: stored short side / res. `one_size`: do not shrink before the crop, for runs trained on plain tars.
+    Raises `Reject` for images that prep would reject, `StorageError` if the file cannot be read.
     """
     image = Image.fromarray(decode(_content(path)))
     short = round(res * margin)
@@ -115,7 +125,7 @@ def prepared(
 def _content(path: Path) -> bytes:
     try:
         if path.is_symlink() and not path.exists():
-            raise Reject("a link that leads nowhere")
+            raise Reject("a broken symbolic link")
         nbytes = path.stat().st_size
         if nbytes > MAX_BYTES:
             raise Reject(f"too many bytes: {nbytes}")
@@ -129,33 +139,35 @@ def _content(path: Path) -> bytes:
         ) from None
 
 
-def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, res: int, threads: int) -> Iterator[Predicted]:
-    """Of image files, in their order; those that cannot be read are told in `errors`."""
+def predict_folder(
+    ensemble: Ensemble, paths: list[Path], root: Path, *, res: int, threads: int
+) -> Iterator[PredictionBatch]:
+    """Predict image files in order; unreadable ones are reported in `errors`. Names are relative to `root`."""
     saved = ensemble.first
     data, size = saved.recipe.data, saved.recipe.eval.batch_size
     mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (data.mean, data.std))
 
-    def one(path: Path) -> NDArray[np.uint8] | str:
+    def load(path: Path) -> NDArray[np.uint8] | str:
         try:
-            return prepared(path, res=res, margin=saved.margin, crop_frac=saved.recipe.eval.crop_frac,
+            return preprocess(path, res=res, margin=saved.margin, crop_frac=saved.recipe.eval.crop_frac,
                             one_size=saved.one_size)  # fmt: skip
         except Reject as reason:
             return str(reason)
 
-    def batch(part: list[Path], futures: list[Future[NDArray[np.uint8] | str]]) -> Predicted:
-        names, found = [str(path.relative_to(root)) for path in part], [future.result() for future in futures]
-        errors = {name: got for name, got in zip(names, found, strict=True) if isinstance(got, str)}
-        pixels = [np.zeros((res, res, 3), np.uint8) if isinstance(got, str) else got for got in found]
+    def batch(part: list[Path], futures: list[Future[NDArray[np.uint8] | str]]) -> PredictionBatch:
+        names, results = [str(path.relative_to(root)) for path in part], [future.result() for future in futures]
+        errors = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, str)}
+        pixels = [np.zeros((res, res, 3), np.uint8) if isinstance(result, str) else result for result in results]
         images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).sub(mean).div(std)
         probabilities = ensemble(images.to(ensemble.device, memory_format=torch.channels_last))
         probabilities[[name in errors for name in names]] = 0
-        return Predicted(names=names, probabilities=probabilities, labels=None, errors=errors)
+        return PredictionBatch(names=names, probabilities=probabilities, labels=None, errors=errors)
 
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[tuple[list[Path], list[Future[NDArray[np.uint8] | str]]]] = deque()
         for start in range(0, len(paths), size):
             part = paths[start : start + size]
-            waiting.append((part, [pool.submit(one, path) for path in part]))
+            waiting.append((part, [pool.submit(load, path) for path in part]))
             if len(waiting) > _AHEAD:
                 yield batch(*waiting.popleft())
         while waiting:
@@ -164,28 +176,28 @@ def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, res: in
 
 def predict_shards(
     ensemble: Ensemble, shards: ShardSet, *, res: int, split: str, threads: int
-) -> Iterator[Predicted]:
-    """Of all samples of a split, by their keys, with their labels, through the loader."""
+) -> Iterator[PredictionBatch]:
+    """Predict all samples of a split through the loader; names are the samples' keys, labels are class names."""
     recipe = ensemble.first.recipe
-    plan = validation(shards, recipe, [res], split=split)
+    plan = validation_plan(shards, recipe, [res], split=split)
     with validation_batches(plan, ensemble.first, device=ensemble.device, threads=threads) as batches:
         for batch in batches:
             keys = shards.splits[split].samples[batch.spec.ids]["key"].tolist()
-            yield Predicted(names=[key_name(key) for key in keys], probabilities=ensemble(batch.images),
+            yield PredictionBatch(names=[key_name(key) for key in keys], probabilities=ensemble(batch.images),
                             labels=[shards.classes[label] for label in batch.labels.tolist()], errors={})  # fmt: skip
 
 
-def members_of(run: Path) -> list[Saved]:
-    """The run at `run`, or all its folds."""
+def open_members(run: Path) -> list[SavedRun]:
+    """The run at `run` (a folder or a .pt file), or all folds in it."""
     folds = sorted(run.glob("fold-*"), key=lambda path: (len(path.name), path.name))
-    alone = run.is_file() or not folds or any((run / name).exists() for name in ("best.pt", "last.pt"))
-    return [open_saved(one) for one in ([run] if alone else folds)]
+    is_single = run.is_file() or not folds or any((run / name).exists() for name in ("best.pt", "last.pt"))
+    return [open_saved_run(path) for path in ([run] if is_single else folds)]
 
 
-def images_in(source: Path) -> tuple[list[Path], Path]:
-    """The image files at `source`, a folder or one file, as prep finds them, and the folder that names are relative to.
+def find_images(source: Path) -> tuple[list[Path], Path]:
+    """The image files at `source`, a folder or a single file, as prep selects them, and the folder names relate to.
 
-    Raises `ResoluteError` if there are none, or a folder cannot be listed.
+    Raises `ResoluteError` if there are none or a folder cannot be listed.
     """
     if source.is_file():
         names, ignored, root = [source.name] if is_image(source.name) else [], Counter(other=1), source.parent
@@ -201,80 +213,83 @@ def images_in(source: Path) -> tuple[list[Path], Path]:
     return [root / name for name in names], root
 
 
-def write(
-    batches: Iterable[Predicted], out: Path, *, classes: list[str], topk: int, total: int, accuracy: bool = True
+def write_predictions(
+    batches: Iterable[PredictionBatch], out: Path, *, classes: list[str], topk: int, total: int, accuracy: bool = True
 ) -> str:
-    """Write the rows to `out`, whole or not at all; returns a summary in words, with the `accuracy` if wanted."""
-    done, bad, right, labelled = 0, 0, 0, 0
+    """Write the predictions to `out` as CSV, atomically; returns a one-line summary, with top-1 if `accuracy`.
+
+    `topk`: classes per row. `total`: number of images for the progress bar, 0 if unknown.
+    """
+    done, failed, correct, labelled = 0, 0, 0, 0
     with output_file(out) as file, tqdm(total=total or None, unit="image", leave=False, disable=None) as bar:
         text = io.TextIOWrapper(file, newline="", encoding="utf-8", errors="surrogateescape")
         rows = csv.writer(text)
-        ranks = [f"{what}{k}" for k in range(1, topk + 1) for what in ("class", "prob")]
-        rows.writerow(["image", "label", *ranks, "error"])
+        columns = [f"{what}{k}" for k in range(1, topk + 1) for what in ("class", "prob")]
+        rows.writerow(["image", "label", *columns, "error"])
         for batch in batches:
-            values, places = batch.probabilities.topk(topk, dim=1)
+            values, indices = batch.probabilities.topk(topk, dim=1)
             for i, name in enumerate(batch.names):
                 label = "" if batch.labels is None else batch.labels[i]
-                pairs = zip(places[i].tolist(), values[i].tolist(), strict=True)
-                best = [text for place, value in pairs for text in (classes[place], f"{value:.6f}")]
-                why = batch.errors.get(name, "")
-                rows.writerow([name, label, *([""] * len(best) if why else best), why])
-                right += label == classes[places[i, 0]]
+                pairs = zip(indices[i].tolist(), values[i].tolist(), strict=True)
+                best = [text for index, value in pairs for text in (classes[index], f"{value:.6f}")]
+                error = batch.errors.get(name, "")
+                rows.writerow([name, label, *([""] * len(best) if error else best), error])
+                correct += label == classes[indices[i, 0]]
             labelled += len(batch.labels or [])
-            done, bad = done + len(batch.names), bad + len(batch.errors)
+            done, failed = done + len(batch.names), failed + len(batch.errors)
             bar.update(len(batch.names))
         text.flush()
         text.detach()  # why: closing it would close the file before it is renamed
-    told = f"; {bad} could not be read, see the column error" if bad else ""
-    rate = f", top-1 {100 * right / labelled:.3f} %" if labelled and accuracy else ""
-    return f"{out}: {done} images{rate}{told}"
+    failures = f"; {failed} could not be read, see the column error" if failed else ""
+    top1 = f", top-1 {100 * correct / labelled:.3f} %" if labelled and accuracy else ""
+    return f"{out}: {done} images{top1}{failures}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m train.inference.predict", description=__doc__)
     add = parser.add_argument
-    add("run", metavar="RUN", help="name or folder of a run, one of its .pt files, or the folder of its folds")
-    add("--src", required=True, help="a folder of images, one image, a shard set (folder or URL), or tars of others")
-    add("--val", help="of tars that others made: a pattern for those that validate, or a part of the samples (0.05)")
-    add("--classes", help="of tars that others made: a file with the name of a class on each line")
-    add("--out", type=Path, default=Path("pred.csv"), help="default: %(default)s")
-    add("--topk", type=number(1, 10**9), default=5, help="classes a row, the likeliest first (default: %(default)s)")
-    add("--res", type=number(1, 65_535), help="px (default: what the run validated at last)")
-    add("--weights", choices=("raw", "ema"), help="default: whichever had the best validation")
-    add("--flip", action="store_true", help="test-time flip, if the recipe has it or not")
-    add("--split", default="val", help="of a shard set (default: %(default)s)")
-    add("--fold", type=int, help="of a set with folds: the part to predict (default: the run's own, or all folds' own)")
+    add("run", metavar="RUN", help="name or folder of a run, one of its .pt files, or the parent folder of its folds")
+    add("--src", required=True, help="folder of images, single image, shard set (folder or URL), or plain tars")
+    add("--val", help="plain tars only: pattern of the validation tars, or fraction of samples to hold out (0.05)")
+    add("--classes", help="plain tars only: text file with one class name per line")
+    add("--out", type=Path, default=Path("pred.csv"), help="CSV file to write (default: %(default)s)")
+    add("--topk", type=number(1, 10**9), default=5, help="classes per row, most likely first (default: %(default)s)")
+    add("--res", type=number(1, 65_535), help="input resolution in px (default: that of the run's last validation)")
+    add("--weights", choices=("raw", "ema"), help="default: those with the best validation")
+    add("--flip", action="store_true", help="test-time flip, even if the recipe does not use it")
+    add("--split", default="val", help="split of a shard set (default: %(default)s)")
+    add("--fold", type=int, help="for shards with folds: fold to predict (default: the run's own, or each fold's own)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
     add("--threads", type=number(1, 1024), default=available_cpus(), help="CPU threads (default: %(default)s)")
     return command(parser, _run, arguments)
 
 
-def _run(got: argparse.Namespace) -> None:
-    if not got.src.strip():
-        raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; give SRC")
-    _check_out(got.out)
-    members, device = members_of(existing_run(got.run)), pick_device(got.device)
+def _run(args: argparse.Namespace) -> None:
+    if not args.src.strip():
+        raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; set SRC")
+    _check_out(args.out)
+    members, device = open_members(existing_run(args.run)), pick_device(args.device)
     if device.type == "cpu":
-        torch.set_num_threads(got.threads)
-    classes, res = members[0].classes, got.res or members[0].res
+        torch.set_num_threads(args.threads)
+    classes, res = members[0].classes, args.res or members[0].res
     note, accuracy, total = "", True, 0
-    batches: Iterable[Predicted]
-    if _is_set(got.src):
-        sources, note, accuracy = _sources(members, got)
-        passes = [(_ensemble(group, got, res, device), shards) for group, shards in sources]
+    batches: Iterable[PredictionBatch]
+    if _is_set(args.src):
+        sources, note, accuracy = _sources(members, args)
+        passes = [(_ensemble(group, args, res, device), shards) for group, shards in sources]
         batches = itertools.chain.from_iterable(
-            predict_shards(ensemble, shards, res=res, split=got.split, threads=got.threads)
+            predict_shards(ensemble, shards, res=res, split=args.split, threads=args.threads)
             for ensemble, shards in passes
         )
     else:
-        if got.fold is not None:
-            raise ResoluteError(f"--fold: got {got.fold} for photos, expected a shard set with folds; leave it out")
-        paths, root = images_in(Path(got.src))
+        if args.fold is not None:
+            raise ResoluteError(f"--fold: got {args.fold} for photos, expected a shard set with folds; omit it")
+        paths, root = find_images(Path(args.src))
         total = len(paths)
-        batches = predict_folder(_ensemble(members, got, res, device), paths, root, res=res, threads=got.threads)
+        batches = predict_folder(_ensemble(members, args, res, device), paths, root, res=res, threads=args.threads)
     print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {len(classes)} classes, {res} px, {device}")
-    topk = min(got.topk, len(classes))
-    print(write(batches, got.out, classes=classes, topk=topk, total=total, accuracy=accuracy))
+    topk = min(args.topk, len(classes))
+    print(write_predictions(batches, args.out, classes=classes, topk=topk, total=total, accuracy=accuracy))
     if note:
         print(note)
 
@@ -289,15 +304,15 @@ def _check_out(out: Path) -> None:
     except OSError as error:
         raise ResoluteError(f"--out: {out} cannot be read ({error.strerror}); choose another") from None
     if is_other:
-        raise ResoluteError(f"--out: {out} is there and holds no predictions, expected a new name; choose another")
+        raise ResoluteError(f"--out: {out} exists and holds no predictions, expected a new name; choose another")
 
 
-def _ensemble(members: list[Saved], got: argparse.Namespace, res: int, device: torch.device) -> Ensemble:
-    return Ensemble(members, weights=got.weights, flip=got.flip, device=device, res=res)
+def _ensemble(members: list[SavedRun], args: argparse.Namespace, res: int, device: torch.device) -> Ensemble:
+    return Ensemble(members, weights=args.weights, flip=args.flip, device=device, res=res)
 
 
 def _is_set(source: str) -> bool:
-    """Whether `source` is a shard set or tars; a folder with images of its own is neither, whatever else is in it."""
+    """Whether `source` is a shard set or plain tars; a folder that contains image files counts as neither."""
     if is_url(source) or (Path(source) / "manifest.json").exists():
         return True
     if not is_foreign(source):
@@ -305,25 +320,31 @@ def _is_set(source: str) -> bool:
     return not Path(source).is_dir() or not any(is_image(name) for name, _ in walk(source, Counter()))
 
 
-def _sources(members: list[Saved], got: argparse.Namespace) -> tuple[list[tuple[list[Saved], ShardSet]], str, bool]:
-    """Which models predict which set, a line about it, and whether an accuracy means anything."""
+def _sources(
+    members: list[SavedRun], args: argparse.Namespace
+) -> tuple[list[tuple[list[SavedRun], ShardSet]], str, bool]:
+    """Which runs predict which shard set, a note for the user, and whether the accuracy is meaningful.
 
-    def opened(member: Saved, fold: int | None) -> ShardSet:
-        return open_set(got.src, member, fold=fold, val=got.val, classes=got.classes)
+    The accuracy is not printed if ensemble members were trained on the photos.
+    """
+
+    def opened(member: SavedRun, fold: int | None) -> ShardSet:
+        return open_eval_set(args.src, member, fold=fold, val=args.val, classes=args.classes)
 
     folds = {member.recipe.data.fold: member for member in members if member.recipe.data.fold is not None}
-    first = opened(members[0], got.fold)
-    if len(members) == len(folds) > 1 and got.split == "val":
+    first = opened(members[0], args.fold)
+    if len(members) == len(folds) > 1 and args.split == "val":
         sets = {fold: opened(member, None) for fold, member in folds.items()}
-        if not any(trained_on(folds[fold], shards, split="val", fold=None) for fold, shards in sets.items()):
-            if got.fold is not None and got.fold not in sets:
-                raise ResoluteError(f"--fold: got {got.fold}, expected one of {sorted(sets)}; choose one")
-            chosen = sorted(fold for fold in sets if got.fold in (None, fold))
-            told = ", ".join(map(str, chosen))
+        if not any(training_overlap(folds[fold], shards, split="val", fold=None) for fold, shards in sets.items()):
+            if args.fold is not None and args.fold not in sets:
+                raise ResoluteError(f"--fold: got {args.fold}, expected one of {sorted(sets)}; choose one")
+            chosen = sorted(fold for fold in sets if args.fold in (None, fold))
             return ([([folds[fold]], sets[fold]) for fold in chosen],
-                    f"out of fold: each photo of fold {told} by the run that held it out", True)  # fmt: skip
-    overlaps = [trained_on(member, first, split=got.split, fold=got.fold) for member in members]
-    overlap = next((each for each in overlaps if each and each.certain), next(filter(None, overlaps), None))
+                    f"out of fold: each photo of fold {', '.join(map(str, chosen))} by the run that held it out",
+                    True)  # fmt: skip
+    overlaps = [training_overlap(member, first, split=args.split, fold=args.fold) for member in members]
+    certain = next((overlap for overlap in overlaps if overlap and overlap.certain), None)
+    overlap = certain or next(filter(None, overlaps), None)
     if overlap is None:
         return [(members, first)], "", True
     if overlap.certain and len(members) > 1:

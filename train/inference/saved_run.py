@@ -1,4 +1,4 @@
-"""A finished or stopped run, opened for use: its weights, recipe and class names, and sets to try it on."""
+"""A trained run opened for inference: weights, recipe and class names, and the data sets to evaluate it on."""
 
 from __future__ import annotations
 
@@ -23,49 +23,59 @@ from train.checkpoint import load
 from train.models import build_model
 from train.recipe.schema import Recipe
 
-__all__ = ["Overlap", "Saved", "Weights", "folds_of", "logits", "open_saved", "open_set", "trained_on", "validation",
-           "validation_batches"]  # fmt: skip
+__all__ = [
+    "Overlap",
+    "SavedRun",
+    "Weights",
+    "fold_count",
+    "logits",
+    "open_eval_set",
+    "open_saved_run",
+    "training_overlap",
+    "validation_batches",
+    "validation_plan",
+]  # fmt: skip
 
-_ONE_SAMPLE = 1e-12  # as a fraction of any split
+_ONE_SAMPLE = 1e-12  # fraction that yields a single sample of any split
 
 Weights = Literal["raw", "ema"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A checkpoint, opened for use. `weights` are state dicts on the CPU, "ema" only where the run had an average."""
+class SavedRun:
+    """A checkpoint opened for inference. `weights`: state dicts on the CPU, with "ema" only if the run used EMA."""
 
     path: Path
     recipe: Recipe
     recipe_values: dict[str, Any]
     shards_hash: str
-    data: dict[str, str]  # what the run read of its set, as `ShardSet.contents`
+    data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
     classes: list[str]
-    margin: float  # of the shards it was trained on
-    one_size: bool  # trained on tars that others made: images are resized once, bilinearly, in the stream
+    margin: float  # stored short side / res of the training shards
+    one_size: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
     step: int
-    decode: Literal["cpu", "gpu"] | None  # where a run on a GPU decoded; None for a run on a CPU
-    best_weights: Weights  # which of the two had the best validation of the run
-    best_top1: float
+    decode: Literal["cpu", "gpu"] | None  # where a GPU run decoded; None for a CPU run
+    best_weights: Weights  # which of the two had the best validation
+    best_top1: float  # 0 to 1
     weights: dict[Weights, dict[str, torch.Tensor]]
 
     @property
     def res(self) -> int:
-        """px: what the run validated at last."""
+        """Resolution of the run's last validation, px."""
         stage = self.recipe.stages[-1]
         return stage.eval_res or stage.res
 
     @property
-    def seen(self) -> tuple[Any, ...]:
-        """What has to be equal for runs to see the same images and mean the same by their outputs."""
+    def ensemble_key(self) -> tuple[Any, ...]:
+        """What must be equal for the outputs of several runs to be averaged."""
         return self.classes, self.res, self.margin, self.recipe.data.mean, self.recipe.data.std, self.recipe.eval
 
     def network(self, which: Weights, device: torch.device, *, resolutions: Collection[int] = ()) -> nn.Module:
-        """The model with these weights, to evaluate with, also at `resolutions` (px) that the run has not seen."""
+        """The model with these weights in eval mode; it also accepts `resolutions` (px) not seen in training."""
         channels_last = self.recipe.precision.channels_last
         network = build_model(
-            self.recipe.model, classes=len(self.classes), channels_last=channels_last, device=device, trains=False,
-            resolutions={*self.recipe.seen_resolutions, *resolutions},
+            self.recipe.model, classes=len(self.classes), channels_last=channels_last, device=device,
+            for_training=False, resolutions={*self.recipe.seen_resolutions, *resolutions},
         )  # fmt: skip
         network.load_state_dict(self.weights[which])
         return network.eval()
@@ -73,14 +83,14 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Why an accuracy may not be that of unseen photos. `certain`: the run was trained on them; else it may be."""
+    """Why an accuracy is not that of unseen photos. `certain`: the run was trained on them; False: possibly."""
 
     certain: bool
     text: str
 
 
-def open_saved(run: Path) -> Saved:
-    """Of a run's folder the best checkpoint (the last if nothing was validated yet), or the file that is named.
+def open_saved_run(run: Path) -> SavedRun:
+    """Open the checkpoint file `run`, or the best checkpoint of the folder `run` (the last if none was validated).
 
     Raises `ResoluteError` if there is none, it is damaged, or its recipe has keys of another version.
     """
@@ -89,7 +99,7 @@ def open_saved(run: Path) -> Saved:
         path = next((run / name for name in ("best.pt", "last.pt") if (run / name).exists()), run)
     if not path.is_file():
         advice = f"name one of its folds, {run.name}/fold-K" if any(run.glob("fold-*")) else "name another RUN"
-        raise ResoluteError(f"{run}: no checkpoint found, expected a run's folder or one of its .pt files; {advice}")
+        raise ResoluteError(f"{run}: no checkpoint, expected a run's folder or one of its .pt files; {advice}")
     state = load(path, expect={})
     progress = state["progress"]
     weights: dict[Weights, Any] = {"raw": state["model"], "ema": state["ema"]}
@@ -97,41 +107,42 @@ def open_saved(run: Path) -> Saved:
         recipe = Recipe.from_values(state["recipe"], name=state["name"])
     except ResoluteError as error:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
-    return Saved(
+    return SavedRun(
         path=path, recipe=recipe, recipe_values=state["recipe"], shards_hash=state["shards"],
         data=state.get("data", {}),
         classes=state["classes"], margin=state["margin"],
         one_size=state.get("one_size", False), step=state["step"], decode=state.get("decode"),
         best_weights=progress["best_weights"],
-        best_top1=progress["best_top1"], weights={which: one for which, one in weights.items() if one is not None},
+        best_top1=progress["best_top1"], weights={which: tensors for which, tensors in weights.items() if tensors},
     )  # fmt: skip
 
 
-def folds_of(source: str | Path) -> int | None:
-    """The number of folds that the shard set at `source` was made with; None if it has none, as tars of others."""
+def fold_count(source: str | Path) -> int | None:
+    """The number of folds of the shard set at `source`; None if it has none, as plain tars."""
     if is_foreign(str(source)):
         return None
     folds: int | None = read_manifest(open_files(source))[0]["settings"]["val"].get("folds")
     return folds
 
 
-def open_set(
-    source: str, saved: Saved, *, fold: int | None = None, val: str | None = None, classes: str | None = None
+def open_eval_set(
+    source: str, saved: SavedRun, *, fold: int | None = None, val: str | None = None, classes: str | None = None
 ) -> ShardSet:
-    """The shard set at `source` with all its resolutions, or tars that others made, as `open_dataset` takes them.
+    """The shard set at `source` with all its resolutions, or plain tars, to evaluate `saved` on.
 
-    `fold` is that of the command line; None is the run's own, in a set with folds. Tars have numbers for labels: where
-    the run's classes are numbers too and no `classes` are given, they are taken from the run, so that tars without
-    samples of the last classes fit. Raises `ResoluteError` for a `fold` that the set has not, and as `open_dataset`.
+    `fold`: from the command line; None: the run's own, if the set has folds. `val`, `classes`: as for `open_dataset`.
+    Plain tars have numeric labels: if the run's classes are numbers too and `classes` is None, the run's classes are
+    used, so that tars without samples of the last classes fit. Raises `ResoluteError` for an unknown `fold`, and as
+    `open_dataset`.
     """
-    folds = None if val is not None or classes is not None else folds_of(source)
+    folds = None if val is not None or classes is not None else fold_count(source)
     if folds is None and fold is not None:
-        raise ResoluteError(f"--fold: got {fold} for {source}, which has no folds, expected none; leave it out")
+        raise ResoluteError(f"--fold: got {fold} for {source}, which has no folds, expected none; omit it")
     if folds is not None:
         fold = saved.recipe.data.fold if fold is None else fold
         if fold is None or not 0 <= fold < folds:
             got = "none" if fold is None else fold
-            raise ResoluteError(f"--fold: got {got}, expected 0 to {folds - 1}: {source} has {folds} folds; choose one")
+            raise ResoluteError(f"--fold: got {got}, expected 0 to {folds - 1}: {source} has {folds}; choose another")
     shards = open_dataset(source, fold=fold, val=val, classes=classes)
     names = [str(number) for number in range(len(saved.classes))]
     if shards.single_resolution and classes is None and saved.classes == names and len(shards.classes) <= len(names):
@@ -139,53 +150,55 @@ def open_set(
     return shards
 
 
-def trained_on(saved: Saved, shards: ShardSet, *, split: str, fold: int | None) -> Overlap | None:
-    """Whether the run has seen the samples of `split` in training; None: it has held them out.
+def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int | None) -> Overlap | None:
+    """Whether the run was, or may have been, trained on the samples of `split`; None if it held them out.
 
-    `shards` as `open_set` gives them, with `fold` of the command line.
+    `shards`: from `open_eval_set` with the same `fold`.
     """
     own_fold = saved.recipe.data.fold
-    asked_fold = own_fold if fold is None else fold
+    eval_fold = own_fold if fold is None else fold
     if not _is_own(saved, shards):
         return Overlap(certain=False, text=(
-            f"{saved.path} was not trained on {shards.root} as it is: if its training photos are among these, the "
-            "accuracy is too high"
+            f"{saved.path} was not trained on {shards.root} in its present state: if its training photos are among "
+            "these, the accuracy is too high"
         ))  # fmt: skip
-    if split == "train" and asked_fold == own_fold:
-        return Overlap(certain=True, text=f"{saved.path} was trained on these very photos")
-    if asked_fold != own_fold:
+    if split == "train" and eval_fold == own_fold:
+        return Overlap(certain=True, text=f"{saved.path} was trained on these photos")
+    if eval_fold != own_fold:
         return Overlap(certain=True, text=(
-            f"{saved.path} held out fold {own_fold}; it was trained on photos of fold {asked_fold}"
+            f"{saved.path} held out fold {own_fold}; it was trained on photos of fold {eval_fold}"
         ))  # fmt: skip
     return None
 
 
-def _is_own(saved: Saved, shards: ShardSet) -> bool:
-    """Whether the run was trained on this set, which may have got other resolutions since; its fold does not count."""
+def _is_own(saved: SavedRun, shards: ShardSet) -> bool:
+    """Whether the run was trained on this set, ignoring the fold and resolutions added since."""
     read = {name: digest for name, digest in saved.data.items() if name != "fold"}
     return saved.shards_hash == shards.hash or (bool(read) and read.items() <= shards.digests.items())
 
 
-def validation(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, split: str) -> Plan:
-    """Whole passes over a split, one a resolution (px), as the recipe validates; stage i is resolutions[i].
+def validation_plan(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, split: str) -> Plan:
+    """A plan with one validation pass over `split` per resolution (px); stage i has resolutions[i].
 
-    A plan trains before it validates: each pass comes after a training batch of one sample, to be skipped.
+    A plan always trains before it validates: each pass follows a training batch of one sample, to be skipped.
+    Raises `ResoluteError` for an unknown split.
     """
     if split not in shards.splits:
-        raise ResoluteError(f"{shards.root}: no split {split}, expected one of {', '.join(shards.splits)}; choose one")
+        names = ", ".join(shards.splits)
+        raise ResoluteError(f"{shards.root}: got split {split}, expected one of {names}; choose another")
     shards = dataclasses.replace(shards, splits={"train": shards.splits[split], "val": shards.splits[split]})
     stages = []
     for res in resolutions:
-        stored = next((there for there in shards.resolutions if there >= res), (shards.resolutions or (res,))[-1])
+        stored = next((stored for stored in shards.resolutions if stored >= res), (shards.resolutions or (res,))[-1])
         stages.append(Stage(res=stored, eval_res=res, epochs=1, batch_size=1, fraction=_ONE_SAMPLE))
     return Plan(shards, stages, eval_batch_size=recipe.eval.batch_size, eval_crop_frac=recipe.eval.crop_frac)
 
 
 @contextlib.contextmanager
 def validation_batches(
-    plan: Plan, saved: Saved, *, device: torch.device, threads: int
+    plan: Plan, saved: SavedRun, *, device: torch.device, threads: int
 ) -> Iterator[Iterator[Batch]]:
-    """The validation batches of a plan, decoded where the run's images were."""
+    """The validation batches of a plan, decoded on the same device type as in the run."""
     recipe, on_gpu = saved.recipe, device.type == "cuda"
     half = on_gpu and recipe.precision.amp != "off"
     with Loader(plan, device=device, decode=saved.decode if on_gpu else None, threads=threads, mean=recipe.data.mean,
@@ -195,7 +208,7 @@ def validation_batches(
 
 @torch.inference_mode()
 def logits(network: nn.Module, images: torch.Tensor, *, recipe: Recipe, flip: bool) -> torch.Tensor:
-    """(N, classes) float32, of each image or, with `flip`, the mean of it and its mirror, as in validation."""
+    """Logits (N, classes) float32, computed as in validation; with `flip`, the mean of image and mirror image."""
     amp = recipe.precision.amp
     dtype = torch.float16 if amp == "fp16" else torch.bfloat16
     images = images if recipe.precision.channels_last else images.contiguous()

@@ -1,1 +1,1 @@
-"""A run's measurements and the files that they are written to."""
+"""Measurements of a run and the files that hold them: run.jsonl and TensorBoard's event files."""

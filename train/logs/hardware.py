@@ -1,4 +1,4 @@
-"""What machine does a run have, and how much of it is in use?"""
+"""The machine's description for run.jsonl, and memory use and GPU utilisation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from pipeline import cuda
 from pipeline.cpu_count import available_cpus
 
-__all__ = ["GpuUse", "describe", "peak_memory_bytes", "process_age_s", "reset_peak_memory"]
+__all__ = ["GpuUtilization", "describe", "peak_memory_bytes", "process_age_s", "reset_peak_memory"]
 
 _EVERY_S = 2.0  # NVML's own figure is a mean of the last 1/6 to 1 s
 
 
 def describe(device: torch.device, *, threads: int) -> dict[str, Any]:
-    """The record of the machine in run.jsonl: no host name, no path. What there is none of is None."""
+    """The machine record of run.jsonl, without host names or paths; None for what the machine does not have."""
     on_gpu = device.type == "cuda"
     return {
         "system": platform.system(), "cpu": _cpu(), "threads": threads,
@@ -38,12 +38,12 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def process_age_s() -> float:
-    """Since this process began, to a tick of 10 ms; where the system does not tell, the CPU time it has used."""
+    """Seconds since this process started, in ticks of 10 ms; without /proc, its CPU time instead."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         booted_s = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
@@ -53,7 +53,7 @@ def process_age_s() -> float:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """On a GPU: most that tensors held since `reset_peak_memory`. On a CPU: most that the process ever held."""
+    """On a GPU: peak of tensor memory since `reset_peak_memory`. On a CPU: peak resident memory of the process."""
     if device.type == "cuda":
         return cuda.peak_allocated_bytes(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -64,20 +64,20 @@ def reset_peak_memory(device: torch.device) -> None:
         cuda.reset_peak_memory(device)
 
 
-class GpuUse:
-    """Part of the time in which the GPU ran kernels, from NVML."""
+class GpuUtilization:
+    """Fraction of the time in which the GPU runs kernels, from NVML."""
 
     def __init__(self, device: torch.device) -> None:
         self._on = device.type == "cuda"
-        self._device, self._asked = device, 0.0
+        self._device, self._polled = device, 0.0
 
-    def ask(self) -> float | None:
-        """0 to 1; None if it was asked less than 2 s ago, or nothing can tell."""
-        if not self._on or time.monotonic() - self._asked < _EVERY_S:
+    def poll(self) -> float | None:
+        """0 to 1; None within 2 s of the last value, or if NVML cannot provide it."""
+        if not self._on or time.monotonic() - self._polled < _EVERY_S:
             return None
-        self._asked = time.monotonic()
+        self._polled = time.monotonic()
         try:
             return cuda.utilization(self._device)
-        except Exception:  # why: what NVML cannot do (MIG, some containers) ends no run; the table shows "-"
+        except Exception:  # why so broad: missing NVML support (MIG, some containers) must not end a run
             self._on = False
             return None

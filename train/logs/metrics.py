@@ -1,7 +1,7 @@
-"""The run's measurements: clocks of every step, sums of every epoch, and the log that they are written to.
+"""A run's measurements: times of every step, sums of every epoch, and the log run.jsonl.
 
-A GPU works behind the host's back: a step's host time is that of its launches. There two events, recorded before and
-after each step, tell when the device did it; they are read where the losses are, so the steps run without a look.
+A GPU runs asynchronously, so the host's time of a step is only that of the kernel launches. Two events around each step
+measure the device's time; they are read together with the losses, so that steps need no device sync.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pipeline.plan.plan import BatchSpec
 from train.distributed import Ranks
 from train.early_stopping import NotFinite
 
-from .hardware import GpuUse, peak_memory_bytes, reset_peak_memory
+from .hardware import GpuUtilization, peak_memory_bytes, reset_peak_memory
 
-__all__ = ["Meter", "NoLog", "RunLog", "read_log"]
+__all__ = ["Meter", "NullLogWriter", "RunLogWriter", "read_log"]
 
-_FLUSH_STEPS = 50  # between two looks at the losses: at each the log grows, and a GPU is waited for
+_FLUSH_STEPS = 50  # steps between reads of the losses, each of which writes the log and syncs with a GPU
 
 
-class RunLog:
-    """run.jsonl, one record a line. Its length at a checkpoint is part of the state: a resume cuts it there."""
+class RunLogWriter:
+    """Writes run.jsonl, one JSON record per line. Checkpoints store its length, to which a resume truncates it."""
 
     def __init__(self, path: Path, *, keep_bytes: int = 0) -> None:
         self.path, self._pending = path, bytearray()
@@ -41,9 +41,9 @@ class RunLog:
         self._pending += json.dumps(record).encode() + b"\n"
 
     def sync(self, *, durable: bool = True) -> int:
-        """Write all records, `durable` ones to survive the machine; returns the log's length in bytes.
+        """Write all pending records, with fsync if `durable`; returns the log's length in bytes.
 
-        Raises `ResoluteError` if they can't be written.
+        Raises `ResoluteError` if they cannot be written.
         """
         try:
             while self._pending:
@@ -51,16 +51,17 @@ class RunLog:
             if durable:
                 os.fsync(self._file.fileno())
         except OSError as error:
-            kept = ", the last checkpoint is kept" if any(self.path.parent.glob("*.pt")) else ""
-            raise ResoluteError(f"{self.path}: not written ({error.strerror}){kept}; make room and run again") from None
+            state = ", the last checkpoint is kept" if any(self.path.parent.glob("*.pt")) else ""
+            message = f"{self.path}: not written ({error.strerror}){state}; make room and run again"
+            raise ResoluteError(message) from None
         return self._file.tell()
 
     def close(self) -> None:
         self._file.close()
 
 
-class NoLog(RunLog):
-    """That of the ranks that write none."""
+class NullLogWriter(RunLogWriter):
+    """The log of ranks other than 0: writes nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,17 +81,17 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 class Meter:
-    """Sums of the epoch under way. Losses and counts stay on the device until the epoch, or a checkpoint, ends."""
+    """Sums of the current epoch. Losses and counts stay on the device until they are flushed."""
 
-    def __init__(self, log: RunLog, *, device: torch.device, ranks: Ranks | None = None) -> None:
+    def __init__(self, log: RunLogWriter, *, device: torch.device, ranks: Ranks | None = None) -> None:
         self._log, self._device, self._ranks = log, device, ranks or Ranks()
         self._steps: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, Any]]] = []
-        self._previous_end: Any = None  # the mark after the step before those in `_steps`
+        self._previous_end: Any = None  # the mark after the last flushed step
         self._counts = torch.zeros(6, dtype=torch.float64, device=device)
         self.sums: dict[str, float] = {}
-        self.elapsed_s = 0.0  # of the run: training and validation
-        self._last_loss: float | None = None  # the newest that was read
-        self._gpu = GpuUse(device)
+        self.elapsed_s = 0.0  # training and validation time of the run
+        self._last_loss: float | None = None  # the newest one read from the device
+        self._gpu = GpuUtilization(device)
         self.start_epoch()
 
     def start_epoch(self) -> None:
@@ -100,7 +101,7 @@ class Meter:
         self.start_eval()
 
     def mark(self) -> Any:
-        """On a GPU a mark in its stream of work, for `step`; None on a CPU, where the host's clock tells."""
+        """On a GPU, an event recorded in the current stream, for `step`; None on a CPU."""
         return cuda.record_event(self._device) if self._device.type == "cuda" else None
 
     def start_eval(self) -> None:
@@ -111,9 +112,9 @@ class Meter:
         self, spec: BatchSpec, loss: torch.Tensor, lr: float, *, momentum: float, wait_s: float, compute_s: float,
         marks: tuple[Any, Any] = (None, None),
     ) -> None:  # fmt: skip
-        """`loss`: this rank's part of the mean. `wait_s`: host time blocked for the batch. `compute_s`: host time of
-        the step (on a GPU: of its launch). `marks`: before and after it. Clocks are the rank's own: the log has the
-        first one's."""
+        """Record a training step. `loss`: this rank's part of the mean loss, on the device. `wait_s`: host time blocked
+        waiting for the batch. `compute_s`: host time of the step (on a GPU: of its launches). `marks`: from `mark`,
+        before and after the step. Times are per rank; the log has rank 0's."""
         due = len(self._steps) + 1 >= _FLUSH_STEPS  # the same on all ranks
         step_s = wait_s + compute_s + self._drain_s(spec, due=due)
         if marks[0] is None:
@@ -129,12 +130,12 @@ class Meter:
             "res": spec.res, "samples": spec.global_size, "lr": lr, "momentum": momentum,
             "wait_s": wait_s, "compute_s": compute_s,
         }  # fmt: skip
-        if (used := self._gpu.ask()) is not None:
-            sums["gpu_frac"] += used
+        if (utilization := self._gpu.poll()) is not None:
+            sums["gpu_frac"] += utilization
             sums["gpu_asked"] += 1
         self._steps.append((record, loss, marks))
-        # why: on a GPU a look each step would be a sync, on several ranks a meeting
-        if loss.device.type == "cpu" and self._ranks.world == 1:
+        # why not always: reading the loss is a sync on a GPU, and a collective operation on several ranks
+        if loss.device.type == "cpu" and self._ranks.world_size == 1:
             self._last_loss = float(loss)
             due = due or not math.isfinite(self._last_loss)
         if due:
@@ -142,7 +143,7 @@ class Meter:
 
     @property
     def status(self) -> str:
-        """What a progress bar shows: the newest loss that is known, and images/s of the epoch so far."""
+        """Text for the progress bar: the newest known loss, and images/s of the epoch so far."""
         sums = self.sums
         loss = "" if self._last_loss is None else f"loss {self._last_loss:.3f}, "
         return f"{loss}{sums['samples'] / sums['train_s']:.0f} images/s" if sums["train_s"] else ""
@@ -155,8 +156,8 @@ class Meter:
         self.elapsed_s += elapsed_s
 
     def _drain_s(self, spec: BatchSpec, *, due: bool = False) -> float:
-        """Time until a GPU has done the last batch of an epoch or validation, or before the losses are read (`due`):
-        what follows has a clock of its own, or none."""
+        """Seconds until a GPU finishes its queued work, after the last batch of an epoch or validation and before the
+        losses are read (`due`); else 0, without waiting."""
         if not (spec.last or due) or self._device.type != "cuda":
             return 0.0
         began = time.perf_counter()
@@ -164,10 +165,10 @@ class Meter:
         return time.perf_counter() - began
 
     def flush(self, *, durable: bool = True) -> int:
-        """Write the steps so far to the log (`RunLog.sync`); returns its length. Raises `NotFinite` if a loss is."""
+        """Write the steps so far to the log; returns its length in bytes. Raises `NotFinite` for a loss that is not."""
         if self._steps:
             parts = torch.stack([loss for _, loss, _ in self._steps])
-            losses = self._ranks.sum(parts).tolist()  # sync: reads the losses; all marks have been reached then
+            losses = self._ranks.sum(parts).tolist()  # sync: reads the losses; all events are complete then
             for (record, _, marks), loss in zip(self._steps, losses, strict=True):
                 self._read_marks(record, *marks)
                 self.sums["wait_s"] += record["wait_s"]
@@ -180,10 +181,10 @@ class Meter:
         return self._log.sync(durable=durable)
 
     def _read_marks(self, record: dict[str, Any], began: Any, ended: Any) -> None:
-        """On a GPU: put the device's time of the step in place of the host's.
+        """On a GPU: replace the host's times of the step by the device's.
 
-        A batch is waited for only while the host is blocked for it and the device has nothing left to do: a device that
-        is behind does not notice a host that waits, and its idle time at a save is no waiting for data.
+        Time counts as waiting only while the host is blocked for a batch and the device is idle: a device with queued
+        work is not slowed down, and its idle time during a checkpoint is not a stall.
         """
         if began is None:
             return
@@ -193,10 +194,10 @@ class Meter:
         self._previous_end = ended
 
     def end_epoch(self, spec: BatchSpec, *, res: int, batch_size: int) -> dict[str, Any]:
-        """The epoch's record, written to the log: `spec` is its last batch, `res` and `batch_size` its training's.
+        """Write the epoch's record to the log and return it. `spec`: its last batch; `res`, `batch_size`: of training.
 
-        Accuracies are parts of one, losses of validation plain cross-entropy; None (as `eval_res`) where nothing was
-        validated. `memory_bytes` is the peak, `gpu_frac` None where NVML tells nothing.
+        Accuracies are in 0 to 1, validation losses plain cross-entropy; these and `eval_res` are None without a
+        validation. `memory_bytes` is the peak; `gpu_frac` is None without NVML.
         """
         self.flush()
         sums = self.sums
@@ -204,7 +205,7 @@ class Meter:
         counts, validated = self._ranks.sum(self._counts).tolist(), sums["eval_samples"]
         record = {
             "kind": "epoch", "epoch": spec.epoch, "stage": spec.stage, "res": res,
-            "batch_size": min(batch_size, sums["samples"]),  # a small set has no batches of the recipe's size
+            "batch_size": min(batch_size, sums["samples"]),  # why: a small set has smaller batches
             "eval_res": spec.res if spec.split == "val" else None,
             "samples": sums["samples"], "steps": sums["steps"], "train_s": sums["train_s"],
             "wait_s": sums["wait_s"], "eval_s": sums["eval_s"], "elapsed_s": self.elapsed_s,
@@ -220,7 +221,7 @@ class Meter:
         return record
 
     def state_dict(self) -> dict[str, Any]:
-        log_bytes = self.flush()  # first: it completes the sums
+        log_bytes = self.flush()  # why first: it completes the sums
         return {"sums": dict(self.sums), "elapsed_s": self.elapsed_s, "log_bytes": log_bytes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

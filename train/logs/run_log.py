@@ -1,4 +1,4 @@
-"""What does a run's log say so far? Its steps as columns, read once, and thinned without losing a maximum."""
+"""Reads run.jsonl: steps as columns, other records as dicts, binned curves, best epochs and stage change costs."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["SWITCH_STEPS", "History", "best_epoch", "best_top1", "is_better", "switch_costs"]
+__all__ = ["SWITCH_STEPS", "RunLogReader", "best_epoch", "best_top1", "is_better", "switch_costs"]
 
-SWITCH_STEPS = 5
+SWITCH_STEPS = 5  # steps after a stage change that count towards its cost
 _COLUMNS = ("step", "stage", "res", "samples", "wait_s", "compute_s", "lr", "momentum", "loss")
 
 Columns = dict[str, NDArray[np.float64]]
 
 
-class History:
-    """The records of run.jsonl. `read` takes what was added since the last call: an epoch costs only its own lines."""
+class RunLogReader:
+    """The records of run.jsonl. `read` is incremental: it parses only what was appended since the last call."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._offset, self._lines = path, 0, 0
         self._columns = {name: array("d") for name in _COLUMNS}
-        self.others: list[dict[str, Any]] = []  # every record that is no step
+        self.other_records: list[dict[str, Any]] = []  # all records except steps
 
     def read(self) -> list[dict[str, Any]]:
-        """The new records. Raises `ResoluteError` if there is no log, or a line of it is damaged."""
+        """Read and return the new records. Raises `ResoluteError` if there is no log or a line is damaged."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 text = file.read()
         except OSError as error:
             raise ResoluteError(
-                f"{self.path}: no run log ({error.strerror}), expected one; name a folder below runs/"
+                f"{self.path}: no run log ({error.strerror}), expected the log of a run; name a folder in runs/"
             ) from None
         text = text[: text.rfind(b"\n") + 1]  # why: the last line may still be being written
         new = [self._record(line) for line in text.splitlines()]
@@ -49,7 +49,7 @@ class History:
                 for name, column in self._columns.items():
                     column.append(record.get(name, math.nan))
             else:
-                self.others.append(record)
+                self.other_records.append(record)
         return new
 
     def _record(self, line: bytes) -> dict[str, Any]:
@@ -59,12 +59,13 @@ class History:
             record["kind"]
         except (ValueError, KeyError, TypeError):
             raise ResoluteError(
-                f"{self.path}: line {self._lines} is damaged, expected one record; remove that line"
+                f"{self.path}: line {self._lines} is damaged, expected a JSON record; remove that line"
             ) from None
         return record
 
     def kind(self, kind: str) -> list[dict[str, Any]]:
-        return [record for record in self.others if record["kind"] == kind]
+        """All records of a kind other than "step"."""
+        return [record for record in self.other_records if record["kind"] == kind]
 
     @property
     def start(self) -> dict[str, Any]:
@@ -76,14 +77,14 @@ class History:
 
     @property
     def steps(self) -> Columns:
-        """One float64 array (steps,) a column, a copy; `time_s` is wait and compute."""
+        """A copy of the columns, each float64 (steps,); `time_s` = `wait_s` + `compute_s`."""
         columns = {name: np.array(column) for name, column in self._columns.items()}
         return columns | {"time_s": columns["wait_s"] + columns["compute_s"]}
 
-    def thinned(self, limit: int) -> Columns:
-        """At most about `limit` bins of neighbouring steps, none across a stage change.
+    def binned(self, limit: int) -> Columns:
+        """The steps in about `limit` bins of consecutive steps; no bin spans a stage change.
 
-        Means of times, rates and losses, `count` steps each; `*_max` are the largest single steps of a bin.
+        Times, rates and losses are means over a bin's `count` steps; `*_max` are maxima, so no outlier is lost.
         """
         steps = self.steps
         n = len(steps["step"])
@@ -100,13 +101,12 @@ class History:
 
 
 def best_top1(epoch: dict[str, Any]) -> float:
-    """Of raw and averaged weights, as a part of one."""
+    """The better top-1 of raw and averaged weights, 0 to 1."""
     return max(epoch["top1"] or 0.0, epoch["ema_top1"] or 0.0)
 
 
 def best_epoch(epochs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The best validated epoch so far, in the sense of `is_better`, at the last validation's resolution; None if none.
-    """
+    """The best validated epoch by `is_better`, at the resolution of the last validation; None if there is none."""
     validated = [epoch for epoch in epochs if epoch["top1"] is not None]
     best = None
     for epoch in validated:
@@ -117,18 +117,18 @@ def best_epoch(epochs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def is_better(top1: float, res: int | None, best: float, best_res: int | None, *, last_res: int | None) -> bool:
-    """Whether a validation (top-1 at `res` px) takes the place of the best one before it (`best` at `best_res` px).
+    """Whether a validation (`top1` at `res` px) replaces the best one before it (`best` at `best_res` px).
 
-    Accuracies at different resolutions do not compare: a validation at another resolution is always better, unless
-    the best one was already made at `last_res`, that of the run's last validation, at which its weights will be used.
+    Accuracies at different resolutions are not comparable: a validation at another resolution always replaces the best
+    one, unless that was made at `last_res`, the resolution of the run's last validation.
     """
     return top1 > best if res == best_res else best_res != last_res
 
 
 def switch_costs(stages: NDArray[np.float64], times_s: NDArray[np.float64]) -> list[dict[str, Any]]:
-    """For each stage change: what the first steps cost beyond the stage's median step, and the slowest of them.
+    """The cost of each stage change: extra time of the first steps over the stage's median step time.
 
-    `stages`, `times_s` (steps,). `cost_s`: time of the first 5 steps - 5 medians; `slowest_ratio`: slowest / median.
+    `stages`, `times_s`: (steps,). `cost_s`: time of the first 5 steps - 5 medians; `slowest_ratio`: slowest / median.
     """
     costs = []
     for stage in np.unique(stages)[1:]:

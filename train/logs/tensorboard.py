@@ -1,4 +1,4 @@
-"""A run in TensorBoard: RUN/tb holds the scalars of run.jsonl, at the same steps."""
+"""TensorBoard event files in RUN/tb, with the scalars of run.jsonl at the same steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["Board", "check_installed"]
+__all__ = ["TensorBoardWriter", "check_installed"]
 
 _STEP = ("wait_s", "compute_s", "lr", "momentum", "loss")
 _EPOCH = ("images_per_s", "stall_frac", "loss", "eval_loss", "ema_eval_loss", "top1", "top5", "ema_top1", "ema_top5",
@@ -24,17 +24,17 @@ def check_installed() -> None:
         )
 
 
-class Board:
-    """The event files of one process."""
+class TensorBoardWriter:
+    """Writes the event files of a process."""
 
     def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # why here: it needs the package
+        from torch.utils.tensorboard import SummaryWriter  # why here: the package is optional
 
-        # why purge_step: every process writes the log from its start; what was cut off it must go
+        # why purge_step: every process rewrites all records; those truncated by a resume must disappear
         self._writer, self._step = SummaryWriter(str(folder), purge_step=0), 0
 
     def add(self, records: Iterable[dict[str, Any]]) -> None:
-        """The next records of the log; an epoch's values stand at its last step."""
+        """Add the log's next records; an epoch's values are written at its last step."""
         for record in records:
             if record["kind"] == "step":
                 self._step = record["step"]

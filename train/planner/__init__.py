@@ -1,1 +1,1 @@
-"""Before a run: measured steps, the time and memory that the run will take, and the batch size that fits."""
+"""Planning a run before it starts: measured throughput, expected time and memory, and the largest batch size."""

@@ -1,4 +1,4 @@
-"""What fits into the memory of a GPU? A cap on it, the largest batch, and what to change after it ran out."""
+"""GPU memory: the limit of `--gpu-memory-gib`, the search for the largest batch size, and out-of-memory advice."""
 
 from __future__ import annotations
 
@@ -23,59 +23,62 @@ from .measure import synthetic
 __all__ = ["DoesNotFit", "Probe", "cap_memory", "largest_that_fits", "real_steps", "with_batch_sizes"]
 
 _GIB = 2**30
-_ROOM_FRAC = 0.9  # of the free memory is a step's: the loader's decoders want some, and blocks of other sizes remain
+_USABLE_FRAC = 0.9  # of the free memory is for steps; the rest is for the loader's decoders and fragmentation
 
-Probe = Callable[[int, int], bool]  # (stage, samples a step on this rank): do they fit?
+Probe = Callable[[int, int], bool]  # (stage, samples per step on this rank) -> whether they fit
 
 
 def cap_memory(device: torch.device, gib: float) -> None:
-    """Let tensors of this process take at most `gib` GiB, as on a smaller GPU; 0 = all there is.
+    """Limit this process's tensors to `gib` GiB of GPU memory, to emulate a smaller GPU; 0 = no limit.
 
-    CUDA's own memory and that of the loader's decoders, about 1 GiB, come on top.
+    CUDA's context and the loader's decoders need about 1 GiB in addition. Raises `ResoluteError` on a CPU and for more
+    than the GPU has.
     """
     if gib and device.type != "cuda":
-        raise ResoluteError(f"--gpu-memory-gib: got {gib:g} with device {device.type}, expected a GPU; leave it out")
+        raise ResoluteError(f"--gpu-memory-gib: got {gib:g} with device {device.type}, expected a GPU; omit it")
     if gib:
-        there = cuda.total_bytes(device) / _GIB
-        if not 0 < gib <= there:
+        total = cuda.total_bytes(device) / _GIB
+        if not 0 < gib <= total:
             raise ResoluteError(
-                f"--gpu-memory-gib: got {gib:g}, expected above 0 and at most the {there:.1f} of this GPU; lower it"
+                f"--gpu-memory-gib: got {gib:g}, expected above 0 and at most the {total:.1f} of this GPU; lower it"
             )
         cuda.limit_memory(device, gib * _GIB)
 
 
 def with_batch_sizes(
-    recipe: Recipe, *, device: torch.device, kept: Callable[[], Any], probe: Callable[[Recipe], tuple[Plan, Probe]],
-    world: int = 1, agree: Callable[[int], int] = int,
+    recipe: Recipe, *, device: torch.device, saved_recipe: Callable[[], Any],
+    probe: Callable[[Recipe], tuple[Plan, Probe]], world_size: int = 1, min_over_ranks: Callable[[int], int] = int,
 ) -> Recipe:  # fmt: skip
-    """The recipe with a number for each "auto": that of `kept`, a checkpoint's recipe or None, else the most that fit.
+    """The recipe with every batch size of "auto" replaced by a number.
 
-    `probe` gets the recipe with small batches and returns its plan and what probes; `agree` gives every rank the least
-    of all ranks' numbers. Raises `ResoluteError` on a CPU, and where not one sample fits.
+    `saved_recipe` returns the recipe values of the run's checkpoint, whose sizes are kept, or None. Otherwise the
+    largest size that fits is searched: `probe` takes the recipe with small batches and returns its plan and a `Probe`;
+    `min_over_ranks` gives every rank the minimum of all ranks' sizes. Raises `ResoluteError` on a CPU, and if not even
+    one sample fits.
     """
     sizes = [stage.batch_size for stage in recipe.stages]
     if AUTO not in sizes:
         return recipe
-    old = [stage["batch_size"] for stage in (kept() or {"stages": []})["stages"]]
+    old = [stage["batch_size"] for stage in (saved_recipe() or {"stages": []})["stages"]]
     if len(old) == len(sizes):
-        return _sized(recipe, [size or before for size, before in zip(sizes, old, strict=True)])
+        return _sized(recipe, [size or old_size for size, old_size in zip(sizes, old, strict=True)])
     if device.type != "cuda":
         raise ResoluteError(
-            f"stages[{sizes.index(AUTO)}].batch_size: got auto on a {device.type.upper()}, where memory does not bound "
-            "a batch, expected a number; put one in the recipe"
+            f"stages[{sizes.index(AUTO)}].batch_size: got auto on a {device.type.upper()}, where memory does not limit "
+            "the batch, expected a number; set one in the recipe"
         )
-    plan, fits = probe(_sized(recipe, [size or 8 * world for size in sizes]))
+    plan, fits = probe(_sized(recipe, [size or 8 * world_size for size in sizes]))
     for segment in plan.passes:
         number = segment.stage
         if sizes[number] == AUTO:
-            most = max(1, segment.samples // world)
-            found = agree(largest_that_fits(functools.partial(fits, number), most=most))
-            if not found:
+            max_size = max(1, segment.samples // world_size)
+            size = min_over_ranks(largest_that_fits(functools.partial(fits, number), max_size=max_size))
+            if not size:
                 raise ResoluteError(
                     f"stages[{number}].batch_size: got auto, but not one sample of {segment.res} px fits into the GPU, "
-                    "expected some; choose a smaller model or resolution"
+                    "expected at least one; choose a smaller model or resolution"
                 )
-            sizes[number] = world * found
+            sizes[number] = world_size * size
     return _sized(recipe, sizes)
 
 
@@ -84,39 +87,42 @@ def _sized(recipe: Recipe, sizes: list[int]) -> Recipe:
     return dataclasses.replace(recipe, stages=tuple(dataclasses.replace(stage, batch_size=n) for stage, n in stages))
 
 
-def largest_that_fits(fits: Callable[[int], bool], *, most: int) -> int:
-    """The largest number up to `most`, or multiple of 8 (of 32 from 256 on) below it, for which `fits`; 0 if none.
+def largest_that_fits(fits: Callable[[int], bool], *, max_size: int) -> int:
+    """The largest size for which `fits`: `max_size` itself, or a multiple of 8 (of 32 from 256 on) below; 0 if none.
 
-    Powers of two up to one that does not fit, then halves of the gap. Below 8: powers of two.
+    Doubles the size until it does not fit, then bisects the gap. Below 8, only powers of two are tried.
     """
-    good, size = 0, min(8, most)
+    good, size = 0, min(8, max_size)
     while fits(size):
         good = size
-        if good == most:
+        if good == max_size:
             return good
-        size = min(2 * size, most)
+        size = min(2 * size, max_size)
     if not good:
         smaller = itertools.takewhile(lambda n: n >= 1, (size >> k for k in itertools.count(1)))
         return next((n for n in smaller if fits(n)), 0)
     bad = size
     while True:
         unit = 32 if good >= 256 else 8
-        between = (bad - 1 - good) // unit  # multiples of it that are neither
+        between = (bad - 1 - good) // unit  # number of untested candidates
         if not between:
             return good
         size = good + (between + 1) // 2 * unit
         good, bad = (size, bad) if fits(size) else (good, size)
 
 
-def real_steps(plan: Plan, learner: Learner, *, world: int) -> Probe:
-    """Probes with two whole steps of `learner`, of no use afterwards: the second finds the optimizer's state there."""
+def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
+    """A probe that runs two training steps of `learner`, which is unusable afterwards.
+
+    Two, because the optimizer's state exists only from the second on.
+    """
     device = learner.device
     first = {s.stage: plan.batch(s.first) for s in reversed(plan.passes) if s.split == "train"}
-    # why: where others join, each holds its gradients a second time, to send them
-    sent = sum(p.numel() * p.element_size() for p in learner.network.parameters()) if world > 1 else 0
+    # why: with several ranks, DistributedDataParallel's buckets hold the gradients a second time
+    bucket_bytes = sum(p.numel() * p.element_size() for p in learner.network.parameters()) if world_size > 1 else 0
 
     def fits(stage: int, count: int) -> bool:
-        room = min(cuda.available_bytes(device), cuda.memory_limit_bytes(device))
+        available = min(cuda.available_bytes(device), cuda.memory_limit_bytes(device))
         cuda.reset_peak_memory(device)
         batch = None
         try:
@@ -124,42 +130,43 @@ def real_steps(plan: Plan, learner: Learner, *, world: int) -> Probe:
             batch = synthetic(first[stage], device=device, dtype=learner.image_dtype, times=times)
             for _ in range(2):
                 learner.train_step(batch)
-            cuda.synchronize(device)  # sync: what the steps took is known when they are done
-            return cuda.peak_reserved_bytes(device) + sent <= _ROOM_FRAC * room
+            cuda.synchronize(device)  # sync: the peak is known once the steps are done
+            return cuda.peak_reserved_bytes(device) + bucket_bytes <= _USABLE_FRAC * available
         except torch.OutOfMemoryError:
             return False
         finally:
             del batch
             learner.optimizer.zero_grad(set_to_none=True)
-            gc.collect()  # why: what the error's frames hold is in cycles
+            gc.collect()  # why: the error's frames are in reference cycles
             cuda.empty_cache()
 
     return fits
 
 
 class DoesNotFit(Exception):
-    """A step was out of memory."""
+    """A step ran out of memory."""
 
     def __init__(self, split: str, res: int, samples: int) -> None:
-        """`samples`: of this rank."""
+        """`samples`: batch size on this rank; `res`: px."""
         super().__init__(split, res, samples)
         self.split, self.res, self.samples = split, res, samples
 
-    def told(self, plan: Plan, recipe: Recipe, device: torch.device) -> ResoluteError:
+    def describe(self, plan: Plan, recipe: Recipe, device: torch.device) -> ResoluteError:
+        """The error for the user: which stages, the memory in use, and what to change in the recipe."""
         stages = sorted({s.stage for s in plan.passes if (s.split, s.res) == (self.split, self.res)})
-        each = self.samples
+        samples = self.samples
         if self.split == "val":
             advice = f"set eval.batch_size = {_half(recipe.eval.batch_size)}"
         else:
-            parts, size = recipe.optim.accumulate, recipe.stages[stages[0]].batch_size
-            each = -(-self.samples // parts)
+            micro_batches, size = recipe.optim.accumulate, recipe.stages[stages[0]].batch_size
+            samples = -(-self.samples // micro_batches)
             advice = (
-                f'set batch_size = {_half(size)} there ("auto" finds the most that fit), or optim.accumulate = '
-                f"{2 * parts}, which keeps the samples of a step"
+                f'set batch_size = {_half(size)} there ("auto" finds the largest that fits), or optim.accumulate = '
+                f"{2 * micro_batches}, which keeps the batch size"
             )
         return ResoluteError(
             f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}, {self.split}: out of memory with images of "
-            f"{each}x3x{self.res}x{self.res}{_in_use(device)}, expected them to fit; {advice}"
+            f"{samples}x3x{self.res}x{self.res}{_in_use(device)}, expected them to fit; {advice}"
         )
 
 
@@ -174,5 +181,5 @@ def _in_use(device: torch.device) -> str:
         cuda.allocated_bytes(device), cuda.reserved_bytes(device), cuda.memory_limit_bytes(device),
         cuda.total_bytes(device),
     )  # fmt: skip
-    used, kept, may, all_ = (f"{value / _GIB:.1f}" for value in values)
-    return f" ({used} GiB in use, {kept} GiB with what torch keeps, of {may} GiB it may take; the GPU has {all_} GiB)"
+    used, reserved, limit, total = (f"{value / _GIB:.1f}" for value in values)
+    return f" ({used} GiB in use, {reserved} GiB reserved by torch, limit {limit} GiB; the GPU has {total} GiB)"

@@ -1,4 +1,7 @@
-"""How long will the run take, what limits it, and what would make it fit a budget? Figures in, table and advice out."""
+"""The forecast of `make plan`: a run's time per stage and part, what limits it, and advice on fitting a time budget.
+
+Pure functions of measured rates (`Pace`).
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from pipeline.plan.plan import Plan
 
 from .measure import Pace
 
-__all__ = ["Forecast", "StageForecast", "advice", "calibration", "figures", "forecast", "larger", "seconds", "table"]
+__all__ = [
+    "Forecast", "StageForecast", "advice", "calibration", "forecast", "parse_duration", "table", "to_json",
+    "with_doubled_batches",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageForecast:
-    """One stage; images are those of one epoch, and of one validation."""
+    """The forecast of one stage; `images` per epoch, `eval_images` per validation."""
 
     stage: int
     res: int
@@ -38,12 +44,12 @@ class StageForecast:
 
     @property
     def eval_s(self) -> float:
-        """Of one validation; where none was measured, as fast as the forward third of a training step."""
+        """Seconds per validation; if not measured, estimated at three times the training rate (forward only)."""
         return self.eval_images / (self.pace.eval_images_per_s or 3 * self.pace.model_images_per_s)
 
     @property
     def limit(self) -> str:
-        """What to speed up: the slower one, or both where they share what they run on and neither has its full pace."""
+        """What to speed up: the slower of loader and model, or both if they slow each other down by over 20 %."""
         loader, model = self.pace.loader_images_per_s, self.pace.model_images_per_s
         if self.pace.live_images_per_s < 0.8 * min(loader, model):
             return "both"
@@ -53,21 +59,21 @@ class StageForecast:
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     stages: tuple[StageForecast, ...]
-    eval_every: int  # epochs
-    start_s: float  # before the first step
-    save_s: float  # of one checkpoint
+    eval_every: int  # epochs between validations
+    start_s: float  # time before the first step
+    save_s: float  # time per checkpoint
     save_every_s: float
-    folds: int = 1  # runs, one after another
+    folds: int = 1  # number of runs, one after another
 
     def parts_s(self, epochs: Sequence[int] = ()) -> dict[str, float]:
-        """Seconds of all folds by what they go to, with other numbers of epochs than the stages' if given."""
+        """Seconds of all folds by part of the work. `epochs`: epochs per stage, if not those of the stages."""
         counts = list(epochs) or [stage.epochs for stage in self.stages]
         run = [stage for stage, count in zip(self.stages, counts, strict=True) for _ in range(count)]
         validated = [s for n, s in enumerate(run, 1) if n % self.eval_every == 0 or n == len(run)]
         saves = sum(1 + int(stage.epoch_s // self.save_every_s) for stage in run)
-        one = {"start": self.start_s, "training": sum(stage.epoch_s for stage in run),
+        single = {"start": self.start_s, "training": sum(stage.epoch_s for stage in run),
                "validation": sum(stage.eval_s for stage in validated), "checkpoints": saves * self.save_s}  # fmt: skip
-        return {name: self.folds * value for name, value in one.items()}
+        return {name: self.folds * value for name, value in single.items()}
 
     def total_s(self, epochs: Sequence[int] = ()) -> float:
         return sum(self.parts_s(epochs).values())
@@ -75,6 +81,7 @@ class Forecast:
 
 def forecast(plan: Plan, paces: Sequence[Pace], *, eval_every: int, start_s: float, save_s: float,
              save_every_s: float, folds: int = 1) -> Forecast:  # fmt: skip
+    """The forecast of a run of `plan` with the measured `paces` of its stages."""
     first = {segment.stage: segment for segment in reversed(plan.passes) if segment.split == "train"}
     val = len(plan.shards.splits["val"]) if "val" in plan.shards.splits else 0
     stages = tuple(
@@ -86,14 +93,14 @@ def forecast(plan: Plan, paces: Sequence[Pace], *, eval_every: int, start_s: flo
                     folds=folds)  # fmt: skip
 
 
-def larger(before: Forecast, models: Sequence[float | None], *, shared: bool) -> Forecast:
-    """With batches twice as large, at which the model alone does `models` images/s; None keeps a stage as it is.
+def with_doubled_batches(result: Forecast, models: Sequence[float | None], *, shared: bool) -> Forecast:
+    """`result` with doubled batch sizes, at which the model alone reaches `models` images/s (None: stage unchanged).
 
-    `shared`: the loader works on the model's own cores, so that what it adds to the time of an image stays. Else the
-    slower of the two keeps its part of its full pace.
+    `shared`: loader and model share the CPU cores, so the loader's extra time per image is assumed constant. Otherwise
+    the live rate is assumed to stay the same fraction of the slower one's rate.
     """
     stages = []
-    for stage, model in zip(before.stages, models, strict=True):
+    for stage, model in zip(result.stages, models, strict=True):
         pace = stage.pace
         if model is None:
             stages.append(stage)
@@ -104,19 +111,19 @@ def larger(before: Forecast, models: Sequence[float | None], *, shared: bool) ->
             new = 1 / max(1 / model, 1 / model + 1 / live - 1 / old)
         new_pace = dataclasses.replace(pace, model_images_per_s=model, live_images_per_s=new)
         stages.append(dataclasses.replace(stage, batch_size=2 * stage.batch_size, pace=new_pace))
-    return dataclasses.replace(before, stages=tuple(stages))
+    return dataclasses.replace(result, stages=tuple(stages))
 
 
-def seconds(text: str) -> float:
-    """Of a time like 90s, 11m or 1.5h. Raises `ResoluteError` for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    if not found or not float(found[1]):
-        raise ResoluteError(f"--budget: got {text!r}, expected a time like 90s, 11m or 1.5h; give it so")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+def parse_duration(text: str) -> float:
+    """Seconds of a duration such as 90s, 11m or 1.5h. Raises `ResoluteError` for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not match or not float(match[1]):
+        raise ResoluteError(f"--budget: got {text!r}, expected a time like 90s, 11m or 1.5h; correct it")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def calibration(result: Forecast) -> list[dict[str, Any]]:
-    """The records that a run's log gets."""
+    """The calibration records of run.jsonl, one per stage."""
     return [
         {"kind": "calibration", "stage": stage.stage, "loader_images_per_s": stage.pace.loader_images_per_s,
          "model_images_per_s": stage.pace.model_images_per_s,
@@ -125,18 +132,19 @@ def calibration(result: Forecast) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def figures(result: Forecast, budget_s: float | None, told: list[str]) -> dict[str, Any]:
-    """All of it for a JSON file."""
+def to_json(result: Forecast, budget_s: float | None, advice_lines: list[str]) -> dict[str, Any]:
+    """The content of the `--json` file."""
     stages = [
         {**dataclasses.asdict(stage), "steps": stage.steps, "limit": stage.limit, "epoch_s": stage.epoch_s,
          "eval_s": stage.eval_s}
         for stage in result.stages
     ]  # fmt: skip
     return {"stages": stages, "folds": result.folds, "parts_s": result.parts_s(), "total_s": result.total_s(),
-            "budget_s": budget_s, "advice": told}  # fmt: skip
+            "budget_s": budget_s, "advice": advice_lines}  # fmt: skip
 
 
 def table(result: Forecast) -> str:
+    """The forecast as text: one row per stage and a line with the total; rates in images/s."""
     lines = ["stage  res batch epochs  steps  loader/s   model/s    live/s  limit   stall %  memory GiB epoch s  val s"]
     for stage in result.stages:
         pace, batch = stage.pace, min(stage.batch_size, stage.images)
@@ -146,44 +154,45 @@ def table(result: Forecast) -> str:
             f"{stage.limit:6} {100 * pace.stall_frac:8.2f} {pace.memory_bytes / 2**30:11.2f} {stage.epoch_s:7.1f} "
             f"{stage.eval_s:6.1f}"
         )
-    parts = ", ".join(f"{name} {_span(value)}" for name, value in result.parts_s().items())
+    parts = ", ".join(f"{name} {_format_seconds(value)}" for name, value in result.parts_s().items())
     runs = f" in {result.folds} folds" if result.folds > 1 else ""
-    return "\n".join([*lines, f"total {_span(result.total_s())}{runs}: {parts}"])
+    return "\n".join([*lines, f"total {_format_seconds(result.total_s())}{runs}: {parts}"])
 
 
-def advice(result: Forecast, budget_s: float, bigger: Forecast | None) -> list[str]:
-    """Whether the run fits the budget, and if not, what would; `bigger` is the forecast with larger batches."""
-    total, budget = result.total_s(), _span(budget_s)
+def advice(result: Forecast, budget_s: float, doubled: Forecast | None) -> list[str]:
+    """Whether the run fits `budget_s`, and if not, what would; `doubled`: the forecast with doubled batch sizes."""
+    total, budget = result.total_s(), _format_seconds(budget_s)
     if total <= budget_s:
-        return [f"fits the budget of {budget}: {_span(budget_s - total)} to spare"]
-    lines = [f"does not fit the budget of {budget}: {_span(total - budget_s)} too long. What would change that:"]
-    want = [stage.epochs for stage in result.stages]
-    fewer = (_apportioned(want, n) for n in range(sum(want) - 1, len(want) - 1, -1))
-    found = next((epochs for epochs in fewer if result.total_s(epochs) <= budget_s), None)
-    if found:
-        lines.append(f"- fewer epochs: {_list(found)} in place of {_list(want)}: {_span(result.total_s(found))}")
+        return [f"fits the budget of {budget}: {_format_seconds(budget_s - total)} to spare"]
+    lines = [f"does not fit the budget of {budget}: {_format_seconds(total - budget_s)} too long. Options:"]
+    planned = [stage.epochs for stage in result.stages]
+    fewer = (_apportioned(planned, n) for n in range(sum(planned) - 1, len(planned) - 1, -1))
+    fitting = next((epochs for epochs in fewer if result.total_s(epochs) <= budget_s), None)
+    if fitting:
+        fitting_s = _format_seconds(result.total_s(fitting))
+        lines.append(f"- fewer epochs: {_list(fitting)} instead of {_list(planned)}: {fitting_s}")
     else:
-        least = result.total_s([1] * len(want))
-        lines.append(f"- fewer epochs: not alone, one a stage takes {_span(least)}")
+        shortest = result.total_s([1] * len(planned))
+        lines.append(f"- fewer epochs: not enough, one epoch per stage takes {_format_seconds(shortest)}")
     if result.folds > 1:
-        each = total / result.folds
-        folds = int(budget_s // each)
-        lines.append(f"- fewer folds: {folds} of {result.folds}: {_span(folds * each)}" if folds else
-                     f"- fewer folds: not alone, one takes {_span(each)}")  # fmt: skip
-    if bigger is not None:
-        sizes = [_list([stage.batch_size for stage in each.stages]) for each in (bigger, result)]
-        after = bigger.total_s()
-        verdict = "fits" if after <= budget_s else "still too long" if after < total else "no gain"
-        lines.append(f"- larger batches: {sizes[0]} in place of {sizes[1]}: {_span(after)}, {verdict} "
-                     "(the learning rate has to follow)")  # fmt: skip
+        fold_s = total / result.folds
+        folds = int(budget_s // fold_s)
+        lines.append(f"- fewer folds: {folds} of {result.folds}: {_format_seconds(folds * fold_s)}" if folds else
+                     f"- fewer folds: not enough, one fold takes {_format_seconds(fold_s)}")  # fmt: skip
+    if doubled is not None:
+        sizes = [_list([stage.batch_size for stage in f.stages]) for f in (doubled, result)]
+        doubled_s = doubled.total_s()
+        effect = "fits" if doubled_s <= budget_s else "still too long" if doubled_s < total else "no gain"
+        lines.append(f"- larger batches: {sizes[0]} instead of {sizes[1]}: {_format_seconds(doubled_s)}, {effect} "
+                     "(adapt the learning rate)")  # fmt: skip
     return lines
 
 
-def _apportioned(want: list[int], total: int) -> list[int]:
-    """`total` epochs in the proportions of `want`, at least one each: what is over goes to the largest remainders."""
-    shares = [max(1.0, n * total / sum(want)) for n in want]
+def _apportioned(planned: list[int], total: int) -> list[int]:
+    """`total` epochs in the proportions of `planned`, at least one each, by the largest remainder method."""
+    shares = [max(1.0, n * total / sum(planned)) for n in planned]
     epochs = [int(share) for share in shares]
-    for i in sorted(range(len(want)), key=lambda i: epochs[i] - shares[i])[: max(0, total - sum(epochs))]:
+    for i in sorted(range(len(planned)), key=lambda i: epochs[i] - shares[i])[: max(0, total - sum(epochs))]:
         epochs[i] += 1
     while sum(epochs) > total:
         epochs[epochs.index(max(epochs))] -= 1
@@ -194,7 +203,7 @@ def _list(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _span(value_s: float) -> str:
+def _format_seconds(value_s: float) -> str:
     if value_s < 90:
         return f"{value_s:.1f} s" if value_s < 10 else f"{value_s:.0f} s"
     return f"{value_s / 60:.1f} min" if value_s < 90 * 60 else f"{value_s / 3600:.1f} h"

@@ -1,8 +1,8 @@
-"""Measures what a run's steps take on this machine, before it starts: a few real ones.
+"""Measures a run's throughput on this machine with a few training steps, before it starts.
 
-What the loader does alone and what the model does alone are two ceilings; on a CPU they share the cores, on a GPU its
-kernels, so that only live steps say what a run will take. Whether images are better decoded on the CPU or the GPU
-depends on model, resolution and machine too: `choose_decode` times both, once a run.
+Three rates per stage: the loader alone and the model alone are ceilings; loader and model compete for CPU cores or the
+GPU, so only the live rate, measured with both, predicts the run. `choose_decode` measures whether decoding on the CPU
+or the GPU is faster, which depends on model, resolution and machine.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from train.loop import Learner
 __all__ = ["Decode", "Pace", "Stopwatch", "Stream", "choose_decode", "measure", "restored", "synthetic"]
 
 Decode = Literal["cpu", "gpu"]
-_SKIPPED, _TIMED = 8, 24  # steps of each stage: what runs ahead of the first is not what is steady
-_RUNNING_AHEAD = 4  # batches that a loader has ready, or nearly, when it is opened
-_LEAST = 2  # steps under a clock
+_SKIPPED, _TIMED = 8, 24  # steps per stage: the skipped ones use prefetched batches and are not representative
+_RUNNING_AHEAD = 4  # batches that a loader prefetches when it is opened
+_MIN_STEPS = 2  # minimum number of timed steps
 
 
 class Stream(Protocol):
-    """What is needed of a `Loader`."""
+    """The part of `Loader` that is used here."""
 
     def __next__(self) -> Batch: ...
 
@@ -42,14 +42,14 @@ class Stream(Protocol):
 
 def choose_decode(
     plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Stream]], step: Callable[[Batch], None], *,
-    sync: Callable[[], None], agree: Callable[[int], int] = int, choices: Sequence[Decode] = ("gpu", "cpu"),
+    sync: Callable[[], None], broadcast: Callable[[int], int] = int, choices: Sequence[Decode] = ("gpu", "cpu"),
     about_s: float = 5.0, clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Decode, dict[Decode, float]]:  # fmt: skip
-    """The faster place to decode, and the seconds of a live step with each, in about `about_s` s of steps in all.
+    """The faster place to decode, and the seconds per live step with each; takes about `about_s` s in total.
 
-    Steps are those of the stage that has the most pixels, where a run spends most of its time. `open_stream` opens a
-    loader at a batch; `step` does what training does but change weights, and `sync` waits for it; `agree` gives all
-    ranks the first one's number of steps.
+    Measured in the stage with the most pixels, where a run spends most of its time. `open_stream(decode, batch)` opens
+    a loader at a batch; `step` is a training step without weight update, and `sync` waits for it; `broadcast` gives all
+    ranks rank 0's number of steps.
     """
     training = [segment for segment in plan.passes if segment.split == "train"]
     pixels: dict[int, int] = defaultdict(int)
@@ -69,17 +69,17 @@ def choose_decode(
                 sync()
                 return clock() - began
 
-            # why not counted: the first batches were decoded before anybody asked for them
+            # why not counted: the first batches are prefetched
             ahead_s = [timed(1) for _ in range(skipped)]
             left_s = about_s / len(choices) - sum(ahead_s)
             fitting = int(left_s / max(ahead_s)) if any(ahead_s) else _TIMED
-            count = agree(min(max(_LEAST, fitting), _TIMED, first.batches - skipped))
+            count = broadcast(min(max(_MIN_STEPS, fitting), _TIMED, first.batches - skipped))
             measured[decode] = timed(count) / count
     return min(measured, key=lambda decode: measured[decode]), measured
 
 
 def synthetic(spec: BatchSpec, *, device: torch.device, dtype: torch.dtype, times: float = 1.0) -> Batch:
-    """A batch of random images in the place of `spec`'s, with `times` as many of them."""
+    """A batch of random images (N, 3, res, res) like that of `spec`, with `times` as many samples."""
     count = round(times * len(spec))
     labels = torch.zeros(count, dtype=torch.int64, device=device)
     images = torch.randn(count, 3, spec.res, spec.res, dtype=dtype, device=device)
@@ -92,45 +92,45 @@ def synthetic(spec: BatchSpec, *, device: torch.device, dtype: torch.dtype, time
 
 @contextlib.contextmanager
 def restored(learner: Learner) -> Iterator[None]:
-    """Whatever the block does to weights, averages, optimizer and random numbers is undone at its end."""
-    kept = io.BytesIO()
-    torch.save(learner.state_dict(), kept)
+    """Restore the learner's weights, EMA, optimizer and random states at the end of the block."""
+    state = io.BytesIO()
+    torch.save(learner.state_dict(), state)
     try:
         yield
     finally:
-        kept.seek(0)
-        learner.load_state_dict(torch.load(kept, map_location="cpu", weights_only=True))
+        state.seek(0)
+        learner.load_state_dict(torch.load(state, map_location="cpu", weights_only=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """What was measured of a stage; images/s are over all ranks."""
+    """Measurements of one stage; images/s are over all ranks."""
 
-    loader_images_per_s: float  # alone
-    model_images_per_s: float  # training steps on one batch of random numbers
-    live_images_per_s: float  # training steps on what the loader delivers
-    stall_frac: float  # part of the live time in which the host was blocked for a batch
-    eval_images_per_s: float | None  # live validation; None where the stage has none
-    memory_bytes: int  # as `memory` tells after the live steps
+    loader_images_per_s: float  # loader alone
+    model_images_per_s: float  # training steps on a synthetic batch
+    live_images_per_s: float  # training steps on the loader's batches
+    stall_frac: float  # fraction of the live time in which the host was blocked waiting for a batch
+    eval_images_per_s: float | None  # live validation; None if the stage has none
+    memory_bytes: int  # peak memory after the live steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopwatch:
-    """Times steps; `sync` awaits what they started, `agree` gives all ranks the first one's number of them."""
+    """Times steps. `sync` waits for the device; `broadcast` gives all ranks rank 0's number of steps."""
 
     sync: Callable[[], None]
-    agree: Callable[[int], int] = int
+    broadcast: Callable[[int], int] = int
     clock: Callable[[], float] = time.perf_counter
 
     def steps(
         self, source: Callable[[], Batch], work: Callable[[Batch], object], count: int
     ) -> tuple[float, float, float]:
-        """(images/s, part of the time in which the host waited for the next batch, s) of `count` steps."""
+        """(images/s, fraction of the time waiting for batches, elapsed seconds) of `count` steps."""
         images, waited, began = 0, 0.0, self.clock()
         for _ in range(count):
-            asked = self.clock()
+            wait_began = self.clock()
             batch = source()
-            waited += self.clock() - asked
+            waited += self.clock() - wait_began
             work(batch)
             images += batch.spec.global_size
         self.sync()
@@ -138,33 +138,37 @@ class Stopwatch:
         return images / elapsed, waited / elapsed, elapsed
 
     def rate(
-        self, source: Callable[[], Batch], work: Callable[[Batch], object], *, about_s: float, most: int = 1_000_000
-    ) -> tuple[float, float]:
-        """(images/s, part of waiting) of steady steps, in about `about_s` s; no more than `most` steps in all."""
+        self, source: Callable[[], Batch], work: Callable[[Batch], object], *, about_s: float,
+        max_steps: int = 1_000_000,
+    ) -> tuple[float, float]:  # fmt: skip
+        """(images/s, fraction of waiting) in steady state; takes about `about_s` s and at most `max_steps` steps."""
         self.steps(source, work, 1)
         step_s = self.steps(source, work, 1)[2]
-        count = max(1, min(self.agree(max(_LEAST, round(about_s / step_s))), (most - 2) * 2 // 3))
+        count = max(1, min(self.broadcast(max(_MIN_STEPS, round(about_s / step_s))), (max_steps - 2) * 2 // 3))
         self.steps(source, work, min(_SKIPPED, count // 2))
         return self.steps(source, work, count)[:2]
 
 
 def measure(
     plan: Plan, stream: Stream, stage: int, watch: Stopwatch, *, train: Callable[[Batch], object],
-    validate: Callable[[Batch], object], made: Batch, memory: Callable[[], int], about_s: float = 5.0,
+    validate: Callable[[Batch], object], synthetic_batch: Batch, memory: Callable[[], int], about_s: float = 5.0,
 ) -> Pace:  # fmt: skip
-    """The pace of a stage, in `about_s` s or what a few steps of each kind take. `made`: a batch of random numbers."""
+    """Measure a stage in about `about_s` s, or the time of a few steps of each kind if that is longer.
+
+    `train` and `validate` run a step; `memory` returns the peak memory in bytes.
+    """
 
     def live(split: str, work: Callable[[Batch], object], share: float) -> tuple[float, float]:
         segment = next(s for s in plan.passes if (s.split, s.stage) == (split, stage))
         stream.load_state_dict({"next_batch": segment.first})
         if segment.batches >= 4:
-            return watch.rate(lambda: next(stream), work, about_s=share * about_s, most=segment.batches)
+            return watch.rate(lambda: next(stream), work, about_s=share * about_s, max_steps=segment.batches)
         watch.steps(lambda: next(stream), work, 1)
         stream.load_state_dict({"next_batch": segment.first})
         return watch.steps(lambda: next(stream), work, segment.batches)[:2]
 
     loader, _ = live("train", lambda batch: None, 0.15)
-    model, _ = watch.rate(lambda: made, train, about_s=0.2 * about_s)
+    model, _ = watch.rate(lambda: synthetic_batch, train, about_s=0.2 * about_s)
     together, stall = live("train", train, 0.4)
     used = memory()
     validated = any((s.split, s.stage) == ("val", stage) for s in plan.passes)

@@ -1,1 +1,1 @@
-"""A recipe: the TOML file with every value that changes the results of a run."""
+"""The recipe: one TOML file with every value that can change a run's results, parsed into frozen dataclasses."""

@@ -1,4 +1,4 @@
-"""`python -m train.recipe`: all keys of a recipe, with their defaults, as Markdown tables."""
+"""`python -m train.recipe`: prints every recipe key with its type, default and meaning, as Markdown tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m train.recipe", description="Print all keys of a recipe, with their defaults.")
+    parser = Parser(prog="python -m train.recipe", description="Print every recipe key with type, default and meaning.")
     return command(parser, _run, arguments)
 
 

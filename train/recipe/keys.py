@@ -1,4 +1,4 @@
-"""Which keys has a recipe? A table made of the dataclasses themselves: key, type, default and comment."""
+"""Reference of all recipe keys, generated from the dataclasses: key, type, default, and the comment in the source."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Key:
 
 
 def keys(cls: type = Recipe, section: str = "") -> Iterator[Key]:
-    """Every key of a recipe, those of the file's top first, then a section after the other, as in the source."""
+    """Every recipe key: top-level keys first, then section by section in source order."""
     hints, comments = typing.get_type_hints(cls), _comments(cls)
     sections = {}
     for field in dataclasses.fields(cls):
@@ -38,9 +38,9 @@ def keys(cls: type = Recipe, section: str = "") -> Iterator[Key]:
         if typing.get_origin(hint) is tuple and dataclasses.is_dataclass(typing.get_args(hint)[0]):
             hint = typing.get_args(hint)[0]
         if dataclasses.is_dataclass(hint):
-            if cls is Recipe:  # why: a stage's [augment] is that of the file
+            if cls is Recipe:  # why: [stages.augment] has the keys of the top-level [augment]
                 sections[field.name] = hint
-        elif not (cls is Recipe and field.name == "name"):  # the file's own
+        elif not (cls is Recipe and field.name == "name"):  # why: the name is the file's
             yield Key(section=section, name=field.name, kind=_kind(hint), default=_default(field),
                       comment=comments[field.name])  # fmt: skip
     for name, hint in sections.items():
@@ -51,7 +51,7 @@ def keys(cls: type = Recipe, section: str = "") -> Iterator[Key]:
 
 
 def table() -> str:
-    """All keys in Markdown, a table a section."""
+    """All keys in Markdown, one table per section."""
     lines, section = [], None
     for key in keys():
         if key.section != section:
@@ -64,25 +64,25 @@ def table() -> str:
 
 
 def _comments(cls: type) -> dict[str, str]:
-    """The comment of each field: the lines right above it, and what stands behind it."""
+    """The comment of each field: the lines directly above it, then the one at the end of its line."""
     source = textwrap.dedent(inspect.getsource(cls))
-    alone: dict[int, str] = {}
-    behind: dict[int, str] = {}
+    full_line: dict[int, str] = {}
+    trailing: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            first = not token.line[: token.start[1]].strip()
-            (alone if first else behind)[token.start[0]] = token.string.lstrip("# ")
-    found = {}
+            is_full_line = not token.line[: token.start[1]].strip()
+            (full_line if is_full_line else trailing)[token.start[0]] = token.string.lstrip("# ")
+    comments = {}
     body = typing.cast(ast.ClassDef, ast.parse(source).body[0]).body
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             line = node.lineno
-            while line - 1 in alone:
+            while line - 1 in full_line:
                 line -= 1
-            above = " ".join(alone[number] for number in range(line, node.lineno))
-            parts = [above, behind.get(node.end_lineno or node.lineno, "")]
-            found[node.target.id] = "; ".join(part for part in parts if part)
-    return found
+            above = " ".join(full_line[number] for number in range(line, node.lineno))
+            parts = [above, trailing.get(node.end_lineno or node.lineno, "")]
+            comments[node.target.id] = "; ".join(part for part in parts if part)
+    return comments
 
 
 def _kind(hint: Any) -> str:
@@ -92,8 +92,7 @@ def _kind(hint: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{json.dumps(arg)}`" for arg in args)
     if origin is tuple:
-        many = args[-1] is Ellipsis
-        return "list of numbers" if many else f"{len(args)} numbers"
+        return "list of numbers" if args[-1] is Ellipsis else f"{len(args)} numbers"
     names = {int: "integer", float: "number", bool: "`true`, `false`", str: "text", dict: "table"}
     return names[origin or hint]
 
@@ -104,7 +103,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
     elif field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()
     else:
-        return "needed"
+        return "required"
     if isinstance(value, float):
         value = round(value, 4) if abs(value) >= 1e-3 else value
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""How does a table of a TOML file become a frozen dataclass? With every key and value checked."""
+"""Builds frozen dataclasses from TOML tables. Every key and value is checked; unknown keys get a suggestion."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["build"]
 
 
 def build(cls: type, table: object, where: str) -> Any:
-    """An instance of the dataclass `cls`; `where` is the table's name, "" for the whole file.
+    """An instance of the dataclass `cls` from `table`; `where` is the table's dotted name, "" for the top level.
 
-    Raises `ResoluteError` for an unknown or missing key (with the nearest known one) and a value of another type.
+    Raises `ResoluteError` for an unknown key (suggesting the closest known one), a missing key or a wrong type.
     """
     if not isinstance(table, dict):
         raise ResoluteError(f"{where}: got {table!r}, expected a table; write [{where}]")
@@ -36,10 +36,10 @@ def build(cls: type, table: object, where: str) -> Any:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """`value` from TOML as the type `hint`, or a `ResoluteError` that says what was expected."""
+    """`value` from TOML converted to the type `hint`. Raises `ResoluteError` if the type does not match."""
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, where)
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # a value or none at all: TOML has no null
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # X | None: TOML has no null, so only X occurs
         (hint,) = (arg for arg in typing.get_args(hint) if arg is not types.NoneType)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
@@ -50,8 +50,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         good = isinstance(value, list) and (many or len(value) == len(args))
         check(good, where, repr(value), "a list" if many else f"a list of {len(args)} numbers")
         return tuple(_convert(args[0], item, where) for item in value)
-    if isinstance(value, int) and not isinstance(value, bool):  # why: TOML's integers have any length
-        check(-(2**63) <= value < 2**63, where, f"an integer of {len(str(abs(value)))} digits", "one of 64 bits")
+    if isinstance(value, int) and not isinstance(value, bool):  # why: Python reads TOML integers of any size
+        check(-(2**63) <= value < 2**63, where, f"an integer of {len(str(abs(value)))} digits", "a 64-bit integer")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, float):

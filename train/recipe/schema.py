@@ -1,7 +1,7 @@
-"""What changes results? One TOML recipe, turned into frozen, checked, keyword-only values.
+"""The recipe's schema: everything that changes results, as frozen, validated, keyword-only dataclasses.
 
-Paths, threads and the device are flags of the command line, not here. `Recipe.hash` names a run; it sits in
-checkpoints and result files, and a run does not resume under another one.
+Paths, threads and the device are command line flags instead. `Recipe.hash` identifies the results of a run: it is
+stored in checkpoints and result files, and a run refuses to resume with a different recipe.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ _MAX_SEED = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    # full: every read at a random place; block: blocks of neighbours, shuffled in a window of them, for network disks
-    # and stores; auto: whichever suits the disk, measured when the run starts and kept by its checkpoints
+    # full: uniform shuffle, random reads; block: shuffled blocks of adjacent samples, mixed within a window, for
+    # network disks and object stores; auto: measured on the storage when the run starts, then kept in its checkpoints
     order: Literal["full", "block", "auto"] = "full"
-    fraction_mode: Literal["rotate", "fixed"] = "rotate"  # next part of the data, or one nested subset
-    # a damaged sample ends the run with its name, or the next one takes its place (told in the log)
+    # for stages with fraction < 1: another part of the data each epoch, or the same nested subset
+    fraction_mode: Literal["rotate", "fixed"] = "rotate"
+    # damaged sample: stop the run and name it, or replace it by the next sample and log it
     on_bad_sample: Literal["error", "skip"] = "error"
-    fold: int | None = None  # the part that validates, for shards made with FOLDS
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # Source: timm IMAGENET_DEFAULT_MEAN
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)  # Source: timm IMAGENET_DEFAULT_STD
+    fold: int | None = None  # fold held out for validation, 0-based, for shards made with FOLDS
+    # per-channel RGB mean, subtracted from pixels in 0 to 1. Source: timm IMAGENET_DEFAULT_MEAN
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    # per-channel RGB standard deviation to divide by, above 0. Source: timm IMAGENET_DEFAULT_STD
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
         _check(all(value > 0 for value in self.std), "data.std", list(self.std), "three numbers above 0")
@@ -46,10 +49,10 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
-    every_epochs: int = 1  # the last epoch of the run is always validated
-    batch_size: int = 256  # samples a validation batch, over all ranks
-    crop_frac: float | None = None  # side of the centre crop / short side; None: what prep's margin leaves, 0.875
-    flip: bool = False  # test-time flip: the mean logits of each image and its mirror
+    every_epochs: int = 1  # epochs between validations; the last epoch is always validated
+    batch_size: int = 256  # samples per validation batch, over all ranks
+    crop_frac: float | None = None  # centre crop's side / short side, above 0 to 1; none: from prep's margin, 0.875
+    flip: bool = False  # test-time flip: average the logits of each image and its mirror image
 
     def __post_init__(self) -> None:
         frac = self.crop_frac
@@ -63,7 +66,7 @@ class Eval:
 class Recipe:
     name: str
     stages: tuple[Stage, ...]
-    seed: int = 0  # of weights, order and augmentation
+    seed: int = 0  # of initial weights, sample order and augmentation, 0 to 2^63 - 1
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     optim: Optim = field(default_factory=Optim)
@@ -79,10 +82,10 @@ class Recipe:
     def __post_init__(self) -> None:
         _check(len(self.stages) > 0, "stages", "none", "at least one [[stages]] table")
         _check(0 <= self.seed <= _MAX_SEED, "seed", self.seed, f"an integer from 0 to {_MAX_SEED}")
-        expected = f"at most {MAX_EPOCHS} in all stages together"
+        expected = f"at most {MAX_EPOCHS} over all stages"
         _check(self.total_epochs <= MAX_EPOCHS, "stages.epochs", self.total_epochs, expected)
         smallest = min((s.batch_size for s in self.stages if s.batch_size != AUTO), default=self.optim.accumulate)
-        expected = f"at most the smallest batch_size, {smallest}: a micro-batch has at least one sample"
+        expected = f"at most the smallest batch_size, {smallest}: a micro-batch needs at least one sample"
         _check(self.optim.accumulate <= smallest, "optim.accumulate", self.optim.accumulate, expected)
         marks = self.schedule.milestone_epochs
         good = all(mark < self.total_epochs for mark in marks)
@@ -90,7 +93,7 @@ class Recipe:
 
     @property
     def hash(self) -> str:
-        """12 hex digits over every value but the name: the same results, the same hash."""
+        """12 hex digits of a SHA-256 over every value except the name."""
         text = json.dumps(self.values(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -100,33 +103,33 @@ class Recipe:
 
     @property
     def resolutions(self) -> tuple[int, ...] | None:
-        """px that shards are opened at; None, all there are, if a stage validates at another resolution."""
+        """Resolutions in px to open shards at; None (all stored ones) if a stage validates at another resolution."""
         if any(stage.eval_res not in (None, stage.res) for stage in self.stages):
             return None
         return tuple(sorted({stage.res for stage in self.stages}))
 
     @property
     def seen_resolutions(self) -> tuple[int, ...]:
-        """px of the images that the network sees, in training and validation."""
+        """Resolutions in px of the network's input, in training and validation, ascending."""
         return tuple(sorted({res for stage in self.stages for res in (stage.res, stage.eval_res or stage.res)}))
 
     def values(self) -> dict[str, Any]:
-        """Every value but the name, as JSON has them: what a checkpoint keeps."""
+        """Every value except the name, with JSON types; stored in checkpoints."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         del values["name"]
         return values
 
     @classmethod
     def from_values(cls, values: dict[str, Any], *, name: str) -> Recipe:
-        """The recipe of `values()`; keys that are younger than these have their defaults.
+        """The inverse of `values()`; keys added since those values were written get their defaults.
 
-        Raises `ResoluteError` for what is unknown or out of range in this version.
+        Raises `ResoluteError` for keys that this version does not know and for values out of range.
         """
         return typing.cast(Recipe, build(cls, {**_without_none(values), "name": name}, ""))
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """Read a TOML file. Raises `ResoluteError` for what is missing, unknown or out of range."""
+        """Read a TOML file. Raises `ResoluteError` for an unreadable file and missing, unknown or invalid keys."""
         path = Path(path)
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -140,12 +143,12 @@ class Recipe:
 
     @classmethod
     def parse(cls, table: dict[str, Any], *, name: str, where: str = "recipe") -> Recipe:
-        """Build a recipe from the tables of a TOML file."""
+        """Build a recipe from the parsed TOML `table`. Raises `ResoluteError`, prefixed with `where`."""
         table = dict(table)
         base = table.pop("augment", {})
         stages = table.get("stages", [])
         if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
-            raise ResoluteError(f"{where}: stages: got one value, expected [[stages]] tables; write it so")
+            raise ResoluteError(f"{where}: stages: got a single value, expected [[stages]] tables; use double brackets")
         table["stages"] = [{**stage, "augment": {**base, **stage.get("augment", {})}} for stage in stages]
         try:
             for stage in table["stages"]:
@@ -154,9 +157,9 @@ class Recipe:
                     stage["batch_size"] = AUTO
             recipe = typing.cast(Recipe, build(cls, {**table, "name": name}, ""))
             _refuse_without_effect(recipe, {**table, "augment": base})
-            for stage, given in zip(recipe.stages, stages, strict=True):
+            for stage, written in zip(recipe.stages, stages, strict=True):
                 for key, reason in without_effect([stage.augment]).items():
-                    if key in given.get("augment", {}):
+                    if key in written.get("augment", {}):
                         raise ResoluteError(f"stages.augment.{key}: without effect, {reason}; remove it")
             return recipe
         except ResoluteError as error:
@@ -170,13 +173,13 @@ def _without_none(value: Any) -> Any:
 
 
 def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
-    """Raise for a key that was given and that nothing would read."""
+    """Raise `ResoluteError` for a key in `table` that has no effect with the other values."""
     augments = [stage.augment for stage in recipe.stages]
     reasons = {
         ("stop", "min_delta"): not recipe.stop.patience and "stop.patience is 0, off",
         ("data", "order"): all(s.order for s in recipe.stages) and "every stage has its own",
         ("data", "fraction_mode"): all(s.fraction == 1.0 for s in recipe.stages) and "every fraction is 1",
-        ("freeze", "mode"): recipe.freeze.mode != "none" and not _freezes(recipe) and "no stage freezes anything by it",
+        ("freeze", "mode"): recipe.freeze.mode != "none" and not _freezes(recipe) and "no stage freezes anything",
         ("schedule", "batch_rule"): _same_batches(recipe) and "every batch_size is the base",
     } | {("augment", key): reason for key, reason in without_effect(augments).items()}
     for section in ("model", "optim", "loss", "distill", "schedule", "ema", "precision"):
@@ -195,7 +198,7 @@ def _freezes(recipe: Recipe) -> bool:
 
 
 def _same_batches(recipe: Recipe) -> bool:
-    """Whether a rule for the LR would change nothing. A batch size that is found later may be any."""
+    """Whether `schedule.batch_rule` changes no learning rate. A batch size of "auto" counts as different."""
     batches = {stage.batch_size for stage in recipe.stages}
     rule, base = recipe.schedule.batch_rule, recipe.schedule.base_batch or recipe.stages[0].batch_size
     return rule != "none" and batches == {base} and base != AUTO

@@ -1,4 +1,7 @@
-"""What of the training itself can be chosen? The sections of a recipe that only the trainer reads."""
+"""The recipe sections that only the trainer reads: model, optimizer, loss, schedule, EMA, precision and so on.
+
+`without_effect` of a section names the keys that nothing reads with its other values, and why.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ __all__ = ["Distill", "Ema", "Freeze", "Loss", "Model", "Optim", "Precision", "S
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    name: str = "resnet50"  # any timm model
-    options: dict[str, Any] = field(default_factory=dict)  # passed to timm.create_model
-    weights: str = ""  # to start from: "pretrained" (timm's, from the hub), or a .safetensors or .pth file
-    # of a checkpoint that holds raw and averaged weights: best is the kind with the better validation in checkpoints of
-    # ours, the averaged ones in others
+    name: str = "resnet50"  # any timm model name
+    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments for timm.create_model
+    weights: str = ""  # initial weights: "" (random), "pretrained" (timm's), or a .safetensors or .pth file
+    # for files with raw and averaged weights; best: those with the higher top-1 (checkpoints of this project), else
+    # the averaged ones
     weights_kind: Literal["best", "raw", "ema"] = "best"
-    drop_path_rate: float = 0.0  # stochastic depth: part of the samples that skip the last block; less before it
-    antialias: bool = False  # blur before strided pooling and convolutions, where timm's model can
-    norm: Literal["batch", "sync", "ghost", "group"] = "batch"  # what batch norms become; sync: over all ranks
-    ghost_batch: int = 32  # ghost: samples that are normalised together, or a few more
-    norm_groups: int = 32  # group: groups of a norm's channels, or fewer that divide them
-    bn_momentum: float | None = None  # weight of a batch in the running statistics; None: the model's, mostly 0.1
-    checkpoint_blocks: bool = False  # gradient checkpointing: blocks run again in backward, for memory
+    drop_path_rate: float = 0.0  # stochastic depth: drop rate of the last block, lower before it; 0 to below 1
+    antialias: bool = False  # blur before strided convolutions and pooling (BlurPool), if timm's model supports it
+    norm: Literal["batch", "sync", "ghost", "group"] = "batch"  # type that replaces batch norms; sync: over all ranks
+    ghost_batch: int = 32  # ghost: minimum number of samples per normalised group, at least 2
+    norm_groups: int = 32  # group: number of channel groups; lowered to a divisor of the channels
+    bn_momentum: float | None = None  # weight of a batch in running statistics, above 0 to 1; none: the model's
+    checkpoint_blocks: bool = False  # gradient checkpointing: recompute blocks in backward to save memory
 
     def __post_init__(self) -> None:
         check(0 <= self.drop_path_rate < 1, "model.drop_path_rate", self.drop_path_rate, "0 (off) to below 1")
@@ -34,7 +37,7 @@ class Model:
         check(momentum is None or 0 < momentum <= 1, "model.bn_momentum", momentum, "above 0, at most 1")
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
-        no_file = self.weights in ("", "pretrained") and f"model.weights is {self.weights or 'empty'}, no file"
+        no_file = self.weights in ("", "pretrained") and f"model.weights is {self.weights or 'empty'}, not a file"
         return {
             "weights_kind": no_file,
             "ghost_batch": self.norm != "ghost" and f"model.norm is {self.norm}",
@@ -45,21 +48,21 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    name: Literal["sgd", "adamw", "lamb"] = "sgd"  # SGD is Nesterov's
-    lr: float = 0.5  # peak of the schedule, before `lr_scale`
-    weight_decay: float = 5e-5  # not on norms and biases
-    momentum: float = 0.9  # SGD; the schedule moves it
-    betas: tuple[float, float] = (0.9, 0.999)  # AdamW and LAMB; the schedule moves the first
-    fused: bool = False  # SGD and AdamW: one kernel for all weights; the same but for rounding
-    lookahead: int = 0  # steps after which the weights go back part of their way (Lookahead); 0 = off
-    lookahead_alpha: float = 0.5  # part of the way that they keep
-    clip_norm: float = 0.0  # longest gradient of all weights together; 0 = off
-    clip_value: float = 0.0  # largest element of a gradient; 0 = off
-    clip_agc: float = 0.0  # longest gradient of a unit / its weights, not in the head (AGC, 0.01 is usual); 0 = off
-    centralise: bool = False  # gradient centralisation: each unit's gradient less its mean
-    layer_norm_grads: bool = False  # experimental: each layer's gradient is divided by its length
-    accumulate: int = 1  # micro-batches a step; `batch_size` stays the samples of one step
-    smoothing: float = 0.0  # label smoothing
+    name: Literal["sgd", "adamw", "lamb"] = "sgd"  # optimizer; sgd uses Nesterov momentum
+    lr: float = 0.5  # peak learning rate of the schedule, before `lr_scale`; above 0
+    weight_decay: float = 5e-5  # not applied to norms and biases; 0 or more
+    momentum: float = 0.9  # sgd; the schedule may lower it; 0 to below 1
+    betas: tuple[float, float] = (0.9, 0.999)  # adamw and lamb; the schedule may lower the first
+    fused: bool = False  # sgd and adamw: torch's fused kernel; results differ only by rounding
+    lookahead: int = 0  # Lookahead: optimizer steps between updates of the slow weights; 0 = off
+    lookahead_alpha: float = 0.5  # Lookahead: step size of the slow weights, above 0 to 1
+    clip_norm: float = 0.0  # maximum L2 norm of the gradient of all weights together; 0 = off
+    clip_value: float = 0.0  # maximum absolute value of a gradient element; 0 = off
+    clip_agc: float = 0.0  # adaptive clipping: maximum gradient norm / weight norm per unit, except the head; 0 = off
+    centralise: bool = False  # gradient centralisation: subtract the mean of each unit's gradient
+    layer_norm_grads: bool = False  # experimental: divide each layer's gradient by its L2 norm
+    accumulate: int = 1  # micro-batches per optimizer step; `batch_size` is the sum over them
+    smoothing: float = 0.0  # label smoothing, 0 to below 1
 
     def __post_init__(self) -> None:
         check(self.lr > 0, "optim.lr", self.lr, "above 0")
@@ -76,8 +79,8 @@ class Optim:
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
         return {
-            "momentum": self.name != "sgd" and f"{self.name} takes optim.betas",
-            "betas": self.name == "sgd" and "sgd takes optim.momentum",
+            "momentum": self.name != "sgd" and f"{self.name} uses optim.betas",
+            "betas": self.name == "sgd" and "sgd uses optim.momentum",
             "fused": self.name == "lamb" and "lamb has no fused kernel",
             "lookahead_alpha": not self.lookahead and "optim.lookahead is 0, off",
         }
@@ -85,27 +88,27 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Learning rate and momentum over the steps. "_stage": anew in each stage; else one curve over the whole run.
+    """Learning rate and momentum per optimizer step. Kinds ending in "_stage" restart in each stage.
 
     Sources: OneCycle: Smith and Topin, arXiv 1708.07120; cosine, restarts: Loshchilov and Hutter, arXiv 1608.03983;
-    warm-up and the linear rule: Goyal et al., arXiv 1706.02677; the rule of the square root: Krizhevsky, 1404.5997.
+    warm-up and the linear rule: Goyal et al., arXiv 1706.02677; the square-root rule: Krizhevsky, arXiv 1404.5997.
     """
 
-    # one OneCycle over the run, or one a stage; cosines a stage, with warm restarts, or after a warm-up; steps
+    # OneCycle over the run or per stage; cosine decay per stage, with warm restarts, or after a warm-up; step decay
     kind: Literal["onecycle", "onecycle_stage", "cosine_stage", "cosine_restarts", "warmup_cosine", "step"] = "onecycle"
-    # onecycle, warmup_cosine: what the curve runs over. With steps, stages of smaller batches or larger fractions take
-    # more of it than their part of the samples; an epoch counts the same whatever its fraction
+    # onecycle, warmup_cosine: the curve's x axis. steps favours stages with small batches; samples weights each epoch
+    # by the samples it takes; epochs weights all epochs equally, whatever their fraction
     progress: Literal["steps", "samples", "epochs"] = "steps"
-    warmup_frac: float = 0.25  # onecycle kinds, warmup_cosine: part of the progress in which the LR rises
-    start_div: float = 10.0  # onecycle kinds, warmup_cosine: first LR = peak / start_div; otherwise it is the peak
-    final_div: float = 1e3  # all kinds but step: last LR = first LR / final_div
-    momentum_low: float = 0.85  # onecycle kinds: at the LR's peak; at its ends it is optim.momentum (or betas[0])
-    period_epochs: int = 10  # cosine_restarts: length of the first period
-    period_mult: int = 1  # cosine_restarts: length of each period / the one before
-    milestone_epochs: tuple[int, ...] = ()  # step: the first epochs with a lower LR
-    gamma: float = 0.1  # step: factor on the LR at each of them
-    batch_rule: Literal["none", "linear", "sqrt"] = "none"  # LR times batch_size / base_batch, or its square root
-    base_batch: int | None = None  # the batch size that optim.lr is meant for; None: the first stage's
+    warmup_frac: float = 0.25  # onecycle kinds, warmup_cosine: fraction of the curve in which the LR rises
+    start_div: float = 10.0  # onecycle kinds, warmup_cosine: first LR = peak / start_div; 1 or more
+    final_div: float = 1e3  # all kinds except step: last LR = first LR / final_div; 1 or more
+    momentum_low: float = 0.85  # onecycle kinds: momentum at the LR's peak; at both ends optim.momentum or betas[0]
+    period_epochs: int = 10  # cosine_restarts: length of the first period, in epochs
+    period_mult: int = 1  # cosine_restarts: ratio of consecutive period lengths
+    milestone_epochs: tuple[int, ...] = ()  # step: epochs (0-based) at which the LR drops
+    gamma: float = 0.1  # step: factor on the LR at each milestone, above 0, below 1
+    batch_rule: Literal["none", "linear", "sqrt"] = "none"  # multiply the LR by batch_size / base_batch or its root
+    base_batch: int | None = None  # batch size that optim.lr is meant for; none: the first stage's
 
     def __post_init__(self) -> None:
         marks = self.milestone_epochs
@@ -123,7 +126,7 @@ class Schedule:
         check(0 <= self.momentum_low < 1, "schedule.momentum_low", self.momentum_low, "0 to below 1")
 
     def without_effect(self) -> dict[str, str]:
-        """Keys that nothing reads with this `kind`, and why."""
+        """Keys that this `kind` does not use, and why."""
         cycles = ("onecycle", "onecycle_stage")
         readers = {
             "progress": ("onecycle", "warmup_cosine"),
@@ -138,24 +141,24 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Freeze:
-    """Which layers train in which stage. Frozen layers run as in validation: no update, statistics kept, no dropout."""
+    """Which layers train in which stage. Frozen layers are in eval mode: no updates, fixed statistics, no dropout."""
 
-    mode: Literal["none", "freeze", "unfreeze"] = "none"  # by each stage's freeze_to, or by its unfreeze_to
+    mode: Literal["none", "freeze", "unfreeze"] = "none"  # use the stages' freeze_to, or their unfreeze_to
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ema:
-    decay: float = 0.0  # 0 = off; else the weight of the old average at each step
-    half_life_epochs: float = 0.0  # instead of `decay`: after so many epochs weights count half; 0 = off
-    half_life_steps: float = 0.0  # the same in steps
-    warmup: bool = True  # smaller decay at first: 1 - (1 + step)^(-2/3), timm's ModelEmaV3
+    decay: float = 0.0  # weight of the previous average per step, 0 to below 1; 0 = off
+    half_life_epochs: float = 0.0  # instead of `decay`: epochs after which a contribution has half its weight; 0 = off
+    half_life_steps: float = 0.0  # the same in optimizer steps; 0 = off
+    warmup: bool = True  # cap the decay at 1 - (1 + step)^(-2/3) early in the run, as timm's ModelEmaV3
 
     def __post_init__(self) -> None:
         check(0 <= self.decay < 1, "ema.decay", self.decay, "0 (off) to below 1")
         for name in ("half_life_epochs", "half_life_steps"):
             check(getattr(self, name) >= 0, f"ema.{name}", getattr(self, name), "0 (off) or more")
-        given = [name for name in ("decay", "half_life_epochs", "half_life_steps") if getattr(self, name)]
-        check(len(given) <= 1, "ema", " and ".join(given), "one of decay, half_life_epochs and half_life_steps")
+        chosen = [name for name in ("decay", "half_life_epochs", "half_life_steps") if getattr(self, name)]
+        check(len(chosen) <= 1, "ema", " and ".join(chosen), "one of decay, half_life_epochs and half_life_steps")
 
     @property
     def on(self) -> bool:
@@ -167,23 +170,23 @@ class Ema:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    amp: Literal["bf16", "fp16", "off"] = "bf16"  # autocast
-    channels_last: bool = True  # layout of images and weights
-    # on a GPU, amp off: what is computed in TF32, of 10 bits instead of 23
+    amp: Literal["bf16", "fp16", "off"] = "bf16"  # autocast dtype
+    channels_last: bool = True  # memory format of images and weights
+    # on a GPU with amp off: operations computed in TF32 (10 instead of 23 mantissa bits)
     tf32: Literal["convolutions", "all", "off"] = "convolutions"
-    compile: bool = False  # torch.compile, one graph a shape, all made before the clock starts
+    compile: bool = False  # torch.compile: one graph per shape, all compiled during the warm-up
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
-        return {"tf32": self.amp != "off" and f"precision.amp is {self.amp}, of fewer bits still"}
+        return {"tf32": self.amp != "off" and f"precision.amp is {self.amp}, which is less precise"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """Of a classifier. `optim.smoothing` smooths the labels of either."""
+    """Classification loss; `optim.smoothing` applies to both kinds."""
 
-    kind: Literal["ce", "bce"] = "ce"  # cross-entropy, or binary cross-entropy of each class
-    threshold: float = 0.0  # bce: targets above it become 1, the others 0; 0 = as they are
-    sum_classes: bool = False  # bce: the sum over classes, not their mean
+    kind: Literal["ce", "bce"] = "ce"  # cross-entropy, or binary cross-entropy per class
+    threshold: float = 0.0  # bce: targets above it become 1, all others 0; 0 to below 1, 0 = off
+    sum_classes: bool = False  # bce: sum over the classes instead of their mean
 
     def __post_init__(self) -> None:
         check(0 <= self.threshold < 1, "loss.threshold", self.threshold, "0 (off) to below 1")
@@ -194,13 +197,13 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Distill:
-    """Knowledge distillation: a teacher sees the same images. Source: Hinton et al., arXiv 1503.02531."""
+    """Knowledge distillation from a teacher that sees the same images. Source: Hinton et al., arXiv 1503.02531."""
 
-    teacher: str = ""  # any timm model of the same classes; empty = off
-    weights: str = "pretrained"  # the teacher's: as `model.weights`
-    options: dict[str, Any] = field(default_factory=dict)  # the teacher's, passed to timm.create_model
-    alpha: float = 0.5  # weight of the teacher's part of the loss; the labels have the rest
-    temperature: float = 4.0  # by which both logits are divided
+    teacher: str = ""  # any timm model with the same classes; "" = off
+    weights: str = "pretrained"  # the teacher's weights, as `model.weights`
+    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments for timm.create_model
+    alpha: float = 0.5  # weight of the distillation loss, above 0 to 1; the label loss has 1 - alpha
+    temperature: float = 4.0  # divisor of both networks' logits, above 0
 
     def __post_init__(self) -> None:
         check(0 < self.alpha <= 1, "distill.alpha", self.alpha, "above 0, at most 1")
@@ -214,10 +217,10 @@ class Distill:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """The run ends early when its best top-1, of raw or averaged weights, no longer gets better."""
+    """Early stopping on the best top-1 of raw and averaged weights."""
 
-    patience: int = 0  # epochs to wait for a better validation; 0 = off
-    min_delta: float = 0.0  # what counts as better: so much more top-1 (0.001 is 0.1 points)
+    patience: int = 0  # epochs without improvement after which the run stops; 0 = off
+    min_delta: float = 0.0  # increase of top-1 that counts as improvement, 0 to below 1 (0.001 is 0.1 points)
 
     def __post_init__(self) -> None:
         check(self.patience >= 0, "stop.patience", self.patience, "0 (off) or more")

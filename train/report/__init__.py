@@ -1,1 +1,1 @@
-"""A run drawn and explained: the HTML page, its charts, the diagnosis, and the tables on the console."""
+"""Reports of a run: the HTML page with charts, the diagnosis, and the console's tables."""

@@ -1,4 +1,4 @@
-"""How is a series of a run drawn? Inline SVG that stretches, with labels in HTML that don't."""
+"""Charts of the HTML report: inline SVG that scales with the page, with axis labels in HTML that keep their size."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 __all__ = ["Series", "chart", "short"]
 
 Values = Sequence[float]
-_WIDTH, _HEIGHT = 1000, 300  # of the drawing's own grid: what is seen is as wide as the page
+_WIDTH, _HEIGHT = 1000, 300  # the SVG's coordinate system; the page scales it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One curve. `kind`: line, dash, dots (line with its points), or area from `base` (None: 0) to `y`.
+    """One curve. `kind`: line, dash, dots (a line with markers), or area from `base` (None: 0) to `y`.
 
-    `colour` is a class of the page's style; values that are not finite are left out. `told` instead of `y` is what
-    the pointer reads, for a curve that is stacked on another.
+    `colour` is a CSS class of the page; values that are not finite are omitted. `tooltip`: values shown at the pointer
+    instead of `y`, for a curve stacked on another.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Series:
     y: Values
     kind: str = "line"
     base: Values | None = None
-    told: Values | None = None
+    tooltip: Values | None = None
 
 
 def chart(
@@ -44,15 +44,16 @@ def chart(
     note: str = "",
     wide: bool = False,
 ) -> str:
-    """A <figure>, "" without values. `marks`: (x, label) of stage starts. `start` of the x axis, None: first value.
+    """The chart as an HTML <figure>; "" if there are no finite values.
 
-    `top` cuts the y axis, `zero` starts it at 0; a `wide` one has a row of the page for itself.
+    `marks`: (x, label) of stage starts. `start`: left end of the x axis (None: the first value). `top`: upper limit of
+    the y axis. `zero`: start the y axis at 0. `note`: text below the chart. `wide`: use the page's full width.
     """
-    series = [one for one in series if any(map(math.isfinite, one.y))]
+    series = [curve for curve in series if any(map(math.isfinite, curve.y))]
     if not series:
         return ""
-    xs = [x for one in series for x in one.x]
-    ys = [y for one in series for y in one.y if math.isfinite(y)]
+    xs = [x for curve in series for x in curve.x]
+    ys = [y for curve in series for y in curve.y if math.isfinite(y)]
     left, right = min(xs) if start is None else start, max(xs)
     low, high = 0.0 if zero else min(ys), min(max(ys), top or math.inf)
     ticks = _ticks(low, high)
@@ -65,7 +66,7 @@ def chart(
         return round(_HEIGHT * (1 - (min(y, high) - low) / ((high - low) or 1)), 1)
 
     drawn = "".join(f'<path class="grid" d="M0 {py(tick)}H{_WIDTH}"/>' for tick in ticks)
-    drawn += "".join(_path(one, px, py) for one in series)
+    drawn += "".join(_path(curve, px, py) for curve in series)
     drawn += "".join(f'<path class="mark" d="M{px(x)} 0V{_HEIGHT}"/>' for x, _ in marks)
     ends = [*(x for x, _ in marks[1:]), right]
     labels = "".join(
@@ -78,10 +79,10 @@ def chart(
         for tick in _ticks(left, right) if left <= tick <= right
     )  # fmt: skip
     legend = "".join(
-        f'<span class="key {one.colour} {one.kind}"><i></i>{html.escape(one.name)}</span>' for one in series
+        f'<span class="key {curve.colour} {curve.kind}"><i></i>{html.escape(curve.name)}</span>' for curve in series
     )
     data = {"x": x_name, "unit": unit, "left": left, "right": right, "series": [
-        {"name": one.name, "x": _rounded(one.x), "y": _rounded(one.told or one.y)} for one in series
+        {"name": curve.name, "x": _rounded(curve.x), "y": _rounded(curve.tooltip or curve.y)} for curve in series
     ]}  # fmt: skip
     return (
         f'<figure class="chart{" wide" * wide}"><figcaption><b>{html.escape(title)}</b> '
@@ -95,7 +96,7 @@ def chart(
 
 
 def short(value: float) -> str:
-    """At most 3 to 4 digits where there are fewer than 4 before the point: 0.25, 12.5, 1,200, 12,500, 1.25M."""
+    """Compact notation with about three significant digits: 0.25, 12.5, 1,200, 12,500, 1.25M."""
     if value == 0:
         return "0"
     if abs(value) >= 1e6:
@@ -103,16 +104,16 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _path(one: Series, px: Callable[[float], float], py: Callable[[float], float]) -> str:
-    points = [(px(x), py(y), py(b)) for x, y, b in zip(one.x, one.y, one.base or [0.0] * len(one.x), strict=True)
-              if math.isfinite(y)]  # fmt: skip
+def _path(curve: Series, px: Callable[[float], float], py: Callable[[float], float]) -> str:
+    base = curve.base or [0.0] * len(curve.x)
+    points = [(px(x), py(y), py(b)) for x, y, b in zip(curve.x, curve.y, base, strict=True) if math.isfinite(y)]
     line = "M" + "L".join(f"{x:g} {y:g}" for x, y, _ in points)
-    if one.kind == "area":
+    if curve.kind == "area":
         back = "L".join(f"{x:g} {b:g}" for x, _, b in reversed(points))
-        return f'<path class="area {one.colour}" d="{line}L{back}Z"/>'
-    dots = "".join(f"M{x:g} {y:g}h0" for x, y, _ in points) if one.kind == "dots" and len(points) <= 200 else ""
-    return f'<path class="{one.kind} {one.colour}" d="{line}"/>' + (
-        f'<path class="dot {one.colour}" d="{dots}"/>' if dots else ""
+        return f'<path class="area {curve.colour}" d="{line}L{back}Z"/>'
+    dots = "".join(f"M{x:g} {y:g}h0" for x, y, _ in points) if curve.kind == "dots" and len(points) <= 200 else ""
+    return f'<path class="{curve.kind} {curve.colour}" d="{line}"/>' + (
+        f'<path class="dot {curve.colour}" d="{dots}"/>' if dots else ""
     )
 
 

@@ -1,12 +1,12 @@
-"""What is shown of a run? The epoch table, the closing summary, the page and TensorBoard, all from run.jsonl."""
+"""A run's output, all derived from run.jsonl: the epoch table, the final summary, the HTML page and TensorBoard."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from train.logs.run_log import SWITCH_STEPS, History, best_epoch, best_top1, switch_costs
-from train.logs.tensorboard import Board
+from train.logs.run_log import SWITCH_STEPS, RunLogReader, best_epoch, best_top1, switch_costs
+from train.logs.tensorboard import TensorBoardWriter
 
 from .html import write_page
 
@@ -19,20 +19,20 @@ EPOCH_HEADER = (
 
 
 class Reports:
-    """What a run shows beside its table; on ranks that show nothing, `on` is False."""
+    """Keeps the HTML page and TensorBoard up to date. `on`: False on ranks that write nothing."""
 
     def __init__(self, folder: Path, *, on: bool, tensorboard: bool) -> None:
-        self._folder, self._on, self._run = folder, on, History(folder / "run.jsonl")
+        self._folder, self._on, self._run = folder, on, RunLogReader(folder / "run.jsonl")
         self._tensorboard = tensorboard
-        self._board: Board | None = None
+        self._board: TensorBoardWriter | None = None
 
     def update(self) -> None:
-        """Bring all to where the log is; it costs what is new in it, and a page."""
+        """Read the log's new records and update page and event files."""
         if self._on:
             new = self._run.read()
             write_page(self._run, self._folder)
             if self._tensorboard:
-                self._board = self._board or Board(self._folder / "tb")
+                self._board = self._board or TensorBoardWriter(self._folder / "tb")
                 self._board.add(new)
 
     def summary(self) -> str:
@@ -45,6 +45,7 @@ class Reports:
 
 
 def epoch_line(record: dict[str, Any]) -> str:
+    """The row of the console's epoch table for an epoch record, under `EPOCH_HEADER`."""
     def number(key: str, width: int, digits: int, scale: float = 1.0) -> str:
         value = record.get(key)
         return "-".rjust(width) if value is None else f"{scale * value:{width}.{digits}f}"
@@ -59,7 +60,8 @@ def epoch_line(record: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def summary(run: History, folder: Path) -> str:
+def summary(run: RunLogReader, folder: Path) -> str:
+    """The closing lines of a run: accuracy, time, cost of each stage change, files."""
     epochs, steps = run.epochs, run.steps
     train_s, wait_s = sum(e["train_s"] for e in epochs), sum(e["wait_s"] for e in epochs)
     last, best = epochs[-1], best_epoch(epochs) or epochs[-1]

@@ -1,4 +1,4 @@
-"""Diagnosis of a run from its log: what limited it and what to change, by rules with figures, in plain words."""
+"""Diagnosis of a run from its log: rules that state, with numbers, what limited it and what to change."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from train.logs.run_log import SWITCH_STEPS, History, best_epoch, best_top1, switch_costs
+from train.logs.run_log import SWITCH_STEPS, RunLogReader, best_epoch, best_top1, switch_costs
 
-__all__ = ["Finding", "stage_rows", "told_time", "verdict"]
+__all__ = ["Finding", "diagnose", "format_duration", "stage_rows"]
 
-_STALL_FRAC = 0.05  # of a stage's time: below, data is no limit
-_BURST_FRAC = 0.5  # of a stage's waits in 1 % of its steps: single cold files, not a slow loader
-_DRIFT_FRAC = 0.05  # of an epoch's time against its stage's median
-_SWITCH_FRAC = 0.5  # of the first steps' usual time
-_UNEVEN = 2.0  # the slowest 1 % of a stage's steps, in medians, waits left out
-_EVAL_FRAC = 0.15  # of the run
-_WORSE = 0.005  # top-1 that was lost again at the end
+# thresholds
+_STALL_FRAC = 0.05  # stall time / stage time: below it, data is not the limit
+_BURST_FRAC = 0.5  # waits in 1 % of the steps / all waits: above it, single cold files and not a slow loader
+_DRIFT_FRAC = 0.05  # extra time of a stage's first epoch / usual time
+_SWITCH_FRAC = 0.5  # cost of a stage change / usual time of its first steps
+_UNEVEN = 2.0  # 99th percentile / median of a stage's compute time per step
+_EVAL_FRAC = 0.15  # validation time / time of the run
+_WORSE = 0.005  # best top-1 - last top-1
 
 
 @dataclass(frozen=True)
 class Finding:
-    bad: bool  # something to change; else something to know
+    bad: bool  # a problem to fix; False: information
     text: str
 
 
-def stage_rows(run: History) -> list[dict[str, Any]]:
-    """Sums of each stage: times in s, rates in images/s, None where nothing was measured."""
+def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
+    """Statistics per stage: times in s, rates in images/s, fractions 0 to 1; None if not measured."""
     steps, rows = run.steps, []
     ceilings = {record["stage"]: record for record in run.kind("calibration")}
     costs = {cost["stage"]: cost for cost in switch_costs(steps["stage"], steps["time_s"])}
@@ -53,90 +54,92 @@ def stage_rows(run: History) -> list[dict[str, Any]]:
     return rows
 
 
-def verdict(run: History) -> list[Finding]:
-    """The limits first, what is fine last. Empty before the first step."""
+def diagnose(run: RunLogReader) -> list[Finding]:
+    """All findings, problems first. Empty before the first step."""
     rows = stage_rows(run)
-    found = [finding for row in rows for finding in _stage(run, row)] + list(_whole(run, rows))
-    return sorted(found, key=lambda finding: not finding.bad)
+    findings = [finding for row in rows for finding in _stage(run, row)] + list(_run(run, rows))
+    return sorted(findings, key=lambda finding: not finding.bad)
 
 
-def _stage(run: History, row: dict[str, Any]) -> Iterator[Finding]:
+def _stage(run: RunLogReader, row: dict[str, Any]) -> Iterator[Finding]:
     name = f"Stage {row['stage']} ({row['res']} px)"
     if row["stall_frac"] >= _STALL_FRAC:
-        told = f"{name} waited {100 * row['stall_frac']:.0f} % of its time for data ({told_time(row['wait_s'])})"
+        stall = f"{name} waited {100 * row['stall_frac']:.0f} % of its time for data ({format_duration(row['wait_s'])})"
         if row["burst_frac"] >= _BURST_FRAC and row["steps"] >= 100:
             yield Finding(True, (
-                f"{told}, {100 * row['burst_frac']:.0f} % of it in 1 % of the steps (longest "
-                f"{told_time(row['longest_wait_s'])}, at step {row['longest_wait_step']}): cold files, not a slow "
-                'loader. Read in blocks (`data.order = "block"`), or keep the shards on a local disk.'
+                f"{stall}, {100 * row['burst_frac']:.0f} % of it in 1 % of the steps (longest "
+                f"{format_duration(row['longest_wait_s'])}, at step {row['longest_wait_step']}): cold files, not a "
+                'slow loader. Read in blocks (`data.order = "block"`), or keep the shards on a local disk.'
             ))  # fmt: skip
         else:
-            yield Finding(True, f"{told}: {_rates(row)} {_feed(run)}")
+            yield Finding(True, f"{stall}: {_rates(row)} {_loader_advice(run)}")
     cost = row["switch"]
     if cost is not None:
         usual = SWITCH_STEPS * cost["median_s"]
         bad, waited = cost["cost_s"] > _SWITCH_FRAC * usual, row["first_wait_s"]
         yield Finding(bad, (
-            f"The {SWITCH_STEPS} steps after the change to {row['res']} px cost {told_time(cost['cost_s'], '+')} "
-            f"beyond {SWITCH_STEPS} usual ones ({told_time(usual)}), "
-            f"the slowest {cost['slowest_ratio']:.1f}x the median"
-            + (f"; {told_time(max(0.0, waited))} of it for data. " + (
-                "Cold files at the new resolution: more memory, or a faster disk."
-                if waited > cost["cost_s"] / 2 else "What the warm-up left out, or other work on the machine."
+            f"The first {SWITCH_STEPS} steps after the change to {row['res']} px took "
+            f"{format_duration(abs(cost['cost_s']))} {'longer' if cost['cost_s'] >= 0 else 'less'} than "
+            f"{SWITCH_STEPS} usual ones ({format_duration(usual)}); the slowest took {cost['slowest_ratio']:.1f}x the "
+            "median"
+            + (f"; {format_duration(max(0.0, waited))} of it was waiting for data. " + (
+                "Files of the new resolution were not cached: use more memory or a faster disk."
+                if waited > cost["cost_s"] / 2
+                else "Cause: shapes that the warm-up missed, or other work on the machine."
             ) if bad else ".")
         ))  # fmt: skip
     if row["steps"] >= 100 and row["uneven"] > _UNEVEN:
         yield Finding(True, (
-            f"{name}: the model took {row['uneven']:.1f}x its median time, or more, for one step in a hundred: other "
-            "work on the machine."
+            f"{name}: 1 % of the steps took at least {row['uneven']:.1f}x the median compute time: other work on the "
+            "machine."
         ))  # fmt: skip
     if len(row["epochs"]) >= 3:
         yield from _slow_start(row)
 
 
 def _slow_start(row: dict[str, Any]) -> Iterator[Finding]:
-    """What the first epoch of a stage took more than its others, and whether it waited or computed in that time."""
+    """A finding if the first epoch of a stage was slower than its others, and whether in waiting or computing."""
     names = ("train_s", "wait_s")
-    first, *others = ([epoch[name] / epoch["samples"] for name in names] for epoch in row["epochs"])
-    usual_s, usual_wait_s = np.median(others, axis=0).tolist()
-    more_s, waited_s = first[0] - usual_s, first[1] - usual_wait_s
-    if more_s <= _DRIFT_FRAC * usual_s:
+    first, *later = ([epoch[name] / epoch["samples"] for name in names] for epoch in row["epochs"])
+    usual_s, usual_wait_s = np.median(later, axis=0).tolist()
+    extra_s, waited_s = first[0] - usual_s, first[1] - usual_wait_s
+    if extra_s <= _DRIFT_FRAC * usual_s:
         return
     slower = (
         f"Epoch {row['epochs'][0]['epoch']}, the first of stage {row['stage']}, was "
-        f"{100 * more_s / usual_s:.0f} % slower than the others at {row['res']} px, "
+        f"{100 * extra_s / usual_s:.0f} % slower than the others at {row['res']} px, "
     )
-    if waited_s > more_s / 2:
-        part = f"{100 * min(1.0, waited_s / more_s):.0f} % of that"
-        yield Finding(True, f"{slower}{part} in waits for data: cold files; more memory, or a faster disk.")
+    if waited_s > extra_s / 2:
+        part = f"{100 * min(1.0, waited_s / extra_s):.0f} % of that"
+        yield Finding(True, f"{slower}{part} waiting for data: cold files; use more memory or a faster disk.")
     else:
-        yield Finding(True, f"{slower}in computing, not in waits for data: other work on the machine.")
+        yield Finding(True, f"{slower}in computing, not in waiting for data: other work on the machine.")
 
 
 def _rates(row: dict[str, Any]) -> str:
     loader, model = row["loader_images_per_s"], row["model_images_per_s"]
     if loader is None or model is None:
-        return f"it ran at {row['images_per_s']:,.0f} images/s, without the waits {row['unfed_images_per_s']:,.0f}."
+        return f"it ran at {row['images_per_s']:,.0f} images/s, {row['unfed_images_per_s']:,.0f} without the waits."
     if loader > model:
         return (
-            f"alone, the loader ({loader:,.0f} images/s) keeps up with the model ({model:,.0f}); together they share "
-            "the cores, or batches come late now and then."
+            f"alone, the loader ({loader:,.0f} images/s) is faster than the model ({model:,.0f}); together they "
+            "compete for the cores, or single batches were late."
         )
-    return f"the loader delivers {loader:,.0f} images/s, the model takes {model:,.0f}."
+    return f"the loader delivers {loader:,.0f} images/s, the model can use {model:,.0f}."
 
 
-def _feed(run: History) -> str:
-    """What to change so that the loader keeps up, on the machine of the log."""
+def _loader_advice(run: RunLogReader) -> str:
+    """How to speed up the loader on the machine of the log."""
     machine = run.start.get("machine", {})
     threads, cores = machine.get("threads"), machine.get("cores")
     if threads and cores and threads < cores:
         return f"Use more threads: `--threads {cores}` (it ran with {threads})."
     if machine.get("gpu"):
-        return "Every core is in use: decode on the GPU (`--decode gpu`), or make smaller shards (`QUALITY=…`)."
-    return "Every core is in use, by the loader and the model alike: more cores, or smaller shards (`QUALITY=…`)."
+        return "All cores are in use: decode on the GPU (`--decode gpu`), or make smaller shards (`QUALITY=…`)."
+    return "Loader and model use all cores: use more cores, or make smaller shards (`QUALITY=…`)."
 
 
-def _whole(run: History, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+def _run(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
     train_s = sum(row["train_s"] for row in rows)
     if not train_s:
         return
@@ -147,26 +150,26 @@ def _whole(run: History, rows: list[dict[str, Any]]) -> Iterator[Finding]:
         yield Finding(False, (
             f"The model was the limit: {100 * (1 - wait_s / train_s):.1f} % of the training time was compute. Stage "
             f"{longest['stage']} ({longest['res']} px) took {100 * longest['train_s'] / train_s:.0f} % of it: fewer "
-            "epochs or a smaller fraction there save most."
+            "epochs or a smaller fraction there save the most time."
         ))  # fmt: skip
         use = [epoch["gpu_frac"] for epoch in epochs if epoch.get("gpu_frac") is not None]
         if use and np.mean(use) < 0.85:
             yield Finding(True, (
-                f"Yet the GPU was busy only {100 * np.mean(use):.0f} % of the time: it waits for launches. Larger "
-                "batches, or `precision.compile = true`."
+                f"Yet the GPU was busy only {100 * np.mean(use):.0f} % of the time, waiting for kernel launches: use "
+                "larger batches or `precision.compile = true`."
             ))  # fmt: skip
     if not epochs:
         return
     eval_s, elapsed_s = sum(epoch["eval_s"] for epoch in epochs), epochs[-1]["elapsed_s"]
     if eval_s > _EVAL_FRAC * elapsed_s:
         yield Finding(True, (
-            f"Validation took {100 * eval_s / elapsed_s:.0f} % of the run ({told_time(eval_s)}): "
-            f"`eval.every_epochs = 2` would save about {told_time(eval_s / 2)}."
+            f"Validation took {100 * eval_s / elapsed_s:.0f} % of the run ({format_duration(eval_s)}): "
+            f"`eval.every_epochs = 2` would save about {format_duration(eval_s / 2)}."
         ))  # fmt: skip
-    memory, room = max((e.get("memory_bytes") or 0) for e in epochs), machine.get("gpu_memory_bytes")
-    if room and memory < 0.6 * room:
+    memory, total = max((e.get("memory_bytes") or 0) for e in epochs), machine.get("gpu_memory_bytes")
+    if total and memory < 0.6 * total:
         yield Finding(False, (
-            f"Tensors held at most {memory / 2**30:.1f} of {room / 2**30:.1f} GiB of GPU memory: larger batches fit "
+            f"Tensors used at most {memory / 2**30:.1f} of {total / 2**30:.1f} GiB of GPU memory: larger batches fit "
             '(`batch_size = "auto"` finds the largest).'
         ))  # fmt: skip
     validated = [epoch for epoch in epochs if epoch["top1"] is not None]
@@ -176,15 +179,15 @@ def _whole(run: History, rows: list[dict[str, Any]]) -> Iterator[Finding]:
         if worse > _WORSE and best["epoch"] < 0.8 * epochs[-1]["epoch"]:
             yield Finding(True, (
                 f"The best top-1, {100 * best_top1(best):.2f} %, was reached in epoch {best['epoch']} of "
-                f"{epochs[-1]['epoch']}; it ended at {100 * best_top1(validated[-1]):.2f} %: fewer epochs, or stronger "
-                "augmentation in the late stages."
+                f"{epochs[-1]['epoch']}; it ended at {100 * best_top1(validated[-1]):.2f} %: use fewer epochs, or "
+                "stronger augmentation in the late stages."
             ))  # fmt: skip
 
 
-def told_time(seconds: float, sign: str = "") -> str:
-    """In the unit that suits; `sign` "+" shows both signs."""
-    if abs(seconds) < 1:
-        return f"{1e3 * seconds:{sign}.0f} ms"
-    if abs(seconds) < 120:
-        return f"{seconds:{sign}.1f} s"
-    return f"{seconds / 60:{sign}.1f} min" if abs(seconds) < 7200 else f"{seconds / 3600:{sign}.1f} h"
+def format_duration(seconds: float) -> str:
+    """`seconds` as text in ms, s, min or h."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,6 +1,6 @@
-"""`python -m train.report.html RUN`: what does a run look like, at one glance?
+"""`python -m train.report.html RUN`: writes RUN/report.html from run.jsonl; training does so after every epoch.
 
-RUN/report.html is one page that needs no network, drawn from run.jsonl; a run keeps it up to date itself.
+The page is self-contained and needs no network.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ import numpy as np
 from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import output_file
-from train.logs.run_log import Columns, History, best_epoch, best_top1
+from train.logs.run_log import Columns, RunLogReader, best_epoch, best_top1
 from train.run_folder import existing_run
 
 from .charts import Series, chart, short
-from .diagnosis import stage_rows, told_time, verdict
+from .diagnosis import diagnose, format_duration, stage_rows
 
 __all__ = ["REPORT", "write_page"]
 
 REPORT = "report.html"
-_BINS = 600  # of a curve: more would be less than a pixel each
-_ROWS = 300  # of the table of epochs
+_BINS = 600  # points per curve; more would be below a pixel each
+_ROWS = 300  # maximum rows of the epoch table
 
 
-def write_page(run: History, folder: Path) -> Path:
-    """Write the page of what was read, whole or not at all. Raises `ResoluteError` if it can't be."""
+def write_page(run: RunLogReader, folder: Path) -> Path:
+    """Write the page for the records read so far, atomically. Raises `ResoluteError` if it cannot be written."""
     path = folder / REPORT
     page = _page(run, folder.name).encode()
     with output_file(path) as file:
@@ -46,13 +46,13 @@ def write_page(run: History, folder: Path) -> Path:
     return path
 
 
-def _page(run: History, name: str) -> str:
+def _page(run: RunLogReader, name: str) -> str:
     start, done = run.start, run.kind("end")
-    rows, bins = stage_rows(run), run.thinned(_BINS)
+    rows, bins = stage_rows(run), run.binned(_BINS)
     steps, total = sum(row["steps"] for row in rows), start.get("total_steps", 0)
     state = "finished" if done else f"{steps:,} of {total:,} steps done"
     about = f"{start.get('recipe', '')} {start.get('recipe_hash', '')} · {start.get('device', '')} · {state}"
-    values = f"<pre>{_shown(recipe_text(start.get('recipe_values', {})))}</pre>"
+    values = f"<pre>{_escape(recipe_text(start.get('recipe_values', {})))}</pre>"
     sections = [
         ("What limited this run, and what to change", "".join(_findings(run))),
         ("Over the run", f'<div class="charts">{"".join(_curves(run, bins, rows))}</div>'),
@@ -60,60 +60,60 @@ def _page(run: History, name: str) -> str:
         ("Epochs", _epochs(run.epochs)),
         (
             "Recipe",
-            f"<pre>{_shown(start.get('recipe_text', ''))}</pre>"
-            f"<details><summary>Every value</summary>{values}</details>",
+            f"<pre>{_escape(start.get('recipe_text', ''))}</pre>"
+            f"<details><summary>All values, including defaults</summary>{values}</details>",
         ),
         ("Machine and data", _about(run)),
     ]
     body = "".join(f"<section><h2>{title}</h2>\n{text}</section>\n" for title, text in sections)
     page = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-    return page.substitute(name=_shown(name), about=_shown(about), body=_tiles(run, rows) + body)
+    return page.substitute(name=_escape(name), about=_escape(about), body=_tiles(run, rows) + body)
 
 
-def _shown(value: object) -> str:
+def _escape(value: object) -> str:
     return html.escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in str(value)))
 
 
-def _tiles(run: History, rows: list[dict[str, Any]]) -> str:
+def _tiles(run: RunLogReader, rows: list[dict[str, Any]]) -> str:
     epochs = run.epochs
     train_s = sum(row["train_s"] for row in rows)
-    told = []
+    tiles = []
     validated = [epoch for epoch in epochs if epoch["top1"] is not None]
     if validated:
         best = best_epoch(validated) or validated[-1]
-        told += [(f"{100 * best_top1(validated[-1]):.2f} %", "top-1 at the end"),
+        tiles += [(f"{100 * best_top1(validated[-1]):.2f} %", "top-1 at the end"),
                  (f"{100 * best_top1(best):.2f} %", f"best top-1, epoch {best['epoch']}")]  # fmt: skip
     if epochs:
-        told.append((told_time(epochs[-1]["elapsed_s"]), f"for {len(epochs)} epochs, validation included"))
+        tiles.append((format_duration(epochs[-1]["elapsed_s"]), f"for {len(epochs)} epochs, validation included"))
     if rows:
         images = sum(row["images_per_s"] * row["train_s"] for row in rows)
-        told += [
+        tiles += [
             (f"{images / train_s:,.0f}", "images/s in training"),
             (f"{100 * sum(row['wait_s'] for row in rows) / train_s:.2f} %", "of training spent waiting for data"),
         ]
     memory = max((epoch.get("memory_bytes") or 0 for epoch in epochs), default=0)
     if memory:
-        told.append((f"{memory / 2**30:.2f} GiB", "peak memory"))
+        tiles.append((f"{memory / 2**30:.2f} GiB", "peak memory"))
     used = [epoch["gpu_frac"] for epoch in epochs if epoch.get("gpu_frac") is not None]
     if used:
-        told.append((f"{100 * np.mean(used):.0f} %", "GPU utilisation"))
-    cells = (f'<div><b>{_shown(value)}</b><span class="soft">{_shown(what)}</span></div>' for value, what in told)
+        tiles.append((f"{100 * np.mean(used):.0f} %", "GPU utilisation"))
+    cells = (f'<div><b>{_escape(value)}</b><span class="soft">{_escape(what)}</span></div>' for value, what in tiles)
     return f'<div class="tiles">{"".join(cells)}</div>\n'
 
 
-def _findings(run: History) -> Iterator[str]:
-    found = verdict(run)
-    yield '<ul class="findings">' if found else "<p>Nothing to tell before the first step.</p>"
-    for one in found:
-        text = re.sub("`(.+?)`", r"<code>\1</code>", _shown(one.text))
-        yield f'<li class="{"bad" if one.bad else "fine"}">{text}</li>\n'
-    yield "</ul>" if found else ""
+def _findings(run: RunLogReader) -> Iterator[str]:
+    findings = diagnose(run)
+    yield '<ul class="findings">' if findings else "<p>No findings before the first step.</p>"
+    for finding in findings:
+        text = re.sub("`(.+?)`", r"<code>\1</code>", _escape(finding.text))
+        yield f'<li class="{"bad" if finding.bad else "fine"}">{text}</li>\n'
+    yield "</ul>" if findings else ""
     skipped = run.kind("skipped")
     if skipped:
         yield f'<p class="soft">{len(skipped)} damaged samples were skipped; run.jsonl names them.</p>'
 
 
-def _curves(run: History, bins: Columns, rows: list[dict[str, Any]]) -> Iterator[str]:
+def _curves(run: RunLogReader, bins: Columns, rows: list[dict[str, Any]]) -> Iterator[str]:
     x = bins["step"].tolist()
     if not x:
         return
@@ -124,14 +124,16 @@ def _curves(run: History, bins: Columns, rows: list[dict[str, Any]]) -> Iterator
     usual = float(np.median(ms["time_s"]))
     longest = int(np.argmax(ms["time_s_max"]))
     top = max(4 * usual, 1.5 * float(np.quantile(ms["time_s"], 0.98)))
-    where = f"at step {x[longest]:,.0f}" if single else f"in the {bins['count'][longest]:,.0f} from {x[longest]:,.0f}"
+    where = f"step {x[longest]:,.0f}"
+    if not single:
+        where = f"one of the {bins['count'][longest]:,.0f} steps from {x[longest]:,.0f} on"
     note = f"Longest step: {ms['time_s_max'][longest]:,.0f} ms, {where}"
-    note += f"; the axis is cut at {top:,.0f} ms." if ms["time_s_max"][longest] > top else "."
+    note += f"; the axis ends at {top:,.0f} ms." if ms["time_s_max"][longest] > top else "."
     peak = [] if single else [Series(name="longest of each bin", colour="soft", x=x, y=ms["time_s_max"])]
     yield chart("Step time", [
         Series(name="compute", colour="a", kind="area", x=x, y=ms["compute_s"]),
         Series(name="wait for data", colour="b", kind="area", x=x, base=ms["compute_s"], y=ms["time_s"],
-               told=ms["wait_s"]),
+               tooltip=ms["wait_s"]),
         *peak,
     ], unit="ms", marks=marks, top=top, note=note, wide=True)  # fmt: skip
     yield chart("Throughput", [
@@ -139,11 +141,11 @@ def _curves(run: History, bins: Columns, rows: list[dict[str, Any]]) -> Iterator
         *(Series(name=f"{who}'s ceiling", colour=colour, kind="dash", **_levels(rows, ends, f"{who}_images_per_s"))
           for who, colour in (("loader", "b"), ("model", "c"))),
     ], unit="images/s", marks=marks, note="" if any(row["model_images_per_s"] for row in rows) else
-        "Ceilings are drawn where the loader and the model were timed alone; the log has no such record.")  # fmt: skip
+        "The ceilings of loader and model alone were not measured in this run (--calibrate).")  # fmt: skip
     yield chart("Stalls", [
         Series(name="mean wait", colour="b", kind="area", x=x, y=ms["wait_s"]),
         *([] if single else [Series(name="longest wait of each bin", colour="soft", x=x, y=ms["wait_s_max"])]),
-    ], unit="ms a step", marks=marks)  # fmt: skip
+    ], unit="ms per step", marks=marks)  # fmt: skip
     yield chart("Learning rate", [Series(name="LR", colour="a", x=x, y=bins["lr"].tolist())], unit="", marks=marks)
     yield chart("Momentum", [Series(name="momentum", colour="c", x=x, y=bins["momentum"].tolist())],
                 unit="", marks=marks, zero=False)  # fmt: skip
@@ -161,29 +163,29 @@ def _curves(run: History, bins: Columns, rows: list[dict[str, Any]]) -> Iterator
 
 
 def _series(
-    epochs: list[dict[str, Any]], x: Sequence[float], wanted: Sequence[tuple[str, str, str]], scale: float
+    epochs: list[dict[str, Any]], x: Sequence[float], curves: Sequence[tuple[str, str, str]], scale: float
 ) -> list[Series]:
     def values(key: str) -> list[float]:
         return [np.nan if epoch.get(key) is None else scale * epoch[key] for epoch in epochs]
 
-    return [Series(name=name, colour=colour, kind="dots", x=x, y=values(key)) for key, name, colour in wanted]
+    return [Series(name=name, colour=colour, kind="dots", x=x, y=values(key)) for key, name, colour in curves]
 
 
 def _levels(rows: list[dict[str, Any]], ends: Any, key: str) -> dict[str, list[float]]:
-    """A level a stage, from its first step to its end."""
+    """A horizontal line per stage, from its first to its last step."""
     x = [float(at) for row, end in zip(rows, ends, strict=True) for at in (end - row["steps"], end - 1)]
     return {"x": x, "y": [row[key] or np.nan for row in rows for _ in range(2)]}
 
 
 def _changes(epochs: list[dict[str, Any]], ended: list[float]) -> list[tuple[float, str]]:
-    """When each stage began, by when each epoch ended."""
+    """(time, label) of the start of each stage; `ended`: the end of each epoch."""
     starts = zip([0.0, *ended], epochs, [{"stage": None}, *epochs], strict=False)
     return [(at, f"{epoch['res']} px") for at, epoch, before in starts if epoch["stage"] != before["stage"]]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    top = "".join(f"<th>{_shown(head)}</th>" for head in heads)
-    body = "".join("<tr>" + "".join(f"<td>{_shown(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    top = "".join(f"<th>{_escape(head)}</th>" for head in heads)
+    body = "".join("<tr>" + "".join(f"<td>{_escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>\n{body}</tbody></table></div>\n'
 
 
@@ -210,18 +212,18 @@ def _epochs(epochs: list[dict[str, Any]]) -> str:
             ("GiB", "memory_bytes", 2, 2.0**-30), ("GPU %", "gpu_frac", 0, 100.0))  # fmt: skip
     shown = [key for key in keys if any(epoch.get(key[1]) is not None for epoch in epochs)]
     every = -(-len(epochs) // _ROWS) if epochs else 1
-    kept = [epoch for number, epoch in enumerate(epochs, 1) if number % every == 0 or number == len(epochs)]
-    note = f'<p class="soft">Each {every}th epoch; run.jsonl has all.</p>' if every > 1 else ""
+    sampled = [epoch for number, epoch in enumerate(epochs, 1) if number % every == 0 or number == len(epochs)]
+    note = f'<p class="soft">Every {every}th epoch is shown; run.jsonl has all.</p>' if every > 1 else ""
     return note + _table(
         ["epoch", "stage", "px", "batch", *(key[0] for key in shown), "LR"],
         [(epoch["epoch"], epoch["stage"], epoch["res"], epoch["batch_size"],
           *(_or_dash(epoch.get(name), digits, scale) for _, name, digits, scale in shown), short(epoch["lr"]))
-         for epoch in kept],
+         for epoch in sampled],
     )  # fmt: skip
 
 
 def recipe_text(values: dict[str, Any], table: str = "", *, many: bool = False) -> str:
-    """The values as TOML holds them; what is None, and an empty table, is left out. `many`: one of several tables."""
+    """The values as TOML; None and empty tables are omitted. `many`: `table` is one of an array of tables."""
     plain = {key: value for key, value in values.items() if value is not None and not _is_table(value)}
     text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in plain.items())
     head = "" if not table else f"[[{table}]]\n" if many else f"[{table}]\n"
@@ -231,7 +233,7 @@ def recipe_text(values: dict[str, Any], table: str = "", *, many: bool = False) 
         if isinstance(value, dict):
             text += recipe_text(value, name)
         elif _is_table(value):
-            text += "".join(recipe_text(one, name, many=True) for one in value)
+            text += "".join(recipe_text(item, name, many=True) for item in value)
     return text
 
 
@@ -239,13 +241,13 @@ def _is_table(value: object) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
-def _about(run: History) -> str:
+def _about(run: RunLogReader) -> str:
     start = run.start
-    told = {**start.get("machine", {}), **{k: v for k, v in start.items() if not isinstance(v, (dict, list))}}
-    told = {key: told[key] for key in told if told[key] is not None and key not in ("kind", "recipe_text")}
-    for key in [key for key in told if key.endswith("_bytes")]:
-        told[key.removesuffix("_bytes")] = f"{told.pop(key) / 2**30:.1f} GiB"
-    return _table(("what", "value"), [(key.replace("_", " "), value) for key, value in told.items()])
+    facts = {**start.get("machine", {}), **{k: v for k, v in start.items() if not isinstance(v, (dict, list))}}
+    facts = {key: facts[key] for key in facts if facts[key] is not None and key not in ("kind", "recipe_text")}
+    for key in [key for key in facts if key.endswith("_bytes")]:
+        facts[key.removesuffix("_bytes")] = f"{facts.pop(key) / 2**30:.1f} GiB"
+    return _table(("property", "value"), [(key.replace("_", " "), value) for key, value in facts.items()])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -254,11 +256,11 @@ def main(arguments: list[str] | None = None) -> int:
     return command(parser, _run, arguments)
 
 
-def _run(got: argparse.Namespace) -> None:
-    folder = existing_run(got.run)
-    run = History(folder / "run.jsonl")
+def _run(args: argparse.Namespace) -> None:
+    folder = existing_run(args.run)
+    run = RunLogReader(folder / "run.jsonl")
     if not run.read():
-        raise ResoluteError(f"{run.path}: no whole record in it, expected the log of a run; name another RUN")
+        raise ResoluteError(f"{run.path}: no complete record, expected the log of a run; name another RUN")
     print(write_page(run, folder))
 
 
