@@ -31,7 +31,6 @@ COMMANDS: dict[str, Sequence[str]] = {
     "prep.demo": ("--out", "photos"),
     "pipeline": ("index", "tars"),
     "train.show": ("shards", "--recipe", "recipe.toml"),
-    "train.recipe": (),
     "train": ("--shards", "shards", "--recipe", str(ROOT / "train" / "recipes" / "demo.toml")),
     "train.inference.evaluate": ("run",),
     "train.inference.predict": ("run", "--src", "photos"),
@@ -103,7 +102,7 @@ def test_prep_finishes_its_work_whoever_reads(photos: Path, tmp_path: Path, outp
 
 @pytest.mark.parametrize("output", ["| head -n 1", "> /dev/full", ">&-"])
 def test_keys_and_help_end_quietly(output: str) -> None:
-    for command in ("pipeline keys", "prep --help", "train --help", "benchmarks --help"):
+    for command in ("train.recipe", "prep --help", "train --help", "benchmarks --help"):
         done = shell(f"{sys.executable} -m {command} {output}")
         assert done.returncode == (2 if "full" in output else 0)
         assert "Traceback" not in done.stderr
