@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo shards verify keys show lr plan train report predict eval export bench test lint check clean
+.PHONY: help env demo shards verify keys show lr plan train report predict eval export bench test test-all lint check clean
 
 # ---- variables -----------------------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ export.reads  := RUN OUT
 bench.reads   := SHARDS VAL CLASSES RES DEVICE WORKERS
 
 TARGETS := demo shards verify show lr train plan report predict eval export bench
-READERS := $(TARGETS) help env keys test lint check clean
+READERS := $(TARGETS) help env keys test test-all lint check clean
 VARIABLES := $(sort VENV $(foreach target,$(TARGETS),$($(target).reads)))
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
@@ -72,7 +72,7 @@ DATA := $(if $(subst demo/shards,,$(SHARDS)),,demo/shards/manifest.json)
 # ---- targets -------------------------------------------------------------------------------------------------------
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 16
 	@echo '  variables that each target reads (and VENV, all of them):'
 	@$(foreach target,$(TARGETS),echo '    $(target): $($(target).reads)';)
 
@@ -157,14 +157,19 @@ report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a r
 bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, switch cost, stalls, beside a torch DataLoader (bench/)
 	@$(PY) -m benchmarks --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device)
 
-test: $(TOOLS)  ## the whole test suite
-	@$(PY) -m pytest
+PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4
+
+test: $(TOOLS)  ## the tests, without those that take minutes
+	@$(PYTEST) -m 'not slow'
+
+test-all: $(TOOLS)  ## all tests, as CI runs them
+	@$(PYTEST)
 
 lint: $(TOOLS)  ## ruff and mypy
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
-check: lint test  ## lint and test
+check: lint test-all  ## lint and all tests
 
 clean:  ## remove demo data, demo shards and caches; runs/ and .venv stay
 	rm -rf demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -26,6 +26,7 @@ from tests.commands import Command, assert_one_line, run, snapshot
 from tests.conftest import make_photos
 from train.__main__ import main as train
 
+pytestmark = pytest.mark.slow
 RECIPE = """
 seed = 3
 [model]

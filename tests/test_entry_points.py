@@ -89,6 +89,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("output", "status"), [("| head -n 0", 0), ("> /dev/full", 2), (">&-", 0), ("2>&-", 0), (">&- 2>&- <&-", 0)]
 )
@@ -112,6 +113,7 @@ def test_an_error_without_a_stderr_is_still_a_status() -> None:
     assert shell(f"{sys.executable} -m prep --src gone --out gone 2>&-").returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
 def test_names_are_utf8_in_every_locale(photos: Path, tmp_path: Path, locale: dict[str, str]) -> None:
     folder = tmp_path / "größe"

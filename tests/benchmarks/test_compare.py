@@ -269,6 +269,7 @@ def test_a_failed_run_ends_the_benchmark_with_its_last_line(
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_and_writes(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     recipe = tiny(tmp_path, "steps", [(32, 1), (48, 1)])
     words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "1", "--threads", 1, "--device", "cpu",

@@ -19,6 +19,7 @@ def test_each_epoch_is_compared_with_the_one_beside_it_and_the_smaller_ones_with
     assert got["seconds"]["wait_s"] == {"stepped": [0.1, 0.1], "fixed": [0.2, 0.2]}
 
 
+@pytest.mark.slow
 def test_turns_are_taken_to_the_end(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     words = ["--shards", shard_root, "--res", "32,48", "--epochs", "2", "--batch-size", "16", "--device", "cpu"]
@@ -29,6 +30,7 @@ def test_turns_are_taken_to_the_end(shard_root: Path, tmp_path: Path, capsys: py
     assert all(value > 0 for name in ("stepped", "fixed") for value in got["seconds"]["train_s"][name])
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_is_told(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--shards", shard_root, "--res", "32,48", "--model", "no_such_net", "--out", tmp_path / "out.json"]
     assert main([*map(str, words), "--device", "cpu"]) == 2

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import changes, memory
 
 
+@pytest.mark.slow
 def test_every_kind_of_change_is_told(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "c.json"
     words = ["--shards", shard_root, "--batch-size", 8, "--rounds", 1, "--threads", 1, "--out", out]

@@ -48,6 +48,7 @@ def ran(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
     return json.loads(out.read_text()), out.read_text()
 
 
+@pytest.mark.slow
 def test_every_part_measures_every_resolution_and_loader(ran: tuple[dict[str, Any], str]) -> None:
     result, _ = ran
     assert [entry["res"] for entry in result["loader"]["res"]] == list(RESOLUTIONS)

@@ -208,6 +208,7 @@ def test_a_graph_leaves_no_generated_code_behind(
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the soak runs on Linux")
 def test_a_short_slice_finds_nothing(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"

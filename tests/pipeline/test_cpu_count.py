@@ -58,6 +58,7 @@ def test_nothing_else_counts_cores() -> None:
     assert others == ["pipeline/cpu_count.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["train", "train.inference.evaluate", "train.inference.predict", "benchmarks"])
 def test_the_default_number_of_threads_is_what_the_process_may_use(module: str) -> None:
     few = {min(os.sched_getaffinity(0))}

@@ -59,6 +59,7 @@ print(json.dumps({"ended": ended, "before": before, "after": left()}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "ended"), [("close", "closed"), ("error", "ValueError"), ("ctrl-c", "KeyboardInterrupt")]
 )

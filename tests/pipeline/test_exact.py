@@ -48,6 +48,7 @@ def borders(plan: Plan) -> list[int]:
     return sorted(found | set(np.random.default_rng(3).integers(0, plan.total_batches, 10).tolist()))
 
 
+@pytest.mark.slow
 def test_a_cut_at_any_border_or_random_step_changes_nothing(plan: Plan, batches: list[Batch]) -> None:
     assert len(borders(plan)) >= 20
     for start in borders(plan):
@@ -70,6 +71,7 @@ def union(parts: list[Batch], whole: Batch) -> None:
     assert sum(len(part.labels) for part in parts) == whole.spec.global_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_the_ranks_parts_are_the_batch_at_every_step(plan: Plan, batches: list[Batch], world: int) -> None:
     """In training and in validation, whose counts over the ranks are therefore those of one."""

@@ -96,6 +96,7 @@ def test_an_example_runs_on_the_cpu_at_resolutions_of_the_set_unless_told_otherw
     assert [line.partition(":")[0] for line in said] == ["epoch 0 32 px", "epoch 1 48 px"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "message"), [
     (["--res", "96"], "no shards at 96 px, got 32,48,64"),
     (["--res", "32,x"], "--res: got 32,x, expected px such as 128,160"),

@@ -14,6 +14,7 @@ from pipeline.examples import accelerate_loop
 WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25"]
 
 
+@pytest.mark.slow
 def test_accelerate_goes_on_with_another_number_of_processes(
     shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def python(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_interpreted_kernels_do_what_the_cpu_does() -> None:
     done = python("-m", "pytest", "tests/pipeline/interpreted_kernels.py", "-p", "no:cacheprovider", "--timeout=600",
@@ -61,6 +62,7 @@ def test_interpreted_kernels_do_what_the_cpu_does() -> None:
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("capability", ["75", "80", "86", "90", "100"])
 def test_kernels_compile_for_every_generation_without_spills(capability: str, tmp_path: Path) -> None:

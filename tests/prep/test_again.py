@@ -218,6 +218,7 @@ def test_an_unfinished_run_goes_on_only_as_the_same_run(
     assert prep(*argv, "--max-bad", 0.1, "--rebuild").status == 0
 
 
+@pytest.mark.slow
 def test_thirty_kills_later_the_bytes_are_the_same(tmp_path: Path, prep: Prep) -> None:
     photos = make_photos(tmp_path / "many", classes=2, each=60)
     argv = ["--src", photos, "--out", tmp_path / "s", "--res", "32,48", "--shard-samples", "1", "--workers", "2"]
@@ -231,6 +232,7 @@ def test_thirty_kills_later_the_bytes_are_the_same(tmp_path: Path, prep: Prep) -
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_prep_leaves_no_process_and_goes_on(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, sent: signal.Signals

@@ -60,6 +60,7 @@ def check_clean(ran: Any, out: Path) -> None:
             assert secret.encode() not in text, (secret, place)
 
 
+@pytest.mark.slow
 def test_no_credential_of_a_source_is_printed_or_written(
     guarded: str, photos: Path, tmp_path: Path, prep: Prep
 ) -> None:

@@ -215,6 +215,7 @@ print(json.dumps({"MiB": peak_mib() - before, "reasons": reasons}))
 """
 
 
+@pytest.mark.slow
 def test_a_worker_holds_one_large_file_at_a_time(tmp_path: Path) -> None:
     paths = [tmp_path / f"{i}.jpg" for i in range(16)]
     for path in paths:

@@ -18,6 +18,7 @@ from tests.prep.trees import tree
 ray = pytest.importorskip("ray", reason="the optional package ray is not installed")
 Prep = Callable[..., Any]
 pytestmark = [
+    pytest.mark.slow,
     # why: Ray's own sockets and processes end after the interpreter looks
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),

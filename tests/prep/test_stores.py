@@ -50,6 +50,7 @@ def bucket(s3_server: Any) -> str:  # noqa: F811
     return "s3://photos-and-shards"
 
 
+@pytest.mark.slow
 def test_a_set_on_s3_from_photos_on_s3_has_the_bytes_of_a_local_one(
     bucket: str, photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_set_on_s3_from_photos_on_s3_has_the_bytes_of_a_local_one(
     assert "already there" in prep("--src", f"{bucket}/photos", "--out", f"{bucket}/set", *argv).out
 
 
+@pytest.mark.slow
 def test_an_upload_that_fails_leaves_no_object_and_the_run_goes_on(
     bucket: str, photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_whole_set_is_sound_in_one_line(whole: Path, capfd: pytest.CaptureFixtur
     assert not (whole / "damaged.json").exists()
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found_in_its_file(whole: Path) -> None:
     rng = np.random.default_rng(0)
     store = LocalStore(whole)
@@ -253,6 +254,7 @@ def test_rebuild_list_is_only_what_depends_on_the_damage(whole: Path) -> None:
     assert to_rebuild(manifest, {"_info.json", "manifest.json", "index/train.sources.jsonl"}) == {}
 
 
+@pytest.mark.slow
 def test_set_in_an_object_store_is_verified_there(shard_root: Path, s3_server: str) -> None:  # noqa: F811
     fs = fsspec.filesystem("s3")
     fs.put(f"{shard_root}/", f"{s3_server}/set/", recursive=True)

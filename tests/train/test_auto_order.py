@@ -59,6 +59,7 @@ def train(
     return status
 
 
+@pytest.mark.slow
 def test_a_cut_run_goes_on_in_the_order_it_began_with(
     shard_set: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def every_photo(folder: Path) -> tuple[list[Path], torch.Tensor]:
     return paths, torch.tensor([names.index(path.parent.name) for path in paths])
 
 
+@pytest.mark.slow
 def test_the_printed_program_has_the_accuracy_of_eval(
     textures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +191,7 @@ def test_models_of_fixed_size_load_with_the_resolutions_of_the_run(
         torch.testing.assert_close(named["model"](named["images"]), network(named["images"]))
 
 
+@pytest.mark.slow
 def test_the_command_writes_beside_the_checkpoint_a_program_that_runs(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

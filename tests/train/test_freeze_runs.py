@@ -20,6 +20,7 @@ from train.warmup import rehearsal, warm_up
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("amp", "optim"), [
     ("off", {"name": "sgd", "lr": 0.1, "clip_norm": 1.0}), ("bf16", {"name": "adamw", "lr": 0.01})
 ])  # fmt: skip

@@ -178,6 +178,7 @@ def test_a_size_that_only_the_warm_up_finds_refused_is_one_line() -> None:
                 autocast=contextlib.nullcontext())  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tf32", "expected"), [("all", ("high", True)), ("off", ("highest", False))])
 def test_tf32_can_be_read_back_by_what_reads_it_in_torch(tf32: Any, expected: tuple[str, bool]) -> None:
     """Inductor's autotuning asks for the precision of products, and raises where the newer settings were mixed in."""

@@ -139,6 +139,7 @@ def assert_same_within_rounding(got: Path, expected: Path) -> None:
             torch.testing.assert_close(state[part][name], tensor, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_three_ranks_train_as_one_does(made: Made, alone: Path, driven: str) -> None:
     assert_same_within_rounding(made.folder / "three" / "whole", alone)
     for name in ("whole", "statistics", "early"):

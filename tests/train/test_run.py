@@ -34,6 +34,7 @@ from train.report.html import main as page
 Words = Callable[[Path], list[str]]
 Killed = Callable[..., subprocess.CompletedProcess[str]]
 STEP, SAVE, EVAL = "train.loop:Learner:train_step", "train.checkpoint::save", "train.loop:Learner:eval_step"
+pytestmark = pytest.mark.slow
 SYNC = "os::fsync"  # in the middle of a save: the log, or the part file, is written, nothing is promised yet
 
 

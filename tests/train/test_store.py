@@ -31,6 +31,7 @@ def train(shards: str, folder: Path) -> list[dict]:
     return read_log(folder / "tiny" / "run.jsonl")
 
 
+@pytest.mark.slow
 def test_a_store_gives_the_run_of_the_folder(
     shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_store_gives_the_run_of_the_folder(
     assert any((tmp_path / "cache").rglob("*"))
 
 
+@pytest.mark.slow
 def test_tars_that_others_made_are_trained_on(shard_root: Path, tmp_path: Path) -> None:
     """Without a manifest, and so in one size, from which each resolution is taken."""
     shutil.copytree(shard_root / "64", tmp_path / "wds", ignore=shutil.ignore_patterns("*.idx"))
