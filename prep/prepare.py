@@ -85,7 +85,7 @@ def build(
     check_no_overlap(settings)
     with ExitStack() as stack:
         _open_existing(stack, store, settings)  # why: foreign files are refused before anything is written
-        stack.enter_context(store.exclusive_lock())
+        check_lock = stack.enter_context(store.exclusive_lock())
         scratch = _scratch(stack, store)
         scan_cache = _scan_cache(store, scratch)
         try:
@@ -159,6 +159,7 @@ def build(
         counts = {name: count_split(name, view) for name, view in views.items()}
         check_rejects({(name, key): reason for name, totals in counts.items() for key, reason in totals.rejects})
         sides = {res: settings.short_side(res) for res in shard_plan.resolutions}
+        check_lock()
         manifest = finalize_set(store, plan, sides, views, counts)
         delete_orphans(store, manifest["files"])
         _delete_run_files(store)

@@ -169,14 +169,14 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _write_damaged_list(store: Store, result: VerifyResult) -> None:
-    """Write `damaged.json` for the next `prep` to repair from; delete it if the set is sound."""
+    """Write `damaged.json`, which the next `prep` repairs from; delete it if the set is sound."""
     try:
         if result.damaged:
             store.write(DAMAGED, (json.dumps(list(result.damaged), indent=1) + "\n").encode())
         elif store.size(DAMAGED) is not None:
             store.remove(DAMAGED)
     except ResoluteError as error:
-        print(f"verify: {DAMAGED} was not updated ({error})", file=sys.stderr)
+        raise ResoluteError(f"{error}; prep repairs what {DAMAGED} lists: run verify again first") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -208,9 +208,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             result = verify(store, workers=workers, progress=progress)
         if result.unexpected:
             print(f"verify: ignored, not part of the set: {_first_names(result.unexpected)}", file=sys.stderr)
-        _write_damaged_list(store, result)
         # why: messages quote file names, which may hold bytes that are not valid text
         print(_summary(store, result).encode(errors="backslashreplace").decode())
+        _write_damaged_list(store, result)
     except (ResoluteError, OSError) as error:
         message = from_os_error(error) if isinstance(error, OSError) else error
         print(strip_credentials(f"verify: {message}").encode(errors="backslashreplace").decode(), file=sys.stderr)

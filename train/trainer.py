@@ -130,6 +130,8 @@ class _Session:
             self.position = state["position"]
             self.decode = state.get("decode")
             self._log_checkpoint(checkpoint.step_file(options.folder, state["step"]).name, state["sha256"])
+            if self.ranks.is_main:  # why: a run killed after its last save leaves one too many
+                checkpoint.keep_newest(options.folder, options.keep, newest=state["step"])
         else:
             self._write_start(shards)
         self.ranks.check_same(self.position, f"{options.folder}: ranks loaded different checkpoints")

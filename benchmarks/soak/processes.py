@@ -240,8 +240,11 @@ def _exit(status: int) -> NoReturn:
 def _launch(command: Command, prepare: Callable[[], None]) -> int:
     """Fork the ranks and keep their store, as torchrun does without restarts; the first bad status, else 0.
 
-    A rank that dies takes no other with it: they have to notice by themselves.
+    A rank that dies takes no other with it at once: those that have met have to notice by themselves. The rest get
+    SIGTERM after a while, as from torchrun.
     """
+    passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until there are ranks to pass them on to
     listener = socket.create_server(("127.0.0.1", 0))
     shared = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1]), "WORLD_SIZE": str(command.ranks),
@@ -254,6 +257,7 @@ def _launch(command: Command, prepare: Callable[[], None]) -> int:
             status = 1
             try:
                 listener.close()
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
                 os.environ.update({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
                 prepare()
                 status = _main(command)
@@ -266,15 +270,16 @@ def _launch(command: Command, prepare: Callable[[], None]) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in passed_on:
         signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
     from torch.distributed import TCPStore
 
     store = TCPStore(
         "127.0.0.1", int(shared["MASTER_PORT"]), is_master=True, wait_for_workers=False,
         master_listen_fd=listener.fileno(),
     )  # fmt: skip
-    bad, until = 0, float("inf")
+    bad, term_at, until = 0, float("inf"), float("inf")
     while pids:
         for pid in list(pids):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -282,7 +287,11 @@ def _launch(command: Command, prepare: Callable[[], None]) -> int:
                 pids.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
                 if code and not bad:
-                    bad, until = (code if code > 0 else 128 - code), time.monotonic() + RANK_GRACE_S
+                    bad, now = (code if code > 0 else 128 - code), time.monotonic()
+                    term_at, until = now + RANK_GRACE_S / 2, now + RANK_GRACE_S
+        if time.monotonic() > term_at:
+            forward(signal.SIGTERM, None)
+            term_at = float("inf")
         if time.monotonic() > until:
             print(f"soak: {len(pids)} ranks did not end after one did ({bad})", file=sys.stderr, flush=True)
             forward(signal.SIGUSR1, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import random
 import shutil
@@ -462,6 +463,7 @@ class _Attempt:
         if self.event.how.endswith("empty folder"):
             path.mkdir()
         self.delivered = True
+        members = self.processes[0].members()
 
         def back() -> None:
             self._away = None
@@ -469,7 +471,8 @@ class _Attempt:
                 path.rmdir()
             if path.exists():
                 names = sorted(str(each.relative_to(path)) for each in path.rglob("*"))
-                if any(name in ("manifest.json", "last.pt") for name in names):
+                had_begun = any(pid in members for pid in _lock_holders(away))
+                if had_begun and any(name in ("manifest.json", "last.pt") for name in names):
                     self._found.append(f"{self.event.place}: written anew while the folder was away: {names[:5]}")
                 shutil.rmtree(path)
             away.rename(path)
@@ -477,3 +480,12 @@ class _Attempt:
         self._away = back
         if self.event.for_s:
             self._todo.append((time.monotonic() + self.event.for_s, lambda: self._away and self._away()))
+
+
+def _lock_holders(folder: Path) -> list[int]:
+    """Processes that the lock files below `folder` name. A command that has none yet takes an empty folder for new."""
+    holders = []
+    for path in (*folder.rglob("lock"), *folder.rglob(".lock")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            holders.append(int(json.loads(path.read_text())["pid"]))
+    return holders

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,15 +36,16 @@ def describe_holder(record: bytes) -> str:
 
 
 @contextlib.contextmanager
-def exclusive_lock(path: Path, *, folder: Path | str, writer: str, remedy: str) -> Iterator[None]:
+def exclusive_lock(path: Path, *, folder: Path | str, writer: str, remedy: str) -> Iterator[Callable[[], bool]]:
     """Hold the lock file `path` for the length of the block.
 
+    Yields a function that tells whether `path` still is the locked file: false once its folder has been replaced.
     Raises `ResoluteError` that names the holder if another process holds it ("{folder}: another {writer} is writing
     here ...; {remedy}"), `StorageError` if the file system cannot lock. The folder of `path` must exist.
     """
     descriptor = _acquire(path, folder=folder, writer=writer, remedy=remedy)
     try:
-        yield
+        yield lambda: _is_named(path, descriptor)
     finally:
         # why unlink before release: a waiter that has the file open sees that the name is gone and opens it anew
         with contextlib.suppress(OSError):

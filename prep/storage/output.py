@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 import fsspec
 
-from pipeline.errors import ResoluteError, strip_credentials
+from pipeline.errors import ResoluteError, StorageError, strip_credentials
 from pipeline.storage.atomic_file import atomic_file, delete_partial, sync_folder
 from pipeline.storage.lock import exclusive_lock
 
@@ -51,7 +51,8 @@ class Store(Protocol):
     def remove_folder(self, name: str) -> None: ...  # only if it is empty
     def sync(self, folder: str) -> None: ...  # make deletions in the folder durable
     def delete_partial(self, pattern: re.Pattern[str]) -> None: ...  # delete partial files of killed runs
-    def exclusive_lock(self) -> Any: ...  # context manager; raises if another run holds it
+    # raises if another run holds it; yields a check that raises if the folder is no longer the locked one
+    def exclusive_lock(self) -> AbstractContextManager[Callable[[], None]]: ...
 
     def write(self, name: str, data: bytes) -> FileInfo:
         """Write a small file in one call."""
@@ -134,18 +135,31 @@ class LocalStore(Store):
                 delete_partial(self.root / folder)
 
     @contextmanager
-    def exclusive_lock(self) -> Iterator[None]:
-        """Hold a file lock, which the operating system releases however the process ends."""
+    def exclusive_lock(self) -> Iterator[Callable[[], None]]:
+        """Hold a file lock, which the operating system releases however the process ends.
+
+        Yields a check that raises `StorageError` if the folder has been replaced since, as by a lost mount.
+        """
         created = not self.root.exists()
         with write_errors(self.root / RUN_FOLDER):
             (self.root / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
         try:
-            with exclusive_lock(self.root / LOCK, folder=self.root, writer="prep", remedy="choose another OUT"):
-                yield
+            with exclusive_lock(
+                self.root / LOCK, folder=self.root, writer="prep", remedy="choose another OUT"
+            ) as is_held:
+                yield partial(_check_lock, self.root, is_held)
         finally:
             self.remove_folder(RUN_FOLDER)
             if created:  # why: a failed run leaves no empty folder
                 self.remove_folder("")
+
+
+def _check_lock(root: Path, is_held: Callable[[], bool]) -> None:
+    if not is_held():
+        raise StorageError(
+            f"{root}: replaced while prep was writing, got a folder without this run's lock, expected the one that it "
+            "began in; mount its volume again, then run the same command: it continues"
+        )
 
 
 @dataclass(frozen=True)
@@ -295,6 +309,8 @@ class ObjectStore(Store):
                     break
                 paging = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
-    def exclusive_lock(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def exclusive_lock(self) -> Iterator[Callable[[], None]]:
         """Hold a lock that is renewed, and checked before every object is written or deleted: see `lease`."""
-        return self._lease.held(self)
+        with self._lease.held(self):
+            yield lambda: None

@@ -22,6 +22,7 @@ from prep.sources.detect import open_source
 from prep.sources.fetch import fetch, fetch_many
 from prep.sources.image_ref import MISSING, ByteRange
 from prep.storage import retry
+from tests.conftest import make_photos
 from tests.prep.trees import tree
 
 Prep = Callable[..., Any]
@@ -241,3 +242,29 @@ def test_a_stale_file_handle_anywhere_is_one_line(
     ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--workers", 1)
     assert ran.status == 0, ran.err
     assert json.loads((tmp_path / "s" / "manifest.json").read_bytes())["source"]["rejected"] == 0
+
+
+def test_a_set_whose_folder_was_replaced_meanwhile_gets_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume that is unmounted leaves an empty mount point, which must not be taken for the set."""
+    out, away = tmp_path / "out", tmp_path / "away"
+    finalize = building.count_split
+
+    def replace_folder(*words: Any) -> Any:
+        if not away.exists():
+            out.rename(away)
+            out.mkdir()
+            (out / ".prep").mkdir()
+        return finalize(*words)
+
+    monkeypatch.setattr(building, "count_split", replace_folder)
+    photos = make_photos(tmp_path / "photos", each=6)
+    settings = Settings(src=str(photos), out=str(out), resolutions=(32,), workers=1)
+    with pytest.raises(StorageError, match="replaced while prep was writing"):
+        building.build(settings)
+    assert not (out / "manifest.json").exists()
+    out.rmdir()  # the mount point is as empty as before
+    away.rename(out)
+    monkeypatch.undo()
+    assert building.build(settings).kept_shards > 0

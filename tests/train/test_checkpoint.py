@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from pipeline.errors import ResoluteError, StorageError
 from train import checkpoint
+from train.__main__ import main
 from train.recipe.schema import Recipe
 
 IDENTITY = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 32}]}, "shards": "abc"}
@@ -237,3 +239,15 @@ def test_a_log_that_is_shorter_than_at_the_checkpoint_is_refused(run: Path) -> N
     (run / "run.jsonl").write_bytes(b"x" * 29)
     with pytest.raises(ResoluteError, match=r"run\.jsonl: truncated or missing, got 29 bytes, expected 30"):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
+
+
+def test_a_run_killed_after_its_last_save_is_pruned_when_it_is_opened_again(
+    trained: Path, shard_root: Path, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(trained, runs / "small")
+    kept = sorted(path.name for path in (runs / "small").glob("step-*.pt"))
+    shutil.copy(runs / "small" / kept[0], checkpoint.step_file(runs / "small", 1))
+    words = ["--shards", shard_root, "--recipe", trained.parent / "small.toml", "--runs", runs, "--device", "cpu"]
+    assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
+    assert sorted(path.name for path in (runs / "small").glob("step-*.pt")) == kept

@@ -55,3 +55,15 @@ def test_a_disk_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(StorageError, match="cannot be locked, got 'No locks available'"):
         lock(tmp_path / "lock").__enter__()
+
+
+def test_a_holder_notices_that_its_folder_was_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with exclusive_lock(folder / "lock", folder=folder, writer="prep", remedy="choose another OUT") as is_held:
+        assert is_held()
+        folder.rename(tmp_path / "away")
+        folder.mkdir()
+        assert not is_held()
+        (folder / "lock").touch()
+        assert not is_held()
