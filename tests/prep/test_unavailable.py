@@ -264,7 +264,6 @@ def test_a_set_whose_folder_was_replaced_meanwhile_gets_no_manifest(
     with pytest.raises(StorageError, match="replaced while prep was writing"):
         building.build(settings)
     assert not (out / "manifest.json").exists()
-    out.rmdir()  # the mount point is as empty as before
     away.rename(out)
     monkeypatch.undo()
     assert building.build(settings).kept_shards > 0
