@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import zipfile
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from .tar_format import dali_index, tar_end
 __all__ = ["BATCH_SAMPLES", "ShardRecord", "ShardSpec", "ShardWriter", "parse_shard_record"]
 
 BATCH_SAMPLES = 16
+# why: records are read in threads, NumPy parses headers with `ast`, and that fails in several threads (CPython 106905)
+_NPY_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +123,7 @@ def parse_shard_record(data: bytes, plan: str | None = None) -> ShardRecord:
 
 
 def _parse(data: bytes, plan: str | None) -> ShardRecord:
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+    with _NPY_LOCK, np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         header = json.loads(arrays["told"].tobytes())
         if plan is not None and header.get("plan") != plan:
             raise ValueError("the record of another plan")

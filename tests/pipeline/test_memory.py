@@ -12,7 +12,7 @@ import pytest
 _CODE = """
 import json, resource, sys
 import numpy as np
-from pipeline.memory import fault_in, keep_freed_memory
+from train.memory import fault_in, keep_freed_memory
 
 took = keep_freed_memory() if sys.argv[1] in ("kept", "more") else None
 if sys.argv[1] == "loader":

@@ -104,10 +104,10 @@ def test_a_wrong_name_lists_the_right_ones() -> None:
 
 @pytest.mark.parametrize(("mode", "names", "message"), [
     ("none", {"freeze_to": "layer1"}, "stages.freeze_to: without effect, freeze.mode is none; remove it"),
-    ("freeze", {"unfreeze_to": "layer1"}, "freeze.mode: without effect, no stage freezes anything by it; remove it"),
+    ("freeze", {"unfreeze_to": "layer1"}, "freeze.mode: without effect, no stage freezes anything; remove it"),
     ("unfreeze", {"unfreeze_to": "fc", "freeze_to": "fc"}, "stages.freeze_to: without effect, freeze.mode is unfreeze"),
-    ("unfreeze", {"unfreeze_to": "all"}, "freeze.mode: without effect, no stage freezes anything by it; remove it"),
-    ("freeze", {}, "freeze.mode: without effect, no stage freezes anything by it; remove it"),
+    ("unfreeze", {"unfreeze_to": "all"}, "freeze.mode: without effect, no stage freezes anything; remove it"),
+    ("freeze", {}, "freeze.mode: without effect, no stage freezes anything; remove it"),
 ])  # fmt: skip
 def test_a_key_that_freezes_nothing_is_refused(mode: str, names: dict[str, str], message: str) -> None:
     table = {"freeze": {"mode": mode}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8, **names}]}

@@ -233,7 +233,7 @@ def test_every_rank_warms_up_as_many_shapes(shard_set: ShardSet) -> None:
         each = [shapes(plan, rank=rank, world_size=world) for rank in range(world)]
         assert len({len(found) for found in each}) == 1
         for rank, found in enumerate(each):
-            wanted = {(s.split, s.res, len(plan.batch(s.first + k, rank=rank, world=world)))
+            wanted = {(s.split, s.res, len(plan.batch(s.first + k, rank=rank, world_size=world)))
                       for s in plan.passes for k in range(s.batches)}  # fmt: skip
             assert set(found) == wanted
         assert [shape[:2] for shape in each[0]] == [shape[:2] for shape in each[1]]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import shutil
 import signal
 import tempfile
@@ -13,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 import torch
 
@@ -64,6 +64,7 @@ def plan(
 @contextlib.contextmanager
 def _scratch(runs: Path, ranks: Ranks) -> Iterator[str]:
     """A temporary run folder, the same on all ranks, on the file system that will hold the run."""
+    is_new = not runs.exists()
     with contextlib.ExitStack() as stack:
         try:
             if ranks.is_main:
@@ -73,15 +74,21 @@ def _scratch(runs: Path, ranks: Ranks) -> Iterator[str]:
             raise ResoluteError(f"{runs}: {error.strerror}, expected a writable folder; choose another RUN") from None
         if ranks.is_main:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
+
+        def delete_and_exit(number: int, _frame: FrameType | None) -> None:
+            # why not an exception: Python ignores those that a handler raises inside a destructor
+            if ranks.is_main:
+                shutil.rmtree(folder, ignore_errors=True)
+                if is_new:
+                    with contextlib.suppress(OSError):
+                        runs.rmdir()
+            os._exit(128 + number)
+
         for number in (signal.SIGTERM, signal.SIGHUP):  # why: their default action would leave the folder behind
             if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, _exit)
+                signal.signal(number, delete_and_exit)
                 stack.callback(signal.signal, number, signal.SIG_DFL)
         yield folder
-
-
-def _exit(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def measure_stages(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
