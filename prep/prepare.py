@@ -179,7 +179,7 @@ def _scratch(stack: ExitStack, store: Store) -> Path:
 
 
 def _scan_cache(store: Store, scratch: Path) -> Path:
-    """Where sources without random access are unpacked: inside OUT if OUT is local, so that it survives a kill."""
+    """Folder for unpacked sources without random access: inside OUT if OUT is local, so that it survives a kill."""
     return store.root / RUN_FOLDER / "spool" if isinstance(store, LocalStore) else scratch / "spool"
 
 
@@ -273,7 +273,7 @@ class ShardPlan:
         return [split.catalog.name(i) for i in split.positions[ranks].tolist()]
 
     def _known_record(self, name: str, number: int) -> ShardRecord | None:
-        """What the journal and the finished set record of a shard; the journal takes precedence.
+        """The record of a shard in the journal or the finished set; the journal takes precedence.
 
         Resolutions with a lost file are left out.
         """

@@ -113,18 +113,19 @@ def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
 def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]) -> str | None:
     """Why the model, built with `options`, refuses one of `resolutions`; None if it accepts all.
 
-    Runs on the meta device, so only shapes are computed.
+    Runs on the meta device, so only shapes are computed. A model that cannot run there counts as accepting all sizes:
+    the warm-up then runs every shape on the real device before the first step.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             with torch.device("meta"):
                 network = timm.create_model(model.name, **{**model.options, **options}).eval()
-        except (NotImplementedError, RuntimeError):  # why: some cannot be built on meta; the warm-up checks them
+        except (NotImplementedError, RuntimeError):  # why: some models read values, which meta tensors lack
             return None
         for res in sorted(set(resolutions)):
             try:
                 network(torch.empty(2, 3, res, res, device="meta"))
-            except NotImplementedError:  # not supported on meta, as above
+            except NotImplementedError:  # why: an operator without a meta version; the warm-up runs it for real
                 continue
             except (AssertionError, RuntimeError, ValueError) as error:
                 return f"{res} px: {(str(error) or type(error).__name__).splitlines()[0][:120]}"

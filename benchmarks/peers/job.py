@@ -16,7 +16,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # Source: timm IMAGENE
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to measure: training batches of the shards at each of `resolutions`, one after another."""
+    """A measurement: training batches of the shards at each of `resolutions`, one after another."""
 
     task: Literal["prepare", "rate", "clock", "crops"]
     module: str  # of benchmarks.peers

@@ -147,7 +147,7 @@ def _remote(rng: random.Random, at: float) -> Event:
 def problems_of(
     event: Event | None, *, status: int | None, final: int, stderr: str, what: str
 ) -> list[str]:
-    """What is wrong with a command's exit status and stderr. final: the exit status of success."""
+    """Problems with a command's exit status and stderr. final: the exit status of success."""
     if status is None:
         return [f"{what} did not end"]
     lines = [line for line in stderr.splitlines() if line.strip() and not _NOISE.match(line)]

@@ -37,7 +37,7 @@ AugmentParams = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """What the graph of a run must support: the operation kinds of each slot, erasing fills, mixing."""
+    """Features that the graph of a run must support: the operation kinds of each slot, erasing fills, mixing."""
 
     slots: tuple[tuple[str, frozenset[int]], ...] = ()  # (policy | jitter | grey | blur, kinds), in order
     fills: frozenset[str] = frozenset()  # of erasing: mean, noise

@@ -30,7 +30,7 @@ def _limit_bytes() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
-    """Where remote data is cached and how it is requested. Changes no result.
+    """Location, size and request limits of the cache of remote data. Changes no result.
 
     folder         cache folder on a local disk; default $RESOLUTE_CACHE, or `resolute` in the user's cache folder
     limit_bytes    upper bound of the folder's size; default $RESOLUTE_CACHE_GIB, or 64 GiB

@@ -39,7 +39,7 @@ def describe_holder(record: bytes) -> str:
 def exclusive_lock(path: Path, *, folder: Path | str, writer: str, remedy: str) -> Iterator[Callable[[], bool]]:
     """Hold the lock file `path` for the length of the block.
 
-    Yields a function that tells whether `path` still is the locked file: false once its folder has been replaced.
+    Yields a function that returns False once `path` is no longer the locked file, as after its folder was replaced.
     Raises `ResoluteError` that names the holder if another process holds it ("{folder}: another {writer} is writing
     here ...; {remedy}"), `StorageError` if the file system cannot lock. The folder of `path` must exist.
     """

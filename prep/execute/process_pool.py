@@ -36,7 +36,7 @@ Serve = Callable[[Connection, Any], None]
 
 @dataclass(kw_only=True)
 class _Watch:
-    """How long a worker has been busy with one image.
+    """Time that a worker has been busy with one image.
 
     `image` is (number of the batch, position in it), negative if there is none; `busy_s` the seconds it ran or slept;
     `observed_s` and `cpu_s` the clock and the worker's CPU time at the last observation.

@@ -40,7 +40,7 @@ _passed_probes: set[Probe] = set()  # why: also a node that joins later checks, 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What every node must see exactly as this machine does: a file of OUT, and photos with their SHA-256."""
+    """Files that every node must see exactly as this machine does: a file of OUT, and photos with their SHA-256."""
 
     name: str
     content: bytes

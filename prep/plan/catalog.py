@@ -78,7 +78,7 @@ class Catalog:
         return self.names[int(ends[i - 1]) if i else 0 : int(ends[i])]
 
     def byte_range(self, i: int) -> ByteRange:
-        """Where the bytes of image `i` are, for `fetch`."""
+        """The location of the bytes of image `i`, for `fetch`."""
         _, offset, nbytes, size_bytes, _, container, packed = self.entries[i].item()
         path = self.containers[container - 1] if container else _join(self.root, os.fsdecode(self._raw_name(i)))
         return ByteRange(path, offset, nbytes, packed, size_bytes)

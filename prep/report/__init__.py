@@ -1,1 +1,1 @@
-"""What the user sees of a set: the HTML report and the console summary."""
+"""Reports of a set for the user: the HTML report and the console summary."""

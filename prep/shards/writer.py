@@ -55,7 +55,7 @@ class ShardSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """What is recorded of a shard whose files are durable; arrays are in key order.
+    """The record of a shard whose files are durable; arrays are in key order.
 
     `stored` maps resolution to STORED rows with `shard` 0, `files` the names of its tars and idx files to size and
     hash; `rejects` are (key, reason). A shard without samples has no files.

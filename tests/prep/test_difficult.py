@@ -78,7 +78,7 @@ def as_pillow_sees_it(path: Path) -> NDArray[np.uint8]:
 def of(*cases: str) -> pytest.MarkDecorator:
     files = [row["file"] for row in ROWS if row["case"] in cases]
     # where the files are not: skipped by name, since without them there is nothing to decode
-    missing = pytest.param("", marks=pytest.mark.skip(reason=f"no files to decode: {ABSENT}"))
+    missing = pytest.param("", marks=pytest.mark.skip(reason=ABSENT))
     return pytest.mark.parametrize("name", files or [missing])
 
 
