@@ -60,9 +60,9 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def random_crops(sizes: NDArray[np.int64], u: NDArray[np.float64], augment: Augment) -> NDArray[np.int32]:
     """Source: torchvision RandomResizedCrop.get_params: ten tries of (area, log ratio), then a centre crop."""
     width, height = sizes[:, :1], sizes[:, 1:]
-    low, high = augment.crop_area
+    low, high = augment.scale
     area = width * height * (low + (high - low) * u[:, 2:12])
-    low, high = np.log(augment.crop_ratio)
+    low, high = np.log(augment.ratio)
     ratio = np.exp(low + (high - low) * u[:, 12:])
     w, h = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
     good = (w >= 1) & (w <= width) & (h >= 1) & (h <= height)
@@ -72,7 +72,7 @@ def random_crops(sizes: NDArray[np.int64], u: NDArray[np.float64], augment: Augm
     failed = ~good[rows, first]
     if failed.any():
         side = sizes[failed].astype(np.float64)
-        limited = np.clip(side[:, 0] / side[:, 1], *augment.crop_ratio)
+        limited = np.clip(side[:, 0] / side[:, 1], *augment.ratio)
         w[failed] = np.maximum(1, np.minimum(side[:, 0], np.rint(side[:, 1] * limited)))
         h[failed] = np.maximum(1, np.minimum(side[:, 1], np.rint(side[:, 0] / limited)))
     x = np.floor(u[:, 0] * (sizes[:, 0] - w + 1))

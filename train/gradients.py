@@ -22,14 +22,14 @@ def build_shaping(optim: Optim, network: nn.Module) -> Callable[[], None] | None
     weights = _body(network) if optim.clip_agc else list(network.parameters())
 
     def shape() -> None:
-        if optim.centralise:
+        if optim.gradient_centralization:
             centralise(network)
         if optim.layer_norm_grads:
             scale_layers(network)
         for mode, bound in clips:
             dispatch_clip_grad(weights, bound, mode)
 
-    return shape if clips or optim.centralise or optim.layer_norm_grads else None
+    return shape if clips or optim.gradient_centralization or optim.layer_norm_grads else None
 
 
 @torch.no_grad()

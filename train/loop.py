@@ -59,8 +59,8 @@ class Learner:
             recipe.distill, recipe.data, classes=classes, channels_last=layout, device=device,
             resolutions={stage.res for stage in recipe.stages},
         )  # fmt: skip
-        self.loss = build_loss(recipe.loss, smoothing=recipe.optim.smoothing)
-        self._rerun = batch_norms(self.network) if recipe.model.checkpoint_blocks else []
+        self.loss = build_loss(recipe.loss)
+        self._rerun = batch_norms(self.network) if recipe.model.grad_checkpointing else []
         self._shape = build_shaping(recipe.optim, self.network)
         self.optimizer = build_optimizer(recipe.optim, self.network)
         self.freezer = Freezer(recipe.freeze, recipe.stages, self.network, self.optimizer)
@@ -107,7 +107,7 @@ class Learner:
         self.freezer.enter(batch.spec.stage)
         self.network.train()
         network, total = self.ranks.wrap(self.network), torch.zeros((), device=self.device)
-        parts = list(self._parts(batch, self.recipe.optim.accumulate))
+        parts = list(self._parts(batch, self.recipe.optim.grad_accum_steps))
         for i, (images, labels, partner_labels, lam) in enumerate(parts, 1):
             with self.autocast(), self.ranks.averaging(network, now=i == len(parts)):
                 logits = network(images)

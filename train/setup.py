@@ -91,7 +91,7 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
         plan = Plan(
             shards, recipe.stages, seed=recipe.seed, order=order, fraction_mode=recipe.data.fraction_mode,
             eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
-            eval_crop_frac=recipe.eval.crop_frac,
+            eval_crop_frac=recipe.eval.crop_pct,
         )  # fmt: skip
         learner = Learner(
             recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device, ranks=ranks,

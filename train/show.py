@@ -47,7 +47,7 @@ def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[R
     plan = Plan(
         shards, recipe.stages, seed=recipe.seed, order=order, fraction_mode=recipe.data.fraction_mode,
         eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
-        eval_crop_frac=recipe.eval.crop_frac,
+        eval_crop_frac=recipe.eval.crop_pct,
     )  # fmt: skip
     first: dict[tuple[str, int], Pass] = {}
     for segment in plan.passes:

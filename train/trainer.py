@@ -256,7 +256,7 @@ class _Session:
                 self.learner.network,
                 shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages),
                 device=self.learner.device, dtype=self.learner.image_dtype,
-                channels_last=self.recipe.precision.channels_last, accumulate=self.recipe.optim.accumulate,
+                channels_last=self.recipe.precision.channels_last, grad_accum_steps=self.recipe.optim.grad_accum_steps,
                 autocast=self.learner.autocast(), teacher=self.learner.teacher, before_each=self._check_stop,
             )  # fmt: skip
         self._check_stop()

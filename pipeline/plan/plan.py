@@ -271,7 +271,7 @@ class Plan:
             flips = u[:, 0] < augment.flip_prob
             partners = np.minimum(np.arange(n) ^ 1, n - 1).astype(np.int32)
             params = augment_params(augment, seed=self.seed, epoch=pass_.epoch, ids=ids, res=pass_.res)
-            if augment.mix_per == "sample" and augment.mixes:
+            if augment.mixup_mode == "elem" and augment.mixes:
                 modes, lam, boxes = mix_params(augment, seed=self.seed, epoch=pass_.epoch, ids=ids, res=pass_.res)
             else:
                 modes[:], lam[:], boxes[:] = self._mix(pass_, k, augment)
@@ -332,9 +332,9 @@ class Plan:
             return unmixed
         key = stream_key(self.seed, _MIX, pass_.epoch)
         mixed, which, x, y = uniforms(key, np.asarray([k]), 4)[0]
-        if mixed >= augment.mix_prob:
+        if mixed >= augment.mixup_prob:
             return unmixed
-        cut = which < augment.cutmix_prob if all(alphas.values()) else augment.cutmix_alpha > 0
+        cut = which < augment.mixup_switch_prob if all(alphas.values()) else augment.cutmix_alpha > 0
         mode = CUTMIX if cut else MIXUP
         lam = beta(stream_key(key, 1), k, alphas[mode])
         if mode == MIXUP:

@@ -19,7 +19,7 @@ from train.recipe.schema import Recipe
 
 pytestmark = pytest.mark.gpu
 
-MIXED = Augment(crop_area=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0)
+MIXED = Augment(scale=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0)
 STAGES = (
     Stage(res=32, epochs=1, batch_size=16, augment=MIXED),
     Stage(res=64, epochs=1, batch_size=10, fraction=0.5),

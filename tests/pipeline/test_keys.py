@@ -42,7 +42,7 @@ def test_a_row_has_kind_default_and_comment_and_its_bars_are_escaped(capsys: pyt
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == table().splitlines()
-    assert "| `smoothing` | number | `0.0` | label smoothing, 0 to below 1 |" in lines
+    assert "| `label_smoothing` | number | `0.0` | label smoothing of both kinds, 0 to below 1 |" in lines
     assert '| `amp` | `"bf16"`, `"fp16"`, `"off"` | `"bf16"` | autocast dtype |' in lines
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) == len(list(keys()))

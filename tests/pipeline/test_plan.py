@@ -25,7 +25,7 @@ from pipeline.plan.stage import Augment, Stage
 from tests import reference_rng
 from tests.reference import crop_window
 
-MIXED = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mix_prob=0.7)
+MIXED = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mixup_prob=0.7)
 STAGES = (
     Stage(res=32, epochs=4, batch_size=16, fraction=0.5, augment=MIXED),
     Stage(res=48, epochs=4, batch_size=8, fraction=0.75),
@@ -117,7 +117,7 @@ def _joined(parts: Sequence[BatchSpec], name: str) -> NDArray[Any]:
 @pytest.mark.parametrize("order", ["full", "block"])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_the_ranks_parts_are_the_batch_whatever_their_number(shard_set: ShardSet, world: int, order: Order) -> None:
-    augment = dataclasses.replace(MIXED, mix_per="sample", erase_prob=0.5)
+    augment = dataclasses.replace(MIXED, mixup_mode="elem", random_erasing_prob=0.5)
     stages = [Stage(res=32, epochs=2, batch_size=32, augment=MIXED),
               Stage(res=48, epochs=2, batch_size=40, augment=augment)]  # fmt: skip
     plan = _plan(shard_set, stages=stages, order=order, eval_batch_size=8)
@@ -213,10 +213,10 @@ def test_crops_equal_the_loop_of_the_formula() -> None:
     rng = np.random.default_rng(0)
     sizes = np.concatenate([rng.integers(20, 300, (200, 2)), rng.integers(1, 9, (40, 1)) * [[1, 60]], [[400, 3]]])
     u = uniforms(5, np.arange(len(sizes)), 22)
-    augment = Augment(crop_area=(0.08, 1.0))
+    augment = Augment(scale=(0.08, 1.0))
     got = random_crops(sizes, u, augment)
     expected = [
-        crop_window(int(w), int(h), u[i], augment.crop_area, augment.crop_ratio) for i, (w, h) in enumerate(sizes)
+        crop_window(int(w), int(h), u[i], augment.scale, augment.ratio) for i, (w, h) in enumerate(sizes)
     ]
     np.testing.assert_array_equal(got, expected)
     assert (got[:, :2] >= 0).all()
@@ -227,12 +227,12 @@ def test_compiled_crops_equal_those_of_numpy() -> None:
     rng = np.random.default_rng(0)
     sizes = np.concatenate([rng.integers(20, 600, (20_000, 2)), rng.integers(1, 9, (400, 1)) * [[60, 1]], [[400, 3]]])
     u = uniforms(5, np.arange(len(sizes)), 22)
-    for augment in (Augment(), Augment(crop_area=(0.08, 1.0)), Augment(crop_ratio=(1.0, 1.0))):
+    for augment in (Augment(), Augment(scale=(0.08, 1.0)), Augment(ratio=(1.0, 1.0))):
         np.testing.assert_array_equal(random_crops(sizes, u, augment), reference_rng.random_crops(sizes, u, augment))
 
 
 def test_crop_areas_and_flips_have_the_recipes_distribution(shard_set: ShardSet) -> None:
-    stage = Stage(res=64, epochs=60, batch_size=75, augment=Augment(crop_area=(0.3, 0.6), flip_prob=0.25))
+    stage = Stage(res=64, epochs=60, batch_size=75, augment=Augment(scale=(0.3, 0.6), flip_prob=0.25))
     plan = Plan(shard_set, [stage], eval_batch_size=None)
     specs = [plan.batch(i) for i in range(plan.total_batches)]
     stored = shard_set.splits["train"].stored[64]
@@ -258,7 +258,7 @@ def test_validating_at_more_than_the_shards_hold_is_an_error(shard_set: ShardSet
 
 
 def test_mixing_follows_its_probabilities_and_lam_is_the_area_kept(shard_set: ShardSet) -> None:
-    augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mix_prob=0.6, cutmix_prob=0.25)
+    augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_prob=0.6, mixup_switch_prob=0.25)
     plan = Plan(shard_set, [Stage(res=64, epochs=80, batch_size=4, augment=augment)], eval_batch_size=None)
     specs = [plan.batch(i) for i in range(plan.total_batches)]
     kinds = Counter(int(spec.modes[0]) for spec in specs)

@@ -25,7 +25,7 @@ batch_size = 8
 res = 32
 epochs = 1
 batch_size = 8
-augment = { mix_prob = 0.0 }
+augment = { mixup_prob = 0.0 }
 [[stages]]
 res = 48
 epochs = 2

@@ -25,17 +25,18 @@ RECIPE = """
 seed = 5
 [model]
 name = "test_resnet"
-options = { drop_rate = 0.1 }
+kwargs = { drop_rate = 0.1 }
 [optim]
 lr = 0.1
 clip_norm = 5.0
-smoothing = 0.1
+[loss]
+label_smoothing = 0.1
 [ema]
 decay = 0.9
 [augment]
 mixup_alpha = 0.2
 cutmix_alpha = 1.0
-mix_prob = 0.5
+mixup_prob = 0.5
 [eval]
 batch_size = 8
 [[stages]]

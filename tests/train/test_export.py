@@ -48,7 +48,7 @@ flip = true
 res = 48
 epochs = 8
 batch_size = 16
-augment = { crop_area = [0.5, 1.0], crop_ratio = [1.0, 1.0] }
+augment = { scale = [0.5, 1.0], ratio = [1.0, 1.0] }
 """
 
 
@@ -174,7 +174,7 @@ def test_timm_loads_the_best_weights_bit_for_bit(trained: Path, tmp_path: Path, 
 def test_models_of_fixed_size_load_with_the_resolutions_of_the_run(
     trained: Path, tmp_path: Path, model: str, options: dict[str, Any]
 ) -> None:
-    recipe = dataclasses.replace(open_saved_run(trained).recipe, model=Model(name=model, options=options))
+    recipe = dataclasses.replace(open_saved_run(trained).recipe, model=Model(name=model, kwargs=options))
     network = build_model(recipe.model, classes=3, channels_last=False, device=CPU,
                           resolutions=recipe.seen_resolutions).eval()  # fmt: skip
     saved = dataclasses.replace(

@@ -219,7 +219,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two stages of few steps, with an average, dropout and weights that thaw."""
     path = tmp_path_factory.mktemp("small") / "small.toml"
     path.write_text("""
-model = { name = "test_resnet", options = { drop_rate = 0.1 } }
+model = { name = "test_resnet", kwargs = { drop_rate = 0.1 } }
 precision = { amp = "off" }
 ema = { decay = 0.9 }
 eval = { batch_size = 8 }

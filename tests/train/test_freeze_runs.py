@@ -62,8 +62,8 @@ def _as_before_a_start(learner: Learner) -> None:
             step(_batch(EACH * stage))
     for stages in learner.freezer.stages_by_set:
         learner.freezer.enter(stages[0])
-        warm_up(learner.network, [("train", 32, 8)], device=CPU, dtype=torch.float32, channels_last=True, accumulate=1,
-                autocast=learner.autocast())  # fmt: skip
+        warm_up(learner.network, [("train", 32, 8)], device=CPU, dtype=torch.float32, channels_last=True,
+                grad_accum_steps=1, autocast=learner.autocast())  # fmt: skip
 
 
 FROZEN = ['unfreeze_to = "none"', 'unfreeze_to = "layer3"', ""]

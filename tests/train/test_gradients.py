@@ -67,7 +67,7 @@ def test_agc_bounds_each_units_gradient_by_its_weights_but_in_the_head(network: 
 
 
 def test_centralised_gradients_of_a_unit_have_mean_zero_and_are_a_projection(network: nn.Module) -> None:
-    got = _shaped(network, centralise=True)
+    got = _shaped(network, gradient_centralization=True)
     for name, parameter in network.named_parameters():
         if parameter.ndim == 1:
             assert got[name].equal(parameter.grad)
@@ -90,7 +90,7 @@ def test_each_layers_gradient_gets_length_one_and_keeps_its_direction(network: n
 
 def test_frozen_parameters_are_passed_by(network: nn.Module) -> None:
     network.conv1[0].weight.grad = None
-    for optim in ({"centralise": True}, {"layer_norm_grads": True}, {"clip_agc": 0.01}, {"clip_value": 0.1}):
+    for optim in ({"gradient_centralization": True}, {"clip_agc": 0.01}, {"clip_value": 0.1}):
         assert "conv1.0.weight" not in _shaped(network, **optim)
 
 

@@ -35,10 +35,11 @@ STAGES = stages((32, 1, 16), (48, 1, 11))
 EQUAL = """
 seed = 3
 model = { name = "test_convnext" }
-optim = { lr = 0.05, clip_norm = 1.0, accumulate = 2, smoothing = 0.1 }
+optim = { lr = 0.05, clip_norm = 1.0, grad_accum_steps = 2 }
+loss = { label_smoothing = 0.1 }
 precision = { amp = "off" }
 ema = { decay = 0.9 }
-augment = { mixup_alpha = 0.2, mix_prob = 0.5 }
+augment = { mixup_alpha = 0.2, mixup_prob = 0.5 }
 eval = { batch_size = 7 }
 freeze = { mode = "unfreeze" }
 """ + STAGES.replace("epochs = 1", "epochs = 1\nunfreeze_to = 'stages.2'", 1)

@@ -64,7 +64,7 @@ def export(saved: SavedRun, path: Path) -> str:
     recipe, which = saved.recipe, saved.best_weights
     program = _program(saved, path)
     metadata = {
-        "format": "pt", "model": recipe.model.name, "options": json.dumps(recipe.model.options),
+        "format": "pt", "model": recipe.model.name, "options": json.dumps(recipe.model.kwargs),
         "classes": json.dumps(saved.classes), "recipe": json.dumps(saved.recipe_values), "recipe_hash": recipe.hash,
         "shards": saved.shards_hash, "weights": which, "step": str(saved.step), "best_top1": str(saved.best_top1),
         "res": str(saved.res), "margin": str(saved.margin), "mean": json.dumps(recipe.data.mean),
@@ -87,7 +87,7 @@ def preprocessing(saved: SavedRun) -> dict[str, Any]:
     recipe, res = saved.recipe, saved.res
     overlay: dict[str, Any] = {
         "input_size": (3, res, res), "mean": tuple(recipe.data.mean), "std": tuple(recipe.data.std),
-        "crop_pct": recipe.eval.crop_frac or _crop_pct(res, round(res * saved.margin)), "crop_mode": "center",
+        "crop_pct": recipe.eval.crop_pct or _crop_pct(res, round(res * saved.margin)), "crop_mode": "center",
         "interpolation": "bilinear" if saved.one_size else "bicubic",
     }  # fmt: skip
     # why: timm's validation script prefers these two keys, whose defaults belong to timm's weights
@@ -117,13 +117,13 @@ def _program(saved: SavedRun, path: Path) -> str:
             f'initial weights: [model] norm = "group", weights = "{path}"\n'
         )
     keywords = {"num_classes": repr(len(saved.classes)), "checkpoint_path": "path"}
-    options = {**size_options(recipe.model, recipe.seen_resolutions), **recipe.model.options}
+    options = {**size_options(recipe.model, recipe.seen_resolutions), **recipe.model.kwargs}
     default = _default_cfg(saved)
     if getattr(default, "fixed_input_size", False) and "img_size" not in options:
         # why: `input_size` would make timm build position embeddings of another size than the weights have
         options["img_size"] = default.input_size[-1]
     keywords |= {name: repr(value) for name, value in options.items()}
-    if recipe.model.antialias:
+    if recipe.model.blurpool:
         keywords["aa_layer"] = "timm.layers.BlurPool2d"
     overlay = "".join(f"        {name}={value!r},\n" for name, value in preprocessing(saved).items())
     keywords["pretrained_cfg_overlay"] = f"dict(\n{overlay}    )"

@@ -149,7 +149,7 @@ def predict_folder(
 
     def load(path: Path) -> NDArray[np.uint8] | str:
         try:
-            return preprocess(path, res=res, margin=saved.margin, crop_frac=saved.recipe.eval.crop_frac,
+            return preprocess(path, res=res, margin=saved.margin, crop_frac=saved.recipe.eval.crop_pct,
                             one_size=saved.one_size)  # fmt: skip
         except Reject as reason:
             return str(reason)

@@ -191,7 +191,7 @@ def validation_plan(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int]
     for res in resolutions:
         stored = next((stored for stored in shards.resolutions if stored >= res), (shards.resolutions or (res,))[-1])
         stages.append(Stage(res=stored, eval_res=res, epochs=1, batch_size=1, fraction=_ONE_SAMPLE))
-    return Plan(shards, stages, eval_batch_size=recipe.eval.batch_size, eval_crop_frac=recipe.eval.crop_frac)
+    return Plan(shards, stages, eval_batch_size=recipe.eval.batch_size, eval_crop_frac=recipe.eval.crop_pct)
 
 
 @contextlib.contextmanager
