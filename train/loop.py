@@ -20,11 +20,10 @@ from train.recipe.schema import Recipe
 from .distillation import build_teacher, distilled
 from .distributed import Ranks
 from .freeze import Freezer
-from .gradients import build_shaping
 from .losses import build_loss
 from .models import build_ema, build_model, compile_network, ema_decay, set_tf32
 from .norms import batch_norms, statistics_kept
-from .optim import build_optimizer
+from .optim import build_optimizer, build_shaping
 from .schedule import Rates
 
 __all__ = ["Learner", "run_batches"]
@@ -126,7 +125,7 @@ class Learner:
     def momentum(self) -> float:
         """SGD's momentum or the first beta, as last set by the schedule."""
         group = self.optimizer.param_groups[0]
-        return float(group["betas"][0] if "betas" in group else group["momentum"])
+        return float(group["momentum"] if "momentum" in group else group["betas"][0])
 
     @torch.inference_mode()
     def eval_step(self, batch: Batch) -> torch.Tensor:

@@ -88,7 +88,7 @@ def draw(curve: Curve, path: Path) -> None:
                            xycoords=("data", "axes fraction"), textcoords="offset points", ha="center")  # fmt: skip
     panels[0].set_ylabel("learning rate")
     panels[0].set_ylim(bottom=0)
-    panels[1].set_ylabel("momentum" if curve.recipe.optim.name == "sgd" else "beta 1")
+    panels[1].set_ylabel("beta 1" if curve.recipe.optim.uses_betas else "momentum")
     panels[1].set_xlabel("optimizer step (dashed: stage change)")
     for panel in panels:
         panel.grid(alpha=0.3)

@@ -65,15 +65,15 @@ class Rates:
         return self._factors[stage]
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int, *, stage: int) -> float:
-        """Set learning rate and momentum of every parameter group for `step`; returns the learning rate."""
+        """Set learning rate and momentum of every parameter group for `step`; returns the (head's) learning rate."""
         lr, momentum = self.at(step)
         lr *= self._factors[stage]
         for group in optimizer.param_groups:
-            group["lr"] = lr
-            if "betas" in group:
-                group["betas"] = (momentum, group["betas"][1])
-            elif group["momentum"]:
+            group["lr"] = lr * group.get("lr_scale", 1.0)  # below 1 with `optim.layer_decay`
+            if group.get("momentum"):
                 group["momentum"] = momentum
+            elif "betas" in group:
+                group["betas"] = (momentum, group["betas"][1])
         return lr
 
 
@@ -174,7 +174,7 @@ class WarmCosine:
 
 
 def _momentum(optim: Optim) -> float:
-    return optim.momentum if optim.name == "sgd" else optim.betas[0]
+    return optim.betas[0] if optim.uses_betas else optim.momentum
 
 
 def _cosine(start: float, end: float, done: float) -> float:

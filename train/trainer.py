@@ -303,7 +303,8 @@ class _Session:
         step = segment.first_step + (self.position - segment.first if segment.split == "train" else 0)
         meter = self.meter.state_dict()
         if not all_finite(self.learner.network):
-            raise NotFinite.after(self.plan, step - 1, lr=self.learner.optimizer.param_groups[0]["lr"])
+            lr = max(group["lr"] for group in self.learner.optimizer.param_groups)
+            raise NotFinite.after(self.plan, step - 1, lr=lr)
         state = {
             **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
             "step": step, "progress": self.progress.state_dict(), "order": self.plan.order,

@@ -39,7 +39,7 @@ def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
         ({"stages": [{"res": 32, "epochs": 1}]}, "stages.batch_size: missing"),
         ({"stages": [{"res": "32", "epochs": 1, "batch_size": 8}]}, "stages.res: got '32', expected an integer"),
         ({"stages": [{"res": 32, "epochs": 1, "batch_size": 8, "fraction": 1.5}]}, "stages.fraction: got 1.5"),
-        ({"optim": {"name": "adam"}}, "optim.name: got 'adam', expected one of 'sgd', 'adamw'"),
+        ({"optim": {"name": "adamm"}}, "optim.name: got 'adamm', expected an optimizer of timm.optim (near: adam"),
         ({"optim": {"lr": True}}, "optim.lr: got True, expected a number"),
         ({"optim": {"lr": math.inf}}, "optim.lr: got inf, expected a finite number"),
         ({"optim": {"lr": math.nan}}, "optim.lr: got nan, expected a finite number"),

@@ -256,7 +256,7 @@ def test_a_run_with_everything_on_goes_on_from_its_state_bit_for_bit(tmp_path: P
         "model": {"name": "test_resnet", "norm": "ghost", "ghost_batch": 4, "bn_momentum": 0.2, "drop_path_rate": 0.2,
                   "blurpool": True, "grad_checkpointing": True},
         "optim": {"name": "lamb", "lr": 0.02, "lookahead": 2, "clip_agc": 0.05, "gradient_centralization": True,
-                  "grad_accum_steps": 2, "layer_norm_grads": True},
+                  "grad_accum_steps": 2},
         "loss": {"kind": "bce", "threshold": 0.2, "label_smoothing": 0.1},
         "distill": {"teacher": "test_resnet", "weights": str(teacher)},
         "ema": {"half_life_steps": 3.0},

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.errors import check
 
 __all__ = ["Distill", "Ema", "Freeze", "Loss", "Model", "Optim", "Precision", "Schedule", "Stop"]
+
+_USES_BETAS = {"sgd": False, "adamw": True, "lamb": True}  # of the usual optimizers, known without importing timm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +51,12 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    name: Literal["sgd", "adamw", "lamb"] = "sgd"  # optimizer; sgd uses Nesterov momentum
+    name: str = "sgd"  # any optimizer of timm.optim with momentum or two betas; sgd uses Nesterov momentum
     lr: float = 0.5  # peak learning rate of the schedule, before `lr_scale`; above 0
-    weight_decay: float = 5e-5  # not applied to norms and biases; 0 or more
-    momentum: float = 0.9  # sgd; the schedule may lower it; 0 to below 1
-    betas: tuple[float, float] = (0.9, 0.999)  # adamw and lamb; the schedule may lower the first
+    weight_decay: float = 5e-5  # not applied to norms, biases and what the model excludes; 0 or more
+    layer_decay: float | None = None  # factor on the learning rate per layer below the head, above 0 to 1; none: off
+    momentum: float = 0.9  # sgd and others with momentum; the schedule may lower it; 0 to below 1
+    betas: tuple[float, float] = (0.9, 0.999)  # adamw, lamb and others with betas; the schedule may lower the first
     fused: bool = False  # sgd and adamw: torch's fused kernel; results differ only by rounding
     lookahead: int = 0  # Lookahead: optimizer steps between updates of the slow weights; 0 = off
     lookahead_alpha: float = 0.5  # Lookahead: step size of the slow weights, above 0 to 1
@@ -60,12 +64,14 @@ class Optim:
     clip_value: float = 0.0  # maximum absolute value of a gradient element; 0 = off
     clip_agc: float = 0.0  # adaptive clipping: maximum gradient norm / weight norm per unit, except the head; 0 = off
     gradient_centralization: bool = False  # subtract the mean of each unit's gradient
-    layer_norm_grads: bool = False  # experimental: divide each layer's gradient by its L2 norm
     grad_accum_steps: int = 1  # micro-batches per optimizer step; `batch_size` is the sum over them
 
     def __post_init__(self) -> None:
         check(self.lr > 0, "optim.lr", self.lr, "above 0")
         check(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
+        decay = self.layer_decay
+        check(decay is None or 0 < decay <= 1, "optim.layer_decay", decay, "above 0, at most 1")
+        self.uses_betas  # noqa: B018  # raises for an unknown name
         clips = {name: getattr(self, name) for name in ("clip_norm", "clip_value", "clip_agc")}
         for name, clip in clips.items():
             check(clip >= 0, f"optim.{name}", clip, "0 (off) or more")
@@ -75,11 +81,24 @@ class Optim:
         check(self.grad_accum_steps >= 1, "optim.grad_accum_steps", self.grad_accum_steps, "an integer of at least 1")
         check(0 <= self.momentum < 1, "optim.momentum", self.momentum, "0 to below 1")
 
+    @property
+    def uses_betas(self) -> bool:
+        """Whether the optimizer reads `betas` instead of `momentum`. Raises `ResoluteError` for an unknown name."""
+        if self.name in _USES_BETAS:
+            return _USES_BETAS[self.name]
+        import timm.optim  # why here: slow, and rarely needed
+
+        names = timm.optim.list_optimizers()
+        near = ", ".join(difflib.get_close_matches(self.name, names, n=3)) or "sgd, adamw, lamb"
+        check(self.name in names, "optim.name", repr(self.name), f"an optimizer of timm.optim (near: {near})")
+        info = timm.optim.get_optimizer_info(self.name)
+        return bool(info.has_betas and not info.has_momentum)
+
     def without_effect(self) -> dict[str, str | Literal[False]]:
         return {
-            "momentum": self.name != "sgd" and f"{self.name} uses optim.betas",
-            "betas": self.name == "sgd" and "sgd uses optim.momentum",
-            "fused": self.name == "lamb" and "lamb has no fused kernel",
+            "momentum": self.uses_betas and f"{self.name} uses optim.betas",
+            "betas": not self.uses_betas and f"{self.name} uses optim.momentum",
+            "fused": self.name not in ("sgd", "adamw") and f"{self.name} has no fused kernel",
             "lookahead_alpha": not self.lookahead and "optim.lookahead is 0, off",
         }
 
