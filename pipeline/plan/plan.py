@@ -23,14 +23,14 @@ from pipeline.errors import ResoluteError
 
 from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
-from .rng import beta, stream_key, uniforms
-from .sampling import CUTMIX, MIXUP, UNMIXED, augment_params, cutmix_boxes, mix_params
-from .stage import AUTO, Augment, Stage
+from .rng import stream_key, uniforms
+from .sampling import CUTMIX, MIXUP, UNMIXED, augment_params, mix_params
+from .stage import AUTO, Stage
 
 __all__ = ["CUTMIX", "MIXUP", "UNMIXED", "BatchSpec", "Pass", "Plan", "batch_bounds"]
 
 _FORMAT = 1  # version of `Plan.identity` and of the algorithms that turn it into batches
-_AUGMENT, _MIX = 2, 3  # stream purposes; order.py uses 0 and 1
+_AUGMENT = 2  # stream purpose; order.py uses 0 and 1, sampling.py 3 and others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,10 +291,10 @@ class Plan:
             flips = u[:, 0] < augment.flip_prob
             partners = np.minimum(np.arange(n) ^ 1, n - 1).astype(np.int32)
             params = augment_params(augment, seed=self.seed, epoch=pass_.epoch, ids=ids, res=pass_.res)
-            if augment.mix_per == "sample" and augment.mixes:
-                modes, lam, boxes = mix_params(augment, seed=self.seed, epoch=pass_.epoch, ids=ids, res=pass_.res)
-            else:
-                modes[:], lam[:], boxes[:] = self._mix(pass_, k, augment)
+            if augment.mixes:
+                modes, lam, boxes = mix_params(
+                    augment, seed=self.seed, epoch=pass_.epoch, batch=k, ids=ids, res=pass_.res
+                )
         else:
             crops = centre_crops(sizes, self._crop_frac(pass_))
             flips = np.zeros(n, bool)
@@ -343,22 +343,3 @@ class Plan:
             pass_.order, places, seed=self.seed, epoch=pass_.epoch, samples=pass_.samples,
             offset=pass_.offset, total=len(self.shards.splits["train"]), ring=self._ring,
         )  # fmt: skip
-
-    def _mix(self, pass_: Pass, k: int, augment: Augment) -> tuple[int, float, tuple[int, ...]]:
-        """Mode, lam and cutmix box of batch `k`. Source: timm.data.mixup (rand_bbox, lam corrected to the box)."""
-        unmixed = (UNMIXED, 1.0, (0, 0, 0, 0))
-        alphas = {MIXUP: augment.mixup_alpha, CUTMIX: augment.cutmix_alpha}
-        if not any(alphas.values()):
-            return unmixed
-        key = stream_key(self.seed, _MIX, pass_.epoch)
-        mixed, which, x, y = uniforms(key, np.asarray([k]), 4)[0]
-        if mixed >= augment.mix_prob:
-            return unmixed
-        cut = which < augment.cutmix_prob if all(alphas.values()) else augment.cutmix_alpha > 0
-        mode = CUTMIX if cut else MIXUP
-        lam = beta(stream_key(key, 1), k, alphas[mode])
-        if mode == MIXUP:
-            return mode, lam, (0, 0, 0, 0)
-        res = pass_.res
-        box = tuple(int(v) for v in cutmix_boxes(np.array([lam]), np.array([x]), np.array([y]), res)[0])
-        return (mode, 1.0 - box[2] * box[3] / res**2, box) if box[2] and box[3] else unmixed
