@@ -24,10 +24,10 @@ from pipeline.errors import ResoluteError
 from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
 from .rng import stream_key, uniforms
-from .sampling import CUTMIX, MIXUP, UNMIXED, augment_params, mix_params
+from .sampling import augment_params, mix_params
 from .stage import AUTO, Stage
 
-__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "BatchSpec", "Pass", "Plan", "batch_bounds"]
+__all__ = ["BatchSpec", "Pass", "Plan", "batch_bounds", "rank_bounds"]
 
 _FORMAT = 1  # version of `Plan.identity` and of the algorithms that turn it into batches
 _AUGMENT = 2  # stream purpose; order.py uses 0 and 1, sampling.py 3 and others
@@ -89,7 +89,7 @@ class BatchSpec:
     crops: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the stored image
     flips: NDArray[np.bool_]  # (N,)
     partners: NDArray[np.int32]  # (N,) position in this batch of the image to mix with
-    modes: NDArray[np.int32]  # (N,) UNMIXED, MIXUP or CUTMIX
+    modes: NDArray[np.int32]  # (N,) UNMIXED, MIXUP or CUTMIX of sampling.py
     lam: NDArray[np.float32]  # (N,) weight of the sample's own image and label; 1 - lam is the partner's
     boxes: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the output: the region cutmix takes from the partner
     # all other augmentation, see `sampling.augment_params`

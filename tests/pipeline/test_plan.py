@@ -19,8 +19,9 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.crops import centre_crops, random_crops
 from pipeline.plan.order import Order
-from pipeline.plan.plan import CUTMIX, MIXUP, UNMIXED, BatchSpec, Plan, batch_bounds, rank_bounds
+from pipeline.plan.plan import BatchSpec, Plan, batch_bounds, rank_bounds
 from pipeline.plan.rng import uniforms
+from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED
 from pipeline.plan.stage import Augment, Stage
 from tests import reference_rng
 from tests.reference import crop_window
