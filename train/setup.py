@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,8 +12,6 @@ import torch
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.loader.probe import choose_order
-from pipeline.plan.order import Order
 from pipeline.plan.plan import Plan
 from train.logs.tensorboard import check_installed
 from train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
@@ -80,7 +77,8 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     shards = open_dataset(
         options.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=options.val, classes=options.classes
     )
-    order = _order(recipe, shards, options.newest, ranks)
+    # why from the checkpoint: a run keeps its order even if its shards have moved to other storage
+    auto_order = ranks.broadcast(checkpoint.peek(options.newest, "order")) if recipe.data.order == "auto" else None
     if device.type == "cpu":
         keep_freed_memory()
         torch.set_num_threads(options.threads)
@@ -88,11 +86,7 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
         torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
 
     def build(recipe: Recipe, ranks: Ranks) -> tuple[Plan, Learner]:
-        plan = Plan(
-            shards, recipe.stages, seed=recipe.seed, order=order, fraction_mode=recipe.data.fraction_mode,
-            eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
-            eval_crop_frac=recipe.eval.crop_pct,
-        )  # fmt: skip
+        plan = recipe.plan(shards, auto_order=auto_order)
         learner = Learner(
             recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device, ranks=ranks,
             epoch_steps=[segment.batches for segment in plan.passes if segment.split == "train"],
@@ -120,15 +114,3 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     )  # fmt: skip
     plan, learner = build(recipe, ranks)
     return recipe, shards, plan, learner
-
-
-def _order(recipe: Recipe, shards: ShardSet, newest: Path, ranks: Ranks) -> Order:
-    """The read order. "auto" is measured once per run: a resumed run keeps its checkpoint's order."""
-    if recipe.data.order != "auto":
-        return recipe.data.order
-    saved_order = ranks.broadcast(checkpoint.peek(newest, "order"))
-    if saved_order is not None:
-        return typing.cast(Order, saved_order)
-    measured = choose_order(shards, recipe.stages[0].res) if ranks.is_main else None
-    print(measured)
-    return ranks.broadcast(measured.order if measured else "full")

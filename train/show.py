@@ -21,8 +21,7 @@ from pipeline.cli import Parser, command, number
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Batch, Loader
-from pipeline.loader.probe import choose_order
-from pipeline.plan.plan import Pass, Plan
+from pipeline.plan.plan import Pass
 from pipeline.storage.atomic_file import check_output, output_file
 from train.recipe.schema import Recipe
 
@@ -43,12 +42,7 @@ def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[R
 
     They are the same pixels as in a CPU run with this recipe and seed. Raises `ResoluteError` as `Plan` and `Loader`.
     """
-    order = recipe.data.order if recipe.data.order != "auto" else choose_order(shards, recipe.stages[0].res).order
-    plan = Plan(
-        shards, recipe.stages, seed=recipe.seed, order=order, fraction_mode=recipe.data.fraction_mode,
-        eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
-        eval_crop_frac=recipe.eval.crop_pct,
-    )  # fmt: skip
+    plan = recipe.plan(shards)
     first: dict[tuple[str, int], Pass] = {}
     for segment in plan.passes:
         first.setdefault((segment.split, segment.stage), segment)

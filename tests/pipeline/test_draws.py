@@ -208,7 +208,7 @@ def test_erased_area_ratio_and_place_follow_torchvision() -> None:
 @pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (1.0, 0.2), (0.8, 0.8), (4.0, 0.1)])
 def test_mixing_by_sample_draws_beta_weights_and_timms_boxes(alpha: float, other: float) -> None:
     augment = Augment(mixup_alpha=alpha, cutmix_alpha=other, mixup_prob=0.7, mixup_switch_prob=0.4, mixup_mode="elem")
-    modes, lam, boxes = mix_params(augment, seed=1, epoch=0, ids=IDS, res=1000)
+    modes, lam, boxes = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS, res=1000)
     rng = np.random.default_rng(0)
     small = (1000 * np.sqrt(1 - rng.beta(other, other, 400_000)) < 2).mean()  # a box of no pixel mixes nothing
     for mode, part in ((UNMIXED, 0.3 + 0.28 * small), (MIXUP, 0.42), (CUTMIX, 0.28 * (1 - small))):
@@ -235,7 +235,7 @@ def test_mixing_by_sample_draws_beta_weights_and_timms_boxes(alpha: float, other
 def test_one_kind_of_mixing_leaves_the_other_out() -> None:
     for kind, augment in ((MIXUP, Augment(mixup_alpha=0.5, mixup_mode="elem")),
                           (CUTMIX, Augment(cutmix_alpha=0.5, mixup_mode="elem"))):  # fmt: skip
-        modes, _, _ = mix_params(augment, seed=1, epoch=0, ids=IDS[:500], res=224)
+        modes, _, _ = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS[:500], res=224)
         assert set(np.unique(modes)) <= {UNMIXED, kind}
         assert (modes == kind).mean() > 0.6
 
@@ -257,9 +257,9 @@ def test_a_samples_numbers_depend_on_it_its_epoch_and_nothing_else() -> None:
             assert not np.array_equal(other[name], whole[name])
             assert not np.array_equal(reseeded[name], whole[name])
     mixing = Augment(mixup_alpha=0.3, cutmix_alpha=1.0, mixup_mode="elem")
-    expected = mix_params(mixing, seed=1, epoch=0, ids=IDS[:5000], res=96)
+    expected = mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[:5000], res=96)
     some = part[part < 5000]
-    for got, all_ in zip(mix_params(mixing, seed=1, epoch=0, ids=IDS[some], res=96), expected, strict=True):
+    for got, all_ in zip(mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[some], res=96), expected, strict=True):
         np.testing.assert_array_equal(got, all_[some])
 
 

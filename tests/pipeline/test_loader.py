@@ -21,7 +21,8 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, ResoluteError, StorageError
 from pipeline.loader.loader import Batch, Loader
 from pipeline.loader.reader import Reader
-from pipeline.plan.plan import CUTMIX, MIXUP, Plan
+from pipeline.plan.plan import Plan
+from pipeline.plan.sampling import CUTMIX, MIXUP
 from pipeline.plan.stage import Augment, Stage
 from tests import reference
 

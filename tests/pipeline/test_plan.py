@@ -19,8 +19,9 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.crops import centre_crops, random_crops
 from pipeline.plan.order import Order
-from pipeline.plan.plan import CUTMIX, MIXUP, UNMIXED, BatchSpec, Plan, batch_bounds, rank_bounds
+from pipeline.plan.plan import BatchSpec, Plan, batch_bounds, rank_bounds
 from pipeline.plan.rng import uniforms
+from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED
 from pipeline.plan.stage import Augment, Stage
 from tests import reference_rng
 from tests.reference import crop_window
@@ -87,7 +88,7 @@ def test_epochs_have_different_orders_and_a_seed_fixes_them(shard_set: ShardSet)
 
 
 def test_auto_is_no_order_to_plan_with(shard_set: ShardSet) -> None:
-    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; for auto call"):
+    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; choose one"):
         _plan(shard_set, order="auto")  # type: ignore[arg-type]
 
 
@@ -250,6 +251,28 @@ def test_centre_crops_are_exact_at_full_size_and_the_same_part_of_smaller_images
     got = centre_crops(sizes, 224 / 256)
     np.testing.assert_array_equal(got[:3], [[58, 16, 224, 224], [16, 38, 224, 224], [16, 16, 224, 224]])
     np.testing.assert_array_equal(got[3], [15, 5, 70, 70])
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_evaluation_is_the_validation_of_a_run_over_any_split(shard_set: ShardSet, split: str) -> None:
+    plan = Plan.evaluation(shard_set, [32, 40], split=split, batch_size=7, crop_frac=0.8)
+    as_val = dataclasses.replace(shard_set, splits={"train": shard_set.splits["val"], "val": shard_set.splits[split]})
+    stages = [Stage(res=32, epochs=1, batch_size=8), Stage(res=48, eval_res=40, epochs=1, batch_size=8)]
+    run = Plan(as_val, stages, eval_batch_size=7, eval_crop_frac=0.8)
+    validations = [spec for spec in map(run.batch, range(run.total_batches)) if spec.split == "val"]
+    assert plan.total_batches == len(validations)
+    for spec, wanted in zip(map(plan.batch, range(plan.total_batches)), validations, strict=True):
+        assert (spec.split, spec.stage, spec.res, spec.stored_res, spec.last, spec.global_size) == (
+            "val", wanted.stage, wanted.res, wanted.stored_res, wanted.last, wanted.global_size)  # fmt: skip
+        np.testing.assert_array_equal(spec.ids, wanted.ids)
+        np.testing.assert_array_equal(spec.crops, wanted.crops)
+
+
+def test_an_evaluation_of_an_unknown_split_or_size_is_an_error(shard_set: ShardSet) -> None:
+    with pytest.raises(ResoluteError, match="got split nosuch, expected one of train, val"):
+        Plan.evaluation(shard_set, [32], split="nosuch")
+    with pytest.raises(ResoluteError, match=r"nothing to validate at 65 px with, got 32,48,64 px, expected 65 or more"):
+        Plan.evaluation(shard_set, [65])
 
 
 def test_validating_at_more_than_the_shards_hold_is_an_error(shard_set: ShardSet) -> None:

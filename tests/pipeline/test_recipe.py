@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
+from pipeline.plan.order import Order
+from pipeline.storage.files import Folder
 from train.recipe.keys import keys
 from train.recipe.parse import RENAMED
 from train.recipe.schema import Recipe
@@ -90,6 +93,20 @@ def test_a_stage_overrides_single_augmentations() -> None:
     first, second = Recipe.parse(table, name="x").stages
     assert (first.augment.mixup_alpha, first.augment.flip_prob) == (0.0, 0.25)
     assert (second.augment.mixup_alpha, second.augment.flip_prob) == (0.2, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("order", "remote", "saved", "planned"),
+    [("auto", False, None, "full"), ("auto", True, None, "block"), ("auto", False, "block", "block"),
+     ("auto", True, "full", "full"), ("block", False, None, "block"), ("full", True, None, "full")],
+)  # fmt: skip
+def test_auto_reads_remote_sets_in_blocks_unless_a_checkpoint_says_otherwise(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, order: str, remote: bool, saved: Order | None, planned: str
+) -> None:
+    monkeypatch.setattr(Folder, "remote", remote)
+    recipe = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "data": {"order": order}}, name="a")
+    plan = recipe.plan(shard_set, auto_order=saved)
+    assert (plan.order, {pass_.order for pass_ in plan.passes}) == (planned, {planned})
 
 
 def test_orders_are_named_and_one_that_no_stage_follows_is_refused() -> None:

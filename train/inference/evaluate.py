@@ -31,8 +31,7 @@ from .saved_run import (
     open_eval_set,
     open_saved_run,
     training_overlap,
-    validation_batches,
-    validation_plan,
+    validation_loader,
 )
 
 __all__ = ["evaluate", "main"]
@@ -53,11 +52,10 @@ def evaluate(
         raise ResoluteError(
             f"{shards.root}: classes differ from {saved.path}, got {got}, expected {expected}; {advice}"
         )
-    plan = validation_plan(shards, saved.recipe, resolutions, split=split)
     networks = {which: saved.network(which, device, resolutions=resolutions) for which in saved.weights}
     counts = torch.zeros(len(resolutions), len(networks), 2, dtype=torch.int64, device=device)
-    with validation_batches(plan, saved, device=device, threads=threads) as batches:
-        for batch in batches:
+    with validation_loader(saved, shards, resolutions, split=split, device=device, threads=threads) as loader:
+        for batch in loader:
             for i, network in enumerate(networks.values()):
                 out = logits(network, batch.images, recipe=saved.recipe, flip=flip)
                 hits = out.topk(min(5, len(saved.classes)), dim=1).indices == batch.labels[:, None]

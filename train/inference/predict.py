@@ -50,8 +50,7 @@ from .saved_run import (
     open_eval_set,
     open_saved_run,
     training_overlap,
-    validation_batches,
-    validation_plan,
+    validation_loader,
 )
 
 __all__ = ["PredictionBatch", "main", "predict_folder", "predict_shards", "preprocess"]
@@ -178,10 +177,10 @@ def predict_shards(
     ensemble: Ensemble, shards: ShardSet, *, res: int, split: str, threads: int
 ) -> Iterator[PredictionBatch]:
     """Predict all samples of a split through the loader; names are the samples' keys, labels are class names."""
-    recipe = ensemble.first.recipe
-    plan = validation_plan(shards, recipe, [res], split=split)
-    with validation_batches(plan, ensemble.first, device=ensemble.device, threads=threads) as batches:
-        for batch in batches:
+    with validation_loader(
+        ensemble.first, shards, [res], split=split, device=ensemble.device, threads=threads
+    ) as loader:
+        for batch in loader:
             keys = shards.splits[split].samples[batch.spec.ids]["key"].tolist()
             yield PredictionBatch(names=[key_name(key) for key in keys], probabilities=ensemble(batch.images),
                             labels=[shards.classes[label] for label in batch.labels.tolist()], errors={})  # fmt: skip

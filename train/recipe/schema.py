@@ -13,7 +13,7 @@ import tomllib
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.errors import ResoluteError
 from pipeline.errors import check as _check
@@ -21,6 +21,11 @@ from pipeline.plan.stage import AUTO, BATCH_SIZES, MAX_BATCH, MAX_EPOCHS, Augmen
 
 from .parse import build
 from .sections import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
+
+if TYPE_CHECKING:
+    from pipeline.dataset.shard_set import ShardSet
+    from pipeline.plan.order import Order
+    from pipeline.plan.plan import Plan
 
 __all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss", "Model", "Optim", "Precision",
            "Recipe", "Schedule", "Stage", "Stop"]  # fmt: skip
@@ -31,7 +36,7 @@ _MAX_SEED = 2**63 - 1
 @dataclass(frozen=True, kw_only=True)
 class Data:
     # full: uniform shuffle, random reads; block: shuffled blocks of adjacent samples, mixed within a window, for
-    # network disks and object stores; auto: measured on the storage when the run starts, then kept in its checkpoints
+    # network disks and object stores; auto: block for shards behind a URL, else full; a resumed run keeps its order
     order: Literal["full", "block", "auto"] = "full"
     # for stages with fraction < 1: another part of the data each epoch, or the same nested subset
     fraction_mode: Literal["rotate", "fixed"] = "rotate"
@@ -112,6 +117,23 @@ class Recipe:
     def seen_resolutions(self) -> tuple[int, ...]:
         """Resolutions in px of the network's input, in training and validation, ascending."""
         return tuple(sorted({res for stage in self.stages for res in (stage.res, stage.eval_res or stage.res)}))
+
+    def plan(self, shards: ShardSet, *, auto_order: Order | None = None) -> Plan:
+        """The plan of a run with this recipe on `shards`. Raises `ResoluteError` as `Plan` does.
+
+        `auto_order`: the order of `data.order = "auto"`, which a resumed run takes from its checkpoint; None: `block`
+        if the set is remote, else `full`.
+        """
+        from pipeline.plan.plan import Plan  # why here: it loads the compiler, which reading a recipe does not need
+
+        order = self.data.order
+        if order == "auto":
+            order = auto_order or ("block" if shards.files.remote else "full")
+        return Plan(
+            shards, self.stages, seed=self.seed, order=order, fraction_mode=self.data.fraction_mode,
+            eval_batch_size=self.eval.batch_size, eval_every_epochs=self.eval.every_epochs,
+            eval_crop_frac=self.eval.crop_pct,
+        )  # fmt: skip
 
     def values(self) -> dict[str, Any]:
         """Every value except the name, with JSON types; stored in checkpoints."""
