@@ -154,7 +154,7 @@ class Run:
 
 
 def as_rank(seen: str, words: Sequence[str]) -> int:
-    """Run `python -m train` in this process, recording the samples of each step before it runs."""
+    """Run `python -m train train` in this process, recording the samples of each step before it runs."""
     from train import loop
     from train.__main__ import main as train
 
@@ -166,7 +166,7 @@ def as_rank(seen: str, words: Sequence[str]) -> int:
         return step(learner, batch)
 
     loop.Learner.train_step = noting  # type: ignore[assignment, method-assign]
-    return train(list(words))
+    return train(["train", *words])
 
 
 def compared(run: Run, expected: Run, planned: dict[int, frozenset[int]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from .device import pick_device
 from .distributed import Ranks
 from .loop import Learner
 from .memory import keep_freed_memory
+from .run_folder import new_run
 
 __all__ = ["Options", "set_up"]
 
@@ -54,6 +56,13 @@ class Options:
             raise ResoluteError(f"--keep: got {self.keep}, expected at least 1; choose another")
         if Path(self.from_).name != self.from_:
             raise ResoluteError(f"--from: got {self.from_}, expected a file name in {self.folder}; omit the path")
+
+    @classmethod
+    def parsed(cls, args: argparse.Namespace) -> Options:
+        """The options of `python -m train train` or `plan`. Raises `ResoluteError` for a run that cannot be one."""
+        names = {field.name for field in dataclasses.fields(cls)} & vars(args).keys()
+        folder = new_run(args.recipe.stem if args.run is None else args.run, runs=args.runs)
+        return cls(folder=folder, **{name: getattr(args, name) for name in names})
 
     @property
     def newest(self) -> Path:

@@ -205,7 +205,7 @@ class Scenario(ABC):
 
 @functools.cache
 def _main_of(module: str) -> Callable[[list[str]], int]:
-    name = module if module == "train.inference.evaluate" or module == "prep.verify" else f"{module}.__main__"
+    name = module if module == "prep.verify" else f"{module}.__main__"
     main: Callable[[list[str]], int] = importlib.import_module(name).main
     return main
 
@@ -426,7 +426,7 @@ class Train(Scenario):
     def train(self, attempt: int) -> Command:
         words = ["--shards", self.shards, "--recipe", self.world.recipe(self.recipe), "--runs", self.path("runs"),
                  "--run", "run", "--device", "cpu", "--threads", 1, "--save-every-steps", 3]  # fmt: skip
-        return self.command("train", *words, ranks=self.ranks(attempt))
+        return self.command("train", "train", *words, ranks=self.ranks(attempt))
 
     def phases(self) -> list[Phase]:
         return [Phase(name="train", command=self.train)]
@@ -494,7 +494,7 @@ class Evaluate(Train):
     kills, faults = 30, 6
 
     def evaluate(self, *words: object) -> Command:
-        return self.command("train.inference.evaluate", self.run, "--shards", self.shards, "--device", "cpu",
+        return self.command("train", "eval", self.run, "--shards", self.shards, "--device", "cpu",
                             "--threads", 1, *words)  # fmt: skip
 
     def beside(self) -> list[Callable[[], Command]]:

@@ -55,7 +55,7 @@ batch_size = 12
 fraction = 0.75
 """
 
-# Runs `python -m train` and sends itself a signal at the nth call of a function: exact, whatever the machine's speed.
+# Runs `python -m train train` and sends itself a signal at the nth call of a function: exact, whatever the machine's speed.
 DRIVER = """
 import importlib, os, sys
 module, owner, name, call, number = sys.argv[1].split(":")
@@ -86,8 +86,8 @@ def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
     """words(runs): the command line of the tiny run in the folder `runs`, saving each 3 steps."""
 
     def make(runs: Path) -> list[str]:
-        return ["--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device", "cpu",
-                "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
+        return ["train", "--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device",
+                "cpu", "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
 
     return make
 
@@ -141,7 +141,7 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.toml").write_text(SMALL)
-    words = ["--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
+    words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
     assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
     return folder / "small"
 

@@ -44,7 +44,7 @@ def train(
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "remote", remote)
         patch.setattr(runs._Session, "_after", stopping)
-        words = ["--shards", shards.root, "--recipe", str(folder.parent / "auto.toml"), "--runs", str(folder)]
+        words = ["train", "--shards", shards.root, "--recipe", str(folder.parent / "auto.toml"), "--runs", str(folder)]
         return main([*words, "--device", "cpu", "--threads", "2"])
 
 

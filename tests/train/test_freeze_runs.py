@@ -77,7 +77,7 @@ def frozen_words(recipe_file: Path, shard_root: Path, tmp_path_factory: pytest.T
     text += "".join(f"[[stages]]\n{line}{part}" for line, part in zip(FROZEN, parts[1:], strict=True))
     path = tmp_path_factory.mktemp("frozen") / "tiny.toml"
     path.write_text(text)
-    return ["--shards", str(shard_root), "--recipe", str(path), "--device", "cpu", "--threads", "1",
+    return ["train", "--shards", str(shard_root), "--recipe", str(path), "--device", "cpu", "--threads", "1",
             "--save-every-steps", "3", "--runs"]  # fmt: skip
 
 

@@ -19,8 +19,9 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
+from train.__main__ import main
 from train.optim import build_optimizer
-from train.plot_lr import Curve, main, stage_lines
+from train.plot_lr import Curve, stage_lines
 from train.recipe.schema import Optim, Recipe, Schedule
 from train.schedule import Rates, epoch_samples, epoch_steps
 
@@ -249,9 +250,9 @@ def test_stage_lines_tell_the_rates_that_the_optimizer_gets(shard_root: Path, tm
         '[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\nunfreeze_to = "layer4"\n'
         "[[stages]]\nres = 48\nepochs = 2\nbatch_size = 16\n"
     )
-    assert main(["--recipe", str(path), "--shards", str(shard_root), "--out", str(tmp_path / "a.png")]) == 0
+    assert main(["lr", "--recipe", str(path), "--shards", str(shard_root), "--out", str(tmp_path / "a.png")]) == 0
     told = capsys.readouterr().out
-    assert main(["--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "b.png")]) == 0
+    assert main(["lr", "--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "b.png")]) == 0
     assert capsys.readouterr().out.replace("b.png", "a.png") == told
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     curve = Curve(Recipe.load(path), 75)
@@ -266,5 +267,5 @@ def test_stage_lines_tell_the_rates_that_the_optimizer_gets(shard_root: Path, tm
 def test_an_unknown_batch_size_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.toml"
     path.write_text('[[stages]]\nres = 32\nepochs = 1\nbatch_size = "auto"\n')
-    assert main(["--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "a.png")]) == 2
+    assert main(["lr", "--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "a.png")]) == 2
     assert "stages.batch_size: got auto, expected a number" in capsys.readouterr().err

@@ -1,15 +1,10 @@
-"""`python -m train.inference.export RUN`: writes the best weights as a safetensors file that timm loads.
+"""`python -m train export RUN`: writes the best weights as a safetensors file that timm loads.
 
 Its metadata holds the class names, the validation preprocessing as timm's `pretrained_cfg_overlay`, the recipe, and a
 complete program (`usage`) that loads the file and classifies a photo; the command prints that program.
 """
 
 from __future__ import annotations
-
-if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
-
-    guard_process()
 
 import argparse
 import json
@@ -22,7 +17,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import check_output, output_file
 from train.models import size_options
@@ -135,13 +129,6 @@ def _program(saved: SavedRun, path: Path) -> str:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m train.inference.export", description=__doc__, allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN", help="name or folder of a run, or one of its .pt files")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: model.safetensors in the run's folder")
-    return command(parser, _run, arguments)
-
-
 def _is_export(path: Path) -> bool:
     try:
         with safe_open(path, "pt") as file:
@@ -150,7 +137,8 @@ def _is_export(path: Path) -> bool:
         return False
 
 
-def _run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     saved = open_saved_run(existing_run(args.run))
     path = args.out or saved.path.parent / "model.safetensors"
     check_output(path, setting="--out", suffixes=(".safetensors",))
@@ -162,9 +150,3 @@ def _run(args: argparse.Namespace) -> None:
           f"{100 * saved.best_top1:.2f} %\n{len(saved.classes)} classes: {names}\n"
           f"the program below classifies a photo as in validation; the file's metadata has it as 'usage':\n\n"
           f"{program}", end="")  # fmt: skip
-
-
-if __name__ == "__main__":
-    from pipeline.cli import run_main
-
-    run_main(main)
