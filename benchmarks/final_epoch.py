@@ -44,7 +44,7 @@ _COLUMNS = ("train_s", "wait_s", "eval_s")
 
 
 def take_turns(words: Sequence[str]) -> int:
-    """Run `python -m train train` in this process; after each epoch it prints a marker and waits for a line on stdin."""
+    """Run `python -m train train` in this process; after each epoch it prints a marker and waits for a line."""
     from train.__main__ import main as train
 
     after = runs._Session._after

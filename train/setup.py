@@ -19,7 +19,7 @@ from train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_s
 from train.recipe.schema import Recipe
 
 from . import checkpoint
-from .device import pick_device
+from .device import bf16_is_emulated, pick_device
 from .distributed import Ranks
 from .loop import Learner
 from .memory import keep_freed_memory
@@ -83,6 +83,11 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=options.fold))
     device = pick_device(options.device, ranks)
     cap_memory(device, options.gpu_memory_gib)
+    if recipe.precision.amp == "bf16" and bf16_is_emulated(device):
+        print(
+            "warning: precision.amp: got bf16 on a CPU without bf16 instructions, where it is many times slower than "
+            'float32, expected "off"; set it in the recipe', flush=True,
+        )  # fmt: skip
     shards = open_dataset(
         options.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=options.val, classes=options.classes
     )

@@ -55,7 +55,7 @@ batch_size = 12
 fraction = 0.75
 """
 
-# Runs `python -m train train` and sends itself a signal at the nth call of a function: exact, whatever the machine's speed.
+# Runs `python -m train` and sends itself a signal at the nth call of a function: exact, whatever the machine's speed.
 DRIVER = """
 import importlib, os, sys
 module, owner, name, call, number = sys.argv[1].split(":")
