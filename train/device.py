@@ -26,11 +26,18 @@ from .distributed import Ranks
 __all__ = ["bf16_is_emulated", "device_name", "main", "pick_device"]
 
 
-def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
+def pick_device(name: str, ranks: Ranks | None = None, *, threads: int | None = None) -> torch.device:
     """The device for `--device` = `name`; a GPU has its index and becomes the process's current device.
 
-    Raises `ResoluteError` if it does not exist.
+    `threads`: of torch's operations on a CPU. Raises `ResoluteError` if the device does not exist.
     """
+    device = _pick(name, ranks)
+    if threads is not None and device.type == "cpu":
+        torch.set_num_threads(threads)
+    return device
+
+
+def _pick(name: str, ranks: Ranks | None) -> torch.device:
     if ranks is not None and ranks.world_size > 1 and name != "cpu" and cuda.available():
         return ranks.device(name)
     if ranks is not None and ranks.world_size > 1 and name == "auto":

@@ -81,7 +81,7 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
                 f"--folds: got fold {options.fold}, but the recipe has data.fold {recipe.data.fold}; omit one of them"
             )
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=options.fold))
-    device = pick_device(options.device, ranks)
+    device = pick_device(options.device, ranks, threads=options.threads)
     cap_memory(device, options.gpu_memory_gib)
     if recipe.precision.amp == "bf16" and bf16_is_emulated(device):
         print(
@@ -95,7 +95,6 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     auto_order = ranks.broadcast(checkpoint.peek(options.newest, "order")) if recipe.data.order == "auto" else None
     if device.type == "cpu":
         keep_freed_memory()
-        torch.set_num_threads(options.threads)
     else:
         torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
 

@@ -35,7 +35,7 @@ from train.logs.hardware import describe, reset_peak_memory
 from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
 from train.planner.batch_size import DoesNotFit
 from train.planner.estimate import Forecast, calibration, forecast, table
-from train.planner.measure import Decode, choose_decode, measure_stages
+from train.planner.measure import Decode, choose_decode, measure_stages, restored
 from train.recipe.schema import Recipe
 from train.report.console import EPOCH_HEADER, Reports, epoch_line
 
@@ -45,7 +45,7 @@ from .distributed import Ranks, join
 from .early_stopping import NotFinite, Progress, all_finite
 from .loop import Learner, run_batches
 from .setup import Options, set_up
-from .warmup import check_micro_batches, memory_to_spare, rehearsal, shapes, warm_up
+from .warmup import check_micro_batches, memory_to_spare, shapes, warm_up
 
 __all__ = ["Options", "main", "run", "session"]
 
@@ -139,7 +139,7 @@ class _Session:
             self.meter.load_state_dict(state["meter"])
             self.progress.load_state_dict(state["progress"])
             self.position = state["position"]
-            self.decode = state.get("decode")
+            self.decode = state["decode"]
             self._log_checkpoint(checkpoint.step_file(options.folder, state["step"]).name, state["sha256"])
             if self.ranks.is_main:  # why: a run killed after its last save leaves one too many
                 checkpoint.keep_newest(options.folder, options.keep, newest=state["step"])
@@ -243,9 +243,9 @@ class _Session:
         if self.decode is not None:
             return self.decode
         self._warm_up()  # why: kernel autotuning in the first steps would distort the times
-        with rehearsal(self.learner.network, self.learner.gradients) as step:
+        with restored(self.learner):
             fastest, times = choose_decode(
-                self.plan, lambda decode, start: self._loader(decode, start=start), step,
+                self.plan, lambda decode, start: self._loader(decode, start=start), self.learner.train_step,
                 sync=lambda: cuda.synchronize(device), broadcast=self.ranks.broadcast,  # sync: ends the timed interval
             )  # fmt: skip
         decode = self.ranks.broadcast(fastest)

@@ -14,7 +14,6 @@ from torch import nn
 
 from pipeline import cuda
 from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Batch
 from pipeline.plan.plan import BatchSpec, Pass, Plan
 from train.logs.hardware import peak_memory_bytes
 from train.planner.batch_size import DoesNotFit
@@ -24,7 +23,7 @@ from .loop import Learner
 from .memory import fault_in
 from .norms import batch_norms
 
-__all__ = ["check_micro_batches", "memory_to_spare", "rehearsal", "shapes", "untouched", "warm_up"]
+__all__ = ["check_micro_batches", "memory_to_spare", "shapes", "untouched", "warm_up"]
 
 _SPARE_FRAC = 0.25
 
@@ -149,21 +148,6 @@ def memory_to_spare(device: torch.device) -> Iterator[None]:
     yield
     if device.type == "cpu":
         fault_in(int((1 + _SPARE_FRAC) * (peak_memory_bytes(device) - before)))
-
-
-@contextlib.contextmanager
-def rehearsal(network: nn.Module, gradients: Callable[[Batch], object]) -> Iterator[Callable[[Batch], None]]:
-    """A function that does a training step without the weight update, for timing; the block leaves no changes.
-
-    The update is left out because its time does not depend on where images are decoded.
-    """
-
-    def step(batch: Batch) -> None:
-        gradients(batch)
-        network.zero_grad(set_to_none=True)
-
-    with untouched(network):
-        yield step
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from tests.train.test_freeze import CPU, EACH, _batch, _learner, _recipe
 from train import loop
 from train.__main__ import main
 from train.loop import Learner
-from train.warmup import rehearsal, warm_up
+from train.planner.measure import restored
+from train.warmup import warm_up
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,10 +57,10 @@ def _saved(learner: Learner) -> dict[str, Any]:
 
 
 def _as_before_a_start(learner: Learner) -> None:
-    """Warm-up and rehearsal of all stages, which must leave no trace."""
-    with rehearsal(learner.network, learner.gradients) as step:
+    """Warm-up and timed steps of all stages, which must leave no trace."""
+    with restored(learner):
         for stage in range(len(learner.recipe.stages)):
-            step(_batch(EACH * stage))
+            learner.train_step(_batch(EACH * stage))
     for stages in learner.freezer.stages_by_set:
         learner.freezer.enter(stages[0])
         warm_up(learner.network, [("train", 32, 8)], device=CPU, dtype=torch.float32, channels_last=True,

@@ -15,11 +15,11 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import check_output, output_file
 from train.device import pick_device
+from train.loop import eval_logits
 from train.run_folder import existing_run
 
 from .saved_run import (
     SavedRun,
-    logits,
     open_eval_set,
     open_saved_run,
     training_overlap,
@@ -49,7 +49,7 @@ def evaluate(
     with validation_loader(saved, shards, resolutions, split=split, device=device, threads=threads) as loader:
         for batch in loader:
             for i, network in enumerate(networks.values()):
-                out = logits(network, batch.images, recipe=saved.recipe, flip=flip)
+                out = eval_logits(network, batch.images, saved.recipe.precision, flip=flip)
                 hits = out.topk(min(5, len(saved.classes)), dim=1).indices == batch.labels[:, None]
                 counts[batch.spec.stage, i] += torch.stack([hits[:, 0].sum(), hits.sum()])
     samples = len(shards.splits[split])
@@ -69,9 +69,7 @@ def main(args: argparse.Namespace) -> None:
     if not all(word.isdigit() and int(word) for word in res):
         raise ResoluteError(f"--res: got {args.res}, expected px separated by commas; write it as 160,208,224")
     shards = open_eval_set(args.shards, saved, fold=args.fold, val=args.val, classes=args.classes)
-    device, flip = pick_device(args.device), args.flip or saved.recipe.eval.flip
-    if device.type == "cpu":
-        torch.set_num_threads(args.threads)
+    device, flip = pick_device(args.device, threads=args.threads), args.flip or saved.recipe.eval.flip
     rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=args.threads, flip=flip,
                     split=args.split)  # fmt: skip
     overlap = training_overlap(saved, shards, split=args.split, fold=args.fold)

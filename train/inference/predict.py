@@ -34,12 +34,12 @@ from prep.convert.decode import MAX_BYTES, Reject, decode
 from prep.sources.image_folder import walk
 from prep.sources.names import SUFFIXES, is_image
 from train.device import pick_device
+from train.loop import eval_logits
 from train.run_folder import existing_run
 
 from .saved_run import (
     SavedRun,
     Weights,
-    logits,
     open_eval_set,
     open_saved_run,
     training_overlap,
@@ -92,7 +92,8 @@ class Ensemble:
         """
         bce = self.first.recipe.loss.kind == "bce"
         activation = torch.sigmoid if bce else functools.partial(torch.softmax, dim=1)
-        outputs = [logits(network, images, recipe=self.first.recipe, flip=self.flip) for network in self._networks]
+        precision = self.first.recipe.precision
+        outputs = [eval_logits(network, images, precision, flip=self.flip) for network in self._networks]
         return torch.stack([activation(output) for output in outputs]).mean(0).cpu()
 
 
@@ -242,9 +243,7 @@ def main(args: argparse.Namespace) -> None:
     if not args.src.strip():
         raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; set SRC")
     _check_out(args.out)
-    members, device = open_members(existing_run(args.run)), pick_device(args.device)
-    if device.type == "cpu":
-        torch.set_num_threads(args.threads)
+    members, device = open_members(existing_run(args.run)), pick_device(args.device, threads=args.threads)
     classes, res = members[0].classes, args.res or members[0].res
     note, accuracy, total = "", True, 0
     batches: Iterable[PredictionBatch]

@@ -44,15 +44,15 @@ class Stream(Protocol):
 
 
 def choose_decode(
-    plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Stream]], step: Callable[[Batch], None], *,
-    sync: Callable[[], None], broadcast: Callable[[int], int] = int, choices: Sequence[Decode] = ("gpu", "cpu"),
+    plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Stream]], step: Callable[[Batch], object],
+    *, sync: Callable[[], None], broadcast: Callable[[int], int] = int, choices: Sequence[Decode] = ("gpu", "cpu"),
     about_s: float = 5.0, clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Decode, dict[Decode, float]]:  # fmt: skip
     """The faster place to decode, and the seconds per live step with each; takes about `about_s` s in total.
 
     Measured in the stage with the most pixels, where a run spends most of its time. `open_stream(decode, batch)` opens
-    a loader at a batch; `step` is a training step without weight update, and `sync` waits for it; `broadcast` gives all
-    ranks rank 0's number of steps.
+    a loader at a batch; `step` is a training step, and `sync` waits for it; `broadcast` gives all ranks rank 0's number
+    of steps.
     """
     training = [segment for segment in plan.passes if segment.split == "train"]
     pixels: dict[int, int] = defaultdict(int)
