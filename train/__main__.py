@@ -12,7 +12,6 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import argparse
-import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -156,10 +155,10 @@ _COMMANDS: dict[str, tuple[str, Callable[[Parser], None], str]] = {
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = Parser(prog="python -m train", description=(__doc__ or "").partition(".")[0])
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=functools.partial(
-        Parser, allow_abbrev=False))  # fmt: skip
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name, (_, add_flags, text) in _COMMANDS.items():
-        add_flags(commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + "."))
+        description = text[0].upper() + text[1:] + "."
+        add_flags(commands.add_parser(name, help=text, description=description, allow_abbrev=False))
     return command(parser, _run, arguments)
 
 

@@ -29,8 +29,8 @@ class Job:
     workers: int = 2  # processes or threads that decode
     warm_up: int = 1  # rate: batches delivered before the clock starts
     seconds: float = 1.0  # rate: length of the window
-    crop_area: tuple[float, float] = (0.25, 1.0)
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    scale: tuple[float, float] = (0.25, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip_prob: float = 0.5
     crop_fracs: tuple[float, ...] = ()  # crops: sides of the centre squares, in short sides
     crop_frac: float = 1.0  # the one of them that is being made

@@ -78,7 +78,7 @@ def test_an_endless_epoch_is_one_permutation_after_another(samples: int, total: 
 
 def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
     assert Job.read(job.text()) == job
-    assert Job.read(replace(job, crop_area=(0.1, 0.5), variant="x").text()) != job
+    assert Job.read(replace(job, scale=(0.1, 0.5), variant="x").text()) != job
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -88,7 +88,7 @@ class Optim:
             return _USES_BETAS[self.name]
         import timm.optim  # why here: slow, and rarely needed
 
-        names = timm.optim.list_optimizers()
+        names: list[str] = timm.optim.list_optimizers()  # type: ignore[assignment]  # without descriptions
         near = ", ".join(difflib.get_close_matches(self.name, names, n=3)) or "sgd, adamw, lamb"
         check(self.name in names, "optim.name", repr(self.name), f"an optimizer of timm.optim (near: {near})")
         info = timm.optim.get_optimizer_info(self.name)
