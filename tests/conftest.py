@@ -17,7 +17,6 @@ from prep.__main__ import main as prep
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # why: what nohup starts ignores it
 
-SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 RESOLUTIONS = (32, 48, 64)
 
 

@@ -22,8 +22,9 @@ import torch
 
 from pipeline.__main__ import main as index
 from prep.__main__ import main as prep
-from tests.commands import Command, assert_one_line, run, snapshot
+from tests import ROOT
 from tests.conftest import make_photos
+from tests.support.commands import Command, assert_one_line, run, snapshot
 from train.__main__ import main as train
 
 pytestmark = pytest.mark.slow
@@ -384,7 +385,7 @@ def test_outputs_that_cannot_be_written_cost_nothing(name: str, output: str, pla
 
 
 def test_the_table_names_every_command_of_the_readme() -> None:
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
     for module in {command[0] for command in COMMANDS.values()}:
         assert f"-m {module} " in makefile or f"LAUNCH) {module} " in makefile or module == "pipeline"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_make import Make
+from tests.support.fake_make import Make
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
 
 
 def stages(*tables: tuple[int, int, int]) -> str:

@@ -10,13 +10,12 @@ import torch
 
 from pipeline import cuda
 from pipeline.errors import ResoluteError
-from tests.fake_cuda import GIB, FakeCuda
+from tests import ROOT
+from tests.support.fake_cuda import GIB, FakeCuda
 from train.device import device_name, main, pick_device
 from train.distributed import Ranks
 from train.logs.hardware import describe, peak_memory_bytes, reset_peak_memory
 from train.planner.batch_size import cap_memory
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("wanted", "index"), [("auto", 1), ("cuda", 1), ("cuda:0", 0), ("cuda:1", 1)])

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.errors import ResoluteError
-from tests.train.nets import CPU, names_of, net, some_images
+from tests.support.nets import CPU, names_of, net, some_images
 from train.models import build_model
 from train.norms import GhostBatchNorm, batch_norms, set_norms
 from train.recipe.schema import Model
