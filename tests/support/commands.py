@@ -131,6 +131,7 @@ def run(module: str, arguments: Sequence[object], *, folder: Path, scratch: Path
 
 def _serve() -> None:
     """Fork a command for each {"start": module, ...} on stdin; answer {"wait": pid} with its status, or null."""
+    import tests.support.preloaded  # noqa: F401
     from benchmarks.soak.warm import load_compiled, trace_graph
 
     load_compiled()
