@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests import ROOT
+from tests.support.commands import Ended, run
 
 
 def stages(*tables: tuple[int, int, int]) -> str:
@@ -54,25 +55,6 @@ batch_size = 12
 fraction = 0.75
 """
 
-# Runs `python -m train` and sends itself a signal at the nth call of a function: exact, whatever the machine's speed.
-DRIVER = """
-import importlib, os, sys
-module, owner, name, call, number = sys.argv[1].split(":")
-holder = importlib.import_module(module)
-holder = getattr(holder, owner) if owner else holder
-original, calls = getattr(holder, name), 0
-def signalling(*args, **kwargs):
-    global calls
-    calls += 1
-    if calls == int(call):
-        os.kill(os.getpid(), int(number))
-    return original(*args, **kwargs)
-setattr(holder, name, signalling)
-from train.__main__ import main
-sys.exit(main(sys.argv[2:]))
-"""
-
-
 @pytest.fixture(scope="session")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
@@ -96,13 +78,22 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="session")
-def killed(words: Callable[[Path], list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """killed(runs, "module:Owner:function:nth call:signal") runs the command line with that cue."""
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
+    """forked(module, *arguments): run a command line in a process of its own, to its end."""
+    scratch = tmp_path_factory.mktemp("outputs")
+    return lambda module, *arguments: run(module, arguments, folder=ROOT, scratch=scratch)
 
-    def run(runs: Path, cue: str) -> subprocess.CompletedProcess[str]:
-        return python("-c", DRIVER, cue, *words(runs))
 
-    return run
+@pytest.fixture(scope="session")
+def train_process(words: Callable[[Path], list[str]], forked: Callable[..., Ended]) -> Callable[..., Ended]:
+    """train_process(runs, more arguments): the tiny run's command line, in a process of its own."""
+    return lambda runs, *more: forked("train", *words(runs), *more)
+
+
+@pytest.fixture(scope="session")
+def killed(words: Callable[[Path], list[str]], forked: Callable[..., Ended]) -> Callable[..., Ended]:
+    """killed(runs, "module:Owner:function:nth call:signal"): as `train_process`, with that signal at that call."""
+    return lambda runs, *cue: forked("tests.support.signalling", *cue, *words(runs))
 
 
 def without_clocks(log: Path) -> list[dict[str, Any]]:

@@ -24,7 +24,8 @@ from pipeline.plan.plan import Plan
 from prep.__main__ import main as prep
 from tests import ROOT
 from tests.conftest import make_photos
-from tests.train.conftest import DRIVER, python, without_clocks
+from tests.support.commands import Ended
+from tests.train.conftest import without_clocks
 from train.__main__ import main
 from train.inference.evaluate import main as evaluate
 from train.inference.export import main as export
@@ -33,20 +34,20 @@ from train.recipe.schema import Recipe
 from train.report.html import main as page
 
 Words = Callable[[Path], list[str]]
-Killed = Callable[..., subprocess.CompletedProcess[str]]
+Started = Callable[..., Ended]
 STEP, SAVE, EVAL = "train.loop:Learner:train_step", "train.checkpoint::save", "train.loop:Learner:eval_step"
 pytestmark = pytest.mark.slow
 SYNC = "os::fsync"  # in the middle of a save: the log, or the part file, is written, nothing is promised yet
 
 
 @pytest.fixture(scope="module")
-def finished(words: Words, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(train_process: Started, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an uninterrupted run. why: a process of its own, as the cut runs are: same thread pools."""
     runs = tmp_path_factory.mktemp("whole")
-    done = python("-m", "train", *words(runs))
-    assert done.returncode == 0, done.stderr
-    assert "no GPU found" not in done.stdout  # it was told to use the CPU
-    assert "top-1" in done.stdout
+    done = train_process(runs)
+    assert done.status == 0, done.err
+    assert "no GPU found" not in done.out  # it was told to use the CPU
+    assert "top-1" in done.out
     return runs / "tiny"
 
 
@@ -81,7 +82,7 @@ def test_a_finished_run_has_its_files_and_saw_each_sample_of_each_epoch_once(
 
 @pytest.mark.timeout(1200)
 def test_a_run_killed_ten_times_equals_the_uninterrupted_one_bit_for_bit(
-    finished: Path, killed: Killed, words: Words, tmp_path: Path
+    finished: Path, killed: Started, train_process: Started, tmp_path: Path
 ) -> None:
     """kill -9 at random steps, at both stage changes (steps 6 and 16), in a save and in a validation."""
     rng = random.Random(0)
@@ -90,76 +91,62 @@ def test_a_run_killed_ten_times_equals_the_uninterrupted_one_bit_for_bit(
     cues += [f"{EVAL}:1:9", f"{EVAL}:2:9", f"{STEP}:1:9", f"{SAVE}:2:9"]
     positions = []
     for cue in cues:
-        assert killed(tmp_path, cue).returncode == -9
+        assert killed(tmp_path, cue).status == 137
         last = tmp_path / "tiny" / "last.pt"
         positions.append(torch.load(last, weights_only=True)["position"] if last.exists() else 0)
     assert positions == sorted(positions)
     assert positions[-1] > 0
     for step in (6, 16):  # the first steps of a new stage, from a checkpoint that is made there
         fresh = tmp_path / f"change{step}"
-        assert killed(fresh, f"{STEP}:{step + 2}:9").returncode == -9
-        done = python("-m", "train", *words(fresh))
-        assert done.returncode == 0, done.stderr
+        assert killed(fresh, f"{STEP}:{step + 2}:9").status == 137
+        done = train_process(fresh)
+        assert done.status == 0, done.err
         assert_equal_runs(fresh / "tiny", finished)
-    done = python("-m", "train", *words(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "resuming at batch" in done.stdout
+    done = train_process(tmp_path)
+    assert done.status == 0, done.err
+    assert "resuming at batch" in done.out
     assert_equal_runs(tmp_path / "tiny", finished)
 
 
 @pytest.mark.parametrize(("cue", "status"), [(f"{STEP}:9:15", 143), (f"{EVAL}:3:2", 130), (f"{STEP}:8:1", 129)])
 def test_a_signal_saves_and_leaves_cleanly(
-    finished: Path, killed: Killed, words: Words, tmp_path: Path, cue: str, status: int
+    finished: Path, killed: Started, train_process: Started, tmp_path: Path, cue: str, status: int
 ) -> None:
     cut = killed(tmp_path, cue)
-    assert cut.returncode == status
-    assert "saved at batch" in cut.stdout
-    assert "Traceback" not in cut.stderr
-    done = python("-m", "train", *words(tmp_path))
-    assert done.returncode == 0, done.stderr
+    assert cut.status == status
+    assert "saved at batch" in cut.out
+    assert "Traceback" not in cut.err
+    done = train_process(tmp_path)
+    assert done.status == 0, done.err
     assert_equal_runs(tmp_path / "tiny", finished)
 
 
 def test_a_hangup_that_nohup_ignores_stays_ignored(
-    finished: Path, words: Words, tmp_path: Path
+    finished: Path, killed: Started, tmp_path: Path
 ) -> None:
-    done = python("-c", f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{DRIVER}", f"{STEP}:8:1",
-                  *words(tmp_path))  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = killed(tmp_path, "--nohup", f"{STEP}:8:1")
+    assert done.status == 0, done.err
     assert_equal_runs(tmp_path / "tiny", finished)
 
 
 def test_ctrl_c_in_the_warm_up_stops_before_its_next_shape(
-    finished: Path, killed: Killed, words: Words, tmp_path: Path
+    finished: Path, killed: Started, words: Words, tmp_path: Path
 ) -> None:
     cut = killed(tmp_path, "torch:Tensor:backward:1:2")  # that of the first shape
-    assert cut.returncode == 130, cut.stderr
-    assert "stopped by SIGINT before its first batch; the same command continues" in cut.stdout
-    assert "warmed up" not in cut.stdout
-    assert "Traceback" not in cut.stderr
+    assert cut.status == 130, cut.err
+    assert "stopped by SIGINT before its first batch; the same command continues" in cut.out
+    assert "warmed up" not in cut.out
+    assert "Traceback" not in cut.err
     assert main(words(tmp_path)) == 0
     assert without_clocks(tmp_path / "tiny" / "run.jsonl")[-1] == without_clocks(finished / "run.jsonl")[-1]
 
 
-TWICE = """
-import os, signal, sys
-from train import loop
-def twice(*_):
-    os.kill(os.getpid(), int(sys.argv.pop(1)))
-    os.kill(os.getpid(), int(sys.argv.pop(1)))
-    assert False, "training continued"
-loop.Learner.train_step = twice
-from train.__main__ import main
-sys.exit(main(sys.argv[3:]))
-"""
-
-
 @pytest.mark.parametrize("first", [2, 15, 1])
-def test_a_second_ctrl_c_ends_the_run_at_once_without_a_traceback(words: Words, tmp_path: Path, first: int) -> None:
-    cut = python("-c", TWICE, str(first), "2", *words(tmp_path))
-    assert cut.returncode == 130
-    assert "Traceback" not in cut.stderr
-    assert cut.stderr.endswith("stopped at once, without a save; the same command continues\n")
+def test_a_second_ctrl_c_ends_the_run_at_once_without_a_traceback(killed: Started, tmp_path: Path, first: int) -> None:
+    cut = killed(tmp_path, f"{STEP}:1:{first},2")
+    assert cut.status == 130
+    assert "Traceback" not in cut.err
+    assert cut.err.endswith("stopped at once, without a save; the same command continues\n")
 
 
 def test_a_reader_of_stdout_that_leaves_does_not_end_the_run(finished: Path, words: Words, tmp_path: Path) -> None:
@@ -179,8 +166,8 @@ def test_a_folder_in_which_a_run_trains_is_refused_to_others_and_can_be_read(
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / ".last.pt.0123456789ab.partial").write_text("left by a killed process")
-    first = subprocess.Popen([sys.executable, "-c", DRIVER, f"{STEP}:11:19", *words(tmp_path)], cwd=ROOT,
-                             stdout=subprocess.DEVNULL)  # fmt: skip
+    first = subprocess.Popen([sys.executable, "-m", "tests.support.signalling", f"{STEP}:11:19", *words(tmp_path)],
+                             cwd=ROOT, stdout=subprocess.DEVNULL)  # fmt: skip
     try:
         _, status = os.waitpid(first.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
@@ -260,7 +247,7 @@ def test_a_full_disk_under_the_log_is_told_and_the_run_goes_on_later(
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(
-    finished: Path, words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, words: Words, train_process: Started, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(finished, tmp_path / "tiny")
     last = tmp_path / "tiny" / "last.pt"
@@ -270,23 +257,24 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(
     err = capsys.readouterr().err
     assert "last.pt: damaged or no checkpoint" in err
     assert "step-00000024.pt (step 24) is good: resume with --from step-00000024.pt" in err
-    done = python("-m", "train", *words(tmp_path), "--from", "step-00000024.pt")
-    assert done.returncode == 0, done.stderr
+    done = train_process(tmp_path, "--from", "step-00000024.pt")
+    assert done.status == 0, done.err
     assert_equal_runs(tmp_path / "tiny", finished)
 
 
 def test_a_resolution_that_is_added_to_the_set_changes_nothing_and_new_photos_are_told_in_words(
-    finished: Path, recipe_file: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    finished: Path, forked: Started, recipe_file: Path, shard_root: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     shutil.copytree(shard_root, tmp_path / "set")
     words = ["--shards", str(tmp_path / "set"), "--recipe", str(recipe_file), "--runs", str(tmp_path), "--device",
              "cpu", "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
-    assert python("-c", DRIVER, f"{STEP}:9:15", *words).returncode == 143
+    assert forked("tests.support.signalling", f"{STEP}:9:15", *words).status == 143
     photos = str(shard_root.parent / "photos")
     again = ["--val-frac", "0.17", "--shard-samples", "32", "--workers", "1", "--out", str(tmp_path / "set")]
     assert prep(["--src", photos, "--res", "32,40,48,64", *again]) == 0
-    done = python("-m", "train", *words)
-    assert done.returncode == 0, done.stderr
+    done = forked("train", *words)
+    assert done.status == 0, done.err
     ours, theirs = (without_clocks(folder / "run.jsonl") for folder in (tmp_path / "tiny", finished))
     assert [r for r in ours if r["kind"] != "start"] == [r for r in theirs if r["kind"] != "start"]
     assert prep(["--src", photos, "--res", "32,48,64", "--quality", "50", "--rebuild", *again]) == 0
