@@ -61,34 +61,6 @@ def test_a_sample_gets_the_same_pixels_at_any_place_in_a_batch(shard_set: ShardS
     assert any(not np.array_equal(expected[0, i], expected[1, i]) for i in range(75))
 
 
-def test_a_sample_gets_the_same_pixels_on_any_rank_and_after_a_resume(shard_set: ShardSet, expected: Images) -> None:
-    plan = Plan(shard_set, [stage(ALL)] * 2, eval_batch_size=7)
-    for world in (2, 3):
-        together: Images = {}
-        for rank in range(world):
-            part = seen(plan, rank=rank, world_size=world)
-            assert not part.keys() & together.keys()
-            together |= part
-        assert together.keys() == expected.keys()
-        for key, image in together.items():
-            np.testing.assert_array_equal(image, expected[key])
-    late = seen(plan, start=plan.total_batches - 5, threads=1)
-    assert 0 < len(late) < 75
-    for key, image in late.items():
-        np.testing.assert_array_equal(image, expected[key])
-
-
-def test_mixing_by_sample_does_not_depend_on_rank_or_resume(shard_set: ShardSet) -> None:
-    augment = dataclasses.replace(ALL, mixup_alpha=0.8, cutmix_alpha=1.0, mix_prob=0.7, mix_per="sample")
-    plan = Plan(shard_set, [stage(augment)], eval_batch_size=None)
-    whole, unmixed = seen(plan), seen(Plan(shard_set, [stage(ALL)], eval_batch_size=None))
-    changed = [key for key in whole if not np.array_equal(whole[key], unmixed[key])]
-    assert 0.5 < len(changed) / len(whole) < 0.9
-    for part in (seen(plan, rank=0, world_size=2), seen(plan, rank=1, world_size=2), seen(plan, start=3)):
-        for key, image in part.items():
-            np.testing.assert_array_equal(image, whole[key])
-
-
 def test_the_stream_is_crop_then_operations_then_erasing_then_mixing(shard_set: ShardSet) -> None:
     """Against the plain stream's own pixels, worked on sample by sample."""
     augment = dataclasses.replace(ALL, mixup_alpha=0.8, cutmix_alpha=1.0, mix_prob=0.7, mix_per="sample",

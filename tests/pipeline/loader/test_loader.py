@@ -154,18 +154,6 @@ def test_a_resumed_run_continues_with_identical_batches(plan: Plan, batches: lis
                 assert torch.equal(got.labels, expected.labels)
 
 
-def test_state_dict_moves_a_running_loader(plan: Plan, batches: list[Batch]) -> None:
-    with Loader(plan) as loader:
-        for _ in range(4):
-            next(loader)
-        state = loader.state_dict()
-        after = [next(loader).images for _ in range(3)]
-        for position in (plan.total_batches - 1, state["next_batch"]):
-            loader.load_state_dict({"next_batch": position})
-            assert torch.equal(next(loader).images, batches[position].images)
-        assert torch.equal(next(loader).images, after[1])
-
-
 def test_the_state_of_another_plan_is_refused_with_what_differs(shard_root: Path, shard_set: ShardSet) -> None:
     def planned(shards: ShardSet = shard_set, *, batch_size: int = 16, **options: Any) -> Plan:
         return Plan(shards, [Stage(res=32, epochs=1, batch_size=batch_size)], **{"eval_batch_size": 7} | options)
@@ -199,14 +187,6 @@ def test_the_state_of_another_plan_is_refused_with_what_differs(shard_root: Path
 def test_too_many_ranks_are_refused_when_the_loader_is_made(plan: Plan) -> None:
     with pytest.raises(ResoluteError, match="cannot feed 16 ranks"):
         Loader(plan, rank=0, world_size=16)
-
-
-def test_the_union_of_two_ranks_is_the_batch(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16, augment=MIXED)], eval_batch_size=None)
-    with Loader(plan) as whole, Loader(plan, rank=0, world_size=2) as left, Loader(plan, rank=1, world_size=2) as right:
-        for batch, a, b in zip(whole, left, right, strict=True):
-            assert torch.equal(torch.cat([a.images, b.images]), batch.images)
-            assert torch.equal(torch.cat([a.partner_labels, b.partner_labels]), batch.partner_labels)
 
 
 def test_batches_stay_valid_after_later_ones_and_after_close(plan: Plan, batches: list[Batch]) -> None:
