@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from PIL import Image
 
 from pipeline.dataset.shard_set import ShardSet
 from prep.__main__ import main as prep
+from tests import ROOT
+from tests.support.commands import Ended, run
 
 # why: a job in the background ignores Ctrl-C, and so would all that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,6 +44,13 @@ def make_photos(root: Path, *, classes: int = 3, each: int = 30) -> Path:
                 folder / f"{i:03d}.jpg", quality=95
             )
     return root
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
+    """forked(module, *arguments): run a command line in a process of its own, to its end."""
+    scratch = tmp_path_factory.mktemp("outputs")
+    return lambda module, *arguments: run(module, arguments, folder=ROOT, scratch=scratch)
 
 
 @pytest.fixture(scope="session")

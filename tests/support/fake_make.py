@@ -12,7 +12,7 @@ from pathlib import Path
 from tests import ROOT
 
 # In place of the environment's Python: writes its arguments down, one JSON list a line.
-STUB = f"""#!{sys.executable}
+STUB = f"""#!{sys.executable} -IS
 import json, sys
 with open("calls", "a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\\n")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import ROOT
-from tests.support.commands import Ended, run
+from tests.support.commands import Ended
 
 
 def stages(*tables: tuple[int, int, int]) -> str:
@@ -71,17 +68,6 @@ def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
                 "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
 
     return make
-
-
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture(scope="session")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
-    """forked(module, *arguments): run a command line in a process of its own, to its end."""
-    scratch = tmp_path_factory.mktemp("outputs")
-    return lambda module, *arguments: run(module, arguments, folder=ROOT, scratch=scratch)
 
 
 @pytest.fixture(scope="session")

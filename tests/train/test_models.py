@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from timm.layers import BlurPool2d
 from torch._dynamo.testing import CompileCounter
 
 from pipeline.errors import ResoluteError
+from tests.support.commands import Ended
 from tests.support.nets import CPU, names_of, net, saved
-from tests.train.conftest import python
 from tests.train.test_loop import _batch
 from train.loop import Learner
 from train.models import build_model, compile_network, ema_decay, set_tf32, size_options
@@ -178,16 +179,17 @@ def test_a_size_that_only_the_warm_up_finds_refused_is_one_line() -> None:
                 autocast=contextlib.nullcontext())  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("tf32", "expected"), [("all", ("high", True)), ("off", ("highest", False))])
-def test_tf32_can_be_read_back_by_what_reads_it_in_torch(tf32: Any, expected: tuple[str, bool]) -> None:
+def test_tf32_can_be_read_back_by_what_reads_it_in_torch(
+    forked: Callable[..., Ended], tf32: Any, expected: tuple[str, bool]
+) -> None:
     """Inductor's autotuning asks for the precision of products, and raises where the newer settings were mixed in."""
     code = (
         "import torch; from train.models import set_tf32; "
         f"set_tf32({tf32!r}, torch.device('cuda', 0)); "
         "print((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))"
     )
-    assert python("-c", code).stdout.strip() == str(expected)
+    assert forked("tests.support.execute", code).out.strip() == str(expected)
 
 
 def test_tf32_is_refused_on_a_cpu() -> None:

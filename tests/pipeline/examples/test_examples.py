@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from pipeline import Augment, Loader, Plan, ShardSet, Stage
 from pipeline.examples import plain, timm_loop
 from pipeline.examples.start import soft_targets
 from tests import ROOT
+from tests.support.commands import Ended
 
 WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25"]
 
@@ -97,7 +97,6 @@ def test_an_example_runs_on_the_cpu_at_resolutions_of_the_set_unless_told_otherw
     assert [line.partition(":")[0] for line in said] == ["epoch 0 32 px", "epoch 1 48 px"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("words", "message"), [
     (["--res", "96"], "no shards at 96 px, got 32,48,64"),
     (["--res", "32,x"], "--res: got 32,x, expected px such as 128,160"),
@@ -105,12 +104,9 @@ def test_an_example_runs_on_the_cpu_at_resolutions_of_the_set_unless_told_otherw
     (["--nonsense"], "unrecognized arguments: --nonsense"),
 ])  # fmt: skip
 def test_an_impossible_request_to_an_example_is_one_line(
-    shard_root: Path, tmp_path: Path, words: list[str], message: str
+    shard_root: Path, tmp_path: Path, forked: Callable[..., Ended], words: list[str], message: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline.examples.plain", str(shard_root), *words, "--checkpoint", str(tmp_path / "x")],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    ended = forked("pipeline.examples.plain", shard_root, *words, "--checkpoint", tmp_path / "x")
+    assert ended.status == 2, ended.err
+    assert message in ended.err
+    assert len(ended.err.splitlines()) == 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tests.support.commands import Command
 
 # why: a process of its own: only there are all threads, files and segments of shared memory ours
 _CONSUMER = """
@@ -61,22 +60,17 @@ print(json.dumps({"ended": ended, "before": before, "after": left()}))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "ended"), [("close", "closed"), ("error", "ValueError"), ("ctrl-c", "KeyboardInterrupt")]
 )
-def test_nothing_is_left(shard_root: Path, way: str, ended: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _CONSUMER, str(shard_root), way], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, cwd=ROOT,
-    )  # fmt: skip
+def test_nothing_is_left(shard_root: Path, tmp_path: Path, way: str, ended: str) -> None:
+    process = Command("tests.support.execute", [_CONSUMER, shard_root, way], folder=ROOT, scratch=tmp_path)
     if way == "ctrl-c":
-        assert process.stdout is not None
-        assert process.stdout.readline() == "running\n"
-        process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    found = json.loads(out.splitlines()[-1])
+        process.wait_for("running\n")
+        process.send(signal.SIGINT)
+    done = process.end()
+    assert done.status == 0, done.err
+    found = json.loads(done.out.splitlines()[-1])
     assert found["ended"] == ended
     assert found["after"]["tars"] == []
     assert found["after"]["children"] == []

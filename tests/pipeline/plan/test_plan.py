@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +19,8 @@ from pipeline.plan.order import Order
 from pipeline.plan.plan import CUTMIX, MIXUP, UNMIXED, BatchSpec, Plan, batch_bounds, rank_bounds
 from pipeline.plan.rng import uniforms
 from pipeline.plan.stage import Augment, Stage
-from tests import ROOT
 from tests.support import reference_rng
+from tests.support.commands import Ended
 from tests.support.reference import crop_window
 
 MIXED = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mix_prob=0.7)
@@ -278,7 +276,7 @@ def test_mixing_follows_its_probabilities_and_lam_is_the_area_kept(shard_set: Sh
     assert abs(lam.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(lam))
 
 
-def test_the_fingerprint_is_that_of_the_batches(shard_set: ShardSet) -> None:
+def test_the_fingerprint_is_that_of_the_batches(shard_set: ShardSet, forked: Callable[..., Ended]) -> None:
     """Equal in another process and for what changes no batch; another for anything that does."""
     plan = _plan(shard_set)
     same = [dataclasses.replace(stage, order="full", lr_scale=2.0, unfreeze_to="none") for stage in STAGES]
@@ -300,6 +298,4 @@ def test_the_fingerprint_is_that_of_the_batches(shard_set: ShardSet) -> None:
         "import sys; from tests.pipeline.plan.test_plan import _plan, ShardSet; print(_plan(ShardSet.open(sys.argv[1]))"
         ".fingerprint)"
     )
-    done = subprocess.run([sys.executable, "-c", code, shard_set.root], cwd=ROOT,
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    assert done.stdout.strip() == plan.fingerprint
+    assert forked("tests.support.execute", code, shard_set.root).out.strip() == plan.fingerprint

@@ -36,7 +36,7 @@ def files(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> list[Path]
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    opened = Pool(2, "fork", serve, hang_s=2.0)
+    opened = Pool(2, "fork", serve, hang_s=1.0)
     yield opened
     opened.end()
 
@@ -91,7 +91,7 @@ def test_a_worker_killed_from_outside_costs_no_image(pool: Pool, files: list[Pat
 def test_an_image_that_hangs_is_rejected_in_bounded_time(pool: Pool, files: list[Path], how: bytes) -> None:
     files[13].write_bytes(how)
     chunks = list(pool.run(JOB, tasks(files)))
-    assert [reject for chunk in chunks for reject in chunk.rejects] == [(13, "decoder hung: more than 2 s")]
+    assert [reject for chunk in chunks for reject in chunk.rejects] == [(13, "decoder hung: more than 1 s")]
     assert keys(chunks) == [key for key in range(40) if key != 13]
 
 
@@ -105,7 +105,7 @@ def test_a_stopped_worker_rejects_no_image(pool: Pool, files: list[Path], tmp_pa
         pid = int((tmp_path / "pid").read_text())
         os.kill(pid, signal.SIGSTOP)
         stopped.set()
-        time.sleep(4.5)  # the limit is 2 s
+        time.sleep(3.5)  # the limit is 1 s
         os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=stop)
