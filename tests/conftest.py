@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+
+# why: before torch is loaded; threads of OpenMP that wait in a loop take the cores of other workers: 5 times as slow
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import pytest
@@ -21,6 +25,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # why: what nohup starts ignores it
 
 RESOLUTIONS = (32, 48, 64)
+
+
+def pytest_runtest_setup() -> None:
+    torch.set_num_threads(1)  # why: such small steps do not gain from more
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

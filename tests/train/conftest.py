@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.commands import Ended
 
@@ -120,12 +119,3 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
     assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
     return folder / "small"
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """why: such small steps do not gain from more, and lose much to them on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -23,7 +23,6 @@ from train.models import build_model, compile_network, ema_decay, set_tf32, size
 from train.recipe.schema import Ema, Model, Precision, Recipe
 from train.warmup import warm_up
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 STAGES = [{"res": 32, "epochs": 1, "batch_size": 8}]
 
 

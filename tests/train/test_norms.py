@@ -17,7 +17,6 @@ from train.models import build_model
 from train.norms import GhostBatchNorm, batch_norms, set_norms
 from train.recipe.schema import Model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 def _ghost_oracle(x: torch.Tensor, groups: int, norm: nn.BatchNorm2d) -> torch.Tensor:
     parts = []

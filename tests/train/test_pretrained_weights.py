@@ -18,7 +18,6 @@ from tests.support.nets import names_of, net, saved, some_images
 from train import checkpoint
 from train.recipe.schema import Recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "checkpoint"])
 def test_weights_of_a_file_are_taken_whole(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

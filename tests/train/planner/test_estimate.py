@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,13 +233,9 @@ stages = [
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(before, "measure", functools.partial(measure, about_s=0.01))
     monkeypatch.setattr(before, "_with_doubled_batches", functools.partial(before._with_doubled_batches, about_s=0.01))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("quick")

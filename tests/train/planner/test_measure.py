@@ -82,7 +82,7 @@ def test_every_rank_runs_the_first_ones_number_of_steps(shard_set: ShardSet) -> 
 @pytest.mark.slow
 def test_a_run_keeps_its_choice_and_evaluates_as_it_was_trained(
     words: Callable[[Path], list[str]], tmp_path: Path, shard_root: Path, recipe_file: Path,
-    monkeypatch: pytest.MonkeyPatch, one_thread: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(_Session, "_decode", lambda self: "cpu")  # as on a GPU that decodes more slowly
     assert main([*words(tmp_path), "--threads", "1"]) == 0
