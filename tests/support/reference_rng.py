@@ -1,4 +1,4 @@
-"""Slow, obvious oracles: the random numbers and crops of `pipeline.plan.rng` and `.crops` again, in plain NumPy."""
+"""Slow, obvious oracles: the random numbers of `pipeline.plan.rng` again, in plain NumPy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.plan.rng import stream_key
-from pipeline.plan.stage import Augment
 
 U64 = np.uint64
 _LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)
@@ -55,28 +54,3 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ x >> U64(30)) * U64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> U64(27)) * U64(0x94D049BB133111EB)
     return x ^ x >> U64(31)
-
-
-def random_crops(sizes: NDArray[np.int64], u: NDArray[np.float64], augment: Augment) -> NDArray[np.int32]:
-    """Source: torchvision RandomResizedCrop.get_params: ten tries of (area, log ratio), then a centre crop."""
-    width, height = sizes[:, :1], sizes[:, 1:]
-    low, high = augment.crop_area
-    area = width * height * (low + (high - low) * u[:, 2:12])
-    low, high = np.log(augment.crop_ratio)
-    ratio = np.exp(low + (high - low) * u[:, 12:])
-    w, h = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
-    good = (w >= 1) & (w <= width) & (h >= 1) & (h <= height)
-    first = np.argmax(good, axis=1)
-    rows = np.arange(len(sizes))
-    w, h = w[rows, first], h[rows, first]
-    failed = ~good[rows, first]
-    if failed.any():
-        side = sizes[failed].astype(np.float64)
-        limited = np.clip(side[:, 0] / side[:, 1], *augment.crop_ratio)
-        w[failed] = np.maximum(1, np.minimum(side[:, 0], np.rint(side[:, 1] * limited)))
-        h[failed] = np.maximum(1, np.minimum(side[:, 1], np.rint(side[:, 0] / limited)))
-    x = np.floor(u[:, 0] * (sizes[:, 0] - w + 1))
-    y = np.floor(u[:, 1] * (sizes[:, 1] - h + 1))
-    x[failed] = (sizes[failed, 0] - w[failed]) // 2
-    y[failed] = (sizes[failed, 1] - h[failed]) // 2
-    return np.stack([x, y, w, h], axis=1).astype(np.int32)

@@ -19,7 +19,6 @@ from pipeline.plan.order import Order
 from pipeline.plan.plan import CUTMIX, MIXUP, UNMIXED, BatchSpec, Plan, batch_bounds, rank_bounds
 from pipeline.plan.rng import uniforms
 from pipeline.plan.stage import Augment, Stage
-from tests.support import reference_rng
 from tests.support.commands import Ended
 from tests.support.reference import crop_window
 
@@ -136,20 +135,6 @@ def test_the_ranks_parts_are_the_batch_whatever_their_number(shard_set: ShardSet
             np.testing.assert_array_equal(partners, whole.ids[whole.partners])
 
 
-@pytest.mark.parametrize("order", ["full", "block"])
-def test_a_run_cut_on_four_ranks_goes_on_with_two(shard_set: ShardSet, order: Order) -> None:
-    stages = [Stage(res=32, epochs=3, batch_size=16, fraction=0.6, augment=MIXED)]
-    whole = _plan(shard_set, stages=stages, order=order)
-    cut = 7
-    before, after = _plan(shard_set, stages=stages, order=order), _plan(shard_set, stages=stages, order=order)
-    after.check_ranks(2)
-    for index in range(whole.total_batches):
-        world, plan = (4, before) if index < cut else (2, after)
-        parts = [plan.batch(index, rank=rank, world_size=world) for rank in range(world)]
-        for name in ("ids", "crops", "flips", "lam"):
-            np.testing.assert_array_equal(_joined(parts, name), getattr(whole.batch(index), name))
-
-
 @pytest.mark.parametrize("eval_batch_size", [4, 7, 8, 15, 16])
 def test_validation_counts_every_sample_once_on_up_to_four_ranks(shard_set: ShardSet, eval_batch_size: int) -> None:
     """Exact top-1 of a made-up model: the ranks' counts add up to that of all samples, though batches are uneven."""
@@ -209,24 +194,16 @@ def test_steps_count_training_batches_over_the_whole_run(shard_set: ShardSet) ->
 
 def test_crops_equal_the_loop_of_the_formula() -> None:
     rng = np.random.default_rng(0)
-    sizes = np.concatenate([rng.integers(20, 300, (200, 2)), rng.integers(1, 9, (40, 1)) * [[1, 60]], [[400, 3]]])
-    u = uniforms(5, np.arange(len(sizes)), 22)
-    augment = Augment(crop_area=(0.08, 1.0))
-    got = random_crops(sizes, u, augment)
-    expected = [
-        crop_window(int(w), int(h), u[i], augment.crop_area, augment.crop_ratio) for i, (w, h) in enumerate(sizes)
-    ]
-    np.testing.assert_array_equal(got, expected)
-    assert (got[:, :2] >= 0).all()
-    assert (got[:, :2] + got[:, 2:] <= sizes).all()
-
-
-def test_compiled_crops_equal_those_of_numpy() -> None:
-    rng = np.random.default_rng(0)
-    sizes = np.concatenate([rng.integers(20, 600, (20_000, 2)), rng.integers(1, 9, (400, 1)) * [[60, 1]], [[400, 3]]])
+    sizes = np.concatenate([rng.integers(20, 600, (4000, 2)), rng.integers(1, 9, (400, 1)) * [[60, 1]],
+                            rng.integers(1, 9, (400, 1)) * [[1, 60]], [[400, 3]]])  # fmt: skip
     u = uniforms(5, np.arange(len(sizes)), 22)
     for augment in (Augment(), Augment(crop_area=(0.08, 1.0)), Augment(crop_ratio=(1.0, 1.0))):
-        np.testing.assert_array_equal(random_crops(sizes, u, augment), reference_rng.random_crops(sizes, u, augment))
+        got = random_crops(sizes, u, augment)
+        expected = [crop_window(int(w), int(h), u[i], augment.crop_area, augment.crop_ratio)
+                    for i, (w, h) in enumerate(sizes)]  # fmt: skip
+        np.testing.assert_array_equal(got, expected)
+        assert (got[:, :2] >= 0).all()
+        assert (got[:, :2] + got[:, 2:] <= sizes).all()
 
 
 def test_crop_areas_and_flips_have_the_recipes_distribution(shard_set: ShardSet) -> None:

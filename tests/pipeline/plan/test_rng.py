@@ -52,9 +52,9 @@ def test_uniforms_are_uniform() -> None:
     assert distance < 1.95 / np.sqrt(len(values))  # Kolmogorov-Smirnov at 0.1 %
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 17, 64, 1000, 4097])
-def test_permute_is_a_permutation(n: int) -> None:
-    assert sorted(permute(8, np.arange(n), n)) == list(range(n))
+def test_permute_is_a_permutation() -> None:
+    for n in (1, 2, 3, 4, 5, 17, 64, 1000, 4097):
+        assert sorted(permute(8, np.arange(n), n)) == list(range(n))
 
 
 def test_permutations_of_different_keys_are_unrelated_and_have_no_order_left() -> None:
@@ -63,13 +63,6 @@ def test_permutations_of_different_keys_are_unrelated_and_have_no_order_left() -
     assert (first == second).sum() < 8  # Poisson(1): 8 or more has a probability of 1e-5
     assert (np.abs(np.diff(first)) == 1).sum() < 12  # Poisson(2)
     assert abs(np.corrcoef(first, np.arange(n))[0, 1]) < 4 / np.sqrt(n)
-
-
-def test_permute_reaches_any_place_of_a_hundred_million_at_once() -> None:
-    n, places = 100_000_000, np.asarray([0, 1, 99_999_999, 123_456])
-    images = permute(stream_key(4, 2), places, n)
-    assert len(set(images.tolist())) == 4
-    assert ((images >= 0) & (images < n)).all()
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 2.0])
