@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # why: before torch is loaded; threads of OpenMP that wait in a loop take the cores of other workers: 5 times as slow
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -13,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from pipeline.dataset.shard_set import ShardSet
@@ -52,6 +55,24 @@ def make_photos(root: Path, *, classes: int = 3, each: int = 30) -> Path:
                 folder / f"{i:03d}.jpg", quality=95
             )
     return root
+
+
+savefig = Figure.savefig
+
+
+@pytest.fixture(scope="session", autouse=True)
+def undrawn_charts() -> Iterator[None]:
+    """Charts of prep's report, which it keeps in memory, are one pixel: drawing them is most of a small run's time."""
+
+    def save(figure: Figure, file: Any, **options: Any) -> None:
+        if isinstance(file, io.BytesIO):
+            Image.new("RGB", (1, 1)).save(file, "PNG")
+        else:
+            savefig(figure, file, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save)
+        yield
 
 
 @pytest.fixture(scope="session")
