@@ -157,7 +157,8 @@ report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a r
 bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, switch cost, stalls, beside a torch DataLoader (bench/)
 	@$(PY) -m benchmarks --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device)
 
-PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4
+# why worksteal: neighbouring tests, which share fixtures, stay in one worker
+PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test: $(TOOLS)  ## the tests, without those that take minutes
 	@$(PYTEST) -m 'not slow'
