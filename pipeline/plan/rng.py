@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.jit import compiled
 
-__all__ = ["beta", "derive", "half_bits", "permute", "permute_index", "philox", "stream_key", "uniforms"]
+__all__ = ["betas", "derive", "half_bits", "permute", "permute_index", "philox", "stream_key", "uniforms"]
 
 U64 = np.uint64
 _LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)
@@ -98,21 +98,26 @@ def _uniforms(key: Any, ids: Any, out: Any) -> None:
                 out[i, at + j] = words[j] * 2.0**-32
 
 
-def beta(key: int, index: int, alpha: float) -> float:
-    """A random number of Beta(alpha, alpha) for counter `index`.
+def betas(key: int, ids: NDArray[np.int64], alpha: float, *, pairs: int) -> NDArray[np.float64]:
+    """A random number of Beta(alpha, alpha) for each of `ids` (N,): (N,) float64.
 
+    `pairs`: uniform pairs drawn at a time until one is accepted; another value gives other numbers.
     Source: M. D. Jöhnk, "Erzeugung von betaverteilten und gammaverteilten Zufallszahlen", Metrika 8, 1964:
     accept u^(1/a) / (u^(1/a) + v^(1/a)) if the denominator is at most 1. Accepts half the pairs at alpha = 1,
     nearly all at small alpha.
     """
+    out = np.full(len(ids), np.nan)
     attempt = 0
-    while True:
-        pairs = uniforms(stream_key(key, attempt), np.asarray([index]), 64).reshape(-1, 2)
-        x, y = (np.maximum(pairs, 2.0**-33) ** (1.0 / alpha)).T
-        good = np.flatnonzero((x + y <= 1.0) & (x + y > 0.0))
-        if len(good):
-            return float(x[good[0]] / (x[good[0]] + y[good[0]]))
+    while len(left := np.flatnonzero(np.isnan(out))):
+        drawn = uniforms(stream_key(key, attempt), ids[left], 2 * pairs).reshape(-1, pairs, 2)
+        x, y = np.moveaxis(np.maximum(drawn, 2.0**-33) ** (1.0 / alpha), 2, 0)
+        good = (x + y <= 1.0) & (x + y > 0.0)
+        rows, first = np.arange(len(left)), np.argmax(good, axis=1)
+        x, y = x[rows, first], y[rows, first]
+        with np.errstate(invalid="ignore"):
+            out[left] = np.where(good[rows, first], x / (x + y), np.nan)
         attempt += 1
+    return out
 
 
 def permute(key: int, positions: NDArray[np.int64], n: int) -> NDArray[np.int64]:

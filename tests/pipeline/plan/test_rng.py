@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.plan.rng import beta, permute, philox, stream_key, uniforms
+from pipeline.plan.rng import betas, permute, philox, stream_key, uniforms
 from tests.support import reference_rng
 
 
@@ -67,11 +67,11 @@ def test_permutations_of_different_keys_are_unrelated_and_have_no_order_left() -
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 2.0])
 def test_beta_has_the_mean_and_variance_of_its_formula(alpha: float) -> None:
-    draws = np.asarray([beta(17, i, alpha) for i in range(4000)])
+    draws = betas(17, np.arange(4000), alpha, pairs=4)
     variance = 1 / (4 * (2 * alpha + 1))
     assert abs(draws.mean() - 0.5) < 4 * np.sqrt(variance / len(draws))
     assert abs(draws.var() / variance - 1) < 0.1
-    assert beta(17, 3, alpha) == draws[3]
+    assert betas(17, np.array([3]), alpha, pairs=4) == draws[3]  # whatever else is drawn with it
 
 
 def test_keys_of_different_purposes_differ() -> None:
