@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.index_array import Records, checksums, checksums_name, read_checksums
 from pipeline.dataset.shard_set import SAMPLE, STORED, manifest_bytes
 from pipeline.errors import Missing, ResoluteError, StorageError
-from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.exclusive_writer import cache_error, exclusive_writer
+from pipeline.storage.disk_cache import CacheSettings, cache_error, exclusive_writer
 from pipeline.storage.files import DaemonPool, Files, retry_local
 
 from .sample_check import CheckedSamples, SampleFields, check_samples
