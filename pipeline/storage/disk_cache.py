@@ -28,11 +28,11 @@ from pathlib import Path
 
 from pipeline.errors import Interrupted, ResoluteError, StorageError
 
-from .files import OpenFile
+from .base import OpenFile
 from .lock import same_file, try_lock
 from .read_at import read_at
 
-__all__ = ["HEADER", "TOUCH_S", "Cache", "CacheSettings", "cache_error", "exclusive_writer"]
+__all__ = ["HEADER", "TOUCH_S", "Cache", "CacheSettings", "cache_error", "exclusive_writer", "write_at"]
 
 HEADER = struct.Struct("<8s20sQ32s")  # of a chunk file: magic, key, payload bytes, payload SHA-256
 TOUCH_S = 5.0  # each process updates a chunk's access time at most this often
@@ -290,13 +290,17 @@ def _open(path: Path) -> OpenFile | None:
         raise cache_error(path, error) from None
 
 
-def _put(handle: int, *pieces: bytes) -> None:
-    at = 0
-    for piece in pieces:
-        view = memoryview(piece)
-        while view:  # why: pwrite may write fewer bytes than asked
-            done = os.pwrite(handle, view, at)
-            view, at = view[done:], at + done
+def write_at(handle: int, data: bytes, offset: int) -> None:
+    """Write all of `data` to an open file; a single pwrite(2) may write less. Raises `OSError`."""
+    rest = memoryview(data)
+    while rest:
+        done = os.pwrite(handle, rest, offset)
+        rest, offset = rest[done:], offset + done
+
+
+def _put(part: int, head: bytes, chunk: bytes) -> None:
+    write_at(part, head, 0)
+    write_at(part, chunk, len(head))
 
 
 def _fill(part: int, path: Path, write: Callable[[int], str]) -> None:

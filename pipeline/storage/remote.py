@@ -11,25 +11,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pipeline.errors import FileEndsEarly, Missing, ResoluteError
 
-from .disk_cache import HEADER, TOUCH_S, Cache, CacheSettings
-from .files import DaemonPool, Files, OpenFile
+from .base import MAX_OPEN_FILES, Files, OpenFile
+from .disk_cache import HEADER, TOUCH_S, Cache, CacheSettings, write_at
 from .object_store import Store
+from .threads import DaemonPool
 
 __all__ = ["Remote"]
-
-_OPEN_FILES = 256  # well below the usual limit of 1024 open files per process
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Remote(Files):
         }  # fmt: skip
 
     def where(self, name: str) -> str:
-        return f"{self._store.root}/{name}"
+        return self._store.where(name)
 
     def identity(self, name: str) -> tuple[int, str] | None:
         try:
@@ -102,10 +100,8 @@ class Remote(Files):
         return self._file(name, self._remote_file(name), None)
 
     def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
-        try:
+        with self._missing(name):
             remote_file = self._remote_file(name)
-        except FileNotFoundError:
-            raise self._missing(name) from None
         stop, step = offset + nbytes, self._settings.chunk_bytes
         if fresh:
             self._opened.clear()
@@ -129,25 +125,20 @@ class Remote(Files):
             file = self._open(name, index)
             if file is None:
                 return None
-            if len(self._opened) >= _OPEN_FILES:  # why the old ones: they may keep evicted chunks on the disk
+            if len(self._opened) >= MAX_OPEN_FILES:  # why the old ones: they may keep evicted chunks on the disk
                 self._opened = {key: opened for key, opened in list(self._opened.items()) if now - opened[1] <= TOUCH_S}
-            if len(self._opened) < _OPEN_FILES:
+            if len(self._opened) < MAX_OPEN_FILES:
                 self._opened[name, index] = file, now
         return file, HEADER.size + offset - index * step
 
     def _open(self, name: str, index: int) -> OpenFile | None:
-        try:
+        with self._missing(name):
             remote_file = self._remote_file(name)
-            at = index * self._settings.chunk_bytes
-            nbytes = min(self._settings.chunk_bytes, remote_file.nbytes - at)
+            nbytes = self._chunk_bytes_of(remote_file, index)
             if nbytes <= 0:
                 return None
-            return self._cache.open(
-                _key(remote_file, index), nbytes, lambda: self._store.read_range(name, at, nbytes),
-                closed=self._store.stopped,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise self._missing(name) from None
+            fetch = partial(self._store.read_range, name, index * self._settings.chunk_bytes, nbytes)
+            return self._cache.open(_key(remote_file, index), nbytes, fetch, closed=self._store.stopped)
 
     def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
         """Fetch the chunks that hold these bytes in the background, at most `requests` at a time.
@@ -161,7 +152,7 @@ class Remote(Files):
         except (FileNotFoundError, ResoluteError):
             return True  # why: `read` will raise it
         for index in range(offset // step, -(-min(offset + nbytes, remote_file.nbytes) // step)):
-            key, size_bytes = _key(remote_file, index), min(step, remote_file.nbytes - index * step)
+            key, size_bytes = _key(remote_file, index), self._chunk_bytes_of(remote_file, index)
             if key in self._prefetching or self._cache.has(key):
                 continue
             with self._lock:
@@ -191,18 +182,12 @@ class Remote(Files):
             self._pending_bytes -= size_bytes
 
     def _chunk(self, name: str, remote_file: _RemoteFile, index: int, start: int, stop: int, fresh: bool) -> bytes:
-        at, step = index * self._settings.chunk_bytes, self._settings.chunk_bytes
-        nbytes = min(step, remote_file.nbytes - at)
-
-        def fetch() -> bytes:
-            return self._store.read_range(name, at, nbytes)
-
-        try:
+        nbytes = self._chunk_bytes_of(remote_file, index)
+        fetch = partial(self._store.read_range, name, index * self._settings.chunk_bytes, nbytes)
+        with self._missing(name):
             return self._cache.read(
                 _key(remote_file, index), start, stop, nbytes, fetch, fresh=fresh, closed=self._store.stopped
             )
-        except FileNotFoundError:
-            raise self._missing(name) from None
 
     def _file(self, name: str, remote_file: _RemoteFile, text: bytes | None) -> Path:
         """A complete file in the cache: `text` if it was already fetched, else downloaded in parallel ranges."""
@@ -210,14 +195,11 @@ class Remote(Files):
 
         def write(handle: int) -> str:
             if text is not None:
-                os.pwrite(handle, text, 0)
+                write_at(handle, text, 0)
                 return _sha256(text)
 
             def fetch_range(at: int) -> None:
-                data = memoryview(self._store.read_range(name, at, min(step, remote_file.nbytes - at)))
-                while data:
-                    done = os.pwrite(handle, data, at)
-                    data, at = data[done:], at + done
+                write_at(handle, self._store.read_range(name, at, min(step, remote_file.nbytes - at)), at)
 
             with DaemonPool(self._settings.requests, name="resolute-fetch-file", files=self) as pool:
                 for part in [pool.submit(partial(fetch_range, at)) for at in range(0, remote_file.nbytes, step)]:
@@ -252,8 +234,17 @@ class Remote(Files):
         seed = hashlib.sha256(json.dumps([self._url, name, identity, nbytes, self._settings.chunk_bytes]).encode())
         return _RemoteFile(nbytes, identity, seed)
 
-    def _missing(self, name: str) -> Missing:
-        return Missing(f"{self.where(name)}: not found, expected a file of the set; upload the set again")
+    def _chunk_bytes_of(self, remote_file: _RemoteFile, index: int) -> int:
+        step = self._settings.chunk_bytes
+        return min(step, remote_file.nbytes - index * step)
+
+    @contextmanager
+    def _missing(self, name: str) -> Iterator[None]:
+        """Turn a `FileNotFoundError` into `Missing`."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise Missing(f"{self.where(name)}: not found, expected a file of the set; upload the set again") from None
 
     def release(self) -> None:
         self._opened.clear()
@@ -268,14 +259,6 @@ class Remote(Files):
         self.release()
         self._cache.close()
         self._store.close()
-
-    def __enter__(self) -> Remote:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _key(remote_file: _RemoteFile, index: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.loader.probe import choose_order
-from pipeline.storage.files import Folder
+from pipeline.storage.local import Folder
 
 
 class Slow(Folder):

@@ -18,7 +18,7 @@ from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch, Loader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
-from pipeline.storage.files import open_files
+from pipeline.storage.base import open_files
 from train.checkpoint import load
 from train.models import build_model
 from train.recipe.schema import Recipe

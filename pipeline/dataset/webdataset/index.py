@@ -33,8 +33,10 @@ from numpy.typing import NDArray
 from pipeline.dataset.index_array import Records, checksums, checksums_name, read_checksums
 from pipeline.dataset.shard_set import SAMPLE, STORED, manifest_bytes
 from pipeline.errors import Missing, ResoluteError, StorageError
-from pipeline.storage.disk_cache import CacheSettings, cache_error, exclusive_writer
-from pipeline.storage.files import DaemonPool, Files, retry_local
+from pipeline.storage.base import Files
+from pipeline.storage.disk_cache import CacheSettings, cache_error, exclusive_writer, write_at
+from pipeline.storage.local import retry_local
+from pipeline.storage.threads import DaemonPool
 
 from .sample_check import CheckedSamples, SampleFields, check_samples
 from .tar_reader import Sample, samples
@@ -101,7 +103,8 @@ def open_index(
                 meta.unlink(missing_ok=True)  # damaged
                 try:
                     entries = _build(files, names, fields, meta.parent, threads, log)
-                    _write_all(part, manifest_bytes({**entries, "states": states}))
+                    write_at(part, manifest_bytes({**entries, "states": states}), 0)
+                    os.fsync(part)
                     os.rename(f"{meta}.part", meta)  # noqa: PTH104
                 except ResoluteError:
                     shutil.rmtree(meta.parent, ignore_errors=True)  # why: an index of these tars will never exist
@@ -266,9 +269,3 @@ def _write_array(path: Path, array: NDArray[Any]) -> str:
             file.flush()
             os.fsync(file.fileno())
     return hashlib.sha256(crcs.getvalue()).hexdigest()
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(handle, data) :]
-    os.fsync(handle)

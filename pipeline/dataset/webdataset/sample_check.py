@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.shard_set import SAMPLE, STORED
-from pipeline.storage.files import Files
+from pipeline.storage.base import Files
 
 from .image_check import Unusable, upright_size
 from .tar_reader import Member, Sample
