@@ -14,9 +14,9 @@ import warnings
 import simplejpeg
 from PIL import Image
 
-__all__ = ["MAX_PIXELS", "Unusable", "upright_size"]
+__all__ = ["Unusable", "upright_size"]
 
-MAX_PIXELS = 1 << 26  # as prep: 8192 x 8192
+_MAX_PIXELS = 1 << 26  # as prep: 8192 x 8192
 _MAX_SIDE_PX = 65_535  # the index stores uint16
 _ORIENTATION, _SHORT = 0x0112, 3  # Source: Exif 2.32, section 4.6.4; TIFF 6.0, page 15
 # Other tags that DALI reads. Source: Exif 2.32, section 4.6.4; the values are rationals of 8 bytes.
@@ -87,7 +87,7 @@ def _pillow_size(data: bytes) -> tuple[int, int, bytes]:
 
 
 def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS or max(width, height) > _MAX_SIDE_PX:
+    if width * height > _MAX_PIXELS or max(width, height) > _MAX_SIDE_PX:
         raise Unusable(f"too large: {width}x{height} px")
 
 
