@@ -105,7 +105,7 @@ def open_files(root: str | Path, *, cache: CacheSettings | None = None) -> Files
     folder.
     """
     if is_url(root) and not str(root).startswith(("file://", "local://")):
-        from .remote import Remote  # why here: slow to import, needed only for URLs
+        from .remote import Remote  # why here: it imports this file
 
         return Remote(str(root), cache)
     if cache is not None:
