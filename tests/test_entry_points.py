@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import make_photos
-from tests.prep.trees import tree
+from tests.support.trees import tree
 
-ROOT = Path(__file__).parents[1]
 # programs for others to copy, and processes that only our own ones start
 NO_COMMANDS = {"pipeline/examples", "benchmarks/peers/child.py", "benchmarks/double.py", "benchmarks/soak/objects.py"}
 ENTRY_POINTS = sorted(

@@ -18,7 +18,6 @@ from train.__main__ import main
 from train.loop import Learner
 from train.warmup import rehearsal, warm_up
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("amp", "optim"), [
