@@ -106,10 +106,18 @@ def test_dali_agrees_on_every_orientation_that_is_accepted(dali: Dali) -> None:
     """A wrong one would swap width and height: windows would leave the image, which ends the run."""
     rng = np.random.default_rng(0)
     accepted = 0
-    for k in range(400):
+    tags, kinds, counts, values = (
+        [0x100, 0x10E, 0x11A, 0x11B, 0x128, 0x131, 0x13E, 0x13F, 0x211, 0x213, 0x214, 0x8298, 0x8769, 0x9C9B],
+        [2, 3, 4, 5, 7], [1, 2, 4, 5, 20], [0, 8, 20, 30, 40, 50, 60, 70, 300],
+    )  # fmt: skip
+    for k in range(800):
         order, magic = ("<", b"II*\0") if k % 2 else (">", b"MM\0*")
-        body = bytearray(magic + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x112, 3, 1, 6, 0, 0) + bytes(8))
-        for _ in range(int(rng.integers(0, 3))):
+        entries = [struct.pack(f"{order}HHIHH", 0x112, 3, 1, 6, 0)]
+        for _ in range(int(rng.integers(0, 3))):  # before or after it, entries that end inside or outside
+            entry = [int(rng.choice(choices)) for choices in (tags, kinds, counts, values)]
+            entries.insert(int(rng.integers(len(entries) + 1)), struct.pack(f"{order}HHII", *entry))
+        body = bytearray(magic + struct.pack(f"{order}IH", 8, len(entries)) + b"".join(entries) + bytes(8))
+        for _ in range(int(rng.integers(0, 3)) if k % 4 < 2 else 0):
             body[int(rng.integers(len(body)))] = int(rng.choice([0, 1, 2, 3, 4, 6, 8, 18, 255]))
         data = jpeg_with_exif(bytes(body))
         try:

@@ -14,7 +14,7 @@ import pytest
 from pipeline.dataset.index_array import checksums, checksums_name
 from pipeline.dataset.shard_set import FORMAT, VERSION, ShardSet, manifest_bytes, read_manifest
 from pipeline.errors import ResoluteError, differences
-from pipeline.storage.files import open_files
+from pipeline.storage.base import open_files
 from prep.__main__ import main as prep
 from tests.conftest import make_photos
 

@@ -114,6 +114,8 @@ def test_an_indexing_that_was_killed_is_done_again(tars: Path) -> None:
     first, _ = opened(tars)
     (meta,) = tars.glob(".resolute-index/*/meta.json")
     meta.with_name("meta.json.part").write_bytes(meta.read_bytes()[:50])
+    partial = meta.with_name(".stored.npy.0123456789ab.partial")
+    partial.write_bytes(b"half of it")
     meta.unlink()
     flip(meta.with_name("samples.npy"), -1)
     second, lines = opened(tars)
@@ -121,3 +123,4 @@ def test_an_indexing_that_was_killed_is_done_again(tars: Path) -> None:
     assert second.hash == first.hash
     assert second.splits["train"].samples[:].tolist() == first.splits["train"].samples[:].tolist()
     assert opened(tars)[1] == []
+    assert not partial.exists()

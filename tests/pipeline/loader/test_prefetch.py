@@ -14,8 +14,8 @@ from pipeline.loader.prefetch import Prefetcher
 from pipeline.loader.reader import Reader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
+from pipeline.storage.base import open_files
 from pipeline.storage.disk_cache import HEADER, CacheSettings
-from pipeline.storage.files import open_files
 from pipeline.storage.remote import Remote
 from tests.support.s3 import Front, front, running_s3  # noqa: F401
 

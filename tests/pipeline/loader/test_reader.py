@@ -137,9 +137,9 @@ class Failing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
         self.left, self.lock, self._number, self._pread = times, threading.Lock(), number, os.pread
         monkeypatch.setattr("pipeline.loader.reader.fetch", self.fetch)
-        monkeypatch.setattr("pipeline.storage.files.os.pread", self.pread)
-        monkeypatch.setattr("pipeline.storage.files._FIRST_WAIT_S", 0.001)
-        monkeypatch.setattr("pipeline.storage.files._TRIES", 5)
+        monkeypatch.setattr("pipeline.storage.read_at.os.pread", self.pread)
+        monkeypatch.setattr("pipeline.storage.local._FIRST_WAIT_S", 0.001)
+        monkeypatch.setattr("pipeline.storage.local._TRIES", 5)
 
     def fetch(self, files: Any, *rest: Any) -> Any:
         return fetch(np.full_like(files, -1), *rest)
@@ -263,7 +263,7 @@ def test_closing_with_reads_under_way_ends_every_thread(shard_root: Path, shard_
 
 
 def test_files_closed_to_make_room_are_still_read(shard_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.storage.files._OPEN_FILES", 1)
+    monkeypatch.setattr("pipeline.storage.local.MAX_OPEN_FILES", 1)
     shard_set = ShardSet.open(shard_root)
     with Reader(shard_set, threads=4) as reader:
         ids = np.random.default_rng(1).permutation(75)

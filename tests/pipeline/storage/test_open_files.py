@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ResoluteError
-from pipeline.storage.files import open_files
+from pipeline.storage.base import open_files
 from pipeline.storage.retry import is_final, wait_s
 from tests.pipeline.storage.test_remote import TAR, opened, read_everywhere, settings
 

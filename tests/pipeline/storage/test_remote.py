@@ -23,8 +23,8 @@ import pytest
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError
 from pipeline.loader.reader import Reader
+from pipeline.storage.base import Files, open_files
 from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.files import Files, open_files
 from pipeline.storage.remote import Remote
 from tests import ROOT
 from tests.support.s3 import BUCKET, Front, front, running_s3  # noqa: F401
@@ -153,7 +153,7 @@ def test_a_place_in_a_chunk_that_was_removed_is_let_go(
         monkeypatch.setattr("pipeline.storage.remote.TOUCH_S", -1.0)  # a while later
         assert placed(files, 0, 9) == TAR[:9]
         assert chunk.exists()
-        monkeypatch.setattr("pipeline.storage.remote._OPEN_FILES", 2)
+        monkeypatch.setattr("pipeline.storage.remote.MAX_OPEN_FILES", 2)
         for index in range(9):
             assert placed(files, index * STEP, 1) == TAR[index * STEP :][:1]
             assert len(files._opened) <= 2
@@ -310,7 +310,8 @@ def test_work_that_was_submitted_never_keeps_a_process_from_ending() -> None:
     code = """
 import threading, time
 from pathlib import Path
-from pipeline.storage.files import DaemonPool, open_files
+from pipeline.storage.base import open_files
+from pipeline.storage.threads import DaemonPool
 pool = DaemonPool(2, name="pool", files=open_files("."))
 begun = threading.Event()
 for _ in range(100):

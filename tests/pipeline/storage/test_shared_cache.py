@@ -43,7 +43,7 @@ READ_ALL = """
 import random, sys, time
 from pathlib import Path
 from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.files import open_files
+from pipeline.storage.base import open_files
 url, folder, step, total, seed = sys.argv[1:]
 step, total = int(step), int(total)
 settings = CacheSettings(folder=Path(folder), limit_bytes=4 << 20, chunk_bytes=step, stall_s=30.0)

@@ -16,7 +16,7 @@ from PIL import Image
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.dataset.source_record import parse_record, record_bytes, shards_command
 from pipeline.errors import ResoluteError
-from pipeline.storage.files import open_files
+from pipeline.storage.base import open_files
 from prep.verify import main as verify
 from tests.support.fake_make import Make
 from tests.support.trees import tree

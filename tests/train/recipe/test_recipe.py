@@ -11,7 +11,7 @@ import pytest
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.order import Order
-from pipeline.storage.files import Folder
+from pipeline.storage.local import Folder
 from tests import ROOT
 from train.recipe.keys import keys
 from train.recipe.parse import RENAMED
