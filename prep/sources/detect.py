@@ -10,8 +10,7 @@ from .archive import ArchiveSource
 from .filesystem import expand_pattern, is_pattern, list_folder, path_kind
 from .image_folder import ImageFolderSource
 from .image_ref import Source, is_url
-from .label_list import LabelListSource
-from .label_table import LabelTableSource
+from .label_file import LabelListSource, LabelTableSource
 from .names import SPLITS, ignore_reason, refuse_split_names
 from .parquet import ParquetSource
 from .tar_members import COMPRESSED, is_compressed

@@ -17,7 +17,7 @@ from pipeline.errors import ResoluteError
 
 from .filesystem import file_name, open_file
 from .image_ref import MAX_BYTES, ImageRef
-from .label_rows import LABEL_COLUMNS, two_columns
+from .label_file import LABEL_COLUMNS, two_columns
 from .names import is_image
 from .scan_cache import ScanWriter, cached_scan
 from .webdataset import refuse_duplicate_names
