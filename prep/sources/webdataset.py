@@ -28,8 +28,9 @@ _PEEK_MEMBERS = 64
 class WebDatasetSource(ScannedSource):
     """Tars of samples, each an image and a label in .cls, .json or .txt. A `Source`.
 
-    Labels in .cls and .json may be numbers, those in .txt are names. An image's name is TAR/KEY.EXT with the tar's own name. Plain tars are read in place, compressed ones are unpacked
-    once into one file in `scan_cache`, which also keeps the scan.
+    Labels in .cls and .json may be numbers, those in .txt are names. An image's name is TAR/KEY.EXT with the tar's own
+    name. Plain tars are read in place, compressed ones are unpacked once into one file in `scan_cache`, which also
+    keeps the scan.
     """
 
     def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
