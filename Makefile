@@ -90,7 +90,7 @@ $(TOOLS): $(READY)
 	@touch $@
 
 demo/photos/.demo.json: | $(READY)
-	@$(PY) -m prep.demo --out demo/photos $(call option,WORKERS,workers)
+	@$(PY) -m pipeline.examples.demo_photos --out demo/photos $(call option,WORKERS,workers)
 
 demo: $(READY) demo/photos/.demo.json  ## generate the demo photos (demo/photos)
 
