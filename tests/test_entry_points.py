@@ -12,23 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import make_photos
-from tests.prep.trees import tree
+from tests.support.trees import tree
 
-ROOT = Path(__file__).parents[1]
 # programs for others to copy, and processes that only our own ones start
-NO_COMMANDS = {"pipeline/examples", "benchmarks/peers/child.py", "benchmarks/double.py", "benchmarks/soak/objects.py"}
+NO_COMMANDS = {"pipeline/examples/accelerate_loop.py", "pipeline/examples/plain.py", "pipeline/examples/start.py",
+               "pipeline/examples/timm_loop.py", "benchmarks/peers/child.py", "benchmarks/double.py",
+               "benchmarks/soak/objects.py"}  # fmt: skip
 ENTRY_POINTS = sorted(
     path.relative_to(ROOT)
     for package in ("pipeline", "prep", "train", "benchmarks")
     for path in (ROOT / package).rglob("*.py")
-    if '__name__ == "__main__"' in path.read_text() and not any(str(path.relative_to(ROOT)).startswith(name)
-                                                                for name in NO_COMMANDS)
-)  # fmt: skip
+    if '__name__ == "__main__"' in path.read_text() and str(path.relative_to(ROOT)) not in NO_COMMANDS
+)
 COMMANDS: dict[str, Sequence[str]] = {
     "prep": ("--src", "photos", "--out", "shards"),
     "prep.verify": ("shards",),
-    "prep.demo": ("--out", "photos"),
+    "pipeline.examples.demo_photos": ("--out", "photos"),
     "pipeline": ("index", "tars"),
     "train show": ("shards", "--recipe", "recipe.toml"),
     "train train": ("--shards", "shards", "--recipe", str(ROOT / "train" / "recipes" / "demo.toml")),

@@ -214,7 +214,7 @@ def shorten_limits() -> None:
     """In a forked process: time limits that suit the soak, and prep's workers forked as the command itself was."""
     import prep.execute.process_pool
     import prep.storage.lease
-    from pipeline.storage.cache_settings import CacheSettings
+    from pipeline.storage.disk_cache import CacheSettings
 
     get_context = multiprocessing.get_context
     multiprocessing.get_context = lambda method=None: get_context(  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Shared code of the examples: flags, opening shards, exit statuses, and soft targets for mixed batches."""
+"""Shared code of the examples: flags, the plan, exit statuses, and soft targets for mixed batches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import torch
 from torch.nn.functional import one_hot
 
-from pipeline import Batch, ResoluteError, ShardSet
+from pipeline import Augment, Batch, Plan, ResoluteError, ShardSet, Stage
 from pipeline.cli import Parser, print_error, run_main
 
-__all__ = ["flags", "open_shards", "run", "soft_targets"]
+__all__ = ["flags", "open_plan", "run", "soft_targets"]
 
 
 def flags(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
@@ -36,10 +36,13 @@ def _resolutions(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
-def open_shards(args: argparse.Namespace) -> tuple[ShardSet, tuple[int, ...]]:
-    """The shard set and the resolution of each stage in px. Raises `ResoluteError` if the set lacks one of them."""
+def open_plan(args: argparse.Namespace) -> Plan:
+    """A plan with a stage for each resolution of the command line. Raises `ResoluteError` if the set lacks one."""
     shards = ShardSet.open(args.shards, resolutions=args.res)
-    return shards, args.res or shards.resolutions[:2]
+    augment = Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
+    resolutions = args.res or shards.resolutions[:2]
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=augment) for res in resolutions]
+    return Plan(shards, stages)
 
 
 def run(main: Callable[[], Any]) -> NoReturn:

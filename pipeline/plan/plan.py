@@ -59,17 +59,17 @@ class Pass:
 
     def max_batch(self, *, rank: int, world_size: int) -> int:
         """Largest local batch of `rank`, in samples."""
-        sizes = []
-        for k in {0, max(0, self.batches - 2), self.batches - 1}:  # the others equal the first
-            start, end = self.bounds(k)
-            low, high = rank_bounds(start, end, rank=rank, world_size=world_size, pairs=self.split == "train")
-            sizes.append(high - low)
-        return max(sizes)
+        pairs = self.split == "train"
+        bounds = (rank_bounds(*b, rank=rank, world_size=world_size, pairs=pairs) for b in self._unequal_bounds())
+        return max(high - low for low, high in bounds)
 
     def min_batch(self) -> int:
         """Smallest global batch, in samples."""
-        last = (batch_bounds(self.samples, self.batch_size, k) for k in {0, max(0, self.batches - 2), self.batches - 1})
-        return min(end - start for start, end in last)
+        return min(end - start for start, end in self._unequal_bounds())
+
+    def _unequal_bounds(self) -> list[tuple[int, int]]:
+        """`bounds` of its first and last two batches; all others are as large as the first."""
+        return [self.bounds(k) for k in sorted({0, max(0, self.batches - 2), self.batches - 1})]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ They make order and augmentation independent of the number of workers and ranks 
 * `uniforms`: Philox4x32-10, uniform numbers for a key and a counter;
 * `permute`: a Feistel network with cycle walking, elements of a permutation in O(1) memory.
 
-`permute_index` and `derive` are the same primitives for compiled callers.
+`philox`, `permute_index` and `derive` are these primitives for compiled callers.
 """
 
 from __future__ import annotations
@@ -57,21 +57,9 @@ def _mix(x: Any) -> Any:
     return x ^ (x >> _S31)
 
 
-def philox(counter: NDArray[np.uint64], key: int) -> NDArray[np.uint32]:
-    """Philox4x32-10: `counter` (..., 4) of 32-bit words in uint64, 64-bit `key` -> (..., 4) uint32."""
-    out = np.empty(counter.shape, np.uint32)
-    _philox(np.ascontiguousarray(counter, U64).reshape(-1, 4), U64(key), out.reshape(-1, 4))
-    return out
-
-
 @compiled
-def _philox(counter: Any, key: Any, out: Any) -> None:
-    for i in range(len(counter)):
-        out[i] = _block(counter[i, 0], counter[i, 1], counter[i, 2], counter[i, 3], key)
-
-
-@compiled
-def _block(c0: Any, c1: Any, c2: Any, c3: Any, key: Any) -> Any:
+def philox(c0: Any, c1: Any, c2: Any, c3: Any, key: Any) -> Any:
+    """Philox4x32-10: four 32-bit words of a counter and a 64-bit key -> four 32-bit words, all uint64."""
     k0, k1 = key & _LOW32, key >> _SHIFT32
     for _ in range(_ROUNDS):
         p0, p1 = c0 * _M0, c2 * _M1
@@ -93,7 +81,7 @@ def _uniforms(key: Any, ids: Any, out: Any) -> None:
     for i in range(len(ids)):
         wide = U64(ids[i])
         for at in range(0, count, 4):
-            words = _block(U64(at // 4), wide & _LOW32, wide >> _SHIFT32, _ZERO, key)
+            words = philox(U64(at // 4), wide & _LOW32, wide >> _SHIFT32, _ZERO, key)
             for j in range(min(4, count - at)):
                 out[i, at + j] = words[j] * 2.0**-32
 

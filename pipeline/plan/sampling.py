@@ -21,7 +21,7 @@ from . import autoaugment as p
 from .rng import betas, stream_key, uniforms
 from .stage import Augment
 
-__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "augment_params", "cutmix_boxes", "features", "mix_params",
+__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "augment_params", "features", "mix_params",
            "pack_ops"]  # fmt: skip
 
 UNMIXED, MIXUP, CUTMIX = 0, 1, 2
@@ -192,7 +192,7 @@ def mix_params(
     for chosen, alpha, purpose in zip((~cut, cut), (augment.mixup_alpha, augment.cutmix_alpha), purposes, strict=True):
         if chosen.any():
             lam[chosen] = betas(stream_key(key, purpose), counters[chosen], alpha, pairs=32 if per_batch else 4)
-    boxes[cut] = cutmix_boxes(lam[cut], x[cut], y[cut], res)
+    boxes[cut] = _cutmix_boxes(lam[cut], x[cut], y[cut], res)
     covered = boxes[:, 2].astype(np.int64) * boxes[:, 3]
     lam = np.where(cut, 1.0 - covered / res**2, lam)
     on = (mixed < augment.mixup_prob) & (~cut | (covered > 0))
@@ -202,7 +202,7 @@ def mix_params(
     return modes.repeat(repeats), lam.repeat(repeats), boxes.repeat(repeats, axis=0)
 
 
-def cutmix_boxes(
+def _cutmix_boxes(
     lam: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64], res: int
 ) -> NDArray[np.int32]:
     """Boxes (N, 4) int32 x, y, width, height in px, clipped to the image, with area fraction 1 - `lam` (N,).

@@ -18,6 +18,7 @@ from benchmarks import compare
 from benchmarks.compare import figures, main, measure, seeded, train
 from benchmarks.compare_table import check_picture, drawn, summary, tables
 from pipeline.errors import ResoluteError
+from tests import ROOT
 from train.planner.estimate import Forecast, StageForecast
 from train.planner.estimate import to_json as plan_to_json
 from train.planner.measure import Pace
@@ -31,7 +32,7 @@ FORECAST = Forecast(
                   eval_images_per_s=10.0, memory_bytes=0),
     ),), eval_every=1, start_s=9.0, save_s=0.5, save_every_s=300.0,
 )  # fmt: skip
-RECIPES = Path(__file__).parents[2] / "benchmarks" / "recipes"
+RECIPES = ROOT / "benchmarks" / "recipes"
 TINY = """# a header
 {top}[model]
 name = "test_resnet"

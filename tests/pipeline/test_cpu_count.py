@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cpu_count import available_cpus
+from tests import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +44,6 @@ def test_version_1_quotas_count(tmp_path: Path) -> None:
     files = {"cpu/docker/cpu.cfs_quota_us": "50000\n", "cpu/docker/cpu.cfs_period_us": "100000\n"}
     assert count(tmp_path, "4:cpu,cpuacct:/docker\n2:memory:/x\n", files) == 1
     assert count(tmp_path, "4:cpu:/docker\n", {"cpu/docker/cpu.cfs_quota_us": "-1\n"}) == 8
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_nothing_else_counts_cores() -> None:

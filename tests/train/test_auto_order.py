@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.dataset.shard_set import ShardSet
-from pipeline.storage.files import Folder
+from pipeline.storage.local import Folder
 from tests.train.conftest import without_clocks
 from train import trainer as runs
 from train.__main__ import main

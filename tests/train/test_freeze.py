@@ -23,7 +23,6 @@ from train.recipe.schema import Freeze, Recipe
 
 CPU = torch.device("cpu")
 EACH = 2  # steps of each stage
-pytestmark = pytest.mark.usefixtures("one_thread")
 NORMS = ("running_mean", "running_var", "num_batches_tracked")
 
 

@@ -19,7 +19,6 @@ from train.loop import Learner
 from train.planner.measure import restored
 from train.warmup import warm_up
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("amp", "optim"), [

@@ -12,12 +12,11 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.errors import ResoluteError
-from tests.train.nets import CPU, names_of, net, some_images
+from tests.support.nets import CPU, names_of, net, some_images
 from train.models import build_model
 from train.norms import GhostBatchNorm, batch_norms, set_norms
 from train.recipe.schema import Model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 def _ghost_oracle(x: torch.Tensor, groups: int, norm: nn.BatchNorm2d) -> torch.Tensor:
     parts = []

@@ -19,6 +19,7 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
+from tests import ROOT
 from train.__main__ import main
 from train.optim import build_optimizer
 from train.plot_lr import Curve, stage_lines
@@ -26,7 +27,7 @@ from train.recipe.schema import Optim, Recipe, Schedule
 from train.schedule import Rates, epoch_samples, epoch_steps
 
 STAGES = (Stage(res=32, epochs=3, batch_size=8), Stage(res=48, epochs=2, batch_size=16, lr_scale=0.5))
-RECIPES = Path(__file__).parents[2] / "train" / "recipes"
+RECIPES = ROOT / "train" / "recipes"
 STEPS = [7, 7, 7, 5, 5]
 OPTIM = Optim(lr=0.7, momentum=0.95)
 Oracle = Callable[[torch.optim.Optimizer], Any]

@@ -29,7 +29,7 @@ from pipeline.dataset.shard_set import ShardSet, key_name
 from pipeline.errors import ResoluteError, StorageError, is_unavailable
 from pipeline.plan.crops import centre_crops
 from pipeline.storage.atomic_file import check_output, output_file
-from pipeline.storage.files import is_url
+from pipeline.storage.base import is_url
 from prep.convert.decode import MAX_BYTES, Reject, decode
 from prep.sources.image_folder import walk
 from prep.sources.names import SUFFIXES, is_image

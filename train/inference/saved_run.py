@@ -16,7 +16,7 @@ from pipeline.dataset.shard_set import ShardSet, read_manifest
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
-from pipeline.storage.files import open_files
+from pipeline.storage.base import open_files
 from train.checkpoint import load
 from train.loop import image_dtype
 from train.models import build_model
