@@ -163,8 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int | None:
-    module = importlib.import_module(_COMMANDS[args.command][0])
-    status: int | None = module.main(["--", args.run] if args.command == "report" else args)
+    status: int | None = importlib.import_module(_COMMANDS[args.command][0]).main(args)
     return status
 
 

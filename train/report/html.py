@@ -1,14 +1,9 @@
-"""`python -m train.report.html RUN`: writes RUN/report.html from run.jsonl; training does so after every epoch.
+"""`python -m train report RUN`: writes RUN/report.html from run.jsonl; training does so after every epoch.
 
 The page is self-contained and needs no network.
 """
 
 from __future__ import annotations
-
-if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
-
-    guard_process()
 
 import argparse
 import json
@@ -18,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 from pipeline.report.charts import Chart, Series, chart, short
 from pipeline.report.page import render
@@ -225,21 +219,10 @@ def _facts(run: RunLogReader) -> list[tuple[str, object]]:
     return [(key.replace("_", " "), str(value)) for key, value in facts.items()]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m train.report.html", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="name or folder of a run")
-    return command(parser, _run, arguments)
-
-
-def _run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     folder = existing_run(args.run)
     run = RunLogReader(folder / "run.jsonl")
     if not run.read():
         raise ResoluteError(f"{run.path}: no complete record, expected the log of a run; name another RUN")
     print(write_page(run, folder))
-
-
-if __name__ == "__main__":
-    from pipeline.cli import run_main
-
-    run_main(main)

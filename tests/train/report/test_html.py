@@ -18,9 +18,10 @@ import pytest
 
 from pipeline.errors import ResoluteError
 from tests.support.synthetic import GPU, write_log
+from train.__main__ import main
 from train.logs.run_log import RunLogReader
 from train.report.diagnosis import diagnose
-from train.report.html import main, recipe_text, write_page
+from train.report.html import recipe_text, write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -173,7 +174,7 @@ def test_the_log_is_read_on_from_where_it_was_and_no_half_line_is_taken(tmp_path
 
 
 def test_a_missing_or_damaged_log_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 2
+    assert main(["report", str(tmp_path)]) == 2
     assert "no run or checkpoint" in capsys.readouterr().err
     write_log(tmp_path, steps=4)
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
@@ -181,7 +182,7 @@ def test_a_missing_or_damaged_log_is_told_in_one_line(tmp_path: Path, capsys: py
     with pytest.raises(ResoluteError, match="line 7 is damaged"):
         _read(tmp_path)
     (tmp_path / "run.jsonl").write_text("".join(lines))
-    assert main([str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
 
 
