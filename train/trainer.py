@@ -263,13 +263,8 @@ class _Session:
         self.ranks.wrap(self.learner.network)  # why: the first collective operation of the ranks
         for stages in self.learner.freezer.stages_by_set:
             self.learner.freezer.enter(stages[0])
-            warm_up(
-                self.learner.network,
-                shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages),
-                device=self.learner.device, dtype=self.learner.image_dtype,
-                channels_last=self.recipe.precision.channels_last, grad_accum_steps=self.recipe.optim.grad_accum_steps,
-                autocast=self.learner.autocast(), teacher=self.learner.teacher, before_each=self._check_stop,
-            )  # fmt: skip
+            todo = shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages)
+            warm_up(self.learner, todo, self._check_stop)
         self._check_stop()
 
     def _after(self, spec: BatchSpec) -> bool:

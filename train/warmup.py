@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -98,36 +97,28 @@ def _too_small(recipe: Recipe, segment: Pass, spec: BatchSpec, *, world_size: in
 
 
 def warm_up(
-    network: nn.Module,
-    todo: list[tuple[str, int, int]],
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    channels_last: bool,
-    grad_accum_steps: int,
-    autocast: AbstractContextManager[object],
-    teacher: nn.Module | None = None,
-    before_each: Callable[[], None] = lambda: None,
+    learner: Learner, todo: list[tuple[str, int, int]], before_each: Callable[[], None] = lambda: None
 ) -> None:
-    """Run forward (and backward for training shapes) once per shape; `teacher` runs on the training shapes too.
+    """Run forward (and backward for training shapes) once per shape; the teacher runs on the training shapes too.
 
     `todo`: as from `shapes`. `before_each` is called before each shape and may raise to stop. Weights, statistics,
     gradients, random state and optimizer are unchanged afterwards. Raises `DoesNotFit` if a shape is out of memory,
     `ResoluteError` if the network refuses a resolution.
     """
+    network, device, precision = learner.network, learner.device, learner.recipe.precision
     with untouched(network):
         for split, res, size in todo:
             before_each()
             network.train(split == "train")
-            images = torch.zeros(size, 3, res, res, dtype=dtype, device=device)
-            if channels_last:
+            images = torch.zeros(size, 3, res, res, dtype=learner.image_dtype, device=device)
+            if precision.channels_last:
                 images = images.to(memory_format=torch.channels_last)
             try:
-                for part in images.chunk(grad_accum_steps if split == "train" else 1):
-                    with torch.inference_mode(split != "train"), autocast:
+                for part in images.chunk(learner.recipe.optim.grad_accum_steps if split == "train" else 1):
+                    with torch.inference_mode(split != "train"), learner.autocast():
                         logits = network(part)
-                        if teacher is not None and split == "train":
-                            teacher(part)
+                        if learner.teacher is not None and split == "train":
+                            learner.teacher(part)
                     if split == "train":
                         logits.float().sum().backward()
             except torch.OutOfMemoryError:

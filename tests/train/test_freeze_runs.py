@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline.loader.loader import Batch
 from tests.train.conftest import without_clocks
-from tests.train.test_freeze import CPU, EACH, _batch, _learner, _recipe
+from tests.train.test_freeze import EACH, _batch, _learner, _recipe
 from train import loop
 from train.__main__ import main
 from train.loop import Learner
@@ -62,8 +62,7 @@ def _as_before_a_start(learner: Learner) -> None:
             learner.train_step(_batch(EACH * stage))
     for stages in learner.freezer.stages_by_set:
         learner.freezer.enter(stages[0])
-        warm_up(learner.network, [("train", 32, 8)], device=CPU, dtype=torch.float32, channels_last=True,
-                grad_accum_steps=1, autocast=learner.autocast())  # fmt: skip
+        warm_up(learner, [("train", 32, 8)])
 
 
 FROZEN = ['unfreeze_to = "none"', 'unfreeze_to = "layer3"', ""]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -173,10 +172,10 @@ def test_a_vision_transformer_trains_and_validates_at_the_recipes_resolutions() 
 
 
 def test_a_size_that_only_the_warm_up_finds_refused_is_one_line() -> None:
-    network = net("test_vit3")
+    learner = _learner()
+    learner.network = net("test_vit3")
     with pytest.raises(ResoluteError, match=r"^model: the network refuses images of 48 px \(Input height"):
-        warm_up(network, [("train", 48, 2)], device=CPU, dtype=torch.float32, channels_last=True, grad_accum_steps=1,
-                autocast=contextlib.nullcontext())  # fmt: skip
+        warm_up(learner, [("train", 48, 2)])
 
 
 @pytest.mark.parametrize(("tf32", "expected"), [("all", ("high", True)), ("off", ("highest", False))])
@@ -234,8 +233,7 @@ def test_a_compiled_network_keeps_names_average_and_results_and_compiles_nothing
     learner = _learner(ema={"decay": 0.5})
     names = learner.state_dict()
     compile_network(learner.network, CPU, backend=counter)
-    warm_up(learner.network, [("train", 32, 8), ("val", 32, 12)], device=CPU, dtype=torch.float32, channels_last=True,
-            grad_accum_steps=1, autocast=learner.autocast())  # fmt: skip
+    warm_up(learner, [("train", 32, 8), ("val", 32, 12)])
     compiled = counter.frame_count
     assert compiled == 2
     for index in range(2):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -36,8 +37,10 @@ class Spy(nn.Module):
 
 
 def _warm_up(network: nn.Module, plan: Plan, grad_accum_steps: int = 1) -> None:
-    warm_up(network, shapes(plan), device=torch.device("cpu"), dtype=torch.float32, channels_last=True,
-            grad_accum_steps=grad_accum_steps, autocast=contextlib.nullcontext())  # fmt: skip
+    table = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "optim": {"grad_accum_steps": grad_accum_steps}}
+    learner = SimpleNamespace(network=network, device=torch.device("cpu"), image_dtype=torch.float32, teacher=None,
+                              recipe=Recipe.parse(table, name="x"), autocast=contextlib.nullcontext)  # fmt: skip
+    warm_up(cast(Learner, learner), shapes(plan))
 
 
 def test_shapes_are_all_those_of_the_run(shard_set: ShardSet) -> None:

@@ -17,10 +17,10 @@ from pipeline.errors import ResoluteError
 from pipeline.report.charts import Chart, Series, chart, short
 from pipeline.report.page import render
 from pipeline.storage.atomic_file import output_file
-from train.logs.run_log import Columns, RunLogReader, best_epoch, best_top1
+from train.logs.run_log import Columns, RunLogReader, best_epoch, best_top1, format_duration
 from train.run_folder import existing_run
 
-from .diagnosis import diagnose, format_duration, stage_rows
+from .diagnosis import diagnose, stage_rows
 
 __all__ = ["REPORT", "write_page"]
 

@@ -32,7 +32,7 @@ from train.planner.estimate import (
     table,
     with_doubled_batches,
 )
-from train.planner.measure import Pace, Stopwatch, measure, synthetic
+from train.planner.measure import Pace, Stopwatch, measure, measure_stages, synthetic
 from train.recipe.schema import Recipe
 
 
@@ -149,7 +149,7 @@ def test_the_slower_one_is_what_limits(loader: float, model: float, live: float,
 
 def test_a_run_within_its_budget_is_told_what_is_left() -> None:
     result = forecast_of((8, 3, 80, pace(900, 30, 20)))  # 2 + 3 * (4 + 2) s
-    assert advice(result, 25.0, None) == ["fits the budget of 25 s: 5.0 s to spare"]
+    assert advice(result, 25.0, None) == ["fits the budget of 25.0 s: 5.0 s to spare"]
 
 
 def test_fewer_epochs_fit_and_one_more_would_not() -> None:
@@ -176,12 +176,12 @@ def test_what_does_not_help_alone_is_told() -> None:
     result = forecast_of((8, 3, 80, pace(900, 30, 20)), folds=4)  # 4 * 20 s
     assert result.total_s() == pytest.approx(80.0)
     lines = advice(result, 45.0, None)
-    assert "35 s too long" in lines[0]
-    assert any("fewer epochs: 1 instead of 3: 32 s" in line for line in lines)
-    assert any("fewer folds: 2 of 4: 40 s" in line for line in lines)
+    assert "35.0 s too long" in lines[0]
+    assert any("fewer epochs: 1 instead of 3: 32.0 s" in line for line in lines)
+    assert any("fewer folds: 2 of 4: 40.0 s" in line for line in lines)
     lines = advice(result, 10.0, None)
-    assert any("fewer epochs: not enough, one epoch per stage takes 32 s" in line for line in lines)
-    assert any("fewer folds: not enough, one fold takes 20 s" in line for line in lines)
+    assert any("fewer epochs: not enough, one epoch per stage takes 32.0 s" in line for line in lines)
+    assert any("fewer folds: not enough, one fold takes 20.0 s" in line for line in lines)
 
 
 def test_larger_batches_help_only_what_they_make_faster() -> None:
@@ -210,7 +210,7 @@ def test_the_table_has_a_line_a_stage_under_its_columns() -> None:
     lines = text.splitlines()
     assert len(lines) == 4
     assert len({len(line) for line in lines[:3]}) == 1
-    assert lines[-1].startswith("total 38 s")
+    assert lines[-1].startswith("total 38.0 s")
     assert " 1000 " not in table(forecast_of((1000, 3, 44, pace(900, 30, 20)))), "no batch is larger than its epoch"
 
 
@@ -234,7 +234,7 @@ stages = [
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(before, "measure", functools.partial(measure, about_s=0.01))
+    monkeypatch.setattr("train.planner.measure.measure", functools.partial(measure, about_s=0.01))
     monkeypatch.setattr(before, "_with_doubled_batches", functools.partial(before._with_doubled_batches, about_s=0.01))
 
 
@@ -251,7 +251,7 @@ def test_measuring_changes_nothing_of_what_is_trained(shard_set: ShardSet, small
         with Loader(plan, device="cpu") as loader:
             found = [float(learner.train_step(next(loader))[0]) for _ in range(2)]
             if measured:
-                paces = before.measure_stages(plan, loader, learner)
+                paces = measure_stages(plan, loader, learner)
                 assert len(paces) == 2
                 assert all(p.live_images_per_s > 0 and p.memory_bytes > 0 for p in paces)
                 loader.load_state_dict({"next_batch": 2})
@@ -269,7 +269,7 @@ def test_a_plan_says_what_will_be_and_leaves_nothing(
     line = [*words(tmp_path / "runs"), "--recipe", str(small), "--threads", "1"]
     assert main(["plan", *line[1:], "--budget", "0.1s", "--json", str(file)]) == 0
     out = capsys.readouterr().out
-    assert "does not fit the budget of 0.1 s" in out
+    assert "does not fit the budget of 100 ms" in out
     assert "fewer epochs" in out
     assert "larger batches: 24, 36 instead of 12, 18" in out
     got = json.loads(file.read_text())
