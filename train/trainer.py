@@ -24,7 +24,6 @@ import timm
 import torch
 from tqdm import tqdm
 
-from pipeline import cuda
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Loader
@@ -35,7 +34,7 @@ from train.logs.hardware import describe, reset_peak_memory
 from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
 from train.planner.batch_size import DoesNotFit
 from train.planner.estimate import Forecast, calibration, forecast, table
-from train.planner.measure import Decode, choose_decode, measure_stages, restored
+from train.planner.measure import Decode, Stopwatch, choose_decode, measure_stages, restored
 from train.recipe.schema import Recipe
 from train.report.console import EPOCH_HEADER, Reports, epoch_line
 
@@ -246,7 +245,7 @@ class _Session:
         with restored(self.learner):
             fastest, times = choose_decode(
                 self.plan, lambda decode, start: self._loader(decode, start=start), self.learner.train_step,
-                sync=lambda: cuda.synchronize(device), broadcast=self.ranks.broadcast,  # sync: ends the timed interval
+                Stopwatch.of(self.learner),
             )  # fmt: skip
         decode = self.ranks.broadcast(fastest)
         measured = ", ".join(f"{1e3 * seconds:.1f} ms on the {place.upper()}" for place, seconds in times.items())

@@ -43,80 +43,6 @@ class Stream(Protocol):
     def load_state_dict(self, state: dict[str, int]) -> None: ...
 
 
-def choose_decode(
-    plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Stream]], step: Callable[[Batch], object],
-    *, sync: Callable[[], None], broadcast: Callable[[int], int] = int, choices: Sequence[Decode] = ("gpu", "cpu"),
-    about_s: float = 5.0, clock: Callable[[], float] = time.perf_counter,
-) -> tuple[Decode, dict[Decode, float]]:  # fmt: skip
-    """The faster place to decode, and the seconds per live step with each; takes about `about_s` s in total.
-
-    Measured in the stage with the most pixels, where a run spends most of its time. `open_stream(decode, batch)` opens
-    a loader at a batch; `step` is a training step, and `sync` waits for it; `broadcast` gives all ranks rank 0's number
-    of steps.
-    """
-    training = [segment for segment in plan.passes if segment.split == "train"]
-    pixels: dict[int, int] = defaultdict(int)
-    for segment in training:
-        pixels[segment.stage] += segment.samples * segment.res**2
-    heaviest = max(pixels, key=lambda stage: pixels[stage])
-    first = next(segment for segment in training if segment.stage == heaviest)
-    skipped = min(_RUNNING_AHEAD, first.batches // 2)
-    measured: dict[Decode, float] = {}
-    for decode in choices:
-        with open_stream(decode, first.first) as stream:
-
-            def timed(count: int, stream: Stream = stream) -> float:
-                began = clock()
-                for _ in range(count):
-                    step(next(stream))
-                sync()
-                return clock() - began
-
-            # why not counted: the first batches are prefetched
-            ahead_s = [timed(1) for _ in range(skipped)]
-            left_s = about_s / len(choices) - sum(ahead_s)
-            fitting = int(left_s / max(ahead_s)) if any(ahead_s) else _TIMED
-            count = broadcast(min(max(_MIN_STEPS, fitting), _TIMED, first.batches - skipped))
-            measured[decode] = timed(count) / count
-    return min(measured, key=lambda decode: measured[decode]), measured
-
-
-def synthetic(spec: BatchSpec, *, device: torch.device, dtype: torch.dtype, times: float = 1.0) -> Batch:
-    """A batch of random images (N, 3, res, res) like that of `spec`, with `times` as many samples."""
-    count = round(times * len(spec))
-    labels = torch.zeros(count, dtype=torch.int64, device=device)
-    images = torch.randn(count, 3, spec.res, spec.res, dtype=dtype, device=device)
-    return Batch(
-        images=images.to(memory_format=torch.channels_last), labels=labels, partner_labels=labels,
-        lam=torch.ones(count, device=device),
-        spec=dataclasses.replace(spec, ids=np.resize(spec.ids, count), global_size=round(times * spec.global_size)),
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def restored(learner: Learner) -> Iterator[None]:
-    """Restore the learner's weights, EMA, optimizer and random states at the end of the block."""
-    state = io.BytesIO()
-    torch.save(learner.state_dict(), state)
-    try:
-        yield
-    finally:
-        state.seek(0)
-        learner.load_state_dict(torch.load(state, map_location="cpu", weights_only=True))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """Measurements of one stage; images/s are over all ranks."""
-
-    loader_images_per_s: float  # loader alone
-    model_images_per_s: float  # training steps on a synthetic batch
-    live_images_per_s: float  # training steps on the loader's batches
-    stall_frac: float  # fraction of the live time in which the host was blocked waiting for a batch
-    eval_images_per_s: float | None  # live validation; None if the stage has none
-    memory_bytes: int  # peak memory after the live steps
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stopwatch:
     """Times steps. `sync` waits for the device; `broadcast` gives all ranks rank 0's number of steps."""
@@ -160,6 +86,70 @@ class Stopwatch:
         count = max(1, min(self.broadcast(max(_MIN_STEPS, round(about_s / step_s))), (max_steps - 2) * 2 // 3))
         self.steps(source, work, min(_SKIPPED, count // 2))
         return self.steps(source, work, count)[:2]
+
+
+def choose_decode(
+    plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Stream]], step: Callable[[Batch], object],
+    watch: Stopwatch, *, choices: Sequence[Decode] = ("gpu", "cpu"), about_s: float = 5.0,
+) -> tuple[Decode, dict[Decode, float]]:  # fmt: skip
+    """The faster place to decode, and the seconds per live step with each; takes about `about_s` s in total.
+
+    Measured in the stage with the most pixels, where a run spends most of its time. `open_stream(decode, batch)` opens
+    a loader at a batch; `step` is a training step.
+    """
+    training = [segment for segment in plan.passes if segment.split == "train"]
+    pixels: dict[int, int] = defaultdict(int)
+    for segment in training:
+        pixels[segment.stage] += segment.samples * segment.res**2
+    heaviest = max(pixels, key=lambda stage: pixels[stage])
+    first = next(segment for segment in training if segment.stage == heaviest)
+    skipped = min(_RUNNING_AHEAD, first.batches // 2)
+    measured: dict[Decode, float] = {}
+    for decode in choices:
+        with open_stream(decode, first.first) as stream:
+            # why not counted: the first batches are prefetched
+            ahead_s = [watch.steps(stream.__next__, step, 1)[2] for _ in range(skipped)]
+            left_s = about_s / len(choices) - sum(ahead_s)
+            fitting = int(left_s / max(ahead_s)) if any(ahead_s) else _TIMED
+            count = watch.broadcast(min(max(_MIN_STEPS, fitting), _TIMED, first.batches - skipped))
+            measured[decode] = watch.steps(stream.__next__, step, count)[2] / count
+    return min(measured, key=lambda decode: measured[decode]), measured
+
+
+def synthetic(spec: BatchSpec, *, device: torch.device, dtype: torch.dtype, times: float = 1.0) -> Batch:
+    """A batch of random images (N, 3, res, res) like that of `spec`, with `times` as many samples."""
+    count = round(times * len(spec))
+    labels = torch.zeros(count, dtype=torch.int64, device=device)
+    images = torch.randn(count, 3, spec.res, spec.res, dtype=dtype, device=device)
+    return Batch(
+        images=images.to(memory_format=torch.channels_last), labels=labels, partner_labels=labels,
+        lam=torch.ones(count, device=device),
+        spec=dataclasses.replace(spec, ids=np.resize(spec.ids, count), global_size=round(times * spec.global_size)),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def restored(learner: Learner) -> Iterator[None]:
+    """Restore the learner's weights, EMA, optimizer and random states at the end of the block."""
+    state = io.BytesIO()
+    torch.save(learner.state_dict(), state)
+    try:
+        yield
+    finally:
+        state.seek(0)
+        learner.load_state_dict(torch.load(state, map_location="cpu", weights_only=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Measurements of one stage; images/s are over all ranks."""
+
+    loader_images_per_s: float  # loader alone
+    model_images_per_s: float  # training steps on a synthetic batch
+    live_images_per_s: float  # training steps on the loader's batches
+    stall_frac: float  # fraction of the live time in which the host was blocked waiting for a batch
+    eval_images_per_s: float | None  # live validation; None if the stage has none
+    memory_bytes: int  # peak memory after the live steps
 
 
 def measure(

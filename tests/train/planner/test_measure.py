@@ -17,7 +17,7 @@ from pipeline.plan.stage import Stage
 from train.__main__ import main
 from train.distributed import Ranks
 from train.inference.saved_run import open_saved_run
-from train.planner.measure import choose_decode
+from train.planner.measure import Stopwatch, choose_decode
 from train.setup import Options
 from train.trainer import _Session, session
 
@@ -41,9 +41,10 @@ class Machine:
 
     def __next__(self) -> Any:
         self.at, self.since_open = self.at + 1, self.since_open + 1
-        return self.plan.pass_at(self.at - 1)
+        return SimpleNamespace(spec=SimpleNamespace(global_size=1), segment=self.plan.pass_at(self.at - 1))
 
-    def step(self, segment: Any) -> None:
+    def step(self, batch: Any) -> None:
+        segment = batch.segment
         assert (segment.split, segment.stage) == ("train", 1)  # where most of the run's pixels are
         self.steps[self.decode] = self.steps.get(self.decode, 0) + 1
         self.now += self.cost[self.decode] * (0.1 if self.since_open <= 3 else 1)
@@ -52,9 +53,8 @@ class Machine:
 def choose(shards: ShardSet, cost: dict[str, float], **words: Any) -> tuple[Machine, str, dict[Any, float]]:
     plan = Plan(shards, STAGES, eval_batch_size=8)
     machine = Machine(plan, cost)
-    decode, measured = choose_decode(
-        plan, machine.open, machine.step, sync=lambda: None, clock=lambda: machine.now, **words
-    )
+    watch = Stopwatch(sync=lambda: None, clock=lambda: machine.now, **words)
+    decode, measured = choose_decode(plan, machine.open, machine.step, watch)
     return machine, decode, measured
 
 
