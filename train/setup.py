@@ -102,8 +102,8 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
         plan = recipe.plan(shards, auto_order=auto_order)
         learner = Learner(
             recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device, ranks=ranks,
-            epoch_steps=[segment.batches for segment in plan.passes if segment.split == "train"],
-            epoch_samples=[segment.samples for segment in plan.passes if segment.split == "train"],
+            epoch_steps=[pass_.batches for pass_ in plan.passes if pass_.split == "train"],
+            epoch_samples=[pass_.samples for pass_ in plan.passes if pass_.split == "train"],
         )  # fmt: skip
         return plan, learner
 

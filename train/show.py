@@ -38,19 +38,19 @@ def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[R
     """
     plan = recipe.plan(shards)
     first: dict[tuple[str, int], Pass] = {}
-    for segment in plan.passes:
-        first.setdefault((segment.split, segment.stage), segment)
+    for pass_ in plan.passes:
+        first.setdefault((pass_.split, pass_.stage), pass_)
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
     rows = []
     with Loader(plan, device="cpu", mean=recipe.data.mean, std=recipe.data.std) as loader:
-        for segment in sorted(first.values(), key=lambda segment: (segment.stage, segment.split)):
-            loader.load_state_dict({"next_batch": segment.first})
+        for pass_ in sorted(first.values(), key=lambda pass_: (pass_.stage, pass_.split)):
+            loader.load_state_dict({"next_batch": pass_.first})
             batch = next(loader)
             chosen = batch.images[:count].permute(0, 2, 3, 1).numpy()
-            what = "training" if segment.split == "train" else "validation"
+            what = "training" if pass_.split == "train" else "validation"
             rows.append(
                 Row(
-                    title=f"stage {segment.stage}, {what}, {segment.res} px, epoch {segment.epoch}",
+                    title=f"stage {pass_.stage}, {what}, {pass_.res} px, epoch {pass_.epoch}",
                     pixels=np.rint((chosen * std + mean) * 255).clip(0, 255).astype(np.uint8),
                     lines=tuple(_label(shards, batch, i) for i in range(len(chosen))),
                 )

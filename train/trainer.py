@@ -132,7 +132,7 @@ class _Session:
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
         # stored in checkpoints: what inference needs besides the recipe
         self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin,
-                      "one_size": shards.single_resolution}
+                      "single_resolution": shards.single_resolution}
         if state:
             learner.load_state_dict(state)
             self.meter.load_state_dict(state["meter"])
@@ -268,10 +268,10 @@ class _Session:
 
     def _after(self, spec: BatchSpec) -> bool:
         """Bookkeeping between batches, not timed. False if the run should stop."""
-        segment = self.plan.pass_at(spec.index)
+        pass_ = self.plan.pass_at(spec.index)
         # an interrupted validation restarts from its first batch: its counts are not saved
-        self.position = spec.index + 1 if spec.split == "train" or spec.last else segment.first
-        self._progress(spec, segment.batches)
+        self.position = spec.index + 1 if spec.split == "train" or spec.last else pass_.first
+        self._progress(spec, pass_.batches)
         # why: a timer or a signal on one rank must take effect on all ranks at the same batch
         late = self.ranks.is_main and time.monotonic() - self.saved_at > self.options.save_every_s
         stop, save = self.ranks.vote(self.stopped_by, self.position if late else 0)
@@ -304,8 +304,8 @@ class _Session:
 
     def _save(self, *, best: bool = False) -> None:
         self._log_skipped()
-        folder, segment = self.options.folder, self.plan.pass_at(max(0, self.position - 1))
-        step = segment.first_step + (self.position - segment.first if segment.split == "train" else 0)
+        folder, pass_ = self.options.folder, self.plan.pass_at(max(0, self.position - 1))
+        step = pass_.first_step + (self.position - pass_.first if pass_.split == "train" else 0)
         meter = self.meter.state_dict()
         if not all_finite(self.learner.network):
             lr = max(group["lr"] for group in self.learner.optimizer.param_groups)

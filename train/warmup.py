@@ -32,11 +32,11 @@ def shapes(
 ) -> list[tuple[str, int, int]]:
     """All (split, res in px, local batch size) of the run or of `stages`, largest first; equally many on every rank."""
     local_sizes = {}
-    for segment in plan.passes:
-        if stages is not None and segment.stage not in stages:
+    for pass_ in plan.passes:
+        if stages is not None and pass_.stage not in stages:
             continue
-        for k in {0, max(0, segment.batches - 2), segment.batches - 1}:
-            spec = plan.batch(segment.first + k, rank=rank, world_size=world_size)
+        for k in {0, max(0, pass_.batches - 2), pass_.batches - 1}:
+            spec = plan.batch(pass_.first + k, rank=rank, world_size=world_size)
             local_sizes[spec.split, spec.res, spec.global_size] = len(spec)
     # why the largest first: the allocator's blocks then fit all later shapes
     order = sorted(local_sizes, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
@@ -52,19 +52,19 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
     if recipe.model.norm == "sync" or not batch_norms(learner.network):
         return
     checked = set()
-    for segment in plan.passes:
-        if segment.split != "train" or segment.stage in checked:
+    for pass_ in plan.passes:
+        if pass_.split != "train" or pass_.stage in checked:
             continue
-        checked.add(segment.stage)
-        learner.freezer.enter(segment.stage)
-        for k in sorted({0, max(0, segment.batches - 2), segment.batches - 1}):
-            spec = plan.batch(segment.first + k, rank=ranks.rank, world_size=ranks.world_size)
+        checked.add(pass_.stage)
+        learner.freezer.enter(pass_.stage)
+        for k in sorted({0, max(0, pass_.batches - 2), pass_.batches - 1}):
+            spec = plan.batch(pass_.first + k, rank=ranks.rank, world_size=ranks.world_size)
             smallest = min(len(part) for part in torch.arange(len(spec)).chunk(recipe.optim.grad_accum_steps))
-            if smallest == 1 and not _normalises_one(learner, segment.res):
-                cause = _too_small(recipe, segment, spec, world_size=ranks.world_size)
+            if smallest == 1 and not _normalises_one(learner, pass_.res):
+                cause = _too_small(recipe, pass_, spec, world_size=ranks.world_size)
                 raise ResoluteError(
                     f"{cause}: got 1 sample, expected at least 2 for the batch norms of {recipe.model.name} at "
-                    f'{segment.res} px; change it, or set model.norm = "group"'
+                    f'{pass_.res} px; change it, or set model.norm = "group"'
                 )
 
 
@@ -82,18 +82,18 @@ def _normalises_one(learner: Learner, res: int) -> bool:
     return True
 
 
-def _too_small(recipe: Recipe, segment: Pass, spec: BatchSpec, *, world_size: int) -> str:
+def _too_small(recipe: Recipe, pass_: Pass, spec: BatchSpec, *, world_size: int) -> str:
     """The key, its value, and how it leads to a micro-batch of a single sample."""
-    stage, of_ranks = recipe.stages[segment.stage], f" on {world_size} ranks" if world_size > 1 else ""
+    stage, of_ranks = recipe.stages[pass_.stage], f" on {world_size} ranks" if world_size > 1 else ""
     if len(spec) > 1:
         return (f"optim.grad_accum_steps: {recipe.optim.grad_accum_steps} micro-batches of the {spec.global_size} "
-                f"samples per step{of_ranks} (stage {segment.stage}) leave one of a single sample")  # fmt: skip
+                f"samples per step{of_ranks} (stage {pass_.stage}) leave one of a single sample")  # fmt: skip
     if stage.batch_size < 2 * world_size:
-        return f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} is a single sample per step"
-    if segment.samples == 1:
-        return f"stages[{segment.stage}].fraction: {stage.fraction} is a single sample per epoch"
-    return (f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} leaves a last batch of a single sample "
-            f"of the epoch's {segment.samples}")  # fmt: skip
+        return f"stages[{pass_.stage}].batch_size: {stage.batch_size}{of_ranks} is a single sample per step"
+    if pass_.samples == 1:
+        return f"stages[{pass_.stage}].fraction: {stage.fraction} is a single sample per epoch"
+    return (f"stages[{pass_.stage}].batch_size: {stage.batch_size}{of_ranks} leaves a last batch of a single sample "
+            f"of the epoch's {pass_.samples}")  # fmt: skip
 
 
 def warm_up(

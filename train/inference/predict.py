@@ -98,19 +98,19 @@ class Ensemble:
 
 
 def preprocess(
-    path: Path, *, res: int, margin: float, crop_frac: float | None, one_size: bool = False
+    path: Path, *, res: int, margin: float, crop_pct: float | None, single_resolution: bool = False
 ) -> NDArray[np.uint8]:
     """(res, res, 3) RGB of an image file: decoded and shrunk as by prep, then cropped and resized as in validation.
 
-    `margin`: stored short side / res. `one_size`: do not shrink before the crop, for runs trained on plain tars.
-    Raises `Reject` for images that prep would reject, `StorageError` if the file cannot be read.
+    `margin`: stored short side / res. `single_resolution`: do not shrink before the crop, for runs trained on plain
+    tars. Raises `Reject` for images that prep would reject, `StorageError` if the file cannot be read.
     """
     image = Image.fromarray(decode(_content(path)))
     short = round(res * margin)
     scale = short / min(image.size)
-    if scale < 1 and not one_size:
+    if scale < 1 and not single_resolution:
         image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-    x, y, width, height = centre_crops(np.array([image.size]), crop_frac or res / short)[0].tolist()
+    x, y, width, height = centre_crops(np.array([image.size]), crop_pct or res / short)[0].tolist()
     crop = image.crop((x, y, x + width, y + height))
     return np.asarray(crop.resize((res, res), Image.Resampling.BILINEAR))
 
@@ -142,8 +142,8 @@ def predict_folder(
 
     def load(path: Path) -> NDArray[np.uint8] | str:
         try:
-            return preprocess(path, res=res, margin=saved.margin, crop_frac=saved.recipe.eval.crop_pct,
-                            one_size=saved.one_size)  # fmt: skip
+            return preprocess(path, res=res, margin=saved.margin, crop_pct=saved.recipe.eval.crop_pct,
+                            single_resolution=saved.single_resolution)  # fmt: skip
         except Reject as reason:
             return str(reason)
 

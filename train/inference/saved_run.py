@@ -47,7 +47,7 @@ class SavedRun:
     data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
     classes: list[str]
     margin: float  # stored short side / res of the training shards
-    one_size: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
+    single_resolution: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
     step: int
     decode: Literal["cpu", "gpu"] | None  # where a GPU run decoded; None for a CPU run
     best_weights: Weights  # which of the two had the best validation
@@ -106,7 +106,7 @@ def open_saved_run(run: Path) -> SavedRun:
         path=path, recipe=recipe, recipe_values=state["recipe"], shards_hash=state["shards"],
         data=state["data"],
         classes=state["classes"], margin=state["margin"],
-        one_size=state["one_size"], step=state["step"], decode=state["decode"],
+        single_resolution=state["single_resolution"], step=state["step"], decode=state["decode"],
         best_weights=progress["best_weights"],
         best_top1=progress["best_top1"], weights={which: tensors for which, tensors in weights.items() if tensors},
     )  # fmt: skip

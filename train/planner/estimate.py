@@ -83,7 +83,7 @@ class Forecast:
 def forecast(plan: Plan, paces: Sequence[Pace], *, eval_every: int, start_s: float, save_s: float,
              save_every_s: float, folds: int = 1) -> Forecast:  # fmt: skip
     """The forecast of a run of `plan` with the measured `paces` of its stages."""
-    first = {segment.stage: segment for segment in reversed(plan.passes) if segment.split == "train"}
+    first = {pass_.stage: pass_ for pass_ in reversed(plan.passes) if pass_.split == "train"}
     val = len(plan.shards.splits["val"]) if "val" in plan.shards.splits else 0
     stages = tuple(
         StageForecast(stage=i, res=stage.res, batch_size=stage.batch_size, epochs=stage.epochs,

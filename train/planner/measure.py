@@ -97,12 +97,12 @@ def choose_decode(
     Measured in the stage with the most pixels, where a run spends most of its time. `open_stream(decode, batch)` opens
     a loader at a batch; `step` is a training step.
     """
-    training = [segment for segment in plan.passes if segment.split == "train"]
+    training = [pass_ for pass_ in plan.passes if pass_.split == "train"]
     pixels: dict[int, int] = defaultdict(int)
-    for segment in training:
-        pixels[segment.stage] += segment.samples * segment.res**2
+    for pass_ in training:
+        pixels[pass_.stage] += pass_.samples * pass_.res**2
     heaviest = max(pixels, key=lambda stage: pixels[stage])
-    first = next(segment for segment in training if segment.stage == heaviest)
+    first = next(pass_ for pass_ in training if pass_.stage == heaviest)
     skipped = min(_RUNNING_AHEAD, first.batches // 2)
     measured: dict[Decode, float] = {}
     for decode in choices:
@@ -162,13 +162,13 @@ def measure(
     """
 
     def live(split: str, work: Callable[[Batch], object], share: float) -> tuple[float, float]:
-        segment = next(s for s in plan.passes if (s.split, s.stage) == (split, stage))
-        stream.load_state_dict({"next_batch": segment.first})
-        if segment.batches >= 4:
-            return watch.rate(lambda: next(stream), work, about_s=share * about_s, max_steps=segment.batches)
+        pass_ = next(s for s in plan.passes if (s.split, s.stage) == (split, stage))
+        stream.load_state_dict({"next_batch": pass_.first})
+        if pass_.batches >= 4:
+            return watch.rate(lambda: next(stream), work, about_s=share * about_s, max_steps=pass_.batches)
         watch.steps(lambda: next(stream), work, 1)
-        stream.load_state_dict({"next_batch": segment.first})
-        return watch.steps(lambda: next(stream), work, segment.batches)[:2]
+        stream.load_state_dict({"next_batch": pass_.first})
+        return watch.steps(lambda: next(stream), work, pass_.batches)[:2]
 
     loader, _ = live("train", lambda batch: None, 0.15)
     model, _ = watch.rate(lambda: synthetic_batch, train, about_s=0.2 * about_s)

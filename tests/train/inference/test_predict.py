@@ -52,7 +52,7 @@ def test_a_folder_is_seen_as_its_shards_are(shard_set: ShardSet, photos: dict[st
     with Loader(plan, threads=1, mean=(0, 0, 0), std=(1, 1, 1), start=1) as loader:
         theirs = (next(loader).images.permute(0, 2, 3, 1) * 255).numpy()
     for pixels, path in zip(theirs, photos.values(), strict=True):
-        ours = preprocess(path, res=48, margin=shard_set.margin, crop_frac=None)
+        ours = preprocess(path, res=48, margin=shard_set.margin, crop_pct=None)
         assert ours.shape == (48, 48, 3)
         assert np.abs(ours - pixels).mean() < 3  # of 255: quality 90
         moved = np.abs(np.roll(ours, 1, axis=1) - pixels).mean()
@@ -113,13 +113,13 @@ def test_images_come_upright_on_white_and_never_enlarged_before_the_crop(tmp_pat
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn clockwise to show
     left.save(tmp_path / "turned.jpg", quality=95, exif=exif)
-    pixels = preprocess(tmp_path / "turned.jpg", res=32, margin=256 / 224, crop_frac=None).astype(int)
+    pixels = preprocess(tmp_path / "turned.jpg", res=32, margin=256 / 224, crop_pct=None).astype(int)
     assert (pixels[:12, :, 0] > 200).all()  # red on top, blue below
     assert (pixels[-12:, :, 2] > 200).all()
     Image.new("RGBA", (40, 40), (0, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert (preprocess(tmp_path / "clear.png", res=32, margin=1.2, crop_frac=None) == 255).all()
+    assert (preprocess(tmp_path / "clear.png", res=32, margin=1.2, crop_pct=None) == 255).all()
     Image.fromarray(np.full((40, 40), 40000, np.uint16)).save(tmp_path / "deep.png")
-    assert (preprocess(tmp_path / "deep.png", res=32, margin=1.2, crop_frac=None) == 40000 >> 8).all()
+    assert (preprocess(tmp_path / "deep.png", res=32, margin=1.2, crop_pct=None) == 40000 >> 8).all()
 
 
 def test_an_unreadable_image_is_told_in_its_row_and_the_others_are_predicted(
