@@ -1,4 +1,4 @@
-"""A recipe that crosses two stage changes in a few seconds, and the command line that may be killed on cue."""
+"""A recipe that crosses two stage changes in a few seconds, its command line, and a finished run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.support.commands import Ended
 
 
 def stages(*tables: tuple[int, int, int]) -> str:
@@ -64,21 +62,9 @@ def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
 
     def make(runs: Path) -> list[str]:
         return ["--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device", "cpu",
-                "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
+                "--threads", "1", "--save-every-steps", "3"]  # fmt: skip
 
     return make
-
-
-@pytest.fixture(scope="session")
-def train_process(words: Callable[[Path], list[str]], forked: Callable[..., Ended]) -> Callable[..., Ended]:
-    """train_process(runs, more arguments): the tiny run's command line, in a process of its own."""
-    return lambda runs, *more: forked("train", *words(runs), *more)
-
-
-@pytest.fixture(scope="session")
-def killed(words: Callable[[Path], list[str]], forked: Callable[..., Ended]) -> Callable[..., Ended]:
-    """killed(runs, "module:Owner:function:nth call:signal"): as `train_process`, with that signal at that call."""
-    return lambda runs, *cue: forked("tests.support.signalling", *cue, *words(runs))
 
 
 def without_clocks(log: Path) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ def train(
         patch.setattr(setup, "choose_order", choose)
         patch.setattr(runs._Session, "_after", stopping)
         words = ["--shards", shards.root, "--recipe", str(folder.parent / "auto.toml"), "--runs", str(folder)]
-        status = main([*words, "--device", "cpu", "--threads", "2"])
+        status = main([*words, "--device", "cpu", "--threads", "1"])
     (folder / "asked").write_text(str(len(asked)))
     return status
 
