@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from prep.__main__ import main as prep
+from tests.conftest import make_photos
+
 
 def stages(*tables: tuple[int, int, int]) -> str:
     """A recipe's stages, of (res, epochs, batch size)."""
@@ -105,3 +108,21 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
     assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
     return folder / "small"
+
+
+@pytest.fixture(scope="session")
+def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of 3 folds, s, its photos, and the recipe cv.toml; not to be changed."""
+    folder = tmp_path_factory.mktemp("folded")
+    make_photos(folder / "photos", each=10)
+    words = ["--src", folder / "photos", "--out", folder / "s", "--res", "32", "--folds", "3", "--workers", "1"]
+    assert prep([str(word) for word in words]) == 0
+    (folder / "cv.toml").write_text(f"""
+[model]
+name = "test_resnet"
+[optim]
+lr = 0.001
+[precision]
+amp = "off"
+{stages((32, 1, 8))}""")
+    return folder
