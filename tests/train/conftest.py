@@ -1,4 +1,4 @@
-"""A recipe that crosses two stage changes in a few seconds, and the command line that may be killed on cue."""
+"""A recipe that crosses two stage changes in a few seconds, its command line, and a finished run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import Ended
+from prep.__main__ import main as prep
+from tests.conftest import make_photos
 
 
 def stages(*tables: tuple[int, int, int]) -> str:
@@ -65,21 +66,9 @@ def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
 
     def make(runs: Path) -> list[str]:
         return ["train", "--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device",
-                "cpu", "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
+                "cpu", "--threads", "1", "--save-every-steps", "3"]  # fmt: skip
 
     return make
-
-
-@pytest.fixture(scope="session")
-def train_process(words: Callable[[Path], list[str]], forked: Callable[..., Ended]) -> Callable[..., Ended]:
-    """train_process(runs, more arguments): the tiny run's command line, in a process of its own."""
-    return lambda runs, *more: forked("train", *words(runs), *more)
-
-
-@pytest.fixture(scope="session")
-def killed(words: Callable[[Path], list[str]], forked: Callable[..., Ended]) -> Callable[..., Ended]:
-    """killed(runs, "module:Owner:function:nth call:signal"): as `train_process`, with that signal at that call."""
-    return lambda runs, *cue: forked("tests.support.signalling", *cue, *words(runs))
 
 
 def without_clocks(log: Path) -> list[dict[str, Any]]:
@@ -120,3 +109,21 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
     assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
     return folder / "small"
+
+
+@pytest.fixture(scope="session")
+def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of 3 folds, s, its photos, and the recipe cv.toml; not to be changed."""
+    folder = tmp_path_factory.mktemp("folded")
+    make_photos(folder / "photos", each=10)
+    words = ["--src", folder / "photos", "--out", folder / "s", "--res", "32", "--folds", "3", "--workers", "1"]
+    assert prep([str(word) for word in words]) == 0
+    (folder / "cv.toml").write_text(f"""
+[model]
+name = "test_resnet"
+[optim]
+lr = 0.001
+[precision]
+amp = "off"
+{stages((32, 1, 8))}""")
+    return folder

@@ -45,7 +45,7 @@ def train(
         patch.setattr(Folder, "remote", remote)
         patch.setattr(runs._Session, "_after", stopping)
         words = ["train", "--shards", shards.root, "--recipe", str(folder.parent / "auto.toml"), "--runs", str(folder)]
-        return main([*words, "--device", "cpu", "--threads", "2"])
+        return main([*words, "--device", "cpu", "--threads", "1"])
 
 
 @pytest.mark.slow

@@ -9,36 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.dataset.shard_set import ShardSet
-from prep.__main__ import main as prep
-from tests.conftest import make_photos
 from tests.train.conftest import without_clocks
 from train import trainer as runs
 from train.__main__ import main
 from train.logs.metrics import read_log
-
-RECIPE = """
-[model]
-name = "test_resnet"
-[optim]
-lr = 0.001
-[precision]
-amp = "off"
-[[stages]]
-res = 32
-epochs = 1
-batch_size = 8
-"""
-
-
-@pytest.fixture(scope="module")
-def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set with 3 folds and the recipe beside it."""
-    folder = tmp_path_factory.mktemp("folded")
-    photos = make_photos(folder / "photos", each=10)
-    words = ["--src", photos, "--out", folder / "s", "--res", "32", "--folds", "3", "--workers", "1"]
-    assert prep([str(word) for word in words]) == 0
-    (folder / "cv.toml").write_text(RECIPE)
-    return folder
 
 
 def train(folded: Path, out: Path, *more: str) -> int:
@@ -76,8 +50,8 @@ def test_each_fold_is_the_run_with_that_fold_and_a_cut_goes_on(
         top1.append(epoch["top1"])
     assert told["best_top1"] == {"mean": statistics.mean(top1), "deviation": statistics.stdev(top1)}
     assert f"{100 * statistics.mean(top1):.2f} ± {100 * statistics.stdev(top1):.2f} %" in out
-    (folded / "two.toml").write_text(f"{RECIPE}[data]\nfold = 2\n")
-    assert train(folded, tmp_path, "--recipe", str(folded / "two.toml")) == 0
+    (tmp_path / "two.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 2\n")
+    assert train(folded, tmp_path, "--recipe", str(tmp_path / "two.toml")) == 0
     alone, fold = (without_clocks(tmp_path / name / "run.jsonl") for name in ("two", "cv/fold-2"))
     assert [r["loss"] for r in alone if r["kind"] == "step"] == [r["loss"] for r in fold if r["kind"] == "step"]
     assert alone[0]["recipe_hash"] == fold[0]["recipe_hash"]
@@ -105,6 +79,6 @@ def test_a_set_or_a_recipe_that_does_not_go_with_folds_is_told(
 ) -> None:
     assert train(folded, tmp_path, "--folds", "all", "--shards", str(shard_root)) == 2
     assert "the set has no folds, got --folds all" in capsys.readouterr().err
-    (folded / "one.toml").write_text(f"{RECIPE}[data]\nfold = 1\n")
-    assert train(folded, tmp_path, "--folds", "0", "--recipe", str(folded / "one.toml")) == 2
+    (tmp_path / "one.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 1\n")
+    assert train(folded, tmp_path, "--folds", "0", "--recipe", str(tmp_path / "one.toml")) == 2
     assert "got fold 0, but the recipe has data.fold 1" in capsys.readouterr().err

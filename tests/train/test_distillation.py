@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.errors import ResoluteError
-from tests.train.test_loop import CPU, TABLE, _batch
+from tests.support.nets import CPU, make_batch
+from tests.train.test_loop import TABLE
 from train.distillation import Teacher, distilled
 from train.loop import Learner
 from train.recipe.schema import Distill, Recipe
@@ -55,7 +56,8 @@ def test_a_step_takes_the_teachers_answers_and_leaves_the_teacher_alone(teacher_
     learner = Learner(Recipe.parse(table, name="x"), classes=7, total_steps=10, device=CPU)
     assert learner.teacher is not None
     before = {name: value.clone() for name, value in learner.teacher.state_dict().items()}
-    batch, same = _batch(3), timm.create_model("test_resnet", num_classes=7, checkpoint_path=str(teacher_file)).eval()
+    batch = make_batch(3)
+    same = timm.create_model("test_resnet", num_classes=7, checkpoint_path=str(teacher_file)).eval()
     with torch.no_grad():
         taught, logits = same(batch.images), learner.network(batch.images)
     expected = distilled(torch.zeros(8), logits, taught, learner.recipe.distill).mean()

@@ -49,9 +49,3 @@ def test_bce_equals_timms_on_timms_mixed_targets(smoothing: float, threshold: fl
         got = ours(logits, labels, labels.flip(0), torch.full((N,), lam))
         assert got.shape == (N,)
         torch.testing.assert_close(got.mean(), theirs(logits.float(), target))
-
-
-def test_bce_without_mixing_equals_timms_on_plain_labels() -> None:
-    logits, labels, partners, _ = _batch()
-    got = build_loss(Loss(kind="bce", label_smoothing=0.1))(logits, labels, partners, torch.ones(N))
-    torch.testing.assert_close(got.mean(), BinaryCrossEntropy(0.1)(logits.float(), labels))

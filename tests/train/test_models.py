@@ -15,8 +15,7 @@ from torch._dynamo.testing import CompileCounter
 
 from pipeline.errors import ResoluteError
 from tests.support.commands import Ended
-from tests.support.nets import CPU, names_of, net, saved
-from tests.train.test_loop import _batch
+from tests.support.nets import CPU, make_batch, names_of, net, saved
 from train.loop import Learner
 from train.models import build_model, compile_network, ema_decay, set_tf32, size_options
 from train.recipe.schema import Ema, Model, Precision, Recipe
@@ -75,9 +74,9 @@ def test_gradient_checkpointing_changes_neither_gradients_nor_statistics() -> No
         torch.manual_seed(4)
         held: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, h=held: h.append(x.numel()) or x, lambda x: x):
-            learner.network.train()(_batch(0).images)
+            learner.network.train()(make_batch(0).images)
         for index in range(2):
-            learner.train_step(_batch(index))
+            learner.train_step(make_batch(index))
         kept.append((learner.network.state_dict(), sum(held)))
     (plain, most), (same, less) = kept
     assert all(same[name].equal(value) for name, value in plain.items())
@@ -163,7 +162,7 @@ def test_a_vision_transformer_trains_and_validates_at_the_recipes_resolutions() 
     learner = _learner(model={"name": "test_vit3"}, stages=stages)
     names = learner.network.state_dict()
     for index, res in enumerate((32, 48)):
-        batch = _batch(index)
+        batch = make_batch(index)
         images = torch.nn.functional.interpolate(batch.images, size=(res, res))
         assert torch.isfinite(learner.train_step(dataclasses.replace(batch, images=images))[0])
     counts = learner.eval_step(dataclasses.replace(batch, images=torch.zeros(8, 3, 64, 64)))
@@ -212,13 +211,13 @@ def test_the_average_of_a_run_halves_its_start_in_each_epoch_of_its_own_length()
     recipe = dataclasses.replace(recipe, stages=stages)
     learner = Learner(recipe, classes=7, total_steps=6, device=CPU, epoch_steps=[4, 2])
     assert learner.ema is not None
-    first = _batch(0)
+    first = make_batch(0)
     learner.train_step(first)  # timm's average starts as the first step's weights
     start, share = learner.network.fc.bias.detach().clone(), 1.0
     for index, epoch in ((1, 0), (2, 0), (3, 0), (4, 1), (5, 1)):
         with torch.no_grad():
             learner.network.fc.bias.zero_()
-        batch = _batch(index)
+        batch = make_batch(index)
         batch = dataclasses.replace(batch, spec=dataclasses.replace(batch.spec, epoch=epoch))
         before = learner.ema.module.fc.bias.detach().clone()
         learner.train_step(batch)
@@ -237,9 +236,9 @@ def test_a_compiled_network_keeps_names_average_and_results_and_compiles_nothing
     compiled = counter.frame_count
     assert compiled == 2
     for index in range(2):
-        got, same = learner.train_step(_batch(index)), plain.train_step(_batch(index))
+        got, same = learner.train_step(make_batch(index)), plain.train_step(make_batch(index))
         torch.testing.assert_close(got, same)
-    batch = _batch(9, n=12, split="val")
+    batch = make_batch(9, n=12, split="val")
     torch.testing.assert_close(learner.eval_step(batch), plain.eval_step(batch))
     assert counter.frame_count == compiled
     for section in ("model", "ema"):
@@ -262,13 +261,13 @@ def test_a_run_with_everything_on_goes_on_from_its_state_bit_for_bit(tmp_path: P
     }  # fmt: skip
     cut = _learner(**tables)
     for index in range(3):
-        cut.train_step(_batch(index))
+        cut.train_step(make_batch(index))
     torch.save(cut.state_dict(), tmp_path / "state.pt")
     resumed = _learner(**tables)
     resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    expected = [cut.train_step(_batch(index))[0] for index in range(3, 6)]
+    expected = [cut.train_step(make_batch(index))[0] for index in range(3, 6)]
     torch.set_rng_state(torch.load(tmp_path / "state.pt", weights_only=True)["rng"])
-    assert [resumed.train_step(_batch(index))[0] for index in range(3, 6)] == expected
+    assert [resumed.train_step(make_batch(index))[0] for index in range(3, 6)] == expected
     for section in ("model", "ema"):
         a, b = resumed.state_dict()[section], cut.state_dict()[section]
         assert all(a[name].equal(b[name]) for name in b)

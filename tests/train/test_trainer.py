@@ -38,6 +38,23 @@ SYNC = "os::fsync"  # in the middle of a save: the log, or the part file, is wri
 
 
 @pytest.fixture(scope="module")
+def words(words: Words) -> Words:
+    return lambda runs: [*words(runs), "--threads", "2"]  # sums of several threads are exact as well
+
+
+@pytest.fixture(scope="module")
+def train_process(words: Words, forked: Started) -> Started:
+    """train_process(runs, more arguments): the tiny run's command line, in a process of its own."""
+    return lambda runs, *more: forked("train", *words(runs), *more)
+
+
+@pytest.fixture(scope="module")
+def killed(words: Words, forked: Started) -> Started:
+    """killed(runs, "module:Owner:function:nth call:signal"): as `train_process`, with that signal at that call."""
+    return lambda runs, *cue: forked("tests.support.signalling", *cue, *words(runs))
+
+
+@pytest.fixture(scope="module")
 def finished(train_process: Started, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an uninterrupted run. why: a process of its own, as the cut runs are: same thread pools."""
     runs = tmp_path_factory.mktemp("whole")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -26,27 +27,38 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head without CPUs and two nodes with one CPU each, as separate processes on this machine.
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the nodes run, as on other machines: a relative path means something else to them."""
+    return tmp_path_factory.mktemp("nodes")
 
-    They run in a folder of their own, as on other machines: a relative path means something else to them.
-    """
+
+@pytest.fixture(scope="module")
+def started(nodes: Path) -> Iterator[Any]:
+    """A head without CPUs and two nodes with one CPU each, as separate processes on this machine."""
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    (tmp_path / "nodes").mkdir()
-    monkeypatch.chdir(tmp_path / "nodes")
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    made.nodes = [made.add_node(num_cpus=1), made.add_node(num_cpus=1)]
-    made.wait_for_nodes()
-    monkeypatch.chdir(tmp_path)
+    with contextlib.chdir(nodes):
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        for _ in range(2):
+            made.add_node(num_cpus=1)
+        made.wait_for_nodes()
     yield made
     ray.shutdown()
     made.shutdown()
 
 
-def test_a_lost_node_costs_only_its_unfinished_shards(cluster: Any, tmp_path: Path, prep: Prep) -> None:
+@pytest.fixture
+def cluster(started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    return started
+
+
+def test_a_lost_node_costs_only_its_unfinished_shards(cluster: Any, nodes: Path, tmp_path: Path, prep: Prep) -> None:
+    with contextlib.chdir(nodes):
+        lost = cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
     photos = make_photos(tmp_path / "photos", classes=3, each=80)
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", 8)
     out = tmp_path / "ray"
@@ -59,7 +71,7 @@ def test_a_lost_node_costs_only_its_unfinished_shards(cluster: Any, tmp_path: Pa
         seen.append(len(list(out.glob(".prep/*.npz"))))
         # why: a node killed in a write leaves this; where the kill below falls is chance
         (out / "48" / ".train-000001.tar.0123456789ab.partial").write_bytes(b"half")
-        cluster.remove_node(cluster.nodes[1], allow_graceful=False)
+        cluster.remove_node(lost, allow_graceful=False)
 
     killer = threading.Thread(target=lose_a_node)
     killer.start()
@@ -82,7 +94,9 @@ def test_relative_paths_mean_the_same_on_every_node(cluster: Any, tmp_path: Path
     assert tree(tmp_path / "ray") == tree(tmp_path / "local")
 
 
-def test_nodes_that_see_other_photos_or_another_out_get_no_shard(cluster: Any, tmp_path: Path, prep: Prep) -> None:
+def test_nodes_that_see_other_photos_or_another_out_get_no_shard(
+    cluster: Any, nodes: Path, tmp_path: Path, prep: Prep
+) -> None:
     # why: these names lead to the working directory of whoever follows them, as on machines that share no disk
     photos = make_photos(tmp_path / "photos", classes=2, each=12)
     argv = ("--res", "32", "--shard-samples", 8, "--engine", "ray", "--ray-address", cluster.address)
@@ -95,7 +109,7 @@ def test_nodes_that_see_other_photos_or_another_out_get_no_shard(cluster: Any, t
         assert words in ran.err
         assert not list(Path(out).rglob("*.tar"))
         assert not list(Path(out).rglob("manifest.json"))
-    assert not list((tmp_path / "nodes").rglob("*.tar"))
+    assert not list(nodes.rglob("*.tar"))
 
 
 def test_sources_unpacked_to_this_machines_disk_are_refused_for_a_cluster(tmp_path: Path, prep: Prep) -> None:

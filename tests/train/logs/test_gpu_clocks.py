@@ -12,7 +12,7 @@ import torch
 
 from pipeline.loader.loader import Batch
 from tests.support.fake_cuda import FakeCuda
-from tests.train.test_loop import _batch
+from tests.support.nets import make_batch
 from train.distributed import Ranks
 from train.logs.metrics import Meter, RunLogWriter, read_log
 from train.logs.run_log import RunLogReader, switch_costs
@@ -50,7 +50,7 @@ class FakeLearner:
 def batches(driver: FakeCuda) -> Iterator[Batch]:
     for index, (blocked_s, _) in enumerate(STEPS):
         driver.host_s += blocked_s
-        yield _batch(index, n=4, last=index == len(STEPS) - 1)
+        yield make_batch(index, n=4, last=index == len(STEPS) - 1)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_the_cost_of_a_switch_is_the_devices_too(run: tuple[FakeCuda, Meter, Any
     """A first step that tunes its kernels for 1 s costs that, though its launch took a millisecond."""
     driver, meter, _ = run
     for index in range(20):
-        batch = _batch(index)
+        batch = make_batch(index)
         spec = batch.spec
         object.__setattr__(spec, "stage", index // 10)
         began = meter.mark()
