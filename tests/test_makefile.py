@@ -81,7 +81,7 @@ def test_what_tells_of_other_photos_never_gets_the_demo(make: Make, name: str) -
 
 
 def test_a_bare_make_uses_the_demo_and_makes_what_it_needs(make: Make) -> None:
-    photos = ["-m", "prep.demo", "--out", "demo/photos"]
+    photos = ["-m", "pipeline.examples.demo_photos", "--out", "demo/photos"]
     assert [call[:4] for call in make.calls("shards", "RES=64")] == [photos, ["-m", "prep", "--src=demo/photos",
                                                                               "--out=demo/shards"]]  # fmt: skip
     for target in ("verify", "show", "lr", "plan", "train", "eval", "bench"):

@@ -195,8 +195,8 @@ class Reader:
                     opened.append(location[0])
                     handles[i], offsets[i] = location[0].fd, location[1]
         crcs = records["crc32"].astype(np.int64)
-        status, _ = fetch(handles, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
-        for i in np.flatnonzero(status).tolist():
+        good = fetch(handles, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
+        for i in np.flatnonzero(~good).tolist():
             try:
                 self._read_sample(task, i, names[shards[i]])
             except DamagedSample as error:

@@ -85,8 +85,8 @@ class FakeTrainer:
     def __call__(self, words: Sequence[str]) -> None:
         given = {a: b for a, b in pairwise(words) if a.startswith("--")}
         recipe = Recipe.load(given["--recipe"])
-        self.calls.append((recipe.name, recipe.seed, "--plan" in words))
-        if "--plan" in words:
+        self.calls.append((recipe.name, recipe.seed, words[0] == "plan"))
+        if words[0] == "plan":
             Path(given["--json"]).write_text(json.dumps(plan_to_json(FORECAST, None, [])))
         else:
             assert given["--run"] == f"{recipe.name}-seed{recipe.seed}"

@@ -89,7 +89,7 @@ def test_storage_that_fails_at_any_line_is_one_line_and_status_2(error: str) -> 
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
     assert errors.count("\n") == 1
-    assert "expected storage that answers" in errors
+    assert "expected a file system that answers" in errors
     assert ("/p/gone.jpg" in errors) == ("gone" in error)
 
 

@@ -27,7 +27,7 @@ def digest() -> str:
            for order in ("full", "block")]  # fmt: skip
     u = uniforms(3, ids[0], 22)
     sizes = np.random.default_rng(0).integers(1, 700, (3000, 2))
-    crops = random_crops(sizes, u, Augment(crop_area=(0.08, 1.0)))
+    crops = random_crops(sizes, u, Augment(scale=(0.08, 1.0)))
     return hashlib.sha256(ids[0].tobytes() + ids[1].tobytes() + u.tobytes() + crops.tobytes()).hexdigest()
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.dataset.shard_set import ShardSet, key_name
-from pipeline.plan.plan import CUTMIX, MIXUP, BatchSpec
+from pipeline.plan.plan import BatchSpec
+from pipeline.plan.sampling import CUTMIX, MIXUP
 
 
 def stored_jpeg(shards: ShardSet, split: str, res: int, sample: int) -> bytes:

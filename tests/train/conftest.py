@@ -22,17 +22,18 @@ RECIPE = """
 seed = 5
 [model]
 name = "test_resnet"
-options = { drop_rate = 0.1 }
+kwargs = { drop_rate = 0.1 }
 [optim]
 lr = 0.1
 clip_norm = 5.0
-smoothing = 0.1
+[loss]
+label_smoothing = 0.1
 [ema]
 decay = 0.9
 [augment]
 mixup_alpha = 0.2
 cutmix_alpha = 1.0
-mix_prob = 0.5
+mixup_prob = 0.5
 [eval]
 batch_size = 8
 [[stages]]
@@ -63,8 +64,8 @@ def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
     """words(runs): the command line of the tiny run in the folder `runs`, saving each 3 steps."""
 
     def make(runs: Path) -> list[str]:
-        return ["--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device", "cpu",
-                "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
+        return ["train", "--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device",
+                "cpu", "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
 
     return make
 
@@ -116,6 +117,6 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.toml").write_text(SMALL)
-    words = ["--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
+    words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
     assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
     return folder / "small"

@@ -42,7 +42,7 @@ def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folded: Path, out: Path, *more: str) -> int:
-    words = ["--shards", folded / "s", "--recipe", folded / "cv.toml", "--runs", out, "--device", "cpu"]
+    words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml", "--runs", out, "--device", "cpu"]
     return main([*map(str, words), "--threads", "1", *more])
 
 

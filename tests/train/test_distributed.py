@@ -36,10 +36,11 @@ STAGES = stages((32, 1, 16), (48, 1, 11))
 EQUAL = """
 seed = 3
 model = { name = "test_convnext" }
-optim = { lr = 0.05, clip_norm = 1.0, accumulate = 2, smoothing = 0.1 }
+optim = { lr = 0.05, clip_norm = 1.0, grad_accum_steps = 2 }
+loss = { label_smoothing = 0.1 }
 precision = { amp = "off" }
 ema = { decay = 0.9 }
-augment = { mixup_alpha = 0.2, mix_prob = 0.5 }
+augment = { mixup_alpha = 0.2, mixup_prob = 0.5 }
 eval = { batch_size = 7 }
 freeze = { mode = "unfreeze" }
 """ + STAGES.replace("epochs = 1", "epochs = 1\nunfreeze_to = 'stages.2'", 1)
@@ -66,7 +67,7 @@ class Made:
             (folder / f"{name}.toml").write_text(text)
 
     def words(self, runs: str) -> list[str]:
-        return ["--shards", str(self.shards), "--recipe", str(self.folder / "equal.toml"), "--runs",
+        return ["train", "--shards", str(self.shards), "--recipe", str(self.folder / "equal.toml"), "--runs",
                 str(self.folder / runs), "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
 
     def drive(self, given: list[Any], *before: str) -> subprocess.CompletedProcess[str]:
@@ -249,7 +250,9 @@ def test_make_hands_torchrun_the_words_of_a_run(tmp_path: Path, more: list[str])
     got = torch.distributed.run.parse_args(call[2:])
     assert (got.module, got.training_script, got.nproc_per_node) == (True, "train", "2")
     assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
-    assert got.training_script_args == ["--shards=s", "--recipe=train/recipes/demo.toml", "--run=x", "--from=best.pt"]
+    assert got.training_script_args == [
+        "train", "--shards=s", "--recipe=train/recipes/demo.toml", "--run=x", "--from=best.pt"
+    ]
 
 
 def test_make_asks_for_no_gpus_where_the_cpu_is_named(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_one_bad_weight_is_seen(bad: float) -> None:
 
 def run(folder: Path, shard_root: Path, text: str, *more: str) -> int:
     (folder / "small.toml").write_text(text)
-    words = ["--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
+    words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
     return main([*map(str, words), "--threads", "1", *more])
 
 

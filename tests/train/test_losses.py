@@ -30,7 +30,7 @@ def test_mixed_loss_equals_cross_entropy_with_soft_targets(smoothing: float) -> 
     soft = soft * (1 - smoothing) + smoothing / CLASSES
     expected = -(soft * functional.log_softmax(logits.float(), dim=1)).sum(1)
     torch.testing.assert_close(mixed_cross_entropy(logits, labels, partners, lam, smoothing=smoothing), expected)
-    assert build_loss(Loss(), smoothing=smoothing)(logits, labels, partners, lam).equal(
+    assert build_loss(Loss(label_smoothing=smoothing))(logits, labels, partners, lam).equal(
         mixed_cross_entropy(logits, labels, partners, lam, smoothing=smoothing)
     )
 
@@ -40,7 +40,9 @@ def test_mixed_loss_equals_cross_entropy_with_soft_targets(smoothing: float) -> 
 @pytest.mark.parametrize("sum_classes", [False, True])
 def test_bce_equals_timms_on_timms_mixed_targets(smoothing: float, threshold: float, sum_classes: bool) -> None:
     logits, labels, _, _ = _batch()
-    ours = build_loss(Loss(kind="bce", threshold=threshold, sum_classes=sum_classes), smoothing=smoothing)
+    ours = build_loss(
+        Loss(kind="bce", label_smoothing=smoothing, threshold=threshold, sum_classes=sum_classes)
+    )
     theirs = BinaryCrossEntropy(smoothing, target_threshold=threshold or None, sum_classes=sum_classes)
     for lam in (1.0, 0.7, 0.85):  # timm mixes each sample with the one opposite in the batch
         target = mixup_target(labels, CLASSES, lam, smoothing)
@@ -51,5 +53,5 @@ def test_bce_equals_timms_on_timms_mixed_targets(smoothing: float, threshold: fl
 
 def test_bce_without_mixing_equals_timms_on_plain_labels() -> None:
     logits, labels, partners, _ = _batch()
-    got = build_loss(Loss(kind="bce"), smoothing=0.1)(logits, labels, partners, torch.ones(N))
+    got = build_loss(Loss(kind="bce", label_smoothing=0.1))(logits, labels, partners, torch.ones(N))
     torch.testing.assert_close(got.mean(), BinaryCrossEntropy(0.1)(logits.float(), labels))

@@ -34,7 +34,7 @@ def _learner(**sections: Any) -> Learner:
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
 @pytest.mark.parametrize(
     "keys",
-    [{"norm": "ghost"}, {"antialias": True}, {"drop_path_rate": 0.2}, {"bn_momentum": 0.3, "checkpoint_blocks": True}],
+    [{"norm": "ghost"}, {"blurpool": True}, {"drop_path_rate": 0.2}, {"bn_momentum": 0.3, "grad_checkpointing": True}],
 )
 def test_names_and_start_are_those_of_the_plain_model(name: str, keys: dict[str, Any]) -> None:
     plain, other = net(name).state_dict(), net(name, **keys).state_dict()
@@ -44,7 +44,7 @@ def test_names_and_start_are_those_of_the_plain_model(name: str, keys: dict[str,
 
 def test_stochastic_depth_skips_later_blocks_more_often_and_scales_what_is_left() -> None:
     """Huang et al., arXiv 1603.09382: the drop rate rises linearly to the last block's; timm scales at training."""
-    network = net(drop_path_rate=0.4, options={})
+    network = net(drop_path_rate=0.4, kwargs={})
     paths = [module for module in network.modules() if type(module).__name__ == "DropPath"]
     rates = [path.drop_prob for path in paths]
     blocks = len([module for module in network.modules() if hasattr(module, "drop_path")])
@@ -58,7 +58,7 @@ def test_stochastic_depth_skips_later_blocks_more_often_and_scales_what_is_left(
 
 def test_antialiasing_removes_the_highest_frequency_before_a_stride() -> None:
     """Zhang, arXiv 1904.11486: a binomial filter, which keeps a constant and loses a checkerboard."""
-    blurs = [module for module in net(antialias=True).modules() if isinstance(module, BlurPool2d)]
+    blurs = [module for module in net(blurpool=True).modules() if isinstance(module, BlurPool2d)]
     assert blurs
     assert not [module for module in net().modules() if isinstance(module, BlurPool2d)]
     for blur in blurs:
@@ -71,8 +71,8 @@ def test_antialiasing_removes_the_highest_frequency_before_a_stride() -> None:
 
 def test_gradient_checkpointing_changes_neither_gradients_nor_statistics() -> None:
     kept = []
-    for checkpoint_blocks in (False, True):
-        learner = _learner(model={"name": "test_resnet", "checkpoint_blocks": checkpoint_blocks, "drop_path_rate": 0.2})
+    for recompute in (False, True):
+        learner = _learner(model={"name": "test_resnet", "grad_checkpointing": recompute, "drop_path_rate": 0.2})
         torch.manual_seed(4)
         held: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x, h=held: h.append(x.numel()) or x, lambda x: x):
@@ -88,11 +88,12 @@ def test_gradient_checkpointing_changes_neither_gradients_nor_statistics() -> No
 @pytest.mark.parametrize(
     ("name", "keys", "reason"),
     [
-        ("test_vit", {"antialias": True}, "model.antialias: timm's test_vit does not support it"),
+        ("test_vit", {"blurpool": True}, "model.blurpool: timm's test_vit does not support it"),
         ("densenet121", {"drop_path_rate": 0.1}, "model.drop_path_rate: timm's densenet121 does not support it"),
-        ("test_resnet", {"drop_path_rate": 0.1, "options": {"drop_path_rate": 0.2}},
+        ("test_resnet", {"drop_path_rate": 0.1, "kwargs": {"drop_path_rate": 0.2}},
          "got drop_path_rate, expected it only as a key of"),
-        ("dla46_c", {"checkpoint_blocks": True}, "model.checkpoint_blocks: got true, but dla46_c does not support it"),
+        ("dla46_c", {"grad_checkpointing": True},
+         "model.grad_checkpointing: got true, but dla46_c does not support it"),
         ("test_resnett", {}, "timm cannot build 'test_resnett'.*near: .*test_resnet"),
     ],
 )
@@ -133,7 +134,7 @@ def test_a_fixed_size_model_takes_every_resolution_of_the_recipe(name: str) -> N
 def test_models_without_a_fixed_size_are_left_as_they_are() -> None:
     assert size_options(Model(name="test_resnet"), [33, 224]) == {}
     assert size_options(Model(name="vit_tiny_patch16_224"), []) == {}
-    assert size_options(Model(name="vit_tiny_patch16_224", options={"img_size": 128}), [128]) == {}
+    assert size_options(Model(name="vit_tiny_patch16_224", kwargs={"img_size": 128}), [128]) == {}
 
 
 def test_a_fixed_size_model_without_an_option_for_it_is_made_for_one_resolution_or_refused_in_one_line() -> None:
@@ -145,7 +146,7 @@ def test_a_fixed_size_model_without_an_option_for_it_is_made_for_one_resolution_
         size_options(Model(name="vit_small_patch14_dinov2"), [128, 160])
     with pytest.raises(ResoluteError, match=r"timm cannot build .mixer_s32_224. with .*nonsense"):
         build_model(
-            Model(name="mixer_s32_224", options={"nonsense": 1}), classes=3, channels_last=True, device=CPU,
+            Model(name="mixer_s32_224", kwargs={"nonsense": 1}), classes=3, channels_last=True, device=CPU,
             resolutions=[224],
         )  # fmt: skip
 
@@ -174,7 +175,7 @@ def test_a_vision_transformer_trains_and_validates_at_the_recipes_resolutions() 
 def test_a_size_that_only_the_warm_up_finds_refused_is_one_line() -> None:
     network = net("test_vit3")
     with pytest.raises(ResoluteError, match=r"^model: the network refuses images of 48 px \(Input height"):
-        warm_up(network, [("train", 48, 2)], device=CPU, dtype=torch.float32, channels_last=True, accumulate=1,
+        warm_up(network, [("train", 48, 2)], device=CPU, dtype=torch.float32, channels_last=True, grad_accum_steps=1,
                 autocast=contextlib.nullcontext())  # fmt: skip
 
 
@@ -234,7 +235,7 @@ def test_a_compiled_network_keeps_names_average_and_results_and_compiles_nothing
     names = learner.state_dict()
     compile_network(learner.network, CPU, backend=counter)
     warm_up(learner.network, [("train", 32, 8), ("val", 32, 12)], device=CPU, dtype=torch.float32, channels_last=True,
-            accumulate=1, autocast=learner.autocast())  # fmt: skip
+            grad_accum_steps=1, autocast=learner.autocast())  # fmt: skip
     compiled = counter.frame_count
     assert compiled == 2
     for index in range(2):
@@ -254,10 +255,10 @@ def test_a_run_with_everything_on_goes_on_from_its_state_bit_for_bit(tmp_path: P
     teacher = saved(net(), tmp_path / "teacher.safetensors")
     tables: dict[str, Any] = {
         "model": {"name": "test_resnet", "norm": "ghost", "ghost_batch": 4, "bn_momentum": 0.2, "drop_path_rate": 0.2,
-                  "antialias": True, "checkpoint_blocks": True},
-        "optim": {"name": "lamb", "lr": 0.02, "lookahead": 2, "clip_agc": 0.05, "centralise": True, "accumulate": 2,
-                  "layer_norm_grads": True, "smoothing": 0.1},
-        "loss": {"kind": "bce", "threshold": 0.2},
+                  "blurpool": True, "grad_checkpointing": True},
+        "optim": {"name": "lamb", "lr": 0.02, "lookahead": 2, "clip_agc": 0.05, "gradient_centralization": True,
+                  "grad_accum_steps": 2},
+        "loss": {"kind": "bce", "threshold": 0.2, "label_smoothing": 0.1},
         "distill": {"teacher": "test_resnet", "weights": str(teacher)},
         "ema": {"half_life_steps": 3.0},
     }  # fmt: skip

@@ -27,7 +27,7 @@ policy = "randaugment"
 def train(shards: str, folder: Path) -> list[dict]:
     recipe = folder / "tiny.toml"
     recipe.write_text(RECIPE)
-    assert main(["--shards", shards, "--recipe", str(recipe), "--runs", str(folder), "--device", "cpu"]) == 0
+    assert main(["train", "--shards", shards, "--recipe", str(recipe), "--runs", str(folder), "--device", "cpu"]) == 0
     return read_log(folder / "tiny" / "run.jsonl")
 
 

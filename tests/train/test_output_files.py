@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main as bench
-from train import plot_lr as draw_lr
-from train.__main__ import main as train
-from train.inference import evaluate, export, predict
-from train.show import main as show
+from train.__main__ import main
 
 Command = Callable[[str], int]
 SUFFIXES = {"eval": ".json", "export": ".safetensors", "predict": ".csv", "lr": ".png", "show": ".png",
@@ -25,12 +22,12 @@ def commands(trained: Path, shard_root: Path) -> dict[str, Command]:
     run, shards, recipe = str(trained), str(shard_root), str(trained.parent / "small.toml")
     photos = str(shard_root.parent / "photos" / "class0")
     return {
-        "eval": lambda out: evaluate.main([run, "--shards", shards, "--json", out, "--device", "cpu"]),
-        "export": lambda out: export.main([run, "--out", out]),
-        "predict": lambda out: predict.main([run, "--src", photos, "--out", out, "--device", "cpu"]),
-        "lr": lambda out: draw_lr.main(["--recipe", recipe, "--samples", "99", "--out", out]),
-        "show": lambda out: show([shards, "--recipe", recipe, "--out", out]),
-        "plan": lambda out: train(["--plan", "--shards", shards, "--recipe", recipe, "--device", "cpu", "--json", out]),
+        "eval": lambda out: main(["eval", run, "--shards", shards, "--json", out, "--device", "cpu"]),
+        "export": lambda out: main(["export", run, "--out", out]),
+        "predict": lambda out: main(["predict", run, "--src", photos, "--out", out, "--device", "cpu"]),
+        "lr": lambda out: main(["lr", "--recipe", recipe, "--samples", "99", "--out", out]),
+        "show": lambda out: main(["show", shards, "--recipe", recipe, "--out", out]),
+        "plan": lambda out: main(["plan", "--shards", shards, "--recipe", recipe, "--device", "cpu", "--json", out]),
         "bench": lambda out: bench(["--shards", shards, "--out", out, "--device", "cpu"]),
     }
 
@@ -82,7 +79,7 @@ def test_predict_without_a_source_says_what_is_needed(
     trained: Path, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert predict.main([str(trained), "--src", source]) == 2
+    assert main(["predict", str(trained), "--src", source]) == 2
     assert "SRC: got nothing, expected a folder of images" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

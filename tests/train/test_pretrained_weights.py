@@ -99,9 +99,9 @@ def test_a_head_of_other_classes_is_new_and_this_is_said(
 
 
 def test_transformers_get_position_embeddings_of_their_own_size(tmp_path: Path) -> None:
-    source, path = net("test_vit", options={"img_size": 64}), tmp_path / "weights.pth"
+    source, path = net("test_vit", kwargs={"img_size": 64}), tmp_path / "weights.pth"
     torch.save(source.state_dict(), path)
-    network = net("test_vit", options={"img_size": 32}, weights=str(path))
+    network = net("test_vit", kwargs={"img_size": 32}, weights=str(path))
     assert network.pos_embed.shape != source.pos_embed.shape
     assert network.blocks[1].attn.qkv.weight.equal(source.blocks[1].attn.qkv.weight)
 

@@ -11,8 +11,9 @@ from PIL import Image
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
+from train.__main__ import main
 from train.recipe.schema import Recipe
-from train.show import main, model_inputs
+from train.show import model_inputs
 
 TEXT = """
 seed = 3
@@ -25,7 +26,7 @@ batch_size = 8
 res = 32
 epochs = 1
 batch_size = 8
-augment = { mix_prob = 0.0 }
+augment = { mixup_prob = 0.0 }
 [[stages]]
 res = 48
 epochs = 2
@@ -65,7 +66,7 @@ def test_rows_are_the_first_batches_of_each_stage_as_training_gets_them(shard_se
 def test_the_sheet_is_drawn_and_mistakes_are_one_line(
     shard_root: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [str(shard_root), "--recipe", str(recipe_file)]
+    words = ["show", str(shard_root), "--recipe", str(recipe_file)]
     assert main([*words, "--out", str(tmp_path / "seen.png"), "--count", "5"]) == 0
     with Image.open(tmp_path / "seen.png") as sheet:
         assert sheet.size == (5 * 180, 4 * 240)

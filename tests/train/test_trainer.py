@@ -27,11 +27,8 @@ from tests.conftest import make_photos
 from tests.support.commands import Ended
 from tests.train.conftest import without_clocks
 from train.__main__ import main
-from train.inference.evaluate import main as evaluate
-from train.inference.export import main as export
 from train.logs.metrics import read_log
 from train.recipe.schema import Recipe
-from train.report.html import main as page
 
 Words = Callable[[Path], list[str]]
 Started = Callable[..., Ended]
@@ -178,10 +175,10 @@ def test_a_folder_in_which_a_run_trains_is_refused_to_others_and_can_be_read(
         assert "choose another RUN" in err
         assert err.count("\n") == 1
         assert (folder / "run.jsonl").read_bytes() == log
-        assert main([*words(tmp_path), "--plan"]) == 0
-        assert evaluate([str(folder), "--shards", str(shard_root), "--device", "cpu", "--threads", "1"]) == 0
-        assert export([str(folder)]) == 0
-        assert page([str(folder)]) == 0
+        assert main(["plan", *words(tmp_path)[1:]]) == 0
+        assert main(["eval", str(folder), "--shards", str(shard_root), "--device", "cpu", "--threads", "1"]) == 0
+        assert main(["export", str(folder)]) == 0
+        assert main(["report", str(folder)]) == 0
     finally:
         os.kill(first.pid, signal.SIGCONT)
         assert first.wait(120) == 0
@@ -267,8 +264,8 @@ def test_a_resolution_that_is_added_to_the_set_changes_nothing_and_new_photos_ar
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     shutil.copytree(shard_root, tmp_path / "set")
-    words = ["--shards", str(tmp_path / "set"), "--recipe", str(recipe_file), "--runs", str(tmp_path), "--device",
-             "cpu", "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
+    words = ["train", "--shards", str(tmp_path / "set"), "--recipe", str(recipe_file), "--runs", str(tmp_path),
+             "--device", "cpu", "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
     assert forked("tests.support.signalling", f"{STEP}:9:15", *words).status == 143
     photos = str(shard_root.parent / "photos")
     again = ["--val-frac", "0.17", "--shard-samples", "32", "--workers", "1", "--out", str(tmp_path / "set")]
@@ -300,7 +297,7 @@ def test_a_run_trains_on_all_folds_but_the_one_that_validates(
     assert prep([str(word) for word in set_words]) == 0
     text = recipe_file.read_text().split("[[stages]]")[0]
     stage = "[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n"
-    run_words = ["--shards", str(tmp_path / "s"), "--runs", str(tmp_path / "runs"), "--device", "cpu"]
+    run_words = ["train", "--shards", str(tmp_path / "s"), "--runs", str(tmp_path / "runs"), "--device", "cpu"]
     (tmp_path / "fold1.toml").write_text(f"{text}[data]\nfold = 1\n{stage}")
     assert main([*run_words, "--recipe", str(tmp_path / "fold1.toml")]) == 0
     (epoch,) = [r for r in without_clocks(tmp_path / "runs" / "fold1" / "run.jsonl") if r["kind"] == "epoch"]

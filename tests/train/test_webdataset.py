@@ -11,11 +11,9 @@ import pytest
 from benchmarks.__main__ import main as bench
 from tests.support.foreign import encoded, write
 from tests.train.conftest import stages
-from train import plot_lr as draw_lr
-from train.__main__ import main as train
-from train.inference import evaluate, export, predict
+from train.__main__ import main
+from train.inference import export
 from train.logs.metrics import read_log
-from train.show import main as show
 
 RECIPE = f"""
 [model]
@@ -36,18 +34,18 @@ def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder / "wds" / f"{split}-%03d.tar", samples)
     (folder / "tiny.toml").write_text(RECIPE)
     (folder / "names.txt").write_text("ant\nbee\ncat\n")
-    assert train([*words(folder), "--runs", str(folder / "runs")]) == 0
+    assert main([*words(folder), "--runs", str(folder / "runs")]) == 0
     return folder
 
 
 def words(folder: Path) -> list[str]:
-    return ["--shards", str(folder / "wds"), "--val", "*val*", "--recipe", str(folder / "tiny.toml"), "--device", "cpu",
-            "--threads", "1"]  # fmt: skip
+    return ["train", "--shards", str(folder / "wds"), "--val", "*val*", "--recipe", str(folder / "tiny.toml"),
+            "--device", "cpu", "--threads", "1"]  # fmt: skip
 
 
 def test_eval_says_what_the_run_said(tars: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = tars / "runs" / "tiny", tars / "e.json"
-    assert evaluate.main([str(run / "last.pt"), "--shards", str(tars / "wds"), "--val", "*val*", "--device", "cpu",
+    assert main(["eval", str(run / "last.pt"), "--shards", str(tars / "wds"), "--val", "*val*", "--device", "cpu",
                           "--threads", "1", "--res", "40,48", "--json", str(out)]) == 0  # fmt: skip
     result = json.loads(out.read_text())
     epoch = [record for record in read_log(run / "run.jsonl") if record["kind"] == "epoch"][-1]
@@ -61,7 +59,7 @@ def test_tars_without_samples_of_the_last_classes_take_the_runs_classes(tars: Pa
     samples = [{"__key__": f"{i:06d}", "jpg": encoded(i), "cls": b"0"} for i in range(4)]
     write(tmp_path / "test-%03d.tar", samples)
     write(tmp_path / "other-%03d.tar", samples)
-    assert evaluate.main([str(tars / "runs" / "tiny"), "--shards", str(tmp_path), "--val", "test*", "--device", "cpu",
+    assert main(["eval", str(tars / "runs" / "tiny"), "--shards", str(tmp_path), "--val", "test*", "--device", "cpu",
                           "--json", str(tmp_path / "e.json")]) == 0  # fmt: skip
     result = json.loads((tmp_path / "e.json").read_text())
     assert result["rows"][0]["samples"] == 4
@@ -70,17 +68,17 @@ def test_tars_without_samples_of_the_last_classes_take_the_runs_classes(tars: Pa
 
 def test_a_run_with_names_asks_for_the_names(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["--classes", str(tars / "names.txt")]
-    assert train([*words(tars), *names, "--runs", str(tmp_path)]) == 0
+    assert main([*words(tars), *names, "--runs", str(tmp_path)]) == 0
     source = ["--shards", str(tars / "wds"), "--val", "*val*", "--device", "cpu"]
-    assert evaluate.main([str(tmp_path / "tiny"), *source]) == 2
+    assert main(["eval", str(tmp_path / "tiny"), *source]) == 2
     assert "expected 3 (ant, bee, cat …); name them with --classes" in capsys.readouterr().err
-    assert evaluate.main([str(tmp_path / "tiny"), *source, *names]) == 0
+    assert main(["eval", str(tmp_path / "tiny"), *source, *names]) == 0
 
 
 def test_predict_takes_folder_pattern_and_single_tar(tars: Path, tmp_path: Path) -> None:
     for source, more in ((tars / "wds", ["--val", "*val*"]), (tars / "wds" / "*.tar", ["--val", "*val*"])):
         out = tmp_path / "pred.csv"
-        assert predict.main([str(tars / "runs" / "tiny"), "--src", str(source), *more, "--out", str(out), "--device",
+        assert main(["predict", str(tars / "runs" / "tiny"), "--src", str(source), *more, "--out", str(out), "--device",
                              "cpu", "--threads", "1"]) == 0  # fmt: skip
         with out.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -91,10 +89,10 @@ def test_predict_takes_folder_pattern_and_single_tar(tars: Path, tmp_path: Path)
 def test_lr_show_and_plan_take_them(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = [str(tars / "wds"), "--val", "*val*"]
     recipe = ["--recipe", str(tars / "tiny.toml")]
-    assert draw_lr.main(["--shards", *source, *recipe, "--out", str(tmp_path / "lr.png")]) == 0
+    assert main(["lr", "--shards", *source, *recipe, "--out", str(tmp_path / "lr.png")]) == 0
     assert "6 steps" in capsys.readouterr().out  # 24 samples in batches of 8, twice
-    assert show([*source, *recipe, "--out", str(tmp_path / "seen.png"), "--count", "2"]) == 0
-    assert train([*words(tars), "--runs", str(tmp_path), "--plan", "--json", str(tmp_path / "plan.json")]) == 0
+    assert main(["show", *source, *recipe, "--out", str(tmp_path / "seen.png"), "--count", "2"]) == 0
+    assert main(["plan", *words(tars)[1:], "--runs", str(tmp_path), "--json", str(tmp_path / "plan.json")]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"lr.png", "seen.png", "plan.json"}
 
 
@@ -112,7 +110,7 @@ def test_bench_takes_them_with_resolutions_of_its_own(tars: Path, tmp_path: Path
 
 
 def test_folds_of_tars_are_refused_in_one_line(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train([*words(tars), "--runs", str(tmp_path), "--folds", "all"]) == 2
+    assert main([*words(tars), "--runs", str(tmp_path), "--folds", "all"]) == 2
     err = capsys.readouterr().err
     assert "got --folds all for plain tars, which have no folds" in err
     assert err.count("\n") == 1

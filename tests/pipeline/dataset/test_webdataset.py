@@ -52,7 +52,7 @@ def test_every_usable_sample_is_there_with_its_bytes_size_and_label(tars: Path) 
 
 def test_pixels_of_every_kind_equal_pil_at_any_resolution(tars: Path) -> None:
     shards, _ = opened(tars)
-    plain = Augment(crop_area=(0.3, 1.0))
+    plain = Augment(scale=(0.3, 1.0))
     stages = [Stage(res=res, epochs=1, batch_size=9, augment=plain, eval_res=ev) for res, ev in ((32, None), (57, 40))]
     seen = set()
     with Loader(Plan(shards, stages, eval_batch_size=10)) as loader:

@@ -23,7 +23,8 @@ def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list
 
 
 def test_soft_targets_are_the_weights_of_both_labels(shard_set: ShardSet) -> None:
-    stage = Stage(res=32, epochs=1, batch_size=25, augment=Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mix_per="sample"))
+    mixing = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_mode="elem")
+    stage = Stage(res=32, epochs=1, batch_size=25, augment=mixing)
     with Loader(Plan(shard_set, [stage])) as loader:
         batch = next(loader)
     got = soft_targets(batch, 3)

@@ -91,9 +91,10 @@ def test_every_operation_is_within_one_level_of_the_slow_oracle() -> None:
 
 
 POLICIES = [
-    Augment(policy="randaugment", policy_ops=3), Augment(policy="trivialaugment"), Augment(policy="autoaugment"),
+    Augment(policy="randaugment", num_ops=3), Augment(policy="trivialaugment"), Augment(policy="autoaugment"),
     Augment(policy="3-augment"),
-    Augment(policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.3, erase_prob=0.5, erase_fill="noise"),
+    Augment(policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.3,
+            random_erasing_prob=0.5, random_erasing_fill="noise"),
 ]  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def test_random_programs_are_those_of_the_cpus_graph(augment: Augment, n: int) -
 @pytest.mark.parametrize("fill", ["mean", "noise"])
 @pytest.mark.parametrize("n", [2, 8])
 def test_erasing_and_mixing_without_a_slot_are_those_of_the_cpus_graph(fill: Any, n: int) -> None:
-    res, augment = 17, Augment(erase_prob=0.8, erase_fill=fill, mixup_alpha=0.5, cutmix_alpha=1.0)
+    res, augment = 17, Augment(random_erasing_prob=0.8, random_erasing_fill=fill, mixup_alpha=0.5, cutmix_alpha=1.0)
     drawn = augment_params(augment, seed=1, epoch=0, ids=np.arange(n), res=res)
     if fill == "noise":
         drawn["erase_from"][0], drawn["erase_boxes"][0] = (NOISE_PX - 2, NOISE_PX - 3), (1, 2, 9, 8)  # over its border
@@ -126,7 +127,7 @@ def test_erasing_and_mixing_without_a_slot_are_those_of_the_cpus_graph(fill: Any
 
 
 def test_a_stage_without_augmentation_passes_images_through_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    images, wanted = photos(9), features([Augment(policy="randaugment", erase_prob=0.5, mixup_alpha=0.2)])
+    images, wanted = photos(9), features([Augment(policy="randaugment", random_erasing_prob=0.5, mixup_alpha=0.2)])
     launches = counted(monkeypatch)
     np.testing.assert_array_equal(levels(augmented(images, spec(4, res=9), wanted)), images)
     assert launches == ["finish"]
@@ -164,7 +165,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_launches_are_the_slots_and_one_whatever_the_policy_draws(
     monkeypatch: pytest.MonkeyPatch, policy: Any
 ) -> None:
-    augment = Augment(policy=policy, erase_prob=0.5, mixup_alpha=0.2)
+    augment = Augment(policy=policy, random_erasing_prob=0.5, mixup_alpha=0.2)
     wanted, launches = features([augment]), counted(monkeypatch)
     for seed in range(2):
         launches.clear()
@@ -174,7 +175,7 @@ def test_launches_are_the_slots_and_one_whatever_the_policy_draws(
 
 
 def test_the_warm_up_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted, launches = features([Augment(policy="randaugment", policy_ops=2)]), counted(monkeypatch)
+    wanted, launches = features([Augment(policy="randaugment", num_ops=2)]), counted(monkeypatch)
     kernels = GpuAugment(wanted, mean=MEAN, std=STD, noise=ops.erase_noise(MEAN, STD), dtype=torch.float32, device=CPU)
     kernels.warm_up()
     assert launches == ["apply_slot", "apply_slot", "finish"]

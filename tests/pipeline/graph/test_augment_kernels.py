@@ -148,7 +148,7 @@ def test_every_strength_of_a_policy_is_torchvisions_operation(name: str) -> None
 
 
 def test_operations_run_one_after_another_and_each_sample_has_its_own() -> None:
-    augment = Augment(policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.3, blur_prob=0.5, policy_ops=3)
+    augment = Augment(policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.3, blur_prob=0.5, num_ops=3)
     n = 4 * len(PHOTOS)
     images = np.tile(PHOTOS, (4, 1, 1, 1))
     drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=RES)
@@ -167,7 +167,7 @@ def test_operations_run_one_after_another_and_each_sample_has_its_own() -> None:
 
 @pytest.mark.parametrize("fill", ["mean", "noise"])
 def test_erasing_fills_its_box_and_leaves_the_rest(fill: Any) -> None:
-    augment = Augment(erase_prob=0.8, erase_fill=fill)
+    augment = Augment(random_erasing_prob=0.8, random_erasing_fill=fill)
     n = 8 * len(PHOTOS)
     images = np.tile(PHOTOS, (8, 1, 1, 1))
     drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=RES)

@@ -37,10 +37,11 @@ def test_jpegs_are_decoded_with_the_same_chroma_interpolation_on_both_devices(de
 
 
 AUGMENTS: list[dict[str, Any]] = [
-    {"policy": "randaugment", "policy_ops": 3}, {"policy": "trivialaugment"}, {"policy": "autoaugment"},
+    {"policy": "randaugment", "num_ops": 3}, {"policy": "trivialaugment"}, {"policy": "autoaugment"},
     {"policy": "3-augment"}, {"jitter": (0.4, 0.4, 0.4, 0.1)}, {"grey_prob": 0.5}, {"blur_prob": 1.0},
-    {"erase_prob": 0.7}, {"erase_prob": 0.7, "erase_fill": "noise"},
-    {"policy": "randaugment", "erase_prob": 0.1, "mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mix_per": "sample"},
+    {"random_erasing_prob": 0.7}, {"random_erasing_prob": 0.7, "random_erasing_fill": "noise"},
+    {"policy": "randaugment", "random_erasing_prob": 0.1, "mixup_alpha": 0.8, "cutmix_alpha": 1.0,
+     "mixup_mode": "elem"},
 ]  # fmt: skip
 
 

@@ -21,9 +21,9 @@ from tests.support import reference
 from train.recipe.schema import Recipe
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ALL = Augment(crop_area=(0.3, 1.0), policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), jitter_prob=0.8, grey_prob=0.2,
-              blur_prob=0.3, erase_prob=0.5, erase_fill="noise", vflip_prob=0.3)  # fmt: skip
-PLAIN = Augment(crop_area=(0.3, 1.0))
+ALL = Augment(scale=(0.3, 1.0), policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), jitter_prob=0.8, grey_prob=0.2,
+              blur_prob=0.3, random_erasing_prob=0.5, random_erasing_fill="noise", vflip_prob=0.3)  # fmt: skip
+PLAIN = Augment(scale=(0.3, 1.0))
 Images = dict[tuple[int, int], NDArray[np.float32]]
 
 
@@ -63,8 +63,8 @@ def test_a_sample_gets_the_same_pixels_at_any_place_in_a_batch(shard_set: ShardS
 
 def test_the_stream_is_crop_then_operations_then_erasing_then_mixing(shard_set: ShardSet) -> None:
     """Against the plain stream's own pixels, worked on sample by sample."""
-    augment = dataclasses.replace(ALL, mixup_alpha=0.8, cutmix_alpha=1.0, mix_prob=0.7, mix_per="sample",
-                                  erase_fill="mean")  # fmt: skip
+    augment = dataclasses.replace(ALL, mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.7, mixup_mode="elem",
+                                  random_erasing_fill="mean")  # fmt: skip
     plan = Plan(shard_set, [stage(augment)], eval_batch_size=None)
     plain = {key: levels(image) for key, image in seen(Plan(shard_set, [stage(PLAIN)], eval_batch_size=None)).items()}
     slots = features([augment]).slots
@@ -100,7 +100,7 @@ def test_a_vertical_flip_is_pils(shard_set: ShardSet) -> None:
 
 
 def test_a_stage_with_all_off_and_validation_are_exactly_the_plain_stream(shard_set: ShardSet) -> None:
-    mixing = dataclasses.replace(ALL, mixup_alpha=0.8, mix_per="sample")
+    mixing = dataclasses.replace(ALL, mixup_alpha=0.8, mixup_mode="elem")
     run = Plan(shard_set, [stage(mixing), stage(PLAIN, res=48), stage(ALL)], eval_batch_size=7)
     bare = Plan(shard_set, [stage(PLAIN), stage(PLAIN, res=48), stage(PLAIN)], eval_batch_size=7)
     changed = 0
@@ -137,24 +137,28 @@ ONE = {"res": 32, "epochs": 1, "batch_size": 8}
     ("table", "told"),
     [
         ({"policy": "randaug"}, "augment.policy: got 'randaug', expected one of 'none', 'randaugment'"),
-        ({"policy": "randaugment", "policy_magnitude": 31}, "augment.policy_magnitude: got 31, expected 0 to 30"),
-        ({"policy": "randaugment", "policy_ops": 0}, "augment.policy_ops: got 0, expected 1 to 4"),
+        ({"policy": "randaugment", "magnitude": 31}, "augment.magnitude: got 31, expected 0 to 30"),
+        ({"policy": "randaugment", "num_ops": 0}, "augment.num_ops: got 0, expected 1 to 4"),
         ({"jitter": [0.4, 0.4, 0.4]}, "augment.jitter: got [0.4, 0.4, 0.4], expected a list of 4 numbers"),
         ({"jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.jitter: got [0.4, 0.4, 0.4, 0.6], expected [brightness"),
         ({"blur_prob": 0.5, "blur_sigma": [0.0, 1.0]}, "augment.blur_sigma: got [0.0, 1.0], expected 0 < low"),
-        ({"erase_prob": 1.2}, "augment.erase_prob: got 1.2, expected a probability"),
-        ({"erase_prob": 0.2, "erase_area": [0.2, 1.0]}, "augment.erase_area: got [0.2, 1.0], expected 0 < low"),
-        ({"erase_prob": 0.2, "erase_ratio": [3.0, 1.0]}, "augment.erase_ratio: got [3.0, 1.0], expected 0 < low"),
-        ({"erase_prob": 0.2, "erase_fill": "black"}, "augment.erase_fill: got 'black', expected one of 'mean'"),
+        ({"random_erasing_prob": 1.2}, "augment.random_erasing_prob: got 1.2, expected a probability"),
+        ({"random_erasing_prob": 0.2, "random_erasing_scale": [0.2, 1.0]},
+         "augment.random_erasing_scale: got [0.2, 1.0], expected 0 < low"),
+        ({"random_erasing_prob": 0.2, "random_erasing_ratio": [3.0, 1.0]},
+         "augment.random_erasing_ratio: got [3.0, 1.0], expected 0 < low"),
+        ({"random_erasing_prob": 0.2, "random_erasing_fill": "black"},
+         "augment.random_erasing_fill: got 'black', expected one of 'mean'"),
         ({"greyscale": 0.2}, "unknown key stages.augment.greyscale"),
-        ({"policy_ops": 3}, "augment.policy_ops: without effect, policy is not randaugment; remove it"),
-        ({"policy": "autoaugment", "policy_magnitude": 3}, "augment.policy_magnitude: without effect"),
+        ({"num_ops": 3}, "augment.num_ops: without effect, policy is not randaugment; remove it"),
+        ({"policy": "autoaugment", "magnitude": 3}, "augment.magnitude: without effect"),
         ({"jitter_prob": 0.3}, "augment.jitter_prob: without effect, jitter is off; remove it"),
         ({"blur_sigma": [0.1, 1.0]}, "augment.blur_sigma: without effect, blur_prob is 0"),
-        ({"erase_fill": "noise"}, "augment.erase_fill: without effect, erase_prob is 0, off"),
-        ({"erase_area": [0.1, 0.2]}, "augment.erase_area: without effect"),
-        ({"mix_per": "sample"}, "augment.mix_per: without effect, no mixing is on"),
-        ({"mixup_alpha": 0.2, "cutmix_prob": 0.2}, "augment.cutmix_prob: without effect"),
+        ({"random_erasing_fill": "noise"},
+         "augment.random_erasing_fill: without effect, random_erasing_prob is 0, off"),
+        ({"random_erasing_scale": [0.1, 0.2]}, "augment.random_erasing_scale: without effect"),
+        ({"mixup_mode": "elem"}, "augment.mixup_mode: without effect, no mixing is on"),
+        ({"mixup_alpha": 0.2, "mixup_switch_prob": 0.2}, "augment.mixup_switch_prob: without effect"),
     ],
 )
 def test_what_is_wrong_or_without_effect_is_told_in_base_and_stage(table: dict[str, Any], told: str) -> None:
@@ -165,10 +169,10 @@ def test_what_is_wrong_or_without_effect_is_told_in_base_and_stage(table: dict[s
 
 
 def test_a_key_that_one_stage_needs_is_no_mistake() -> None:
-    base = {"policy": "randaugment", "policy_ops": 3, "erase_prob": 0.2, "erase_fill": "noise", "mixup_alpha": 0.1,
-            "mix_per": "sample"}  # fmt: skip
-    off = {"policy": "none", "erase_prob": 0.0, "mix_prob": 0.0}
+    base = {"policy": "randaugment", "num_ops": 3, "random_erasing_prob": 0.2, "random_erasing_fill": "noise",
+            "mixup_alpha": 0.1, "mixup_mode": "elem"}  # fmt: skip
+    off = {"policy": "none", "random_erasing_prob": 0.0, "mixup_prob": 0.0}
     recipe = Recipe.parse({"augment": base, "stages": [{**ONE, "augment": off}, ONE]}, name="x")
     assert recipe.stages[0].augment.policy == "none"
-    assert recipe.stages[1].augment.policy_ops == 3
+    assert recipe.stages[1].augment.num_ops == 3
     assert Recipe.parse({"augment": {"policy": "3-augment", "jitter_prob": 0.5}, "stages": [ONE]}, name="x")

@@ -21,11 +21,12 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, ResoluteError, StorageError
 from pipeline.loader.loader import Batch, Loader
 from pipeline.loader.reader import Reader
-from pipeline.plan.plan import CUTMIX, MIXUP, Plan
+from pipeline.plan.plan import Plan
+from pipeline.plan.sampling import CUTMIX, MIXUP
 from pipeline.plan.stage import Augment, Stage
 from tests.support import reference
 
-MIXED = Augment(crop_area=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0, mix_prob=0.8)
+MIXED = Augment(scale=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.8)
 STAGES = (
     Stage(res=32, epochs=1, batch_size=16, augment=MIXED),
     Stage(res=64, epochs=1, batch_size=10, fraction=0.5),
@@ -70,7 +71,7 @@ def test_pixels_equal_pil_within_two_levels(shard_set: ShardSet) -> None:
     The JPEG decoders differ by rounding (crop-region decode upsamples chroma from the region alone, so up to a few
     levels at its border): mean within 0.6 levels, 99 % within 3.
     """
-    plain = [dataclasses.replace(stage, augment=Augment(crop_area=(0.3, 1.0))) for stage in STAGES]
+    plain = [dataclasses.replace(stage, augment=Augment(scale=(0.3, 1.0))) for stage in STAGES]
     plan = Plan(shard_set, plain, seed=1, eval_batch_size=7)
     with Loader(plan) as loader:
         for batch in loader:
@@ -81,7 +82,7 @@ def test_pixels_equal_pil_within_two_levels(shard_set: ShardSet) -> None:
 
 
 def test_mixed_batches_equal_the_numpy_oracle_within_rounding(shard_set: ShardSet, batches: list[Batch]) -> None:
-    plain = [dataclasses.replace(s, augment=dataclasses.replace(s.augment, mix_prob=0.0)) for s in STAGES]
+    plain = [dataclasses.replace(s, augment=dataclasses.replace(s.augment, mixup_prob=0.0)) for s in STAGES]
     seen = set()
     with Loader(Plan(shard_set, plain, seed=1, eval_batch_size=7)) as loader:
         for unmixed, mixed in zip(loader, batches, strict=True):
@@ -112,7 +113,7 @@ def test_validation_is_the_exact_centre_without_flip_or_mix(plan: Plan, batches:
 def test_validation_at_another_resolution_takes_shards_that_hold_its_detail(
     shard_set: ShardSet, eval_res: int, stored_res: int, frac: float | None
 ) -> None:
-    stage = Stage(res=32, epochs=1, batch_size=16, eval_res=eval_res, augment=Augment(crop_area=(0.3, 1.0)))
+    stage = Stage(res=32, epochs=1, batch_size=16, eval_res=eval_res, augment=Augment(scale=(0.3, 1.0)))
     plan = Plan(shard_set, [stage], eval_batch_size=7, eval_crop_frac=frac)
     seen = 0
     with Loader(plan) as loader:

@@ -19,7 +19,7 @@ from pipeline.plan.stage import Augment, Stage
 from tests.support import reference
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-MIXED = Augment(crop_area=(0.3, 1.0), policy="randaugment", mixup_alpha=0.8, cutmix_alpha=1.0, mix_prob=0.8)
+MIXED = Augment(scale=(0.3, 1.0), policy="randaugment", mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.8)
 
 
 def _spoil(root: Path, split: str, res: int, samples: list[int]) -> None:
@@ -80,7 +80,7 @@ def test_pixels_and_labels_of_a_batch_follow_from_the_same_replacements(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two batches are read at once; one finds a sample damaged that the other had read whole."""
-    plan = Plan(shard_set, [Stage(res=32, epochs=3, batch_size=75, augment=Augment(crop_area=(0.3, 1.0)))],
+    plan = Plan(shard_set, [Stage(res=32, epochs=3, batch_size=75, augment=Augment(scale=(0.3, 1.0)))],
                 eval_batch_size=None)  # fmt: skip
     first, second = 20, 40
     submit, reads = Reader.submit, 0

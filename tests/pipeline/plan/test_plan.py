@@ -16,13 +16,14 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.crops import centre_crops, random_crops
 from pipeline.plan.order import Order
-from pipeline.plan.plan import CUTMIX, MIXUP, UNMIXED, BatchSpec, Plan, batch_bounds, rank_bounds
+from pipeline.plan.plan import BatchSpec, Plan, batch_bounds, rank_bounds
 from pipeline.plan.rng import uniforms
+from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED
 from pipeline.plan.stage import Augment, Stage
 from tests.support.commands import Ended
 from tests.support.reference import crop_window
 
-MIXED = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mix_prob=0.7)
+MIXED = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mixup_prob=0.7)
 STAGES = (
     Stage(res=32, epochs=4, batch_size=16, fraction=0.5, augment=MIXED),
     Stage(res=48, epochs=4, batch_size=8, fraction=0.75),
@@ -84,7 +85,7 @@ def test_epochs_have_different_orders_and_a_seed_fixes_them(shard_set: ShardSet)
 
 
 def test_auto_is_no_order_to_plan_with(shard_set: ShardSet) -> None:
-    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; for auto call"):
+    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; choose one"):
         _plan(shard_set, order="auto")  # type: ignore[arg-type]
 
 
@@ -114,7 +115,7 @@ def _joined(parts: Sequence[BatchSpec], name: str) -> NDArray[Any]:
 @pytest.mark.parametrize("order", ["full", "block"])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_the_ranks_parts_are_the_batch_whatever_their_number(shard_set: ShardSet, world: int, order: Order) -> None:
-    augment = dataclasses.replace(MIXED, mix_per="sample", erase_prob=0.5)
+    augment = dataclasses.replace(MIXED, mixup_mode="elem", random_erasing_prob=0.5)
     stages = [Stage(res=32, epochs=2, batch_size=32, augment=MIXED),
               Stage(res=48, epochs=2, batch_size=40, augment=augment)]  # fmt: skip
     plan = _plan(shard_set, stages=stages, order=order, eval_batch_size=8)
@@ -197,9 +198,9 @@ def test_crops_equal_the_loop_of_the_formula() -> None:
     sizes = np.concatenate([rng.integers(20, 600, (4000, 2)), rng.integers(1, 9, (400, 1)) * [[60, 1]],
                             rng.integers(1, 9, (400, 1)) * [[1, 60]], [[400, 3]]])  # fmt: skip
     u = uniforms(5, np.arange(len(sizes)), 22)
-    for augment in (Augment(), Augment(crop_area=(0.08, 1.0)), Augment(crop_ratio=(1.0, 1.0))):
+    for augment in (Augment(), Augment(scale=(0.08, 1.0)), Augment(ratio=(1.0, 1.0))):
         got = random_crops(sizes, u, augment)
-        expected = [crop_window(int(w), int(h), u[i], augment.crop_area, augment.crop_ratio)
+        expected = [crop_window(int(w), int(h), u[i], augment.scale, augment.ratio)
                     for i, (w, h) in enumerate(sizes)]  # fmt: skip
         np.testing.assert_array_equal(got, expected)
         assert (got[:, :2] >= 0).all()
@@ -207,7 +208,7 @@ def test_crops_equal_the_loop_of_the_formula() -> None:
 
 
 def test_crop_areas_and_flips_have_the_recipes_distribution(shard_set: ShardSet) -> None:
-    stage = Stage(res=64, epochs=60, batch_size=75, augment=Augment(crop_area=(0.3, 0.6), flip_prob=0.25))
+    stage = Stage(res=64, epochs=60, batch_size=75, augment=Augment(scale=(0.3, 0.6), flip_prob=0.25))
     plan = Plan(shard_set, [stage], eval_batch_size=None)
     specs = [plan.batch(i) for i in range(plan.total_batches)]
     stored = shard_set.splits["train"].stored[64]
@@ -227,13 +228,35 @@ def test_centre_crops_are_exact_at_full_size_and_the_same_part_of_smaller_images
     np.testing.assert_array_equal(got[3], [15, 5, 70, 70])
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_evaluation_is_the_validation_of_a_run_over_any_split(shard_set: ShardSet, split: str) -> None:
+    plan = Plan.evaluation(shard_set, [32, 40], split=split, batch_size=7, crop_frac=0.8)
+    as_val = dataclasses.replace(shard_set, splits={"train": shard_set.splits["val"], "val": shard_set.splits[split]})
+    stages = [Stage(res=32, epochs=1, batch_size=8), Stage(res=48, eval_res=40, epochs=1, batch_size=8)]
+    run = Plan(as_val, stages, eval_batch_size=7, eval_crop_frac=0.8)
+    validations = [spec for spec in map(run.batch, range(run.total_batches)) if spec.split == "val"]
+    assert plan.total_batches == len(validations)
+    for spec, wanted in zip(map(plan.batch, range(plan.total_batches)), validations, strict=True):
+        assert (spec.split, spec.stage, spec.res, spec.stored_res, spec.last, spec.global_size) == (
+            "val", wanted.stage, wanted.res, wanted.stored_res, wanted.last, wanted.global_size)  # fmt: skip
+        np.testing.assert_array_equal(spec.ids, wanted.ids)
+        np.testing.assert_array_equal(spec.crops, wanted.crops)
+
+
+def test_an_evaluation_of_an_unknown_split_or_size_is_an_error(shard_set: ShardSet) -> None:
+    with pytest.raises(ResoluteError, match="got split nosuch, expected one of train, val"):
+        Plan.evaluation(shard_set, [32], split="nosuch")
+    with pytest.raises(ResoluteError, match=r"nothing to validate at 65 px with, got 32,48,64 px, expected 65 or more"):
+        Plan.evaluation(shard_set, [65])
+
+
 def test_validating_at_more_than_the_shards_hold_is_an_error(shard_set: ShardSet) -> None:
     with pytest.raises(ResoluteError, match=r"nothing to validate at 65 px with, got 32,48,64 px, expected 65 or more"):
         Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8, eval_res=65)])
 
 
 def test_mixing_follows_its_probabilities_and_lam_is_the_area_kept(shard_set: ShardSet) -> None:
-    augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mix_prob=0.6, cutmix_prob=0.25)
+    augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_prob=0.6, mixup_switch_prob=0.25)
     plan = Plan(shard_set, [Stage(res=64, epochs=80, batch_size=4, augment=augment)], eval_batch_size=None)
     specs = [plan.batch(i) for i in range(plan.total_batches)]
     kinds = Counter(int(spec.modes[0]) for spec in specs)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.support import reference_ops
 N = 40_000
 IDS = np.arange(N) * 977
 ALL = Augment(policy="randaugment", jitter=(0.4, 0.3, 0.2, 0.1), jitter_prob=0.8, grey_prob=0.2, blur_prob=0.3,
-              erase_prob=0.25, erase_fill="noise", vflip_prob=0.1)  # fmt: skip
+              random_erasing_prob=0.25, random_erasing_fill="noise", vflip_prob=0.1)  # fmt: skip
 
 
 def numbers(augment: Augment, *, ids: NDArray[np.int64] = IDS, res: int = 224, epoch: int = 3) -> dict[str, NDArray]:
@@ -86,7 +87,7 @@ def distinct(weighted: list[tuple[tuple[int, list[float]], float]]) -> tuple[Row
 
 @pytest.mark.parametrize(("magnitude", "ops", "res"), [(9, 2, 224), (0, 1, 32), (30, 3, 128), (17, 4, 160)])
 def test_randaugment_draws_torchvisions_operations_equally_often(magnitude: int, ops: int, res: int) -> None:
-    drawn = numbers(Augment(policy="randaugment", policy_ops=ops, policy_magnitude=magnitude), res=res)
+    drawn = numbers(Augment(policy="randaugment", num_ops=ops, magnitude=magnitude), res=res)
     assert drawn["policy_kinds"].shape == (N, ops)
     weighted = []
     for name in v2.RandAugment._AUGMENTATION_SPACE:
@@ -183,7 +184,8 @@ def test_greyscale_blur_and_upside_down_come_with_their_probabilities() -> None:
 
 
 def test_erased_area_ratio_and_place_follow_torchvision() -> None:
-    res, narrow = 512, Augment(erase_prob=1.0, erase_area=(0.05, 0.2), erase_ratio=(0.5, 2.0), erase_fill="noise")
+    res, narrow = 512, Augment(random_erasing_prob=1.0, random_erasing_scale=(0.05, 0.2),
+                               random_erasing_ratio=(0.5, 2.0), random_erasing_fill="noise")  # fmt: skip
     drawn = numbers(narrow, res=res)
     x, y, w, h = drawn["erase_boxes"].astype(float).T
     assert_follows(w * h / res**2 + np.random.default_rng(0).normal(0, 1e-4, N), uniform(0.05, 0.2))
@@ -192,19 +194,21 @@ def test_erased_area_ratio_and_place_follow_torchvision() -> None:
         assert_follows((place + np.random.default_rng(1).random(N)) / (res - side + 1), uniform(0, 1))
     assert drawn["erase_from"].min() == 0
     assert drawn["erase_from"].max() == 255
-    for wide in (Augment(erase_prob=0.4), Augment(erase_prob=0.4, erase_area=(0.3, 0.9), erase_ratio=(0.1, 1.0))):
+    plain = Augment(random_erasing_prob=0.4)
+    for wide in (plain, replace(plain, random_erasing_scale=(0.3, 0.9), random_erasing_ratio=(0.1, 1.0))):
+        scale, ratio = wide.random_erasing_scale, wide.random_erasing_ratio
         ids, key = IDS[:500], stream_key(1, 20, 3)
         got = numbers(wide, ids=ids, res=64)
         assert (got["erase_from"] == -1).all()
         for box, u in zip(got["erase_boxes"], uniforms(key, ids, 25), strict=True):
-            expected = reference_ops.erased_box(u, 64, wide.erase_area, wide.erase_ratio) if u[0] < 0.4 else (0,) * 4
+            expected = reference_ops.erased_box(u, 64, scale, ratio) if u[0] < 0.4 else (0,) * 4
             assert tuple(box) == expected
 
 
 @pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (1.0, 0.2), (0.8, 0.8), (4.0, 0.1)])
 def test_mixing_by_sample_draws_beta_weights_and_timms_boxes(alpha: float, other: float) -> None:
-    augment = Augment(mixup_alpha=alpha, cutmix_alpha=other, mix_prob=0.7, cutmix_prob=0.4, mix_per="sample")
-    modes, lam, boxes = mix_params(augment, seed=1, epoch=0, ids=IDS, res=1000)
+    augment = Augment(mixup_alpha=alpha, cutmix_alpha=other, mixup_prob=0.7, mixup_switch_prob=0.4, mixup_mode="elem")
+    modes, lam, boxes = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS, res=1000)
     rng = np.random.default_rng(0)
     small = (1000 * np.sqrt(1 - rng.beta(other, other, 400_000)) < 2).mean()  # a box of no pixel mixes nothing
     for mode, part in ((UNMIXED, 0.3 + 0.28 * small), (MIXUP, 0.42), (CUTMIX, 0.28 * (1 - small))):
@@ -229,15 +233,15 @@ def test_mixing_by_sample_draws_beta_weights_and_timms_boxes(alpha: float, other
 
 
 def test_one_kind_of_mixing_leaves_the_other_out() -> None:
-    for kind, augment in ((MIXUP, Augment(mixup_alpha=0.5, mix_per="sample")),
-                          (CUTMIX, Augment(cutmix_alpha=0.5, mix_per="sample"))):  # fmt: skip
-        modes, _, _ = mix_params(augment, seed=1, epoch=0, ids=IDS[:500], res=224)
+    for kind, augment in ((MIXUP, Augment(mixup_alpha=0.5, mixup_mode="elem")),
+                          (CUTMIX, Augment(cutmix_alpha=0.5, mixup_mode="elem"))):  # fmt: skip
+        modes, _, _ = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS[:500], res=224)
         assert set(np.unique(modes)) <= {UNMIXED, kind}
         assert (modes == kind).mean() > 0.6
 
 
 def test_crop_areas_are_uniform_and_ratios_log_uniform() -> None:
-    augment = Augment(crop_area=(0.1, 0.5))
+    augment = Augment(scale=(0.1, 0.5))
     windows = random_crops(np.full((N, 2), 4000), uniforms(5, IDS, 22), augment).astype(float)
     assert_follows(windows[:, 2] * windows[:, 3] / 16e6, uniform(0.1, 0.5))
     assert_follows(np.log(windows[:, 2] / windows[:, 3]), uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -252,17 +256,17 @@ def test_a_samples_numbers_depend_on_it_its_epoch_and_nothing_else() -> None:
         if name != "grey_values":
             assert not np.array_equal(other[name], whole[name])
             assert not np.array_equal(reseeded[name], whole[name])
-    mixing = Augment(mixup_alpha=0.3, cutmix_alpha=1.0, mix_per="sample")
-    expected = mix_params(mixing, seed=1, epoch=0, ids=IDS[:5000], res=96)
+    mixing = Augment(mixup_alpha=0.3, cutmix_alpha=1.0, mixup_mode="elem")
+    expected = mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[:5000], res=96)
     some = part[part < 5000]
-    for got, all_ in zip(mix_params(mixing, seed=1, epoch=0, ids=IDS[some], res=96), expected, strict=True):
+    for got, all_ in zip(mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[some], res=96), expected, strict=True):
         np.testing.assert_array_equal(got, all_[some])
 
 
 def test_switching_one_operation_leaves_the_numbers_of_the_others() -> None:
     whole = numbers(ALL)
     only = {"policy": Augment(policy="randaugment"), "blur": Augment(blur_prob=0.3), "vflips": Augment(vflip_prob=0.1),
-            "grey": Augment(grey_prob=0.2), "erase": Augment(erase_prob=0.25, erase_fill="noise"),
+            "grey": Augment(grey_prob=0.2), "erase": Augment(random_erasing_prob=0.25, random_erasing_fill="noise"),
             "jitter": Augment(jitter=(0.4, 0.3, 0.2, 0.1), jitter_prob=0.8)}  # fmt: skip
     for part, augment in only.items():
         drawn = numbers(augment)
@@ -285,5 +289,5 @@ def test_a_runs_slots_hold_what_its_stages_use_and_are_neutral_elsewhere() -> No
     assert (kinds[:, [0, 1, 4]] == p.NONE).all()
     np.testing.assert_array_equal(kinds[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_kinds"])
     np.testing.assert_array_equal(values[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_values"])
-    assert features([Augment(mixup_alpha=0.2, mix_prob=0.0)]) == Features()
+    assert features([Augment(mixup_alpha=0.2, mixup_prob=0.0)]) == Features()
     assert features([Augment(jitter=(0.4, 0.0, 0.0, 0.1), jitter_prob=0.0)]) == Features()

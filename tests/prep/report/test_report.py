@@ -22,7 +22,6 @@ from prep.config import Settings
 from prep.execute.stats import RunStats
 from prep.prepare import BuildResult, build
 from prep.report.charts import SourceCounts, class_chart, class_counts, source_chart
-from prep.report.html import bars, escape
 from prep.report.report import write_report
 from prep.storage.output import LocalStore, open_store
 
@@ -142,10 +141,6 @@ def test_names_are_text_whatever_they_are(tmp_path: Path, scene: Callable[..., N
     assert page.seen["b"] == 8  # the headline's own
 
 
-def test_bytes_that_are_no_text_are_shown_as_escapes() -> None:
-    assert escape("caf\udce9\x07 <é>") == "caf\\udce9\\x07 &lt;é&gt;"
-
-
 def test_one_sample_a_class_of_one_size_is_enough(tmp_path: Path) -> None:
     for label in range(3):
         (tmp_path / "photos" / f"c{label}").mkdir(parents=True)
@@ -214,10 +209,6 @@ def test_class_counts_and_chart_for_any_number_of_classes(classes: int) -> None:
     assert class_counts(samples, classes + 1).tolist() == [3] * classes + [0]
     with Image.open(io.BytesIO(class_chart(class_counts(samples, classes + 1)))) as image:
         assert image.size == (1824, 448)
-
-
-def test_bars_without_any_value_are_still_bars() -> None:
-    assert "width:0.00%" in bars([("a", 0.0, "0")]).text
 
 
 def test_full_disk_is_told_like_any_other(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

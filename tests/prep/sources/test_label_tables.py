@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import ResoluteError
 from prep.plan.classes import read_classes
-from prep.sources.label_rows import label_rows
+from prep.sources.label_file import label_rows
 
 Prep = Callable[..., Any]
 

@@ -13,7 +13,8 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
-from train.inference.evaluate import evaluate, main
+from train.__main__ import main
+from train.inference.evaluate import evaluate
 from train.inference.saved_run import open_saved_run
 from train.logs.metrics import read_log
 
@@ -21,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def test_it_says_what_the_run_said(trained: Path, shard_root: Path, tmp_path: Path) -> None:
-    assert main([str(trained / "last.pt"), "--shards", str(shard_root), "--device", "cpu", "--threads", "1",
+    assert main(["eval", str(trained / "last.pt"), "--shards", str(shard_root), "--device", "cpu", "--threads", "1",
                  "--json", str(tmp_path / "e.json")]) == 0  # fmt: skip
     told = json.loads((tmp_path / "e.json").read_text())
     epoch = [record for record in read_log(trained / "run.jsonl") if record["kind"] == "epoch"][-1]
@@ -69,7 +70,7 @@ def test_every_resolution_and_split_is_counted_as_by_hand(trained: Path, shard_s
 def test_bad_input_is_one_clear_line(
     trained: Path, shard_root: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    assert main([str(trained), "--shards", str(shard_root), "--device", "cpu", *words]) == 2
+    assert main(["eval", str(trained), "--shards", str(shard_root), "--device", "cpu", *words]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1

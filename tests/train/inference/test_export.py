@@ -22,9 +22,9 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
 from prep.__main__ import main as prep
 from train import checkpoint
-from train.__main__ import main as train
+from train.__main__ import main
 from train.inference.evaluate import evaluate
-from train.inference.export import export, main, preprocessing
+from train.inference.export import export, preprocessing
 from train.inference.saved_run import SavedRun, open_saved_run
 from train.models import build_model
 from train.recipe.schema import Model, Recipe
@@ -48,7 +48,7 @@ flip = true
 res = 48
 epochs = 8
 batch_size = 16
-augment = { crop_area = [0.5, 1.0], crop_ratio = [1.0, 1.0] }
+augment = { scale = [0.5, 1.0], ratio = [1.0, 1.0] }
 """
 
 
@@ -69,8 +69,8 @@ def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--src", folder / "photos", "--out", folder / "shards", "--res", "48", "--workers", "1"]
     assert prep([*map(str, words), "--val-frac", "0.4"]) == 0
     (folder / "stripes.toml").write_text(RECIPE)
-    words = ["--shards", folder / "shards", "--recipe", folder / "stripes.toml", "--runs", folder, "--device", "cpu"]
-    assert train([*map(str, words), "--threads", "1"]) == 0
+    words = ["train", "--shards", folder / "shards", "--recipe", folder / "stripes.toml", "--runs", folder]
+    assert main([*map(str, words), "--device", "cpu", "--threads", "1"]) == 0
     return folder
 
 
@@ -85,7 +85,7 @@ def every_photo(folder: Path) -> tuple[list[Path], torch.Tensor]:
 def test_the_printed_program_has_the_accuracy_of_eval(
     textures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(textures / "stripes"), "--out", str(tmp_path / "m.safetensors")]) == 0
+    assert main(["export", str(textures / "stripes"), "--out", str(tmp_path / "m.safetensors")]) == 0
     printed = capsys.readouterr().out
     program = printed[printed.index("import json\n") :]
     paths, labels = every_photo(textures)
@@ -174,7 +174,7 @@ def test_timm_loads_the_best_weights_bit_for_bit(trained: Path, tmp_path: Path, 
 def test_models_of_fixed_size_load_with_the_resolutions_of_the_run(
     trained: Path, tmp_path: Path, model: str, options: dict[str, Any]
 ) -> None:
-    recipe = dataclasses.replace(open_saved_run(trained).recipe, model=Model(name=model, options=options))
+    recipe = dataclasses.replace(open_saved_run(trained).recipe, model=Model(name=model, kwargs=options))
     network = build_model(recipe.model, classes=3, channels_last=False, device=CPU,
                           resolutions=recipe.seen_resolutions).eval()  # fmt: skip
     saved = dataclasses.replace(
@@ -195,7 +195,7 @@ def test_models_of_fixed_size_load_with_the_resolutions_of_the_run(
 def test_the_command_writes_beside_the_checkpoint_a_program_that_runs(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(trained), "--out", str(tmp_path / "m.safetensors")]) == 0
+    assert main(["export", str(trained), "--out", str(tmp_path / "m.safetensors")]) == 0
     out = capsys.readouterr().out
     assert "3 classes: class0, class1, class2\n" in out
     with safe_open(tmp_path / "m.safetensors", "pt") as file:
@@ -206,9 +206,9 @@ def test_the_command_writes_beside_the_checkpoint_a_program_that_runs(
                           check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] in ("class0", "class1", "class2")
-    assert main([str(trained), "--out", str(tmp_path / "m.pth")]) == 2
+    assert main(["export", str(trained), "--out", str(tmp_path / "m.pth")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert main([str(tmp_path)]) == 2
+    assert main(["export", str(tmp_path)]) == 2
     assert "no run or checkpoint" in capsys.readouterr().err
 
 

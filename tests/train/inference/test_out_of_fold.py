@@ -13,9 +13,7 @@ from pipeline.dataset.shard_set import ShardSet, key_name
 from prep.__main__ import main as prep
 from tests.conftest import make_photos
 from tests.train.conftest import stages
-from train.__main__ import main as train
-from train.inference import evaluate
-from train.inference.predict import main
+from train.__main__ import main
 
 RECIPE = f"""
 [model]
@@ -36,14 +34,14 @@ def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert prep([*words, "--out", str(folder / "s"), "--res", "32", "--folds", "3"]) == 0
     assert prep([*words, "--out", str(folder / "t"), "--res", "32,48", "--val-frac", "0.3"]) == 0
     (folder / "cv.toml").write_text(RECIPE)
-    words = ["--shards", folder / "s", "--recipe", folder / "cv.toml", "--runs", folder / "runs", "--device", "cpu"]
-    assert train([*map(str, words), "--threads", "1", "--folds", "all"]) == 0
+    words = ["train", "--shards", folder / "s", "--recipe", folder / "cv.toml", "--runs", folder / "runs"]
+    assert main([*map(str, words), "--device", "cpu", "--threads", "1", "--folds", "all"]) == 0
     return folder
 
 
 def predicted(folded: Path, out: Path, *more: str, runs: str = "runs/cv", source: str = "s") -> list[dict[str, str]]:
-    words = [folded / runs, "--src", folded / source, "--out", out / "pred.csv", "--device", "cpu", "--threads", "1"]
-    assert main([*map(str, words), *more]) == 0
+    words = ["predict", folded / runs, "--src", folded / source, "--out", out / "pred.csv"]
+    assert main([*map(str, words), "--device", "cpu", "--threads", "1", *more]) == 0
     with (out / "pred.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -105,7 +103,7 @@ def test_eval_tells_when_the_photos_may_be_those_of_training(
 ) -> None:
     out = tmp_path / "e.json"
     command = [str(folded / "runs/cv/fold-2"), "--shards", str(folded / source), "--device", "cpu", "--json", str(out)]
-    assert evaluate.main([*command, *words]) == 0
+    assert main(["eval", *command, *words]) == 0
     assert ("note:" in capsys.readouterr().out) == (note is not None)
     told = json.loads(out.read_text())["note"]
     assert told is None if note is None else note in told
@@ -115,7 +113,7 @@ def test_a_resolution_added_later_leaves_it_the_same_set(folded: Path, tmp_path:
     shutil.copytree(folded / "s", tmp_path / "s")
     words = ["--src", folded / "photos", "--out", tmp_path / "s", "--workers", "1", "--res", "32,48", "--folds", "3"]
     assert prep([str(word) for word in words]) == 0
-    assert evaluate.main([str(folded / "runs/cv/fold-2"), "--shards", str(tmp_path / "s"), "--device", "cpu", "--json",
+    assert main(["eval", str(folded / "runs/cv/fold-2"), "--shards", str(tmp_path / "s"), "--device", "cpu", "--json",
                           str(tmp_path / "e.json")]) == 0  # fmt: skip
     assert json.loads((tmp_path / "e.json").read_text())["note"] is None
 
@@ -129,9 +127,10 @@ def test_a_fold_that_the_set_has_not_is_refused(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, fold: str, message: str
 ) -> None:
     run = str(folded / "runs/cv/fold-2")
-    assert evaluate.main([run, "--shards", str(folded / source), "--device", "cpu", f"--fold={fold}"]) == 2
+    assert main(["eval", run, "--shards", str(folded / source), "--device", "cpu", f"--fold={fold}"]) == 2
     assert message in capsys.readouterr().err
-    assert main([run, "--src", str(folded / source), "--out", str(tmp_path / "p.csv"), f"--fold={fold}"]) == 2
+    words = ["predict", run, "--src", str(folded / source), "--out", str(tmp_path / "p.csv"), f"--fold={fold}"]
+    assert main(words) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "p.csv").exists()
 
@@ -139,5 +138,5 @@ def test_a_fold_that_the_set_has_not_is_refused(
 def test_a_set_with_folds_asks_a_run_without_one_for_the_fold(
     folded: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert evaluate.main([str(trained), "--shards", str(folded / "s"), "--device", "cpu", "--res", "32"]) == 2
+    assert main(["eval", str(trained), "--shards", str(folded / "s"), "--device", "cpu", "--res", "32"]) == 2
     assert "--fold: got none, expected 0 to 2" in capsys.readouterr().err

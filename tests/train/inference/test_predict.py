@@ -23,12 +23,13 @@ from prep.convert.decode import Reject, decode
 from prep.sources.image_folder import walk
 from prep.sources.names import is_image
 from train import checkpoint
-from train.inference.predict import main, preprocess
+from train.__main__ import main
+from train.inference.predict import preprocess
 from train.inference.saved_run import open_saved_run
 
 
 def predict(run: Path, source: Path | str, out: Path, *more: str) -> list[dict[str, str]]:
-    words = [str(run), "--src", str(source), "--out", str(out), "--device", "cpu", "--threads", "1", *more]
+    words = ["predict", str(run), "--src", str(source), "--out", str(out), "--device", "cpu", "--threads", "1", *more]
     assert main(words) == 0
     with out.open(newline="") as file:
         return list(csv.DictReader(file))
@@ -191,7 +192,8 @@ def test_a_photo_that_the_disk_does_not_deliver_ends_the_command(
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", failing)
-    assert main([str(trained), "--src", str(tmp_path / "in"), "--out", str(tmp_path / "p.csv"), "--device", "cpu"]) == 2
+    words = ["predict", str(trained), "--src", str(tmp_path / "in"), "--out", str(tmp_path / "p.csv")]
+    assert main([*words, "--device", "cpu"]) == 2
     assert "1.jpg: cannot be read, got 'Input/output error'" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -212,7 +214,7 @@ def test_bad_input_is_one_clear_line(
     photo = next(iter(photos.values()))
     for name, path in (("RUN", trained), ("PHOTOS", photo.parent), ("PHOTO", photo)):
         words = [word.replace(name, str(path)) if word.split("/")[0] == name else word for word in words]
-    assert main([*words, "--device", "cpu"]) == 2
+    assert main(["predict", *words, "--device", "cpu"]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1

@@ -157,17 +157,17 @@ def test_out_of_memory_tells_stage_shape_use_and_what_to_try(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeCuda(gib=80, fraction=0.3).install(monkeypatch)
-    found = recipe(64, 48, optim={"accumulate": 2}, eval={"batch_size": 15})
+    found = recipe(64, 48, optim={"grad_accum_steps": 2}, eval={"batch_size": 15})
     plan = Plan(shard_set, found.stages, eval_batch_size=15)
     told = str(DoesNotFit("train", 48, 48).describe(plan, found, GPU))
     assert told.startswith("stage 1, train: out of memory with images of 24x3x48x48 (3.0 GiB in use")
     assert "limit 24.0 GiB; the GPU has 80.0 GiB" in told
     assert "set batch_size = 24" in told
-    assert "optim.accumulate = 4" in told
+    assert "optim.grad_accum_steps = 4" in told
     told = str(DoesNotFit("val", 48, 15).describe(plan, found, GPU))
     assert "stage 1, val: out of memory with images of 15x3x48x48" in told
     assert "set eval.batch_size = 7" in told
-    assert "accumulate" not in told
+    assert "grad_accum_steps" not in told
 
 
 @pytest.mark.parametrize("where", ["warm-up", "step"])

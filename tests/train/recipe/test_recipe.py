@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
+from pipeline.plan.order import Order
+from pipeline.storage.local import Folder
 from tests import ROOT
+from train.recipe.keys import keys
+from train.recipe.parse import RENAMED
 from train.recipe.schema import Recipe
 
 RECIPES = ROOT / "train" / "recipes"
@@ -38,11 +43,11 @@ def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
         ({"stages": [{"res": 32, "epochs": 1}]}, "stages.batch_size: missing"),
         ({"stages": [{"res": "32", "epochs": 1, "batch_size": 8}]}, "stages.res: got '32', expected an integer"),
         ({"stages": [{"res": 32, "epochs": 1, "batch_size": 8, "fraction": 1.5}]}, "stages.fraction: got 1.5"),
-        ({"optim": {"name": "adam"}}, "optim.name: got 'adam', expected one of 'sgd', 'adamw'"),
+        ({"optim": {"name": "adamm"}}, "optim.name: got 'adamm', expected an optimizer of timm.optim (near: adam"),
         ({"optim": {"lr": True}}, "optim.lr: got True, expected a number"),
         ({"optim": {"lr": math.inf}}, "optim.lr: got inf, expected a finite number"),
         ({"optim": {"lr": math.nan}}, "optim.lr: got nan, expected a finite number"),
-        ({"augment": {"crop_area": [0.5, math.inf]}}, "augment.crop_area: got inf, expected a finite number"),
+        ({"augment": {"scale": [0.5, math.inf]}}, "augment.scale: got inf, expected a finite number"),
         ({"optim": {"lr": 10**400}}, "optim.lr: got an integer of 401 digits, expected a 64-bit integer"),
         ({"seed": 10**30}, "seed: got an integer of 31 digits, expected a 64-bit integer"),
         ({"seed": -1}, "seed: got -1, expected an integer from 0 to 9223372036854775807"),
@@ -55,12 +60,12 @@ def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
          "most 100000 over all stages"),
         ({"stages": [{"res": 10**6, "epochs": 1, "batch_size": 8}]}, "stages.res: got 1000000"),
         ({"eval": {"batch_size": 10**9}}, "eval.batch_size: got 1000000000"),
-        ({"optim": {"accumulate": 100}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]},
-         "optim.accumulate: got 100, expected at most the smallest batch_size, 8"),
-        ({"augment": {"crop_area": [0.9, 0.1]}}, "augment.crop_area"),
+        ({"optim": {"grad_accum_steps": 100}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]},
+         "optim.grad_accum_steps: got 100, expected at most the smallest batch_size, 8"),
+        ({"augment": {"scale": [0.9, 0.1]}}, "augment.scale"),
         ({"ema": {"decay": 1.0}}, "ema.decay: got 1.0"),
         ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw uses optim.betas"),
-        ({"augment": {"cutmix_alpha": 1.0, "cutmix_prob": 0.3}}, "augment.cutmix_prob: without effect"),
+        ({"augment": {"cutmix_alpha": 1.0, "mixup_switch_prob": 0.3}}, "augment.mixup_switch_prob: without effect"),
         ({"ema": {"warmup": False}}, "ema.warmup: without effect, ema.decay is 0"),
         ({"eval": 3}, "eval: got 3, expected a table"),
     ],
@@ -89,6 +94,20 @@ def test_a_stage_overrides_single_augmentations() -> None:
     first, second = Recipe.parse(table, name="x").stages
     assert (first.augment.mixup_alpha, first.augment.flip_prob) == (0.0, 0.25)
     assert (second.augment.mixup_alpha, second.augment.flip_prob) == (0.2, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("order", "remote", "saved", "planned"),
+    [("auto", False, None, "full"), ("auto", True, None, "block"), ("auto", False, "block", "block"),
+     ("auto", True, "full", "full"), ("block", False, None, "block"), ("full", True, None, "full")],
+)  # fmt: skip
+def test_auto_reads_remote_sets_in_blocks_unless_a_checkpoint_says_otherwise(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, order: str, remote: bool, saved: Order | None, planned: str
+) -> None:
+    monkeypatch.setattr(Folder, "remote", remote)
+    recipe = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "data": {"order": order}}, name="a")
+    plan = recipe.plan(shard_set, auto_order=saved)
+    assert (plan.order, {pass_.order for pass_ in plan.passes}) == (planned, {planned})
 
 
 def test_orders_are_named_and_one_that_no_stage_follows_is_refused() -> None:
@@ -121,14 +140,22 @@ def test_shards_are_opened_at_what_the_stages_need() -> None:
 
 def test_a_value_that_may_be_absent_is_checked_where_it_is_given() -> None:
     stage = {"res": 160, "epochs": 1, "batch_size": 8}
-    assert Recipe.parse({"stages": [stage], "eval": {"crop_frac": 1}}, name="a").eval.crop_frac == 1.0
+    assert Recipe.parse({"stages": [stage], "eval": {"crop_pct": 1}}, name="a").eval.crop_pct == 1.0
     for table, told in (
-        ({"stages": [stage], "eval": {"crop_frac": 1.5}}, "eval.crop_frac: got 1.5, expected above 0, at most 1"),
+        ({"stages": [stage], "eval": {"crop_pct": 1.5}}, "eval.crop_pct: got 1.5, expected above 0, at most 1"),
         ({"stages": [{**stage, "eval_res": "208"}]}, "eval_res: got '208', expected an integer"),
         ({"stages": [stage], "data": {"fold": 1.5}}, "data.fold: got 1.5, expected an integer"),
     ):
         with pytest.raises(ResoluteError, match=told):
             Recipe.parse(table, name="a")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_earlier_name_of_a_key_is_refused_with_its_current_name(old: str, new: str) -> None:
+    section, key = old.split(".")
+    with pytest.raises(ResoluteError, match=f"unknown key {old}, expected {new}, its current name; rename it"):
+        Recipe.parse({**ONE_STAGE, section: {key: 1}}, name="x")
+    assert new in {f"{key.section}.{key.name}" for key in keys()}
 
 
 def test_a_byte_order_mark_is_no_part_of_the_recipe(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prep.demo import main
-from prep.demo_scene import CLASSES, draw
+from pipeline.examples.demo_photos.__main__ import main
+from pipeline.examples.demo_photos.scene import CLASSES, draw
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -54,7 +54,7 @@ def test_interrupted_demo_is_not_taken_for_finished(
         raise KeyboardInterrupt
 
     argv = ["--out", str(tmp_path / "demo"), "--images", "10", "--workers", "1"]
-    monkeypatch.setattr("prep.demo.tqdm", interrupt)
+    monkeypatch.setattr("pipeline.examples.demo_photos.__main__.tqdm", interrupt)
     assert main(argv) == 130
     assert not (tmp_path / "demo").exists()
     monkeypatch.undo()

@@ -1,27 +1,137 @@
-"""Rows of label tables (CSV, TSV) and label lists. Errors name the line, counted from 1."""
+"""Label files: tables (CSV, TSV) of a folder's images, and lists of image paths and labels. Both are sources.
+
+Errors name the line, counted from 1. Labels are UTF-8; file names may hold any bytes (surrogateescape).
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from pipeline.errors import ResoluteError
 
-from .filesystem import file_name, open_file
-from .names import is_image
-from .text_encoding import is_text, is_utf16, not_utf8
+from .filesystem import file_name, file_size, open_file, without_query
+from .image_folder import walk
+from .image_ref import UNSEEN, ImageRef, is_url
+from .names import is_image, other_file_kind, safe_below, safe_relative_path
 
-__all__ = ["LABEL_COLUMNS", "LabelRow", "is_number", "label_rows", "two_columns"]
+__all__ = [
+    "LABEL_COLUMNS", "LabelListSource", "LabelTableSource", "is_text", "is_utf16", "label_rows", "not_utf8",
+    "two_columns",
+]  # fmt: skip
 
+_UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # the byte-order marks, decoded with surrogateescape
 _NAME_COLUMNS = ("id", "image", "image_id", "image_name", "filename", "file_name", "file", "path", "filepath",
                  "image_path", "img", "name")  # fmt: skip
 LABEL_COLUMNS = ("label", "labels", "breed", "class", "category", "target", "species", "kind", "diagnosis",
                  "class_name")  # fmt: skip
 _DELIMITERS = (",", "\t", ";", "|")
+
+
+class LabelTableSource:
+    """A folder of images, flat or nested, and a CSV or TSV file of names and labels, as on Kaggle. A `Source`.
+
+    A name may be the path below the folder or the file's own name, with or without suffix. A row without a file is
+    yielded under its name and becomes a reject; a file without a row is ignored as unlabelled. A name that leads out of
+    the folder (`..`, an absolute path elsewhere, a URL) is never read; its row is ignored as an unsafe name. Links
+    inside the folder are followed, as in `ImageFolderSource`. `numbered` if all labels are integers. Holds the names of
+    all files in memory.
+    """
+
+    label_names: Sequence[str] | None = None
+    copies = False
+
+    def __init__(self, src: str, labels: str, columns: str | None) -> None:
+        self.root = src
+        self.ignored: Counter[str] = Counter()
+        self.numbered = True
+        self._labels, self._columns = labels, columns
+
+    def __iter__(self) -> Iterator[ImageRef]:
+        self.ignored.clear()
+        self.numbered = True
+        sizes: dict[str, int | None] = {}
+        aliases: dict[str, str | None] = {}  # other forms of a name; None: ambiguous
+        for name, entry in walk(self.root, self.ignored):
+            if entry.kind == "file" and is_image(name):
+                sizes[name] = entry.nbytes
+                for alias in {_stem(name), entry.name, _stem(entry.name)} - {name}:
+                    aliases[alias] = name if alias not in aliases else None
+            else:
+                self.ignored[other_file_kind(name)] += entry.kind == "file"
+        labelled: set[str] = set()
+        for row in label_rows(self._labels, self._columns):
+            written = row.name.removeprefix("./")
+            if written not in sizes and written not in aliases:
+                if not is_text(written):
+                    raise not_utf8(self._labels, row.line, repr(written))
+                below = safe_below(self.root, written)
+                if below is None:
+                    self.ignored["unsafe names"] += 1
+                    continue
+                written = below
+            name = written if written in sizes else aliases.get(written, written) or self._ambiguous(written, row.line)
+            if not row.label:
+                self.ignored["unlabelled"] += name not in sizes
+                continue
+            labelled.add(name)
+            self.numbered &= is_number(row.label)
+            yield ImageRef.file(name, row.label, sizes.get(name))
+        self.ignored["unlabelled"] += len(sizes.keys() - labelled)
+        self.ignored += Counter()
+
+    def _ambiguous(self, written: str, line: int) -> str:
+        raise ResoluteError(
+            f"{self._labels}: line {line} names several files, got {written}, of which {self.root} holds more than "
+            "one, expected a unique name; write the full path with its suffix, or remove the other files"
+        )
+
+
+def _stem(name: str) -> str:
+    return name[: name.rindex(".")]
+
+
+class LabelListSource:
+    """A text file of `path label` lines, as ImageNet's train.txt, or a CSV or TSV file with such columns. A `Source`.
+
+    Paths are relative to the list's folder, or absolute. `numbered` if all labels are integers. Images behind URLs are
+    not requested while listing (UNSEEN). From a list behind a URL, only paths below its folder and URLs of the same
+    scheme are accepted.
+    """
+
+    label_names: Sequence[str] | None = None
+    copies = False
+
+    def __init__(self, src: str, columns: str | None) -> None:
+        self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
+        self.ignored: Counter[str] = Counter()
+        self.numbered = True
+        self._src, self._columns = src, columns
+
+    def __iter__(self) -> Iterator[ImageRef]:
+        self.ignored.clear()
+        self.numbered = True
+        for row in label_rows(self._src, self._columns):
+            name = row.name.removeprefix("./")
+            # why: a remote list must not name files of this machine
+            scheme = f"{self.root.partition('://')[0]}://"
+            is_allowed = name.startswith(scheme) if is_url(name) else safe_relative_path(name)
+            if is_url(self.root) and ("::" in name or not is_allowed):
+                self.ignored["unsafe names"] += 1
+                continue
+            if not row.label:
+                self.ignored["unlabelled"] += 1
+                continue
+            self.numbered &= is_number(row.label)
+            if is_url(self.root) or is_url(name):
+                yield ImageRef(name, row.label, 0, packed=UNSEEN)
+            else:
+                yield ImageRef.file(name, row.label, file_size(name if name.startswith("/") else f"{self.root}/{name}"))
 
 
 class LabelRow(NamedTuple):
@@ -33,6 +143,24 @@ class LabelRow(NamedTuple):
 def is_number(label: str) -> bool:
     """Whether a label is a class number in canonical form: no sign, no leading zeros."""
     return label.isascii() and label.isdigit() and (label == "0" or label[0] != "0")
+
+
+def is_text(text: str) -> bool:
+    """Whether `text`, decoded with surrogateescape, was valid UTF-8."""
+    return text.isascii() or not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def is_utf16(text: str) -> bool:
+    """Whether the beginning of a file, decoded as UTF-8 with surrogateescape, is UTF-16."""
+    return text.startswith(_UTF16_MARKS) or "\0" in text
+
+
+def not_utf8(path: object, line: int, got: str) -> ResoluteError:
+    """The error for a file in another encoding; `line` counts from 1."""
+    return ResoluteError(
+        f"{path}: not UTF-8, line {line}: got {got}, expected UTF-8; save it as UTF-8 (for example with "
+        "`iconv -f latin1 -t utf-8`, or -f utf-16)"
+    )
 
 
 def label_rows(path: str, columns: str | None) -> Iterator[LabelRow]:
@@ -74,7 +202,7 @@ def _positions(
 ) -> tuple[tuple[int, int] | None, bool]:
     """((image column, label column), whether the first row is a header); None for the positions in a list file."""
     names = [name.strip() for name in header]
-    usual_columns = _guess(names, _LABEL_AND_NAME)
+    usual_columns = _usual_columns(names)
     if columns is None:
         if usual_columns is not None and is_table:
             return usual_columns, True
@@ -103,13 +231,12 @@ def two_columns(columns: str) -> tuple[str, str]:
     return names[0], names[1]
 
 
-_LABEL_AND_NAME = (_NAME_COLUMNS, LABEL_COLUMNS)
-
-
-def _guess(header: Sequence[str], names_wanted: tuple[Sequence[str], Sequence[str]]) -> tuple[int, int] | None:
-    """Positions of the first usual name of each of the two columns; None if either is missing."""
+def _usual_columns(header: Sequence[str]) -> tuple[int, int] | None:
+    """Positions of the image and the label column, recognised by their names; None if either is missing."""
     lower = [name.lower() for name in header]
-    image, label = (next((lower.index(name) for name in names if name in lower), None) for names in names_wanted)
+    image, label = (
+        next((lower.index(name) for name in usual if name in lower), None) for usual in (_NAME_COLUMNS, LABEL_COLUMNS)
+    )
     return None if image is None or label is None else (image, label)
 
 

@@ -1,14 +1,15 @@
-"""Charts of the HTML report: inline SVG that scales with the page, with axis labels in HTML that keep their size."""
+"""Line and area charts as values for the template: inline SVG that scales with the page, with axis labels in HTML that
+keep their size.
+"""
 
 from __future__ import annotations
 
-import html
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Series", "chart", "short"]
+__all__ = ["Chart", "Series", "chart", "short"]
 
 Values = Sequence[float]
 _WIDTH, _HEIGHT = 1000, 300  # the SVG's coordinate system; the page scales it
@@ -31,6 +32,23 @@ class Series:
     tooltip: Values | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart for the macro `chart` of parts.html: positions in percent of the plot, paths in SVG coordinates."""
+
+    title: str
+    unit: str
+    note: str
+    wide: bool
+    view_box: str = f"0 0 {_WIDTH} {_HEIGHT}"
+    paths: Sequence[tuple[str, str]]  # (CSS class, SVG path data), in drawing order
+    legend: Sequence[tuple[str, str]]  # (CSS class, name)
+    marks: Sequence[tuple[str, str, str]]  # (left, width, label)
+    x_ticks: Sequence[tuple[str, str]]  # (left, label)
+    y_ticks: Sequence[tuple[str, str]]  # (top, label)
+    data: dict[str, Any]  # for the page's script, which shows the values at the pointer
+
+
 def chart(
     title: str,
     series: Sequence[Series],
@@ -43,15 +61,15 @@ def chart(
     start: float | None = None,
     note: str = "",
     wide: bool = False,
-) -> str:
-    """The chart as an HTML <figure>; "" if there are no finite values.
+) -> Chart | None:
+    """The chart; None if there are no finite values.
 
     `marks`: (x, label) of stage starts. `start`: left end of the x axis (None: the first value). `top`: upper limit of
     the y axis. `zero`: start the y axis at 0. `note`: text below the chart. `wide`: use the page's full width.
     """
     series = [curve for curve in series if any(map(math.isfinite, curve.y))]
     if not series:
-        return ""
+        return None
     xs = [x for curve in series for x in curve.x]
     ys = [y for curve in series for y in curve.y if math.isfinite(y)]
     left, right = min(xs) if start is None else start, max(xs)
@@ -65,34 +83,28 @@ def chart(
     def py(y: float) -> float:
         return round(_HEIGHT * (1 - (min(y, high) - low) / ((high - low) or 1)), 1)
 
-    drawn = "".join(f'<path class="grid" d="M0 {py(tick)}H{_WIDTH}"/>' for tick in ticks)
-    drawn += "".join(_path(curve, px, py) for curve in series)
-    drawn += "".join(f'<path class="mark" d="M{px(x)} 0V{_HEIGHT}"/>' for x, _ in marks)
     ends = [*(x for x, _ in marks[1:]), right]
-    labels = "".join(
-        f'<span style="left:{px(x) / 10:.2f}%;width:{(px(end) - px(x)) / 10:.2f}%">{html.escape(label)}</span>'
-        for (x, label), end in zip(marks, ends, strict=False)
-    )
-    y_axis = "".join(f'<span style="top:{py(tick) / 3:.2f}%">{short(tick)}</span>' for tick in ticks)
-    x_axis = "".join(
-        f'<span style="left:{px(tick) / 10:.2f}%">{short(tick)}</span>'
-        for tick in _ticks(left, right) if left <= tick <= right
+    return Chart(
+        title=title,
+        unit=unit,
+        note=note,
+        wide=wide,
+        paths=[
+            *(("grid", f"M0 {py(tick)}H{_WIDTH}") for tick in ticks),
+            *(path for curve in series for path in _paths(curve, px, py)),
+            *(("mark", f"M{px(x)} 0V{_HEIGHT}") for x, _ in marks),
+        ],
+        legend=[(f"{curve.colour} {curve.kind}", curve.name) for curve in series],
+        marks=[
+            (f"{px(x) / 10:.2f}%", f"{(px(end) - px(x)) / 10:.2f}%", label)
+            for (x, label), end in zip(marks, ends, strict=False)
+        ],
+        x_ticks=[(f"{px(tick) / 10:.2f}%", short(tick)) for tick in _ticks(left, right) if left <= tick <= right],
+        y_ticks=[(f"{py(tick) / 3:.2f}%", short(tick)) for tick in ticks],
+        data={"x": x_name, "unit": unit, "left": left, "right": right, "series": [
+            {"name": curve.name, "x": _rounded(curve.x), "y": _rounded(curve.tooltip or curve.y)} for curve in series
+        ]},
     )  # fmt: skip
-    legend = "".join(
-        f'<span class="key {curve.colour} {curve.kind}"><i></i>{html.escape(curve.name)}</span>' for curve in series
-    )
-    data = {"x": x_name, "unit": unit, "left": left, "right": right, "series": [
-        {"name": curve.name, "x": _rounded(curve.x), "y": _rounded(curve.tooltip or curve.y)} for curve in series
-    ]}  # fmt: skip
-    return (
-        f'<figure class="chart{" wide" * wide}"><figcaption><b>{html.escape(title)}</b> '
-        f'<span class="soft">{html.escape(unit)}</span><div class="legend">{legend}</div></figcaption>\n'
-        f'<div class="axes"><div class="y">{y_axis}</div><div class="plot">'
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{html.escape(title)}">{drawn}</svg><div class="marks">{labels}</div></div>'
-        f'<div class="x">{x_axis} <i>{x_name}</i></div></div>\n<p class="read soft">{html.escape(note)}</p>'
-        f'<script type="application/json">{json.dumps(data)}</script></figure>\n'
-    )
 
 
 def short(value: float) -> str:
@@ -104,17 +116,19 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _path(curve: Series, px: Callable[[float], float], py: Callable[[float], float]) -> str:
+def _paths(
+    curve: Series, px: Callable[[float], float], py: Callable[[float], float]
+) -> list[tuple[str, str]]:
     base = curve.base or [0.0] * len(curve.x)
     points = [(px(x), py(y), py(b)) for x, y, b in zip(curve.x, curve.y, base, strict=True) if math.isfinite(y)]
     line = "M" + "L".join(f"{x:g} {y:g}" for x, y, _ in points)
     if curve.kind == "area":
         back = "L".join(f"{x:g} {b:g}" for x, _, b in reversed(points))
-        return f'<path class="area {curve.colour}" d="{line}L{back}Z"/>'
-    dots = "".join(f"M{x:g} {y:g}h0" for x, y, _ in points) if curve.kind == "dots" and len(points) <= 200 else ""
-    return f'<path class="{curve.kind} {curve.colour}" d="{line}"/>' + (
-        f'<path class="dot {curve.colour}" d="{dots}"/>' if dots else ""
-    )
+        return [(f"area {curve.colour}", f"{line}L{back}Z")]
+    paths = [(f"{curve.kind} {curve.colour}", line)]
+    if curve.kind == "dots" and len(points) <= 200:
+        paths.append((f"dot {curve.colour}", "".join(f"M{x:g} {y:g}h0" for x, y, _ in points)))
+    return paths
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""Generates labelled demo photos, without a download: `python -m prep.demo --out demo`."""
+"""Generates labelled demo photos, without a download: `python -m pipeline.examples.demo_photos --out photos`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import argparse
 import json
 import multiprocessing
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,11 +21,12 @@ import numpy as np
 import simplejpeg
 from tqdm import tqdm
 
+from pipeline.cli import Parser, command
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
-from prep.storage.hashed_file import write_errors
+from pipeline.storage.atomic_file import explain_write_error
 
-from .demo_scene import CLASSES, draw
+from .scene import CLASSES, draw
 
 __all__ = ["main", "make_demo"]
 
@@ -59,21 +59,21 @@ def make_demo(out: Path, *, images: int, seed: int, workers: int) -> bool:
                 f"{partial_folder}: in the way, got something else, expected nothing; delete or move it"
             )
         shutil.rmtree(partial_folder)
-    with write_errors(partial_folder):
+    with explain_write_error(partial_folder):
         partial_folder.mkdir(parents=True)
         (partial_folder / STAMP).write_text(stamp)
         for name in CLASSES:
             (partial_folder / name).mkdir()
     context = multiprocessing.get_context("forkserver")
     draw_one = partial(_draw_photo, partial_folder, seed)
-    with ProcessPoolExecutor(workers, mp_context=context) as pool, write_errors(partial_folder):
+    with ProcessPoolExecutor(workers, mp_context=context) as pool, explain_write_error(partial_folder):
         try:
             for _ in tqdm(pool.map(draw_one, range(images), chunksize=16), total=images, unit=" photos", disable=None):
                 pass
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    with write_errors(out):
+    with explain_write_error(out):
         partial_folder.replace(out)
     return True
 
@@ -91,28 +91,22 @@ def _draw_photo(out: Path, seed: int, number: int) -> None:
     (out / CLASSES[label] / f"{number:06d}.jpg").write_bytes(jpeg)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status; a `ResoluteError` becomes one line on stderr and status 2."""
-    parser = argparse.ArgumentParser(prog="python -m prep.demo", description="Make labelled demo photos.")
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m pipeline.examples.demo_photos", description="Generate labelled demo photos.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--images", type=int, default=3000, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per CPU core)")
-    args = parser.parse_args(argv)
+    return command(parser, _run, arguments)
+
+
+def _run(args: argparse.Namespace) -> None:
     started_at = time.perf_counter()
-    try:
-        workers = args.workers or available_cpus()
-        created = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
-    except ResoluteError as error:
-        print(f"prep.demo: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("prep.demo: interrupted; run the same command again", file=sys.stderr)
-        return 130
+    workers = args.workers or available_cpus()
+    created = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
     elapsed_s = time.perf_counter() - started_at
     outcome = f"{args.images} photos, {len(CLASSES)} classes, {elapsed_s:.1f} s" if created else "already there"
     print(f"{args.out}: {outcome}")
-    return 0
 
 
 if __name__ == "__main__":
