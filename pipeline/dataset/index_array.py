@@ -95,7 +95,8 @@ class Records:
         self._length = len(self._file_rows if rows is None else rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self._path, self._crcs, self.dtype, self._where, self._rows)
+        kind = functools.partial(type(self), where=self._where, rows=self._rows)
+        return kind, (self._path, self._crcs, self.dtype)
 
     def __len__(self) -> int:
         return self._length
@@ -167,10 +168,6 @@ class Records:
 
     def _damaged(self, what: str) -> ResoluteError:
         return ResoluteError(f"{self._where}: changed since prep, {what}; {self.repair}")
-
-
-def _restore(kind: type[Records], path: Path, crcs: NDArray[np.uint32], dtype: Any, where: str, rows: Any) -> Records:
-    return kind(path, crcs, dtype, where=where, rows=rows)
 
 
 @compiled

@@ -2,7 +2,7 @@
 
     CACHE/v1/used               bytes reserved; locked while bytes are reserved (`DiskQuota`)
     CACHE/v1/chunks/KK/KEY      a header (magic, key, payload bytes, SHA-256), then one range of a tar
-    CACHE/v1/files/KK/KEY-NAME  a complete file (an index), locked by the processes that use it; .sha256 beside it
+    CACHE/v1/files/KK/KEY-NAME  a complete file (an index), locked by the processes that use it
     *.part                      a file being written by the process that holds its lock (`exclusive_writer`)
 
 On a miss a process locks the .part file, fetches, writes and renames it, while all others wait; a lock ends with its
@@ -32,13 +32,14 @@ from .base import OpenFile
 from .lock import same_file, try_lock
 from .read_at import read_at
 
-__all__ = ["HEADER", "TOUCH_S", "Cache", "CacheSettings", "cache_error", "exclusive_writer", "write_at"]
+__all__ = ["HEADER", "TOUCH_S", "Cache", "CacheSettings", "cache_error", "exclusive_writer", "sha256_of",
+           "write_at"]  # fmt: skip
 
 HEADER = struct.Struct("<8s20sQ32s")  # of a chunk file: magic, key, payload bytes, payload SHA-256
 TOUCH_S = 5.0  # each process updates a chunk's access time at most this often
 _MAGIC = b"RSLTCHK1"
 _VERSION = "v1"
-_PART, _DIGEST = ".part", ".sha256"  # suffixes: a file being written; the SHA-256, in hex, of a complete file
+_PART = ".part"  # suffix of a file being written
 _DAMAGED = (errno.EIO, errno.ESTALE)  # read errors after which a cached file is dropped
 _SEEN_MAX = 100_000  # verified chunks that a process remembers
 _FREE_FRACTION = 20  # an eviction frees 1/20 of the quota
@@ -153,22 +154,22 @@ class Cache:
         return os.path.exists(self._chunk(key))  # noqa: PTH110
 
     def file(
-        self, name: str, nbytes: int, write: Callable[[int], str], *, closed: threading.Event | None = None
-    ) -> Path:
+        self, name: str, nbytes: int, sha256: str | None, write: Callable[[int], None], *,
+        closed: threading.Event | None = None,
+    ) -> Path:  # fmt: skip
         """Return the path of a complete file of `nbytes`; it is not evicted until `close`.
 
-        `name` begins with 40 hex digits. `write(handle)` fills the open file and returns its SHA-256 in hex.
-        Raises as `read`.
+        `name` begins with 40 hex digits. `sha256` (hex): of the content; None: a cached file is only checked for its
+        size. `write(handle)` fills the open file. Raises as `read`.
         """
         path = self._base / "files" / name[:2] / name
         until = time.monotonic() + 10 * self._patience_s
-        while not self._pin(path, nbytes):
+        while not self._pin(path, nbytes, sha256):
             with exclusive_writer(path, self._patience_s, closed) as part:
                 if path.exists():
                     continue
                 if part is not None:
-                    fill = functools.partial(_fill, part, path, write)
-                    self._write(part, path, nbytes, fill)
+                    self._write(part, path, nbytes, functools.partial(write, part))
                 elif time.monotonic() > until:
                     raise StorageError(
                         f"{path}: another process has been fetching it for {10 * self._patience_s:.0f} s, expected it "
@@ -181,7 +182,7 @@ class Cache:
         with self._lock:
             self._pins.clear()
 
-    def _pin(self, path: Path, nbytes: int) -> bool:
+    def _pin(self, path: Path, nbytes: int, sha256: str | None) -> bool:
         """Lock a complete file against eviction if it is cached and intact; drop a damaged one."""
         with self._lock:
             if path in self._pins:
@@ -192,12 +193,8 @@ class Cache:
             fcntl.flock(file.fd, fcntl.LOCK_SH)
             if not same_file(path, file.fd):  # evicted while this process waited for the lock
                 return False
-            stat, intact = os.fstat(file.fd), False
-            with suppress(FileNotFoundError), open(file.fd, "rb", closefd=False) as stream:
-                if stat.st_size == nbytes:
-                    digest = hashlib.file_digest(stream, "sha256").hexdigest().encode()
-                    intact = digest == Path(f"{path}{_DIGEST}").read_bytes()
-            if intact:
+            stat = os.fstat(file.fd)
+            if stat.st_size == nbytes and (sha256 is None or sha256_of(file.fd) == sha256):
                 with suppress(PermissionError):
                     os.utime(file.fd, ns=(time.time_ns(), stat.st_mtime_ns))
                 with self._lock:
@@ -303,8 +300,11 @@ def _put(part: int, head: bytes, chunk: bytes) -> None:
     write_at(part, chunk, len(head))
 
 
-def _fill(part: int, path: Path, write: Callable[[int], str]) -> None:
-    Path(f"{path}{_DIGEST}").write_text(write(part))
+def sha256_of(handle: int) -> str:
+    """SHA-256, in hex, of an open file. Raises `OSError`."""
+    with open(handle, "rb", closefd=False) as file:
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_intact(handle: int, key: str, nbytes: int) -> bool:
@@ -430,9 +430,7 @@ class DiskQuota:
         """Remove the files of killed writers. Their bytes stay reserved until the next count."""
         with self._locked():
             for entry in self._files():
-                if entry.name.endswith(_DIGEST):
-                    _remove_orphan(entry.path)
-                elif entry.name.endswith(_PART):
+                if entry.name.endswith(_PART):
                     _remove(entry.path)
 
     def _files(self) -> Iterator[os.DirEntry[str]]:
@@ -444,9 +442,6 @@ class DiskQuota:
         """Bytes of all files, bytes being written, and (last use in ns, bytes, path) of each evictable file."""
         used, writing, evictable = 0, 0, []
         for entry in self._files():
-            if entry.name.endswith(_DIGEST):
-                _remove_orphan(entry.path)
-                continue
             try:
                 stat = entry.stat()
             except OSError:  # removed meanwhile
@@ -467,14 +462,6 @@ def _entries(folder: os.DirEntry[str] | Path) -> list[os.DirEntry[str]]:
     return []
 
 
-def _remove_orphan(digest: str) -> None:
-    """Remove a checksum whose file was never finished. The quota's lock keeps a .part from being renamed meanwhile."""
-    file = digest.removesuffix(_DIGEST)
-    if not os.path.exists(file) and not os.path.exists(file + _PART):  # noqa: PTH110
-        with suppress(OSError):
-            os.unlink(digest)  # noqa: PTH108
-
-
 def _remove(path: str) -> bool:
     """Remove a file unless another process holds its lock (a .part being written, a complete file in use).
 
@@ -493,8 +480,6 @@ def _remove(path: str) -> bool:
         if not locked or not same_file(path, handle):
             return False
         os.unlink(path)  # noqa: PTH108
-        with suppress(FileNotFoundError):
-            os.unlink(path + _DIGEST)  # noqa: PTH108
     except OSError:
         return False
     finally:

@@ -22,18 +22,21 @@ from typing import Any
 from pipeline.errors import FileEndsEarly, Missing, ResoluteError
 
 from .base import MAX_OPEN_FILES, Files, OpenFile
-from .disk_cache import HEADER, TOUCH_S, Cache, CacheSettings, write_at
+from .disk_cache import HEADER, TOUCH_S, Cache, CacheSettings, sha256_of, write_at
 from .object_store import Store
 from .threads import DaemonPool
 
 __all__ = ["Remote"]
+
+_SHA256 = "sha256:"  # begins an identity that is the content's SHA-256
 
 
 class _RemoteFile:
     """Size, content identity and cache keys of a remote file, which is fetched in chunks of `step` bytes."""
 
     def __init__(self, url: str, name: str, nbytes: int, identity: str, step: int) -> None:
-        self.name, self.nbytes, self.identity, self._step = name, nbytes, identity, step
+        self.name, self.nbytes, self._step = name, nbytes, step
+        self.sha256 = identity.removeprefix(_SHA256) if identity.startswith(_SHA256) else None  # of the content, hex
         self._seed = hashlib.sha256(json.dumps([url, name, identity, nbytes, step]).encode())
 
     def key(self, index: int) -> str:
@@ -104,7 +107,8 @@ class Remote(Files):
                 self._listed = dict(json.loads(text)["files"])
                 self._remote_files.clear()
                 self._opened.clear()
-            return self._file(self._remote_file_of(name, len(text), f"sha256:{_sha256(text)}"), text)
+            identity = f"{_SHA256}{hashlib.sha256(text).hexdigest()}"
+            return self._file(self._remote_file_of(name, len(text), identity), text)
         return self._file(self._remote_file(name))
 
     def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
@@ -204,10 +208,10 @@ class Remote(Files):
     def _file(self, file: _RemoteFile, text: bytes | None = None) -> Path:
         """A complete file in the cache: `text` if it was already fetched, else downloaded in parallel ranges."""
 
-        def write(handle: int) -> str:
+        def write(handle: int) -> None:
             if text is not None:
                 write_at(handle, text, 0)
-                return _sha256(text)
+                return
 
             def fetch_chunk(index: int) -> None:
                 write_at(handle, self._fetch(file, index), file.span(index)[0])
@@ -216,25 +220,20 @@ class Remote(Files):
             with DaemonPool(self._settings.requests, name="resolute-fetch-file", files=self) as pool:
                 for part in [pool.submit(partial(fetch_chunk, index)) for index in chunks]:
                     part.result()
-            with open(handle, "rb", closefd=False) as written:
-                written.seek(0)
-                got = hashlib.file_digest(written, "sha256").hexdigest()
-            expected = file.identity.removeprefix("sha256:")
-            if file.identity.startswith("sha256:") and got != expected:
+            if file.sha256 is not None and (got := sha256_of(handle)) != file.sha256:
                 raise ResoluteError(
                     f"{self.where(file.name)}: not what the set's manifest lists, got SHA-256 {got[:12]}…, expected "
-                    f"{expected[:12]}…; upload the set again, its manifest last"
+                    f"{file.sha256[:12]}…; upload the set again, its manifest last"
                 )
-            return got
 
         label = file.name.replace("/", "-")[-80:]
-        return self._cache.file(f"{file.key(-1)}-{label}", file.nbytes, write, closed=self._store.stopped)
+        return self._cache.file(f"{file.key(-1)}-{label}", file.nbytes, file.sha256, write, closed=self._store.stopped)
 
     def _remote_file(self, name: str) -> _RemoteFile:
         if (file := self._remote_files.get(name)) is None:
             try:
                 listed = self._listed[name]
-                nbytes, identity = int(listed["bytes"]), f"sha256:{listed['sha256']}"
+                nbytes, identity = int(listed["bytes"]), f"{_SHA256}{listed['sha256']}"
             except (KeyError, TypeError, ValueError):
                 nbytes, identity = self._store.info(name)
             file = self._remote_files[name] = self._remote_file_of(name, nbytes, identity)
@@ -264,7 +263,3 @@ class Remote(Files):
         self.release()
         self._cache.close()
         self._store.close()
-
-
-def _sha256(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()

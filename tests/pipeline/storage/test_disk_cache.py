@@ -59,7 +59,7 @@ def real_bytes(folder: Path) -> int:
                 stat = path.stat()
             except FileNotFoundError:
                 continue
-            if path.is_file() and path.suffix != ".sha256":
+            if path.is_file():
                 found[stat.st_ino] = stat.st_size
     return sum(found.values())
 
@@ -285,22 +285,6 @@ def test_a_disk_without_file_locks_is_an_error_everywhere(tmp_path: Path, monkey
         with pytest.raises(StorageError, match="'No locks available'"):
             cache.quota.shrink(FULL)
     assert read(cache, 9)
-
-
-def test_a_checksum_whose_writer_was_killed_is_removed_when_files_are_counted(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 3 * FULL)
-    name = f"{key(1)}-a.npy"
-
-    def write(handle: int) -> str:
-        os.pwrite(handle, content(1), 0)
-        return hashlib.sha256(content(1)).hexdigest()
-
-    path = cache.file(name, CHUNK, write)
-    left = path.with_name(f"{key(2)}-b.npy.sha256")
-    left.write_text("0" * 64)
-    cache.quota.shrink(0)
-    assert not left.exists()
-    assert path.with_name(f"{path.name}.sha256").exists()
 
 
 def test_a_chunk_of_another_size_is_not_read(tmp_path: Path) -> None:

@@ -18,11 +18,10 @@ from tests.pipeline.storage.test_disk_cache import CHUNK, FULL, content, key, re
 
 
 def whole(cache: Cache, number: int) -> Path:
-    def write(handle: int) -> str:
+    def write(handle: int) -> None:
         os.pwrite(handle, content(number), 0)
-        return hashlib.sha256(content(number)).hexdigest()
 
-    path = cache.file(f"{key(number)}-a.npy", CHUNK, write)
+    path = cache.file(f"{key(number)}-a.npy", CHUNK, hashlib.sha256(content(number)).hexdigest(), write)
     assert path.read_bytes() == content(number)
     return path
 
