@@ -77,16 +77,16 @@ def _listed_files(src: str, setting: str) -> list[str]:
     """The files that `src` names; none if it is a folder."""
     if is_pattern(src):
         return expand_pattern(src)
-    found_kind = path_kind(src)
-    if not found_kind:
+    entry_kind = path_kind(src)
+    if not entry_kind:
         raise ResoluteError(f"{src}: no such folder, got nothing there, expected {_ACCEPTED}; correct {setting}")
-    return [src] if found_kind == "file" else []
+    return [src] if entry_kind == "file" else []
 
 
 def _require_folder(src: str, setting: str) -> None:
-    found_kind = path_kind(src)
-    if found_kind != "folder":
-        got = "a file" if found_kind else "nothing there"
+    entry_kind = path_kind(src)
+    if entry_kind != "folder":
+        got = "a file" if entry_kind else "nothing there"
         raise ResoluteError(f"{src}: no such folder, got {got}, expected a folder of images; correct {setting}")
 
 

@@ -33,17 +33,17 @@ def test_a_folder_and_its_archives_are_one_catalog(tmp_path: Path, work: Path, h
     files = make_tree(tmp_path / "photos")
     got = catalog(work, pack(tmp_path, how, files, top))
     same(got, files)
-    assert got.fingerprint() == catalog(work, tmp_path / "photos").fingerprint()
+    assert got.by_class() == catalog(work, tmp_path / "photos").by_class()
     assert not got.ignored
 
 
 def test_a_table_a_list_and_class_folders_agree(tmp_path: Path, work: Path) -> None:
     files = make_tree(tmp_path / "photos")
-    by_folder = catalog(work, tmp_path / "photos").fingerprint()
+    by_folder = catalog(work, tmp_path / "photos").by_class()
     labels = pack_table(tmp_path / "labels.csv", [(name, name.partition("/")[0]) for name in reversed(files)])
-    assert catalog(work, tmp_path / "photos", labels=str(labels)).fingerprint() == by_folder
+    assert catalog(work, tmp_path / "photos", labels=str(labels)).by_class() == by_folder
     rows = pack_table(tmp_path / "photos" / "list.csv", [(name, name.partition("/")[0]) for name in files])
-    assert catalog(work, rows).fingerprint() == by_folder
+    assert catalog(work, rows).by_class() == by_folder
 
 
 def test_names_that_are_no_text_come_through(tmp_path: Path, work: Path) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,9 +234,11 @@ def test_a_worker_holds_one_large_file_at_a_time(tmp_path: Path) -> None:
 def test_storage_that_is_slow_is_no_hang_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at: list[int] = []
 
-    def fetch(place: ByteRange) -> bytes:
+    def fetch(places: Sequence[ByteRange], **options: int) -> list[bytes | Reject | None]:
+        if options:  # ahead of their turn
+            return fetch_many(places, **options)
         at.append(current)
-        raise Reject("seen")
+        return [Reject("seen")]
 
     def tell(i: int) -> None:
         nonlocal current
@@ -245,7 +247,7 @@ def test_storage_that_is_slow_is_no_hang_of_the_image(tmp_path: Path, monkeypatc
     current = -2
     with (tmp_path / "a.jpg").open("wb") as file:
         file.truncate(worker._AHEAD_BYTES + 1)
-    monkeypatch.setattr(worker, "fetch", fetch)
+    monkeypatch.setattr(worker, "fetch_many", fetch)
     places = (ByteRange(str(tmp_path / "a.jpg")),) * 2
     task = Batch(first_key=0, byte_ranges=places, labels=(0, 0), short_sides=())
     chunk = worker.convert(EncodeOptions(quality=90, label_digits=1), task, tell)
