@@ -12,11 +12,12 @@ __all__ = ["delete_orphans", "delete_partial"]
 _OF_A_SET = (
     r"\d+/((train|val)-\d{6}\.(tar|idx)|_info\.json)"
     r"|index/(train|val)((-\d+)?(\.crc)?\.npy|\.source\.npy|\.sources\.jsonl)"
+    r"|records/(train|val)-\d{6}-\d+\.rec"
     r"|rejects\.jsonl|duplicates\.jsonl|_info\.json"
 )
 _SET_NAMES = re.compile(_OF_A_SET)
 _PARTIAL_NAMES = re.compile(
-    rf"{_OF_A_SET}|(index/)?manifest\.json|damaged\.json|report\.html|source\.json|\.prep/.+"
+    rf"{_OF_A_SET}|records/plan\.json|manifest\.json|damaged\.json|report\.html|source\.json|\.prep/.+"
 )
 
 
