@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.dataset.shard_set import FORMAT, VERSION, is_sealed
 from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import PARTIAL
 from prep.execute.thread_map import thread_map
 from prep.storage.output import RUN_FOLDER, Store
 
@@ -125,6 +126,8 @@ def _refuse_foreign(store: Store) -> None:
     if "://" not in store.where and root.exists() and not root.is_dir():
         raise ResoluteError(f"{root}: in the way, got a file, expected a folder; choose another OUT")
     names = [name for name in store.folders() if name != RUN_FOLDER] + store.names()
+    if RECORDS in names and all(PARTIAL.fullmatch(name) for name in store.names(RECORDS)):
+        names.remove(RECORDS)  # why: left by a run that was killed while it wrote its plan
     if names:
         raise ResoluteError(
             f"{store.where}: not empty and not a shard set, got {len(names)} entries such as {names[0]}, expected an "
