@@ -46,7 +46,7 @@ def stages(shards: ShardSet, batch_size: int) -> list[tuple[str, Stage]]:
     """(kind of change, stage after the change) for consecutive stages."""
     small, *_, large = shards.resolutions
     rich = Augment(
-        policy="randaugment", jitter=(0.3, 0.3, 0.3, 0.1), erase_prob=0.25, mixup_alpha=0.4, cutmix_alpha=1.0
+        policy="randaugment", jitter=(0.3, 0.3, 0.3, 0.1), random_erasing_prob=0.25, mixup_alpha=0.4, cutmix_alpha=1.0
     )
 
     def stage(res: int, size: int = batch_size, fraction: float = 1.0, **more: Any) -> Stage:

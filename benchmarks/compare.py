@@ -4,7 +4,7 @@
 
 Each seed trains all recipes in turn (a b c, a b c, …), each in its own process. Differences are taken within a seed, so
 that a temporarily slow machine affects both runs. "Final epoch" is the time per image in the epochs at the last
-resolution, which should not depend on how a run got there. With --plan, `python -m train --plan` forecasts every run.
+resolution, which should not depend on how a run got there. With --plan, `python -m train plan` forecasts every run.
 """
 
 from __future__ import annotations
@@ -171,10 +171,10 @@ def _timed(words: Sequence[str], folder: Path, *, plan: bool, run: Runner) -> di
     forecast = None
     if plan:
         file = folder / "plan.json"
-        run([*words, "--plan", "--json", str(file)])
+        run(["plan", *words, "--json", str(file)])
         forecast = json.loads(file.read_text(encoding="utf-8"))
     load, began = os.getloadavg()[0], time.perf_counter()
-    run(words)
+    run(["train", *words])
     return {"wall_s": time.perf_counter() - began, "load_before": round(load, 2), "forecast": forecast}
 
 

@@ -44,7 +44,7 @@ _COLUMNS = ("train_s", "wait_s", "eval_s")
 
 
 def take_turns(words: Sequence[str]) -> int:
-    """Run `python -m train` in this process; after each epoch it prints a marker and waits for a line on stdin."""
+    """Run `python -m train train` in this process; after each epoch it prints a marker and waits for a line."""
     from train.__main__ import main as train
 
     after = runs._Session._after
@@ -57,7 +57,7 @@ def take_turns(words: Sequence[str]) -> int:
         return continues
 
     runs._Session._after = waiting  # type: ignore[assignment, method-assign]
-    return train(list(words))
+    return train(["train", *words])
 
 
 def recipe(resolutions: Sequence[int], epochs: Sequence[int], *, model: str, batch_size: int) -> str:

@@ -36,8 +36,8 @@ __all__ = ["main", "measure", "varied"]
 _AUGMENTS = (
     Augment(),
     Augment(mixup_alpha=0.4, cutmix_alpha=1.0),
-    Augment(policy="randaugment", erase_prob=0.25),
-    Augment(policy="trivialaugment", mixup_alpha=0.2, mix_per="sample"),
+    Augment(policy="randaugment", random_erasing_prob=0.25),
+    Augment(policy="trivialaugment", mixup_alpha=0.2, mixup_mode="elem"),
 )
 
 

@@ -46,14 +46,15 @@ _RECIPE = """
 seed = 7
 [model]
 name = "{model}"
-options = {{ drop_rate = {drop} }}
+kwargs = {{ drop_rate = {drop} }}
 [optim]
 name = "sgd"
 lr = 0.05
 clip_norm = 1.0
-accumulate = 2
-smoothing = 0.1
+grad_accum_steps = 2
 lookahead = 5
+[loss]
+label_smoothing = 0.1
 [precision]
 amp = "{amp}"
 compile = true
@@ -63,8 +64,8 @@ decay = 0.95
 policy = "randaugment"
 mixup_alpha = 0.2
 cutmix_alpha = 1.0
-mix_prob = 0.7
-mix_per = "sample"
+mixup_prob = 0.7
+mixup_mode = "elem"
 [eval]
 batch_size = 64
 [freeze]
@@ -153,7 +154,7 @@ class Run:
 
 
 def as_rank(seen: str, words: Sequence[str]) -> int:
-    """Run `python -m train` in this process, recording the samples of each step before it runs."""
+    """Run `python -m train train` in this process, recording the samples of each step before it runs."""
     from train import loop
     from train.__main__ import main as train
 
@@ -165,7 +166,7 @@ def as_rank(seen: str, words: Sequence[str]) -> int:
         return step(learner, batch)
 
     loop.Learner.train_step = noting  # type: ignore[assignment, method-assign]
-    return train(list(words))
+    return train(["train", *words])
 
 
 def compared(run: Run, expected: Run, planned: dict[int, frozenset[int]]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def measure(
         dtype = torch.float16 if half else torch.float32
         warm_up(
             learner.network, [("train", res, batch_size)], device=device, dtype=dtype, channels_last=True,
-            accumulate=1, autocast=learner.autocast(),
+            grad_accum_steps=1, autocast=learner.autocast(),
         )  # fmt: skip
         windows: dict[str, list[dict[str, float]]] = {"live": [], "cached": [], "synthetic": []}
         with Loader(plan, device=device, threads=threads, dtype=dtype) as loader:

@@ -33,7 +33,7 @@ from typing import Any
 from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
 from pipeline.plan.order import Order
-from pipeline.storage.files import Files, open_files
+from pipeline.storage.base import Files, open_files
 
 from .shell import command, header, ready_to_write, show_progress, write
 from .table import text_table

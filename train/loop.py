@@ -20,11 +20,10 @@ from train.recipe.schema import Recipe
 from .distillation import build_teacher, distilled
 from .distributed import Ranks
 from .freeze import Freezer
-from .gradients import build_shaping
 from .losses import build_loss
 from .models import build_ema, build_model, compile_network, ema_decay, set_tf32
 from .norms import batch_norms, statistics_kept
-from .optim import build_optimizer
+from .optim import build_optimizer, build_shaping
 from .schedule import Rates
 
 __all__ = ["Learner", "run_batches"]
@@ -59,8 +58,8 @@ class Learner:
             recipe.distill, recipe.data, classes=classes, channels_last=layout, device=device,
             resolutions={stage.res for stage in recipe.stages},
         )  # fmt: skip
-        self.loss = build_loss(recipe.loss, smoothing=recipe.optim.smoothing)
-        self._rerun = batch_norms(self.network) if recipe.model.checkpoint_blocks else []
+        self.loss = build_loss(recipe.loss)
+        self._rerun = batch_norms(self.network) if recipe.model.grad_checkpointing else []
         self._shape = build_shaping(recipe.optim, self.network)
         self.optimizer = build_optimizer(recipe.optim, self.network)
         self.freezer = Freezer(recipe.freeze, recipe.stages, self.network, self.optimizer)
@@ -107,7 +106,7 @@ class Learner:
         self.freezer.enter(batch.spec.stage)
         self.network.train()
         network, total = self.ranks.wrap(self.network), torch.zeros((), device=self.device)
-        parts = list(self._parts(batch, self.recipe.optim.accumulate))
+        parts = list(self._parts(batch, self.recipe.optim.grad_accum_steps))
         for i, (images, labels, partner_labels, lam) in enumerate(parts, 1):
             with self.autocast(), self.ranks.averaging(network, now=i == len(parts)):
                 logits = network(images)
@@ -126,7 +125,7 @@ class Learner:
     def momentum(self) -> float:
         """SGD's momentum or the first beta, as last set by the schedule."""
         group = self.optimizer.param_groups[0]
-        return float(group["betas"][0] if "betas" in group else group["momentum"])
+        return float(group["momentum"] if "momentum" in group else group["betas"][0])
 
     @torch.inference_mode()
     def eval_step(self, batch: Batch) -> torch.Tensor:

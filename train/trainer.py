@@ -8,6 +8,7 @@ without saving. Signals that were ignored when the process started (nohup, backg
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import os
@@ -34,23 +35,33 @@ from train.logs.hardware import describe, reset_peak_memory
 from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
 from train.planner.batch_size import DoesNotFit
 from train.planner.estimate import Forecast, calibration, forecast, table
-from train.planner.measure import Decode, choose_decode
-from train.planner.plan import measure_stages
+from train.planner.measure import Decode, choose_decode, measure_stages
 from train.recipe.schema import Recipe
 from train.report.console import EPOCH_HEADER, Reports, epoch_line
 
 from . import checkpoint
 from .device import device_name
-from .distributed import Ranks
+from .distributed import Ranks, join
 from .early_stopping import NotFinite, Progress, all_finite
 from .loop import Learner, run_batches
 from .setup import Options, set_up
 from .warmup import check_micro_batches, memory_to_spare, rehearsal, shapes, warm_up
 
-__all__ = ["Options", "run", "session"]
+__all__ = ["Options", "main", "run", "session"]
 
 _LOCK = ".lock"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(args: argparse.Namespace) -> int:
+    """`python -m train train`: train or resume a run, or one run per fold. Returns the exit status."""
+    options = Options.parsed(args)
+    with join(options.device) as ranks:
+        if args.folds is None:
+            return run(options, ranks)
+        from .cross_validation import chosen_folds, cross_validate  # why here: it imports this module
+
+        return cross_validate(options, chosen_folds(args.folds, shards=options.shards), ranks)
 
 
 def run(options: Options, ranks: Ranks | None = None) -> int:
@@ -256,7 +267,7 @@ class _Session:
                 self.learner.network,
                 shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages),
                 device=self.learner.device, dtype=self.learner.image_dtype,
-                channels_last=self.recipe.precision.channels_last, accumulate=self.recipe.optim.accumulate,
+                channels_last=self.recipe.precision.channels_last, grad_accum_steps=self.recipe.optim.grad_accum_steps,
                 autocast=self.learner.autocast(), teacher=self.learner.teacher, before_each=self._check_stop,
             )  # fmt: skip
         self._check_stop()
@@ -303,7 +314,8 @@ class _Session:
         step = segment.first_step + (self.position - segment.first if segment.split == "train" else 0)
         meter = self.meter.state_dict()
         if not all_finite(self.learner.network):
-            raise NotFinite.after(self.plan, step - 1, lr=self.learner.optimizer.param_groups[0]["lr"])
+            lr = max(group["lr"] for group in self.learner.optimizer.param_groups)
+            raise NotFinite.after(self.plan, step - 1, lr=lr)
         state = {
             **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
             "step": step, "progress": self.progress.state_dict(), "order": self.plan.order,

@@ -61,7 +61,7 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
         learner.freezer.enter(segment.stage)
         for k in sorted({0, max(0, segment.batches - 2), segment.batches - 1}):
             spec = plan.batch(segment.first + k, rank=ranks.rank, world_size=ranks.world_size)
-            smallest = min(len(part) for part in torch.arange(len(spec)).chunk(recipe.optim.accumulate))
+            smallest = min(len(part) for part in torch.arange(len(spec)).chunk(recipe.optim.grad_accum_steps))
             if smallest == 1 and not _normalises_one(learner, segment.res):
                 cause = _too_small(recipe, segment, spec, world_size=ranks.world_size)
                 raise ResoluteError(
@@ -88,8 +88,8 @@ def _too_small(recipe: Recipe, segment: Pass, spec: BatchSpec, *, world_size: in
     """The key, its value, and how it leads to a micro-batch of a single sample."""
     stage, of_ranks = recipe.stages[segment.stage], f" on {world_size} ranks" if world_size > 1 else ""
     if len(spec) > 1:
-        return (f"optim.accumulate: {recipe.optim.accumulate} micro-batches of the {spec.global_size} samples per step"
-                f"{of_ranks} (stage {segment.stage}) leave one of a single sample")  # fmt: skip
+        return (f"optim.grad_accum_steps: {recipe.optim.grad_accum_steps} micro-batches of the {spec.global_size} "
+                f"samples per step{of_ranks} (stage {segment.stage}) leave one of a single sample")  # fmt: skip
     if stage.batch_size < 2 * world_size:
         return f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} is a single sample per step"
     if segment.samples == 1:
@@ -105,7 +105,7 @@ def warm_up(
     device: torch.device,
     dtype: torch.dtype,
     channels_last: bool,
-    accumulate: int,
+    grad_accum_steps: int,
     autocast: AbstractContextManager[object],
     teacher: nn.Module | None = None,
     before_each: Callable[[], None] = lambda: None,
@@ -124,7 +124,7 @@ def warm_up(
             if channels_last:
                 images = images.to(memory_format=torch.channels_last)
             try:
-                for part in images.chunk(accumulate if split == "train" else 1):
+                for part in images.chunk(grad_accum_steps if split == "train" else 1):
                     with torch.inference_mode(split != "train"), autocast:
                         logits = network(part)
                         if teacher is not None and split == "train":

@@ -94,8 +94,8 @@ def _run(args: argparse.Namespace) -> None:
         **head,
         "settings": {
             "peers": names, "left_out": left_out, "workers": args.workers, "batch_size": args.batch_size,
-            "seconds": args.seconds, "rounds": args.rounds, "crop_area": augment.crop_area,
-            "crop_ratio": augment.crop_ratio, "flip_prob": augment.flip_prob,
+            "seconds": args.seconds, "rounds": args.rounds, "crop_area": augment.scale,
+            "crop_ratio": augment.ratio, "flip_prob": augment.flip_prob,
         },
         "shards": {
             "hash": shards.hash, "resolutions": resolutions, "train_samples": smallest[resolutions[0]],
@@ -113,8 +113,8 @@ def _run(args: argparse.Namespace) -> None:
     try:
         job = Job(
             task="rate", module="", shards=str(args.shards.resolve()), scratch=scratch, resolutions=resolutions,
-            batch_size=args.batch_size, workers=args.workers, seconds=args.seconds, crop_area=augment.crop_area,
-            crop_ratio=augment.crop_ratio, flip_prob=augment.flip_prob,
+            batch_size=args.batch_size, workers=args.workers, seconds=args.seconds, crop_area=augment.scale,
+            crop_ratio=augment.ratio, flip_prob=augment.flip_prob,
         )  # fmt: skip
         runner = run.Runner(job=job, peers=tuple(names), ffcv_python=args.ffcv_python, show_progress=show_progress)
         result["ffcv"] = run.prepare(runner, names)

@@ -47,12 +47,12 @@ amp = "{amp}"
 [optim]
 name = "sgd"
 lr = {lr}
-accumulate = {accumulate}
+grad_accum_steps = {grad_accum_steps}
 [ema]
 decay = 0.9
 [augment]
 mixup_alpha = 0.2
-mix_prob = 0.5
+mixup_prob = 0.5
 [eval]
 batch_size = 16
 [[stages]]
@@ -70,10 +70,10 @@ epochs = 1
 batch_size = {large}
 """
 _RECIPES: Mapping[str, Mapping[str, object]] = {
-    "one": {"model": "test_resnet", "amp": "bf16", "lr": 0.05, "accumulate": 2, "batch": 8, "large": 12},
+    "one": {"model": "test_resnet", "amp": "bf16", "lr": 0.05, "grad_accum_steps": 2, "batch": 8, "large": 12},
     # why: batch statistics depend on who shares a rank's batch, bf16 rounds each rank's gradient, large steps make more
     # of last bits that differ, and with mixing each of four ranks takes a pair of the smallest batch
-    "many": {"model": "test_convnext", "amp": "off", "lr": 0.005, "accumulate": 1, "batch": 16, "large": 18},
+    "many": {"model": "test_convnext", "amp": "off", "lr": 0.005, "grad_accum_steps": 1, "batch": 16, "large": 18},
 }
 
 
@@ -205,7 +205,7 @@ class Scenario(ABC):
 
 @functools.cache
 def _main_of(module: str) -> Callable[[list[str]], int]:
-    name = module if module == "train.inference.evaluate" or module == "prep.verify" else f"{module}.__main__"
+    name = module if module == "prep.verify" else f"{module}.__main__"
     main: Callable[[list[str]], int] = importlib.import_module(name).main
     return main
 
@@ -214,7 +214,7 @@ def shorten_limits() -> None:
     """In a forked process: time limits that suit the soak, and prep's workers forked as the command itself was."""
     import prep.execute.process_pool
     import prep.storage.lease
-    from pipeline.storage.cache_settings import CacheSettings
+    from pipeline.storage.disk_cache import CacheSettings
 
     get_context = multiprocessing.get_context
     multiprocessing.get_context = lambda method=None: get_context(  # type: ignore[assignment]
@@ -426,7 +426,7 @@ class Train(Scenario):
     def train(self, attempt: int) -> Command:
         words = ["--shards", self.shards, "--recipe", self.world.recipe(self.recipe), "--runs", self.path("runs"),
                  "--run", "run", "--device", "cpu", "--threads", 1, "--save-every-steps", 3]  # fmt: skip
-        return self.command("train", *words, ranks=self.ranks(attempt))
+        return self.command("train", "train", *words, ranks=self.ranks(attempt))
 
     def phases(self) -> list[Phase]:
         return [Phase(name="train", command=self.train)]
@@ -494,7 +494,7 @@ class Evaluate(Train):
     kills, faults = 30, 6
 
     def evaluate(self, *words: object) -> Command:
-        return self.command("train.inference.evaluate", self.run, "--shards", self.shards, "--device", "cpu",
+        return self.command("train", "eval", self.run, "--shards", self.shards, "--device", "cpu",
                             "--threads", 1, *words)  # fmt: skip
 
     def beside(self) -> list[Callable[[], Command]]:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 from pipeline.jit import compiled
-from pipeline.storage.files import OpenFile, retry_local
+from pipeline.storage.base import OpenFile
+from pipeline.storage.local import retry_local
 from pipeline.storage.read_at import read_at
 
 __all__ = ["BLOCK_BYTES", "REPAIR", "Records", "checksums", "checksums_name", "read_checksums"]
@@ -199,8 +200,6 @@ def read_checksums(path: Path, sha256: str, where: str) -> NDArray[np.uint32]:
     data = retry_local(path.read_bytes, where)
     got = hashlib.sha256(data).hexdigest()
     if got != sha256:
-        raise ResoluteError(
-            f"{where}: changed since prep, got SHA-256 {got[:12]}…, expected {sha256[:12]}…; {REPAIR}"
-        )
+        raise ResoluteError(f"{where}: changed since prep, got SHA-256 {got[:12]}…, expected {sha256[:12]}…; {REPAIR}")
     crcs: NDArray[np.uint32] = np.load(io.BytesIO(data), allow_pickle=False)
     return crcs

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ResoluteError, StorageError, differences
-from pipeline.storage.files import Files, open_files, retry_local
+from pipeline.storage.base import Files, open_files
+from pipeline.storage.local import retry_local
 
 from .index_array import REPAIR, Records, checksums_name, read_checksums
 from .source_record import SOURCE_RECORD, parse_record, repair_hint, shards_command
@@ -371,9 +372,7 @@ def _check_tars(
 
 def _check_size(files: Files, name: str, got: int | None, expected: int) -> None:
     if got is None:
-        raise ResoluteError(
-            f"{files.where(name)}: not found, expected {expected} bytes; {repair_hint(files.root)}"
-        )
+        raise ResoluteError(f"{files.where(name)}: not found, expected {expected} bytes; {repair_hint(files.root)}")
     if got != expected:
         raise ResoluteError(
             f"{files.where(name)}: cut short or changed, got {got} bytes, expected {expected}; "

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.double import store
 from benchmarks.storage import Delayed, forget, main, paced
+from pipeline.storage.base import open_files
 from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.files import open_files
 
 
 def test_waits_are_told_apart_from_steps_and_epochs() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from prep.sources.image_ref import is_url
 from prep.storage.output import ObjectStore
-from tests.prep.packed import catalog, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
-from tests.prep.test_remote import Ranged
+from tests.prep.sources.test_remote import Ranged
+from tests.support.packed import catalog, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
 
 Prep = Callable[..., Any]
 USER, PASSWORD, SIGNATURE = "someone", "hunter2secret", "5ignature/with/slashes"

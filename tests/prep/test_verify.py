@@ -26,9 +26,9 @@ from prep.shards.record import ShardRecord
 from prep.storage.hashed_file import FileInfo, write_errors
 from prep.storage.output import LocalStore, open_store
 from prep.verify import main, to_rebuild, verify
-from tests.s3 import s3_server  # noqa: F401  # a fixture
+from tests import ROOT
+from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 
-ROOT = Path(__file__).parents[2]
 OUTSIDE = {"report.html", "damaged.json", "source.json"}
 
 

@@ -248,6 +248,6 @@ def test_a_run_killed_after_its_last_save_is_pruned_when_it_is_opened_again(
     shutil.copytree(trained, runs / "small")
     kept = sorted(path.name for path in (runs / "small").glob("step-*.pt"))
     shutil.copy(runs / "small" / kept[0], checkpoint.step_file(runs / "small", 1))
-    words = ["--shards", shard_root, "--recipe", trained.parent / "small.toml", "--runs", runs, "--device", "cpu"]
-    assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
+    words = ["train", "--shards", shard_root, "--recipe", trained.parent / "small.toml", "--runs", runs]
+    assert main([str(word) for word in [*words, "--device", "cpu", "--threads", "1"]]) == 0
     assert sorted(path.name for path in (runs / "small").glob("step-*.pt")) == kept

@@ -23,13 +23,12 @@ from train.recipe.schema import Freeze, Recipe
 
 CPU = torch.device("cpu")
 EACH = 2  # steps of each stage
-pytestmark = pytest.mark.usefixtures("one_thread")
 NORMS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def _recipe(mode: str, *names: str | None, model: str = "test_resnet", **tables: Any) -> Recipe:
     stages = [{"res": 32, "epochs": 1, "batch_size": 8} | ({f"{mode}_to": name} if name else {}) for name in names]
-    given = {"name": model, "options": {"img_size": 32}} if model == "test_vit" else {"name": model}
+    given = {"name": model, "kwargs": {"img_size": 32}} if model == "test_vit" else {"name": model}
     table = {"model": given, "freeze": {"mode": mode}, "stages": stages, "ema": {"decay": 0.5},
              "precision": {"amp": "off"}}  # fmt: skip
     return Recipe.parse({**table, **tables}, name="x")

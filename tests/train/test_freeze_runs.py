@@ -18,7 +18,6 @@ from train.__main__ import main
 from train.loop import Learner
 from train.warmup import rehearsal, warm_up
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("amp", "optim"), [
@@ -62,8 +61,8 @@ def _as_before_a_start(learner: Learner) -> None:
             step(_batch(EACH * stage))
     for stages in learner.freezer.stages_by_set:
         learner.freezer.enter(stages[0])
-        warm_up(learner.network, [("train", 32, 8)], device=CPU, dtype=torch.float32, channels_last=True, accumulate=1,
-                autocast=learner.autocast())  # fmt: skip
+        warm_up(learner.network, [("train", 32, 8)], device=CPU, dtype=torch.float32, channels_last=True,
+                grad_accum_steps=1, autocast=learner.autocast())  # fmt: skip
 
 
 FROZEN = ['unfreeze_to = "none"', 'unfreeze_to = "layer3"', ""]
@@ -77,7 +76,7 @@ def frozen_words(recipe_file: Path, shard_root: Path, tmp_path_factory: pytest.T
     text += "".join(f"[[stages]]\n{line}{part}" for line, part in zip(FROZEN, parts[1:], strict=True))
     path = tmp_path_factory.mktemp("frozen") / "tiny.toml"
     path.write_text(text)
-    return ["--shards", str(shard_root), "--recipe", str(path), "--device", "cpu", "--threads", "1",
+    return ["train", "--shards", str(shard_root), "--recipe", str(path), "--device", "cpu", "--threads", "1",
             "--save-every-steps", "3", "--runs"]  # fmt: skip
 
 

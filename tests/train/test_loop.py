@@ -21,7 +21,7 @@ from train.recipe.schema import Recipe
 
 CPU = torch.device("cpu")
 TABLE: dict[str, Any] = {
-    "model": {"name": "test_vit", "options": {"img_size": 32}},  # no batch statistics: chunks add up exactly
+    "model": {"name": "test_vit", "kwargs": {"img_size": 32}},  # no batch statistics: chunks add up exactly
     "precision": {"amp": "off"},
     "optim": {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
     "stages": [{"res": 32, "epochs": 1, "batch_size": 8}],
@@ -47,7 +47,7 @@ def _batch(index: int = 0, n: int = 8, split: Any = "train", last: bool = False)
 
 
 def test_accumulated_parts_make_the_same_step_as_one() -> None:
-    whole, parts = _learner(), _learner(accumulate=3)
+    whole, parts = _learner(), _learner(grad_accum_steps=3)
     before = copy.deepcopy(whole.network.state_dict())
     loss, _ = whole.train_step(_batch(3))
     same, _ = parts.train_step(_batch(3))

@@ -158,11 +158,11 @@ class DoesNotFit(Exception):
         if self.split == "val":
             advice = f"set eval.batch_size = {_half(recipe.eval.batch_size)}"
         else:
-            micro_batches, size = recipe.optim.accumulate, recipe.stages[stages[0]].batch_size
+            micro_batches, size = recipe.optim.grad_accum_steps, recipe.stages[stages[0]].batch_size
             samples = -(-self.samples // micro_batches)
             advice = (
-                f'set batch_size = {_half(size)} there ("auto" finds the largest that fits), or optim.accumulate = '
-                f"{2 * micro_batches}, which keeps the batch size"
+                f'set batch_size = {_half(size)} there ("auto" finds the largest that fits), or '
+                f"optim.grad_accum_steps = {2 * micro_batches}, which keeps the batch size"
             )
         return ResoluteError(
             f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}, {self.split}: out of memory with images of "

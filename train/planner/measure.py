@@ -20,11 +20,14 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from pipeline.loader.loader import Batch
+from pipeline import cuda
+from pipeline.loader.loader import Batch, Loader
 from pipeline.plan.plan import BatchSpec, Plan
+from train.logs.hardware import peak_memory_bytes, reset_peak_memory
 from train.loop import Learner
 
-__all__ = ["Decode", "Pace", "Stopwatch", "Stream", "choose_decode", "measure", "restored", "synthetic"]
+__all__ = ["Decode", "Pace", "Stopwatch", "Stream", "choose_decode", "measure", "measure_stages", "restored",
+           "synthetic", "synthetic_batch"]  # fmt: skip
 
 Decode = Literal["cpu", "gpu"]
 _SKIPPED, _TIMED = 8, 24  # steps per stage: the skipped ones use prefetched batches and are not representative
@@ -122,6 +125,16 @@ class Stopwatch:
     broadcast: Callable[[int], int] = int
     clock: Callable[[], float] = time.perf_counter
 
+    @classmethod
+    def of(cls, learner: Learner) -> Stopwatch:
+        """A stopwatch for the steps of `learner`."""
+
+        def sync() -> None:
+            if learner.device.type == "cuda":
+                cuda.synchronize(learner.device)  # sync: ends the timed interval
+
+        return cls(sync=sync, broadcast=learner.ranks.broadcast)
+
     def steps(
         self, source: Callable[[], Batch], work: Callable[[Batch], object], count: int
     ) -> tuple[float, float, float]:
@@ -176,3 +189,24 @@ def measure(
         loader_images_per_s=loader, model_images_per_s=model, live_images_per_s=together, stall_frac=stall,
         eval_images_per_s=live("val", validate, 0.1)[0] if validated else None, memory_bytes=used,
     )  # fmt: skip
+
+
+def measure_stages(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
+    """Measure every stage. The learner's state is restored; the loader's position is not."""
+    paces = []
+    for stage in range(len(plan.stages)):
+        reset_peak_memory(learner.device)
+        with restored(learner):
+            paces.append(measure(
+                plan, loader, stage, Stopwatch.of(learner), train=learner.train_step, validate=learner.eval_step,
+                synthetic_batch=synthetic_batch(learner, plan, stage),
+                memory=lambda: peak_memory_bytes(learner.device),
+            ))  # fmt: skip
+    return paces
+
+
+def synthetic_batch(learner: Learner, plan: Plan, stage: int, times: float = 1.0) -> Batch:
+    """A batch of random images, `times` as large as the first training batch of `stage`."""
+    first = next(s.first for s in plan.passes if (s.split, s.stage) == ("train", stage))
+    spec = plan.batch(first, rank=learner.ranks.rank, world_size=learner.ranks.world_size)
+    return synthetic(spec, device=learner.device, dtype=learner.image_dtype, times=times)
