@@ -28,8 +28,8 @@ from prep.execute.stats import RunStats
 from prep.plan.input_checks import input_warnings
 from prep.plan.inputs import Inputs, check_no_overlap, list_inputs
 from prep.plan.shard_plan import ShardPlan
-from prep.shards.cleanup import delete_orphans, delete_partial
-from prep.shards.existing_set import PLAN, ExistingSet, describe_differences, open_existing, start_over
+from prep.shards.cleanup import delete_orphans, delete_partial, start_over
+from prep.shards.existing_set import PLAN, ExistingSet, describe_differences, open_existing
 from prep.shards.manifest import finalize_set, write_rejects
 from prep.shards.record import Records, plan_hash
 from prep.shards.source_record import check_replaced_source, is_other_source, read_record, write_record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,11 @@ from typing import Any
 from pipeline.dataset.shard_set import FORMAT, VERSION, is_sealed
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import PARTIAL
-from prep.execute.thread_map import thread_map
 from prep.storage.output import RUN_FOLDER, Store
 
-from .record import RECORDS, THREADS, lost_files, record_names
+from .record import RECORDS, lost_files, record_names
 
-__all__ = ["DAMAGED", "MANIFEST", "PLAN", "ExistingSet", "describe_differences", "open_existing", "start_over"]
+__all__ = ["DAMAGED", "MANIFEST", "PLAN", "ExistingSet", "describe_differences", "open_existing"]
 
 MANIFEST = "manifest.json"
 PLAN = f"{RECORDS}/plan.json"  # everything that decides the bytes of the set, except its resolutions
@@ -85,17 +84,6 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
     except (ValueError, TypeError):
         damaged = frozenset()
     return ExistingSet(plan=plan, manifest=manifest if is_current else None, damaged=damaged)
-
-
-def start_over(store: Store) -> None:
-    """Forget the set at OUT; its shards stay until they are replaced. A run killed here has to start over again."""
-    store.write(PLAN, b"{}\n")
-    store.remove(MANIFEST)  # why: it lists files that are about to be replaced
-    remove: Callable[[str], None] = store.remove
-    for _ in thread_map(remove, record_names(store), THREADS):
-        pass
-    for folder in (RECORDS, ""):
-        store.sync(folder)
 
 
 def _plan_of(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED
 from pipeline.errors import ResoluteError
 from prep import prepare as building
 from prep.config import Settings
 from prep.convert import codecs, worker
 from prep.convert.batch import Batch, EncodeOptions
+from prep.shards.record import ShardRecord
+from prep.storage.hashed_file import FileInfo
 from prep.storage.output import LocalStore
 from tests.support.trees import tree
 
@@ -167,6 +171,20 @@ def test_damaged_records_are_not_trusted(
     assert ran.status == 0, ran.err
     assert "6 shards were kept" in ran.out
     assert tree(tmp_path / "s") == fresh
+
+
+def test_no_flipped_byte_of_a_record_is_overlooked() -> None:
+    samples, sources, stored = (np.ones(2, dtype) for dtype in (SAMPLE, SOURCE, STORED))
+    files = {"32/train-000000.tar": FileInfo(nbytes=9, sha256="0" * 64)}
+    record = ShardRecord(
+        plan="p", split="train", number=0, res=32, samples=samples, sources=sources, stored=stored, files=files,
+        rejects=((7, "not an image"),),
+    )  # fmt: skip
+    data = record.to_bytes()
+    assert ShardRecord.parse(data).to_bytes() == data
+    for at in range(len(data)):
+        with pytest.raises(ValueError, match="not a record"):
+            ShardRecord.parse(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
 
 
 @pytest.fixture

@@ -102,10 +102,10 @@ def test_a_rebuild_never_replaces_another_sources_set(photos: Path, others: Path
     assert failed.status == 2
     assert f"made from {photos}" in failed.err
     assert "REBUILD" not in failed.err
-    for damaged in (None, "manifest.json", "records/plan.json"):  # also where the set is beyond use
-        if damaged:
-            (out / damaged).write_bytes(b"{")
-            before = tree(out)
+    for damage in ({}, {"manifest.json": b"{"}, {"manifest.json": None}, {"records/plan.json": b"{"}):
+        for name, data in damage.items():  # also where the set is beyond use
+            (out / name).unlink() if data is None else (out / name).write_bytes(data)
+        before = tree(out)
         failed = prep("--src", others, "--out", out, "--res", "32", "--rebuild")
         assert failed.status == 2
         assert failed.err.count("\n") == 1
