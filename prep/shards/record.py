@@ -136,11 +136,18 @@ class Records:
         self._copy.close()
 
     def load(self, *, damaged: Collection[str] = ()) -> None:
-        """Read all records in the store. Those that are in `damaged`, or have files there, do not count."""
+        """Read all records in the store.
+
+        Those that are in `damaged` or have files there do not count, nor those of a shard that disagree about its
+        contents.
+        """
         names = [name for name in record_names(self._store) if name not in damaged]
         for record, data in thread_map(self._read, names, THREADS):
             if record is not None:
                 self._add(record, data)
+        for shard, entries in list(self._entries.items()):
+            if len({entry.contents for entry in entries.values()}) > 1:
+                del self._entries[shard]
         self._drop(set(damaged))
         self.drop_lost()
 

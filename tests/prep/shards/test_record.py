@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,22 @@ def test_damaged_records_are_not_trusted(
     stop_before_the_manifest(prep, argv, monkeypatch)
     record = tmp_path / "s" / "records" / "train-000001-48.rec"
     record.write_bytes(damage(record.read_bytes()))
+    ran = prep(*argv)
+    assert ran.status == 0, ran.err
+    assert "6 shards were kept" in ran.out
+    assert tree(tmp_path / "s") == fresh
+
+
+def test_records_that_disagree_about_a_shard_are_not_trusted(
+    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
+) -> None:
+    """As if a photo had changed between two runs, unnoticed."""
+    stop_before_the_manifest(prep, argv, monkeypatch)
+    path = tmp_path / "s" / "records" / "train-000001-48.rec"
+    record = ShardRecord.parse(path.read_bytes())
+    sources = record.sources.copy()
+    sources["digest"][3] += np.uint64(1)
+    path.write_bytes(replace(record, sources=sources).to_bytes())
     ran = prep(*argv)
     assert ran.status == 0, ran.err
     assert "6 shards were kept" in ran.out
