@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -141,13 +141,17 @@ def build(
             if len(kept_rejects) + stats.rejects > settings.max_bad * inputs.images:
                 check_rejects(kept_rejects | {(name, key): reason for name, key, reason in stats.rejected}, so_far=True)
 
+        options = EncodeOptions(
+            quality=settings.quality, label_digits=label_digits(len(inputs.classes)), codecs=plan["codecs"]
+        )
         stats = RunStats()
         for on_progress in (count_rejects, *[_ignore_progress] * _MORE_ROUNDS):
-            specs = (
-                shard_plan.spec(*shard, missing_res, contents=records.contents(*shard))
-                for shard, missing_res in missing.items()
-            )
-            stats.merge(_convert(settings, inputs, specs, store, records, on_progress, plan))
+            if missing:
+                specs = (
+                    shard_plan.spec(*shard, missing_res, contents=records.contents(*shard))
+                    for shard, missing_res in missing.items()
+                )
+                stats.merge(_convert(settings, options, specs, store, records, on_progress))
             # why: the manifest must not list files that were deleted after they were written
             records.drop_lost()
             missing = _missing(shard_plan, records, resolutions)
@@ -272,33 +276,21 @@ def _check_rejects(
 
 def _convert(
     settings: Settings,
-    inputs: Inputs,
-    specs: Iterator[ShardSpec],
+    options: EncodeOptions,
+    specs: Iterable[ShardSpec],
     store: Store,
     records: Records,
     progress: Callable[[RunStats], None],
-    plan: Mapping[str, Any],
 ) -> RunStats:
-    options = EncodeOptions(
-        quality=settings.quality, label_digits=label_digits(len(inputs.classes)), codecs=plan["codecs"]
-    )
-    first = next(specs, None)
-    if first is None:
-        return RunStats()
-
-    def all_specs() -> Iterator[ShardSpec]:
-        yield first
-        yield from specs
-
     if settings.engine == "ray":
         from prep.execute.ray import convert_on_ray
 
-        return convert_on_ray(settings.ray_address, options, all_specs(), store, done=records.add, progress=progress)
+        return convert_on_ray(settings.ray_address, options, specs, store, done=records.add, progress=progress)
     from prep.execute.local import convert_shards
     from prep.execute.process_pool import open_pool
 
     with open_pool(settings.worker_count) as pool:
-        return convert_shards(pool, options, all_specs(), store, done=records.add, progress=progress)
+        return convert_shards(pool, options, specs, store, done=records.add, progress=progress)
 
 
 def _ignore_progress(stats: RunStats) -> None:
