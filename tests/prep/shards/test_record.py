@@ -23,7 +23,8 @@ from prep.convert import codecs, worker
 from prep.convert.batch import Batch, EncodeOptions
 from prep.shards.record import ShardRecord
 from prep.storage.hashed_file import FileInfo
-from prep.storage.output import LocalStore
+from prep.storage.output import LocalStore, open_store
+from prep.verify import verify
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -92,6 +93,22 @@ def test_a_file_that_vanishes_while_the_run_goes_on_is_made_again(
     allowed = rounds + 1
     assert prep(*argv).status == 0
     assert tree(tmp_path / "s") == fresh
+
+
+def test_a_killed_addition_of_a_resolution_leaves_the_finished_set_as_it_is(
+    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
+) -> None:
+    assert prep(*argv).status == 0
+    more = (*argv[:4], "--res", "32,48,64", *argv[6:])
+    stop_before_the_manifest(prep, more, monkeypatch)
+    assert {name: digest for name, digest in tree(tmp_path / "s").items() if name in fresh} == fresh
+    assert "already there" in prep(*argv).out
+    assert verify(open_store(str(tmp_path / "s")), workers=1).damaged == {}
+    ran = prep(*more)
+    assert ran.status == 0, ran.err
+    assert "7 shards were kept" in ran.out
+    assert prep(*argv[:2], "--out", tmp_path / "all", *more[4:]).status == 0
+    assert tree(tmp_path / "s") == tree(tmp_path / "all")
 
 
 def test_records_of_another_plan_are_not_trusted(
