@@ -34,7 +34,7 @@ class Inputs:
         return sum(len(split) for split in self.splits.values())
 
     def summary(self) -> dict[str, Any]:
-        """Summary of the sources for manifest and journal: the number of images and fingerprints.
+        """Summary of the sources for plan and manifest: the number of images and fingerprints.
 
         `splits` maps a split to a fingerprint of its members; `classes` maps "SPLIT CLASS" to (images, fingerprint of
         their names and sizes), so that a change can be attributed to a class.

@@ -1,7 +1,7 @@
 """Run prep and kill it, again and again, at random moments, until it gets to its end. Prints a line a kill.
 
-`python tests/support/kills.py KILLS SEED SHARDS ARGUMENTS-OF-PREP…`: worker processes are forked, so that a try costs a
-tenth of a second instead of torch's import; everything else is prep as it is.
+`python tests/support/kills.py KILLS SEED SHARDS ARGUMENTS-OF-PREP…`: the larger size is 48 px. Worker processes are
+forked, so that a try costs a tenth of a second instead of torch's import; everything else is prep as it is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def attempt(argv: list[str]) -> int:
 
 
 def finished_shards(out: Path) -> int:
-    return len(list(out.glob(".prep/*.npz")))
+    return len(list(out.glob("records/*-48.rec")))
 
 
 def _wait_for_lock(out: Path) -> None:

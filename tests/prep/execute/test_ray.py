@@ -66,9 +66,9 @@ def test_a_lost_node_costs_only_its_unfinished_shards(cluster: Any, nodes: Path,
 
     def lose_a_node() -> None:
         deadline = time.monotonic() + 120
-        while len(list(out.glob(".prep/*.npz"))) < 4 and time.monotonic() < deadline:
+        while len(list(out.glob("records/*-48.rec"))) < 4 and time.monotonic() < deadline:
             time.sleep(0.005)
-        seen.append(len(list(out.glob(".prep/*.npz"))))
+        seen.append(len(list(out.glob("records/*-48.rec"))))
         # why: a node killed in a write leaves this; where the kill below falls is chance
         (out / "48" / ".train-000001.tar.0123456789ab.partial").write_bytes(b"half")
         cluster.remove_node(lost, allow_graceful=False)

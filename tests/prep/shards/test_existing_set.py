@@ -144,7 +144,7 @@ def test_a_run_with_too_many_rejects_keeps_its_work(
     ran = prep(*argv)
     assert ran.status == 2
     assert "too many unusable images" in ran.err
-    kept = len(list((tmp_path / "s" / ".prep").glob("*.npz")))
+    kept = len(list((tmp_path / "s" / "records").glob("*-48.rec")))
     assert kept > 0
     ran = prep(*argv, "--max-bad", 0.1)
     assert ran.status == 0

@@ -43,7 +43,9 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "index/val.sources.jsonl": lambda path: flip(path, 4),
     "_info.json": lambda path: flip(path, 60),
     "manifest.json": lambda path: flip(path, 60),
-    "index/manifest.json": Path.unlink,
+    "records/plan.json": lambda path: flip(path, 60),
+    "records/train-000001-48.rec": lambda path: flip(path, 700),
+    "records/val-000000-32.rec": Path.unlink,
 }
 
 
@@ -54,6 +56,7 @@ def test_prep_rebuilds_what_verify_found_and_nothing_else(
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32,48", "--shard-samples", 20)
     assert prep(*argv).status == 0
     before = tree(tmp_path / "s")
+    manifest = json.loads((tmp_path / "s" / "manifest.json").read_bytes())
     assert main([str(tmp_path / "s"), "--workers", "2"]) == 0
     DAMAGE[damaged](tmp_path / "s" / damaged)
     kept = {path: state(path) for path in (tmp_path / "s").glob("[0-9]*/*.*") if not path.name.startswith("_info")}
@@ -61,8 +64,6 @@ def test_prep_rebuilds_what_verify_found_and_nothing_else(
     out = capfd.readouterr().out
     assert f"\n  {damaged}: " in out
     assert out.count("\n  ") == 1 + out.count("to rebuild")
-    manifest = json.loads((tmp_path / "s" / "index" / "manifest.json").read_bytes() if damaged != "index/manifest.json"
-                          else (tmp_path / "s" / "manifest.json").read_bytes())  # fmt: skip
     again = prep(*argv)
     assert again.status == 0, again.err
     assert tree(tmp_path / "s") == before

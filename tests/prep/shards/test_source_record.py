@@ -102,11 +102,10 @@ def test_a_rebuild_never_replaces_another_sources_set(photos: Path, others: Path
     assert failed.status == 2
     assert f"made from {photos}" in failed.err
     assert "REBUILD" not in failed.err
-    for damage in (None, b"{"):  # also where the set is beyond use
-        if damage:
-            (out / "manifest.json").write_bytes(damage)
-            (out / "index" / "manifest.json").write_bytes(damage)
-            before = tree(out)
+    for damage in ({}, {"manifest.json": b"{"}, {"manifest.json": None}, {"records/plan.json": b"{"}):
+        for name, data in damage.items():  # also where the set is beyond use
+            (out / name).unlink() if data is None else (out / name).write_bytes(data)
+        before = tree(out)
         failed = prep("--src", others, "--out", out, "--res", "32", "--rebuild")
         assert failed.status == 2
         assert failed.err.count("\n") == 1
@@ -172,10 +171,17 @@ def test_verify_prints_the_command_that_repairs(
     assert verify([str(out)]) == 1
     assert run(capfd.readouterr().out, tmp_path, prep).status == 0
     assert tree(out) == before
-    for name in ("manifest.json", "index/manifest.json"):
-        (out / name).write_bytes(b"{")
+    (out / "manifest.json").write_bytes(b"{")
     assert verify([str(out)]) == 1
     assert run(capfd.readouterr().out, tmp_path, prep).status == 0
+    assert tree(out) == before
+    for name in ("manifest.json", "records/plan.json"):
+        (out / name).write_bytes(b"{")
+    assert verify([str(out)]) == 1
+    refused = run(capfd.readouterr().out, tmp_path, prep)
+    assert refused.status == 2
+    assert "start over with REBUILD=1" in refused.err
+    assert prep("--src", photos, "--out", out, "--res", "32,48", "--quality", 85, "--rebuild").status == 0
     assert tree(out) == before
 
 

@@ -240,7 +240,7 @@ def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
     with ExitStack() as second:
 
         def overtake(path: str) -> None:
-            if path.endswith("train-000000.npz") and not overtaken:
+            if path.endswith("train-000000-32.rec") and not overtaken:
                 overtaken.append(path)
                 (name,) = two.names(LOCK)
                 leave_lock(two, name, age_s=61)
@@ -296,7 +296,7 @@ def test_uploads_that_a_killed_run_has_begun_are_aborted_and_others_are_not(
 ) -> None:
     fs = fsspec.filesystem("s3")
     name = bucket.removeprefix("s3://")
-    ours = ("set/48/train-000001.tar", "set/index/train.npy", "set/.prep/train-000000.npz")
+    ours = ("set/48/train-000001.tar", "set/index/train.npy", "set/records/train-000000-32.rec")
     others = ("set/48/notes.tar", "elsewhere/48/train-000001.tar", "settled/48/train-000001.tar")
     for key in (*ours, *others):
         fs.call_s3("create_multipart_upload", Bucket=name, Key=key)

@@ -103,8 +103,8 @@ def test_a_file_of_another_size_than_listed_ends_the_run(tmp_path: Path) -> None
         fetch(ByteRange(str(tmp_path / "a.jpg"), nbytes=9))
 
 
-def shards_in(journal: Path) -> int:
-    return len(list(journal.glob("*.npz")))
+def shards_in(out: Path) -> int:
+    return len(list(out.glob("records/*-48.rec")))
 
 
 @pytest.mark.parametrize("max_bad", [0.0, 0.5])
@@ -129,7 +129,7 @@ def test_photos_that_are_away_for_a_while_cost_nothing(
     assert f"{last}: storage is unavailable, got 'No such file or directory' 3 times" in ran.err
     assert not (tmp_path / "s" / "manifest.json").exists()
     assert not (tmp_path / "s" / "rejects.jsonl").exists()
-    kept = shards_in(tmp_path / "s" / ".prep")
+    kept = shards_in(tmp_path / "s")
     assert kept > 0
     (tmp_path / "away").rename(photos / last)
     ran = prep(*argv, "--out", tmp_path / "s")
@@ -249,16 +249,16 @@ def test_a_set_whose_folder_was_replaced_meanwhile_gets_no_manifest(
 ) -> None:
     """A volume that is unmounted leaves an empty mount point, which must not be taken for the set."""
     out, away = tmp_path / "out", tmp_path / "away"
-    finalize = building.count_split
+    drop_lost = building.Records.drop_lost
 
-    def replace_folder(*words: Any) -> Any:
-        if not away.exists():
+    def replace_folder(records: Any) -> None:
+        drop_lost(records)
+        if records.files() and not away.exists():
             out.rename(away)
             out.mkdir()
             (out / ".prep").mkdir()
-        return finalize(*words)
 
-    monkeypatch.setattr(building, "count_split", replace_folder)
+    monkeypatch.setattr(building.Records, "drop_lost", replace_folder)
     photos = make_photos(tmp_path / "photos", each=6)
     settings = Settings(src=str(photos), out=str(out), resolutions=(32,), workers=1)
     with pytest.raises(StorageError, match="replaced while prep was writing"):

@@ -1,25 +1,30 @@
-"""Which shards of an interrupted run are kept: those of the same plan and codecs whose files are there."""
+"""Which shards count as finished: those with a record of the same plan and codecs whose files are there."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet, manifest_bytes
+from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED
 from pipeline.errors import ResoluteError
 from prep import prepare as building
 from prep.config import Settings
 from prep.convert import codecs, worker
 from prep.convert.batch import Batch, EncodeOptions
-from prep.storage.output import LocalStore
+from prep.shards.record import ShardRecord
+from prep.storage.hashed_file import FileInfo
+from prep.storage.output import LocalStore, open_store
+from prep.verify import verify
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -90,29 +95,129 @@ def test_a_file_that_vanishes_while_the_run_goes_on_is_made_again(
     assert tree(tmp_path / "s") == fresh
 
 
+def test_a_killed_addition_of_a_resolution_leaves_the_finished_set_as_it_is(
+    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
+) -> None:
+    assert prep(*argv).status == 0
+    more = (*argv[:4], "--res", "32,48,64", *argv[6:])
+    stop_before_the_manifest(prep, more, monkeypatch)
+    assert {name: digest for name, digest in tree(tmp_path / "s").items() if name in fresh} == fresh
+    assert "already there" in prep(*argv).out
+    assert verify(open_store(str(tmp_path / "s")), workers=1).damaged == {}
+    ran = prep(*more)
+    assert ran.status == 0, ran.err
+    assert "7 shards were kept" in ran.out
+    assert prep(*argv[:2], "--out", tmp_path / "all", *more[4:]).status == 0
+    assert tree(tmp_path / "s") == tree(tmp_path / "all")
+
+
 def test_records_of_another_plan_are_not_trusted(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
 ) -> None:
     stop_before_the_manifest(prep, (*argv, "--quality", 95), monkeypatch)
-    (tmp_path / "s" / ".prep" / "plan.json").unlink()
+    shutil.copytree(tmp_path / "s" / "records", tmp_path / "other")
+    stop_before_the_manifest(prep, (*argv, "--rebuild"), monkeypatch)
+    for path in (tmp_path / "other").glob("*.rec"):
+        shutil.copy(path, tmp_path / "s" / "records")
     ran = prep(*argv)
     assert ran.status == 0, ran.err
     assert "kept" not in ran.out
     assert tree(tmp_path / "s") == fresh
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-200], lambda data: b"junk", lambda data: b"PK" + data[2:700]])
+@pytest.mark.parametrize("what", ["manifest.json", "records/plan.json"])
+@pytest.mark.parametrize("damage", [None, b"", b"junk", b"{}"])
+def test_of_plan_and_manifest_either_can_be_lost(
+    argv: tuple[object, ...], tmp_path: Path, prep: Prep, fresh: dict[str, str], what: str, damage: bytes | None
+) -> None:
+    assert prep(*argv).status == 0
+    path = tmp_path / "s" / what
+    path.unlink() if damage is None else path.write_bytes(damage)
+    tars = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.tar")}
+    refused_other = prep(*argv, "--quality", 95)
+    assert refused_other.status == 2
+    assert "quality: got 90, expected 95" in refused_other.err
+    assert prep(*argv[:4], "--res", "32", *argv[6:]).status == 0  # 48 px are kept
+    assert tree(tmp_path / "s") == fresh
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.tar")} == tars
+
+
+@pytest.mark.parametrize("stop", ["write", "remove", "sync"])
+def test_a_rebuild_that_is_killed_keeps_no_shard_of_the_old_set(
+    argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, stop: str
+) -> None:
+    """The old shards may be of other photos under the same names and sizes, which no plan tells apart."""
+    assert prep(*argv).status == 0
+    path = photos / "bee" / "03.jpg"
+    path.write_bytes(path.read_bytes()[:-300] + bytes(300))
+    real = getattr(LocalStore, stop)
+    calls = 0
+
+    def kill(store: LocalStore, name: str, *data: bytes) -> Any:
+        nonlocal calls
+        calls += name.startswith(("records", "manifest"))
+        if calls > 1 or stop == "sync":
+            raise Stopped
+        return real(store, name, *data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, stop, kill)
+        with pytest.raises(Stopped):
+            prep(*argv, "--rebuild", "--max-bad", 0.1)
+    ran = prep(*argv, "--max-bad", 0.1)
+    if ran.status == 2:
+        assert "REBUILD=1" in ran.err
+        ran = prep(*argv, "--rebuild", "--max-bad", 0.1)
+    assert ran.status == 0, ran.err
+    assert "kept" not in ran.out
+    assert prep(*argv[:2], "--out", tmp_path / "fresh", *argv[4:], "--max-bad", 0.1).status == 0
+    assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("damage", [
+    lambda data: data[:-200], lambda data: b"junk", lambda data: data[:300] + b"!" + data[301:],
+])  # fmt: skip
 def test_damaged_records_are_not_trusted(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str],
     damage: Callable[[bytes], bytes],
 ) -> None:  # fmt: skip
     stop_before_the_manifest(prep, argv, monkeypatch)
-    record = tmp_path / "s" / ".prep" / "train-000001.npz"
+    record = tmp_path / "s" / "records" / "train-000001-48.rec"
     record.write_bytes(damage(record.read_bytes()))
     ran = prep(*argv)
     assert ran.status == 0, ran.err
     assert "6 shards were kept" in ran.out
     assert tree(tmp_path / "s") == fresh
+
+
+def test_records_that_disagree_about_a_shard_are_not_trusted(
+    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
+) -> None:
+    """As if a photo had changed between two runs, unnoticed."""
+    stop_before_the_manifest(prep, argv, monkeypatch)
+    path = tmp_path / "s" / "records" / "train-000001-48.rec"
+    record = ShardRecord.parse(path.read_bytes())
+    sources = record.sources.copy()
+    sources["digest"][3] += np.uint64(1)
+    path.write_bytes(replace(record, sources=sources).to_bytes())
+    ran = prep(*argv)
+    assert ran.status == 0, ran.err
+    assert "6 shards were kept" in ran.out
+    assert tree(tmp_path / "s") == fresh
+
+
+def test_no_flipped_byte_of_a_record_is_overlooked() -> None:
+    samples, sources, stored = (np.ones(2, dtype) for dtype in (SAMPLE, SOURCE, STORED))
+    files = {"32/train-000000.tar": FileInfo(nbytes=9, sha256="0" * 64)}
+    record = ShardRecord(
+        plan="p", split="train", number=0, res=32, samples=samples, sources=sources, stored=stored, files=files,
+        rejects=((7, "not an image"),),
+    )  # fmt: skip
+    data = record.to_bytes()
+    assert ShardRecord.parse(data).to_bytes() == data
+    for at in range(len(data)):
+        with pytest.raises(ValueError, match="not a record"):
+            ShardRecord.parse(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
 
 
 @pytest.fixture
@@ -145,6 +250,7 @@ def test_an_unfinished_run_is_not_continued_with_other_codecs(
     request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     stop_before_the_manifest(prep, argv, monkeypatch)
+    (tmp_path / "s" / "records" / "val-000000-48.rec").unlink()
     here = codecs.codec_versions()["Pillow"]
     patch = request.getfixturevalue("other_codecs")
     refused(prep(*argv), "7.7.7", here)
@@ -176,24 +282,6 @@ def test_lists_are_repaired_with_any_codecs(
     ran = prep(*argv)
     assert ran.status == 0, ran.err
     assert tree(tmp_path / "s") == before
-
-
-def test_sets_that_do_not_name_their_codecs_are_repaired_and_extended(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep
-) -> None:
-    assert prep(*argv).status == 0
-    for name in ("manifest.json", "index/manifest.json"):
-        path = tmp_path / "s" / name
-        old = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in ("codecs", "sha256")}
-        path.write_bytes(manifest_bytes(old))
-    before = tree(tmp_path / "s")
-    assert len(ShardSet.open(tmp_path / "s").splits["train"]) == 54
-    assert "already there" in prep(*argv).out
-    (tmp_path / "s" / "48" / "train-000001.tar").unlink()
-    assert prep(*argv).status == 0
-    assert tree(tmp_path / "s") == before
-    assert prep(*argv[:4], "--res", "32,48,64", *argv[6:]).status == 0
-    assert "codecs" not in json.loads((tmp_path / "s" / "manifest.json").read_bytes())
 
 
 def test_a_worker_with_other_codecs_than_its_run_converts_nothing() -> None:
@@ -244,7 +332,7 @@ def test_each_record_is_read_once_and_each_file_is_asked_for_once(
     global most_at_once
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--shard-samples", 3)
     stop_before_the_manifest(prep, argv, monkeypatch)
-    records = len(list((tmp_path / "s" / ".prep").glob("*.npz")))
+    records = len(list((tmp_path / "s" / "records").glob("*.rec")))
     assert records == 20
     monkeypatch.setattr(building, "open_store", lambda out: Counted(Path(out)))
     settings = Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), shard_samples=3, workers=1)
@@ -256,9 +344,9 @@ def test_each_record_is_read_once_and_each_file_is_asked_for_once(
 
     most_at_once = 0
     resumed = run()
-    reads = {what: times for what, times in resumed.items() if what.endswith(".npz")}
+    reads = {what: times for what, times in resumed.items() if what.endswith(".rec")}
     names = [f"{split}-{n:06d}" for split, shards in (("train", 18), ("val", 2)) for n in range(shards)]
-    assert reads == {f"read .prep/{name}.npz": 1 for name in names}
+    assert reads == {f"read records/{name}-32.rec": 1 for name in names}
     assert most_at_once > 4
     assert not [what for what in resumed if what.startswith("size 32/")]
     assert resumed["list"] < 20
