@@ -1,32 +1,34 @@
-"""Shared parts of the benchmarks' command lines: exit status, progress line, argument checks and result files."""
+"""What the benchmarks' command lines share: arguments, progress, summaries of repeated measurements and text tables."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
+import re
+import shlex
+import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pipeline.cli
+from pipeline.cli import Parser
 from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import check_output, output_file
 
-from .machine import commit, machine, versions
-
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["check_numbers", "chosen", "command", "header", "ready_to_write", "show_progress", "write"]
+__all__ = ["Parser", "check_numbers", "chosen", "command", "parse_resolutions", "repeated", "show_progress", "spread",
+           "summarize", "text_table"]  # fmt: skip
 
 
 def command(
-    parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], None], argv: Sequence[str] | None
+    parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None
 ) -> int:
-    """Parse `argv`, call `work` and return the exit status; prints one line to stderr for a `ResoluteError`."""
-    return pipeline.cli.command(parser, work, argv)
+    """Parse `argv`, call `work` and return the exit status; prints one line to stderr for a `ResoluteError`.
+
+    The arguments get the command line as `command`, absolute paths in it without their folders.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    without_folders = [re.sub(r"(?<![\w.:/])/(?:[^/,=]*/)*", "", word) for word in words]
+    parser.set_defaults(command=f"{parser.prog} {shlex.join(without_folders)}".strip())
+    return pipeline.cli.command(parser, work, words)
 
 
 def show_progress(text: str) -> None:
@@ -50,26 +52,54 @@ def check_numbers(args: argparse.Namespace, **minimums: int) -> None:
         if getattr(args, name) < minimum:
             flag = name.replace("_", "-")
             raise ResoluteError(f"--{flag}: got {getattr(args, name)}, expected at least {minimum}; raise it")
-    if not 0 < args.seconds <= 3600:
+    if hasattr(args, "seconds") and not 0 < args.seconds <= 3600:
         raise ResoluteError(f"--seconds: got {args.seconds:g}, expected above 0, at most 3600; change it")
 
 
-def header(
-    file_format: str | None = None, *, device: torch.device | None = None, packages: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The header of a result: commit, machine and versions; with a `file_format`, also that and the date."""
-    dated = {}
-    if file_format:
-        dated = {"format": file_format, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
-    return {**dated, "commit": commit(), "machine": machine(device), "versions": versions(*packages)}
+def parse_resolutions(text: str | None, stored: Sequence[int], *, any_size: bool = False) -> tuple[int, ...]:
+    """The resolutions of `--res`, ascending; all `stored` ones for None. Raises `ResoluteError` for others than those.
+
+    any_size: the set can be read at any resolution.
+    """
+    if text is None:
+        return tuple(stored)
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ResoluteError(f"--res: got {text}, expected px separated by commas; write it as 128,160")
+    resolutions = tuple(sorted({int(word) for word in words}))
+    if not any_size and not set(resolutions) <= set(stored):
+        raise ResoluteError(f"--res: got {text}, expected some of {','.join(map(str, stored))}; correct it")
+    return resolutions
 
 
-def ready_to_write(out: Path) -> None:
-    """Raise `ResoluteError` if `write` would fail, before minutes of measuring."""
-    check_output(out, setting="--out", suffixes=(".json",))
+def repeated(raw: Sequence[float]) -> dict[str, Any]:
+    """All rounds' values and their median."""
+    return {"raw": list(raw), "median": statistics.median(raw)}
 
 
-def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1) -> None:
-    """Write `result` as JSON, atomically. Raises `ResoluteError` if it cannot be written."""
-    with output_file(out) as file:
-        file.write((json.dumps(result, indent=indent) + "\n").encode())
+def summarize(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merge one dict per round into one: floats become `repeated`, other values are the first round's."""
+    return {
+        key: repeated([each[key] for each in rounds]) if isinstance(value, float) else value
+        for key, value in rounds[0].items()
+    }
+
+
+def spread(values: dict[str, Any], digits: int = 0, factor: float = 1.0) -> str:
+    """`repeated` values times `factor` as text: median (min..max), or only the value if there is one."""
+    low, middle, high = (f"{value * factor:,.{digits}f}" for value in
+                         (min(values["raw"]), values["median"], max(values["raw"])))  # fmt: skip
+    return f"{middle} ({low}..{high})" if len(values["raw"]) > 1 else middle
+
+
+def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Aligned columns under a title; the first `left` columns are left-aligned, the others right-aligned."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    aligned = [
+        "  ".join(cell.ljust(width) if i < left else cell.rjust(width)
+                  for i, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines
+    ]  # fmt: skip
+    aligned.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
+    return "\n".join([title, *(f"  {line}" for line in aligned)])

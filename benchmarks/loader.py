@@ -1,9 +1,10 @@
-"""`python -m benchmarks.peers --shards DIR`: compares this project's loader with others on the same stored images.
+"""How many images per second do image loaders deliver, at what CPU cost, and how exact are their pixels?
 
-Every peer applies random resized crop, flip and normalisation to the same JPEGs and delivers float32 batches on the CPU
-with the same number of workers or threads. Each runs in its own process, one at a time, in rounds (A B C, A B C, ...),
-after a warm-up. `--switch` measures the cost of a change of resolution instead. benchmarks/peers/with_ffcv.py explains
-how to install FFCV.
+    python -m benchmarks.loader --shards shards [--only ours,pillow] [--batch-size 256]
+
+Every loader applies random resized crop, flip and normalisation to the same stored images and delivers float32 batches
+on the CPU with the same number of workers or threads. Each runs in its own process, one at a time, in rounds (A B C,
+A B C, ...), after a warm-up. benchmarks/loaders/ffcv.py explains how to install FFCV.
 """
 
 from __future__ import annotations
@@ -13,157 +14,157 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
-import os
-import shutil
-import tempfile
-import time
+import io
+import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import read_into_cache
-from benchmarks.shell import check_numbers, chosen, command, header, ready_to_write, show_progress, write
-from pipeline.cli import Parser
-from pipeline.errors import ResoluteError
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
-from .registry import PEERS
+from .cli import Parser, check_numbers, command, repeated, show_progress, spread, summarize, text_table
+from .loaders.registry import LOADERS
+from .loaders.run import Runner, add_arguments, compare
+from .loaders.tars import Tars
 
-__all__ = ["FORMAT", "main"]
+__all__ = ["SAME_DB", "main", "measure_quality", "measure_rates", "psnr_db", "quality_table", "rates_table",
+           "reference"]  # fmt: skip
 
-FORMAT = "resolute-peers-1"
+SAME_DB = 99.0  # reported for identical images
+_FASTEST = 100_000  # images/s; upper bound, so that no loader runs out of batches
+_CENTRE_SQUARES = (1.0, 0.5)  # sides in short sides: one that is shrunk, one that is enlarged
+_IMAGES = 64
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m benchmarks.peers",
-        description="Measure on your own shards what other loaders deliver: torch's DataLoader with Pillow and with "
-        "torchvision v2, timm's, webdataset's, stock DALI, FFCV; and what a stage change costs them (--switch).",
-        epilog="Takes about rounds x resolutions x peers x (seconds + 8 s). Other work on the machine shows as a wide "
-        "(min..max); CPU s / 1000 suffers least. Exit status: 0 done, 2 for a problem that the one line on stderr "
-        "explains, 130 interrupted.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--shards", type=Path, required=True, metavar="DIR", help="local folder written by `make shards`")
-    add("--only", metavar="PEER,…", help=f"some of {','.join(PEERS)} (default: all available)")
-    add("--res", metavar="PX,…", help="resolutions, ascending (default: all of the set)")
-    add("--seconds", type=float, default=5.0, metavar="S", help="length of a measurement (default: %(default)s)")
-    add("--rounds", type=int, default=3, metavar="N", help="interleaved rounds (default: %(default)s)")
-    add("--workers", type=int, default=2, metavar="N", help="processes or threads per peer (default: %(default)s)")
-    add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: %(default)s)")
-    add("--switch", action="store_true", help="measure stage changes instead of rates and quality")
-    add("--batches", type=int, default=40, metavar="N", help="--switch: batches per resolution (default: 40)")
-    add("--ffcv-python", default=os.environ.get("FFCV_PYTHON"), metavar="PY",
-        help="interpreter of an environment with FFCV (default: $FFCV_PYTHON)")  # fmt: skip
-    add("--out", type=Path, metavar="FILE",
-        help="JSON to write (default: benchmarks/results/peers.json, or peers-switch.json)")  # fmt: skip
-    return parser
+def measure_rates(runner: Runner) -> dict[str, Any]:
+    """{"warm_up_batches", "res": [{"res", "loaders": {name: results of `rate`, and "ours_times"}}]}, all `repeated`.
+
+    `ours_times`: our rate / the loader's rate in the same round.
+    """
+    job, results = runner.job, []
+    names = [name for name in runner.loaders if LOADERS[name].has_rate]
+    # why: two rounds of every worker's batches ahead are in the queues when the clock starts, not more
+    warm_up = max(8, 8 * job.workers)
+    batches = warm_up + math.ceil(job.seconds * _FASTEST / job.batch_size)
+    for res in job.resolutions:
+        raw: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for number in range(runner.rounds):
+            for name in names:
+                show_progress(f"{res} px, round {number + 1} of {runner.rounds}: {name}")
+                raw[name].append(runner.run(name, task="rate", resolutions=(res,), batches=batches, warm_up=warm_up))
+        loaders = {name: summarize(each) for name, each in raw.items()}
+        for name in names if "ours" in names else ():
+            pairs = zip(raw["ours"], raw[name], strict=True)
+            loaders[name]["ours_times"] = repeated([a["images_per_s"] / b["images_per_s"] for a, b in pairs])
+        results.append({"res": res, "loaders": loaders})
+    return {"warm_up_batches": warm_up, "res": results}
+
+
+def measure_quality(runner: Runner) -> list[dict[str, Any]]:
+    """[{"res", "crop_frac", "images", "psnr_db": {name: mean}}] against Pillow's antialiased bilinear.
+
+    Every loader resizes the same centre square (side: `crop_frac` x short side) of the first images of the validation
+    split; each result is compared with Pillow's on exactly the crop that the loader used.
+    """
+    job = runner.job
+    tars_of = {res: Tars(job.shards, res, "val") for res in job.resolutions}
+    names = [name for name in runner.loaders if LOADERS[name].has_crops]
+    if not names or not all(map(len, tars_of.values())):
+        return []
+    files = {}
+    for name in names:
+        show_progress(f"quality: {name}")
+        files[name] = runner.run(name, task="crops", crop_fracs=_CENTRE_SQUARES, images=_IMAGES)
+    results = []
+    for res, tars in tars_of.items():
+        jpegs = [tars.jpeg(i) for i in range(min(_IMAGES, len(tars)))]
+        for frac in _CENTRE_SQUARES:
+            values = {}
+            for name, file_of in files.items():
+                with np.load(Path(job.scratch, file_of[f"{res} {frac}"])) as made:
+                    exact = reference(jpegs, made["crops"], res)
+                    values[name] = statistics.fmean(map(psnr_db, made["images"], exact))
+            results.append({"res": res, "crop_frac": frac, "images": len(jpegs), "psnr_db": values})
+    return results
+
+
+def reference(jpegs: Sequence[bytes], crops: NDArray[np.int64], res: int) -> list[NDArray[np.uint8]]:
+    """Pillow's antialiased bilinear resize of each crop (N, 4) x, y, w, h in px to (res, res, 3) uint8."""
+    images = [Image.open(io.BytesIO(jpeg)).convert("RGB") for jpeg in jpegs]
+    return [
+        np.asarray(image.crop((x, y, x + w, y + h)).resize((res, res), Image.Resampling.BILINEAR))
+        for image, (x, y, w, h) in zip(images, crops.tolist(), strict=True)
+    ]
+
+
+def psnr_db(image: NDArray[np.float32], exact: NDArray[np.uint8]) -> float:
+    """Peak signal to noise ratio of two images of levels 0..255, at most `SAME_DB`."""
+    error = float(np.mean((image.astype(np.float64) - exact) ** 2))
+    return min(SAME_DB, 10 * float(np.log10(255**2 / error))) if error else SAME_DB
+
+
+def rates_table(result: dict[str, Any]) -> str:
+    rows = []
+    for entry in result["res"]:
+        for name, values in entry["loaders"].items():
+            used, busy = values["cpu_s_per_1000"], values["cores_busy"]
+            rows.append([
+                f"{entry['res']} px", LOADERS[name].title, spread(values["images_per_s"]),
+                spread(values["ours_times"], 2) if "ours_times" in values else "",
+                spread(used, 2) if used else "", f"{busy['median']:.1f}" if busy else "",
+                f"{values['host_us_per_image']['median']:.1f}", f"{values['processes']} / {values['threads']}",
+                values["layout"], f"{values['first_batch_s']['median']:.1f}",
+            ])  # fmt: skip
+    header = ["", "loader", "images/s", "ours is times", "CPU s / 1000", "cores", "host us/image",
+              "processes / threads", "memory", "first batch s"]  # fmt: skip
+    return text_table("loader alone, float32 batches: median (min..max)", header, rows, left=2)
+
+
+def quality_table(results: list[dict[str, Any]]) -> str:
+    """dB to Pillow of the loaders that resize known crops; `main` describes the others in words."""
+    if not results:
+        return "quality: nothing to compare: no validation images in the set, or no loader that resizes known crops"
+    names = list(results[0]["psnr_db"])
+    header = ["centre square of", "", *names]
+    rows = [
+        [f"{entry['crop_frac']:g} short sides", f"-> {entry['res']} px",
+         *(f"{entry['psnr_db'][name]:.1f}" for name in names)]
+        for entry in results
+    ]  # fmt: skip
+    title = f"PSNR in dB to Pillow's antialiased bilinear, mean of {results[0]['images']} images (99: identical)"
+    return text_table(title, header, rows, left=2)
+
+
+def _measure(runner: Runner) -> tuple[dict[str, Any], str]:
+    results: dict[str, Any] = {"loader": measure_rates(runner), "quality": measure_quality(runner)}
+    resizes = [f"  {name:16s} {LOADERS[name].resize}" for name in runner.loaders]
+    return results, "\n\n".join([rates_table(results["loader"]), quality_table(results["quality"]),
+                                 "\n".join(["how they resize", *resizes])])  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    return command(_parser(), _run, argv)
+    parser = Parser(
+        prog="python -m benchmarks.loader",
+        description="Measure on your own shards what image loaders deliver: ours, torch's DataLoader with Pillow and "
+        "with torchvision v2, timm's, webdataset's, stock DALI, FFCV.",
+        epilog="Takes about rounds x resolutions x loaders x (seconds + 8 s). Other work on the machine shows as a "
+        "wide (min..max); CPU s / 1000 suffers least. Exit status: 0 done, 2 for a problem that the one line on stderr "
+        "explains, 130 interrupted.",
+        allow_abbrev=False,
+    )
+    add_arguments(parser, "loader.json")
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="S",
+                        help="length of a measurement (default: %(default)s)")  # fmt: skip
 
+    def work(args: Any) -> None:
+        check_numbers(args)
+        compare(args, _measure, rates=True, seconds=args.seconds)
 
-def _run(args: argparse.Namespace) -> None:
-    names, left_out = _names(args)
-    batches = {"batches": 3 * 5 * args.workers} if args.switch else {}
-    check_numbers(args, rounds=1, workers=1, batch_size=2, **batches)
-    # why here: --help and command line errors should not wait for slow imports
-    from pipeline.dataset.shard_set import ShardSet
-    from pipeline.plan.stage import Augment
-
-    from . import report, run
-    from .job import Job
-    from .tars import Tars
-
-    out: Path = args.out or Path("benchmarks/results") / ("peers-switch.json" if args.switch else "peers.json")
-    shards = ShardSet.open(args.shards)
-    resolutions = _resolutions(args, tuple(shards.resolutions))
-    smallest = {res: len(Tars(args.shards, res)) for res in resolutions}
-    if min(smallest.values()) < args.batch_size:
-        raise ResoluteError(
-            f"{args.shards}: got {min(smallest.values())} training images in tars, expected a batch of "
-            f"{args.batch_size}; use a smaller --batch-size or a set on this machine"
-        )
-    augment = Augment()
-    head = header(FORMAT, packages=sorted({package for name in names for package in PEERS[name].versions}))
-    record = head["machine"]
-    result: dict[str, Any] = {
-        **head,
-        "settings": {
-            "peers": names, "left_out": left_out, "workers": args.workers, "batch_size": args.batch_size,
-            "seconds": args.seconds, "rounds": args.rounds, "crop_area": augment.crop_area,
-            "crop_ratio": augment.crop_ratio, "flip_prob": augment.flip_prob,
-        },
-        "shards": {
-            "hash": shards.hash, "resolutions": resolutions, "train_samples": smallest[resolutions[0]],
-            "mean_bytes": {str(res): Tars(args.shards, res).mean_bytes for res in resolutions},
-            "page_cache": "warmed" if read_into_cache(shards) else "as found",
-        },
-    }  # fmt: skip
-    ready_to_write(out)
-    print(f"{record['cpu']}, {record['cores']} cores, {args.workers} workers, batch {args.batch_size}, "
-          f"{result['shards']['train_samples']} training images, load before: {record['load_before']}")  # fmt: skip
-    for name, why in left_out.items():
-        print(f"left out: {name}: {why}")
-    scratch = tempfile.mkdtemp(prefix="resolute-peers-")
-    began = time.perf_counter()
-    try:
-        job = Job(
-            task="rate", module="", shards=str(args.shards.resolve()), scratch=scratch, resolutions=resolutions,
-            batch_size=args.batch_size, workers=args.workers, seconds=args.seconds, crop_area=augment.crop_area,
-            crop_ratio=augment.crop_ratio, flip_prob=augment.flip_prob,
-        )  # fmt: skip
-        runner = run.Runner(job=job, peers=tuple(names), ffcv_python=args.ffcv_python, show_progress=show_progress)
-        result["ffcv"] = run.prepare(runner, names)
-        if args.switch:
-            result["changes"] = run.changes(runner, rounds=args.rounds, batches=args.batches)
-            texts = [report.changes_table(result["changes"])]
-        else:
-            result["rates"] = run.rates(runner, rounds=args.rounds)
-            result["quality"] = run.quality(runner)
-            texts = [report.rates_table(result["rates"]), report.quality_table(result["quality"]), report.words(names)]
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    show_progress("")
-    result["took_s"] = round(time.perf_counter() - began, 1)
-    print("\n" + "\n\n".join(texts))
-    write(out, result)
-    print(f"\nwritten: {out}")
-
-
-def _names(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The peers to measure, and the reasons for omitting others."""
-    able = [name for name in PEERS if args.switch or PEERS[name].rates]
-    wanted = able if args.only is None else chosen(args.only, able)
-    left_out = {}
-    if not args.ffcv_python:
-        for name in wanted:
-            if PEERS[name].module == "with_ffcv":
-                if args.only is not None:
-                    raise ResoluteError(
-                        f"--only {name}: got no interpreter, expected one of an environment with FFCV; give "
-                        "--ffcv-python PY or FFCV_PYTHON (benchmarks/peers/with_ffcv.py says how to make it)"
-                    )
-                left_out[name] = "no --ffcv-python PY or FFCV_PYTHON given (benchmarks/peers/with_ffcv.py says how)"
-    elif not (shutil.which(args.ffcv_python) or Path(args.ffcv_python).is_file()):
-        raise ResoluteError(f"--ffcv-python: got {args.ffcv_python}, expected an interpreter; correct it")
-    return [name for name in wanted if name not in left_out], left_out
-
-
-def _resolutions(args: argparse.Namespace, stored: tuple[int, ...]) -> tuple[int, ...]:
-    """Raises `ResoluteError` for one that is not in the set, and for a single one with --switch."""
-    try:
-        wanted = stored if args.res is None else tuple(int(part) for part in args.res.split(","))
-    except ValueError:
-        raise ResoluteError(f"--res: got {args.res}, expected numbers such as 128,224; correct it") from None
-    if not set(wanted) <= set(stored) or list(wanted) != sorted(set(wanted)):
-        raise ResoluteError(f"--res: got {args.res}, expected some of {','.join(map(str, stored))}, ascending; correct")
-    if args.switch and len(wanted) < 2:
-        raise ResoluteError("--switch: got one resolution, expected two or more for a stage change; change --res")
-    return wanted
+    return command(parser, work, argv)
 
 
 if __name__ == "__main__":

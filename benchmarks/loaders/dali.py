@@ -1,4 +1,4 @@
-"""Peer: stock DALI with its WebDataset reader, decoder and resize, as in NVIDIA's examples."""
+"""Stock DALI with its WebDataset reader, decoder and resize, as in NVIDIA's examples."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def stream(job: Job) -> Generator[torch.Tensor, None, None]:
 
 
 @pipeline_def
-def _centre_graph(jpegs: list[bytes], windows: NDArray[np.int64], res: int) -> Any:
+def _centre_graph(jpegs: list[bytes], crops: NDArray[np.int64], res: int) -> Any:
     source = fn.external_source(lambda: [np.frombuffer(jpeg, np.uint8) for jpeg in jpegs])
-    x_y = fn.external_source(lambda: [np.array(window[:2], np.int32) for window in windows])
-    w_h = fn.external_source(lambda: [np.array(window[2:], np.int32) for window in windows])
+    x_y = fn.external_source(lambda: [np.array(crop[:2], np.int32) for crop in crops])
+    w_h = fn.external_source(lambda: [np.array(crop[2:], np.int32) for crop in crops])
     images = fn.decoders.image_slice(source, device="cpu", start=x_y, shape=w_h, axis_names="WH")
     return _finish(images, res, 0)
 
 
 def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """(N, res, res, 3) in 0..255 and (N, 4) windows x, y, w, h; the same decoder and resize as in training."""
+    """(N, res, res, 3) in 0..255 and (N, 4) crops x, y, w, h; the same decoder and resize as in training."""
     (res,) = job.resolutions
-    windows = [job.window(*pillow(jpeg).size) for jpeg in jpegs]
-    graph = _centre_graph(jpegs, np.array(windows), res, batch_size=len(jpegs), num_threads=job.workers, device_id=None)
+    crops = [job.centre_square(*pillow(jpeg).size) for jpeg in jpegs]
+    graph = _centre_graph(jpegs, np.array(crops), res, batch_size=len(jpegs), num_threads=job.workers, device_id=None)
     out = graph.run()[0]
     pixels: NDArray[Any] = np.stack([np.array(out.at(i)) for i in range(len(jpegs))]).transpose(0, 2, 3, 1)
     pixels = 255 * (pixels * np.array(STD) + np.array(MEAN))
-    return pixels.astype(np.float32), np.array(windows, np.int64)
+    return pixels.astype(np.float32), np.array(crops, np.int64)

@@ -1,7 +1,7 @@
-"""Peers: torch's DataLoader with Pillow, and with torchvision's v2 tensor transforms.
+"""torch's DataLoader with Pillow, and (variant "v2") with torchvision's v2 tensor transforms.
 
-Both use every free advantage: JPEGs read directly from the tar, files kept open, one endless shuffled epoch, four
-prefetched batches per worker, pinned memory on a GPU. Each resolution has a new DataLoader.
+Both get every advantage that costs nothing: JPEGs read directly from the tar, files kept open, one endless shuffled
+epoch, four prefetched batches per worker, pinned memory on a GPU. Each resolution has a new DataLoader.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +20,13 @@ from torchvision import io as image_io
 from torchvision import transforms
 from torchvision.transforms import v2
 
+from pipeline.dataset.shard_set import ShardSet
+
 from .job import MEAN, STD, Job
-from .tars import Jpegs, Tars, endless
+from .ours import open_shards
+from .tars import Jpegs, endless
 
-if TYPE_CHECKING:
-    from pipeline.plan.stage import Augment
-
-__all__ = ["centre_crops", "deliver", "pillow", "pillow_transform", "stream"]
+__all__ = ["centre_crops", "pillow", "pillow_transform", "stored_images", "stream"]
 
 _PREFETCH = 4  # batches per worker; torch's default is 2
 
@@ -59,6 +59,17 @@ class _Shuffled(Sampler[list[int]]):
             yield list(itertools.islice(order, self._batch_size))
 
 
+def stored_images(shards: ShardSet, res: int) -> Jpegs:
+    """The training split as stored at `res` px, located by this project's index.
+
+    why: reading a large set's labels from its tars takes seconds, which would count as cost of a change.
+    """
+    split = shards.splits["train"]
+    stored = np.array(split.stored[res])
+    ranges = np.stack([stored[name].astype(np.int64) for name in ("shard", "offset", "nbytes")], axis=1)
+    return Jpegs([shards.path(res, shard) for shard in split.shards], ranges, split.samples["label"].tolist())
+
+
 def pillow(jpeg: bytes) -> Image.Image:
     return Image.open(io.BytesIO(jpeg)).convert("RGB")
 
@@ -68,13 +79,13 @@ def tensor(jpeg: bytes) -> torch.Tensor:
     return image_io.decode_image(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8), image_io.ImageReadMode.RGB)
 
 
-def pillow_transform(how: Job | Augment, res: int) -> Callable[[Image.Image], torch.Tensor]:
+def pillow_transform(job: Job, res: int) -> Callable[[Image.Image], torch.Tensor]:
     return transforms.Compose([
         transforms.RandomResizedCrop(
-            res, scale=how.crop_area, ratio=how.crop_ratio,
+            res, scale=job.crop_area, ratio=job.crop_ratio,
             interpolation=transforms.InterpolationMode.BILINEAR, antialias=True,
         ),
-        transforms.RandomHorizontalFlip(how.flip_prob),
+        transforms.RandomHorizontalFlip(job.flip_prob),
         transforms.ToTensor(),
         transforms.Normalize(MEAN, STD),
     ])  # fmt: skip
@@ -90,42 +101,32 @@ def _tensor_transform(job: Job, res: int) -> Callable[[torch.Tensor], torch.Tens
     ])  # fmt: skip
 
 
-def deliver(
-    jpegs: Jpegs, transform: list[Callable[[Any], Any]], *, batches: int, batch_size: int, workers: int, seed: int,
-    device: torch.device,
-) -> Generator[torch.Tensor, None, None]:  # fmt: skip
-    """Yield `batches` batches on `device`; `transform`: functions applied to a JPEG one after another.
-
-    Workers start with the first `next` and end with the generator (`contextlib.closing`).
-    """
-    on_gpu = device.type == "cuda"
-    loader = DataLoader(
-        _Images(jpegs, transforms.Compose(transform)), num_workers=workers, persistent_workers=True,
-        batch_sampler=_Shuffled(len(jpegs), batches=batches, batch_size=batch_size, seed=seed),
-        prefetch_factor=_PREFETCH, pin_memory=on_gpu,
-    )  # fmt: skip
-    for pixels, _ in loader:
-        yield pixels.to(device, non_blocking=True) if on_gpu else pixels
-
-
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
+    shards, on_gpu = open_shards(job), job.device != "cpu"
     for seed, res in enumerate(job.resolutions):
-        yield from deliver(
-            Tars(job.shards, res),
-            [tensor, _tensor_transform(job, res)] if job.variant == "v2" else [pillow, pillow_transform(job, res)],
-            batches=job.batches, batch_size=job.batch_size, workers=job.workers, seed=seed, device=torch.device("cpu"),
+        jpegs = stored_images(shards, res)
+        steps: list[Any] = (
+            [tensor, _tensor_transform(job, res)] if job.variant == "v2" else [pillow, pillow_transform(job, res)]
+        )
+        loader = DataLoader(
+            _Images(jpegs, transforms.Compose(steps)), num_workers=job.workers, persistent_workers=True,
+            batch_sampler=_Shuffled(len(jpegs), batches=job.batches, batch_size=job.batch_size, seed=seed),
+            prefetch_factor=_PREFETCH, pin_memory=on_gpu,
         )  # fmt: skip
+        for images, _ in loader:
+            yield images.to(job.device, non_blocking=True) if on_gpu else images
+        del loader  # why: its workers end before the next ones start
 
 
 def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """(N, res, res, 3) in 0..255 and (N, 4) windows x, y, w, h, with v2's functions."""
+    """(N, res, res, 3) in 0..255 and (N, 4) crops x, y, w, h, with v2's functions."""
     (res,) = job.resolutions
-    images, windows = [], []
+    images, crops = [], []
     for jpeg in jpegs:
         pixels = tensor(jpeg) if job.variant == "v2" else pillow(jpeg)
         height, width = v2.functional.get_size(pixels)
-        x, y, side, _ = window = job.window(width, height)
-        done = v2.functional.resized_crop(pixels, y, x, side, side, [res, res], antialias=True)
-        images.append(done.permute(1, 2, 0).numpy() if job.variant == "v2" else np.asarray(done))
-        windows.append(window)
-    return np.stack(images).astype(np.float32), np.array(windows, np.int64)
+        x, y, side, _ = crop = job.centre_square(width, height)
+        resized = v2.functional.resized_crop(pixels, y, x, side, side, [res, res], antialias=True)
+        images.append(resized.permute(1, 2, 0).numpy() if job.variant == "v2" else np.asarray(resized))
+        crops.append(crop)
+    return np.stack(images).astype(np.float32), np.array(crops, np.int64)

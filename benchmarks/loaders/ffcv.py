@@ -1,4 +1,4 @@
-"""Peer: FFCV 1.0.2, from .beton files that hold the same JPEG bytes.
+"""FFCV 1.0.2, from .beton files that hold the same JPEG bytes.
 
 FFCV needs an older numpy, so this module runs in a separate environment (with Debian's libopencv-dev,
 libturbojpeg0-dev, pkg-config and a C++ compiler; 1.0.2 builds on Python 3.11):
@@ -6,7 +6,7 @@ libturbojpeg0-dev, pkg-config and a C++ compiler; 1.0.2 builds on Python 3.11):
     python3 -m venv ffcv
     ffcv/bin/pip install "numpy<2" "setuptools<81" wheel torch numba pillow tqdm opencv-python-headless
     ffcv/bin/pip install ffcv==1.0.2 --no-build-isolation --no-deps
-    python -m benchmarks.peers --ffcv-python ffcv/bin/python --shards DIR
+    python -m benchmarks.loader --ffcv-python ffcv/bin/python --shards DIR
 
 A CPU build of torch suffices. FFCV imports cv2 even if all images are JPEGs already.
 """
@@ -105,7 +105,7 @@ def _loader(job: Job, res: int, pipelines: dict[str, Any]) -> Any:
     return Loader(
         str(path), batch_size=job.batch_size, num_workers=job.workers, order=OrderOption.RANDOM, os_cache=True,
         custom_fields={"image": RGBImageField}, pipelines=pipelines, seed=res,
-        indices=np.arange(total, dtype=np.uint64) % samples,  # why: no epoch ends inside a window
+        indices=np.arange(total, dtype=np.uint64) % samples,  # why: no epoch ends inside a measurement
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _epoch(loader: Any) -> Generator[torch.Tensor, None, None]:
 
 
 def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """(N, res, res, 3) in 0..255 and (N, 4) windows x, y, w, h; the same decode and resize as in training."""
+    """(N, res, res, 3) in 0..255 and (N, 4) crops x, y, w, h; the same decode and resize as in training."""
     (res,) = job.resolutions
     path = Path(job.scratch, f"centre-{res}-{job.crop_frac}.beton")
     _write(path, _Samples(jpegs, [0] * len(jpegs)), 1)
@@ -144,6 +144,6 @@ def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDA
         pipelines=_pipelines(job, res, decoder),
     )  # fmt: skip
     images = next(iter(loader))[0].permute(0, 2, 3, 1).numpy()
-    windows = [job.window(*Image.open(io.BytesIO(jpeg)).size) for jpeg in jpegs]
+    crops = [job.centre_square(*Image.open(io.BytesIO(jpeg)).size) for jpeg in jpegs]
     pixels = 255 * (images * np.array(STD) + np.array(MEAN))
-    return pixels.astype(np.float32), np.array(windows, np.int64)
+    return pixels.astype(np.float32), np.array(crops, np.int64)

@@ -1,4 +1,4 @@
-"""The job description that is sent as JSON to a peer's process.
+"""The job description that is sent as JSON to a loader's process.
 
 Imports only the standard library, because FFCV's interpreter, without Resolute's dependencies, reads it too.
 """
@@ -18,34 +18,38 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # Source: timm IMAGENE
 class Job:
     """A measurement: training batches of the shards at each of `resolutions`, one after another."""
 
-    task: Literal["prepare", "rate", "clock", "crops"]
-    module: str  # of benchmarks.peers
+    task: Literal["prepare", "rate", "clock", "crops"] = "rate"
+    module: str = ""  # of benchmarks.loaders
     variant: str = ""
     shards: str
-    scratch: str  # folder for files of this run
+    val: str | None = None  # of plain tars, as open_dataset takes it
+    classes: str | None = None
+    scratch: str = ""  # folder for files of this run
     resolutions: tuple[int, ...]  # px: what the model sees; each is read from its own shards
     batches: int = 1  # at each resolution
     batch_size: int = 64
     workers: int = 2  # processes or threads that decode
+    device: str = "cpu"  # of the batches; others than ours and torch's DataLoader deliver on the CPU
     warm_up: int = 1  # rate: batches delivered before the clock starts
-    seconds: float = 1.0  # rate: length of the window
-    crop_area: tuple[float, float] = (0.25, 1.0)
+    seconds: float = 1.0  # rate: length of the measurement
+    steps_s: tuple[float, ...] = ()  # clock: the consumer's step time at each resolution; () takes batches at once
+    crop_area: tuple[float, float] = (0.25, 1.0)  # these three: the defaults of our Augment
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip_prob: float = 0.5
     crop_fracs: tuple[float, ...] = ()  # crops: sides of the centre squares, in short sides
     crop_frac: float = 1.0  # the one of them that is being made
     images: int = 1  # crops: how many, the first of the validation split
 
-    def window(self, width: int, height: int) -> tuple[int, int, int, int]:
+    def centre_square(self, width: int, height: int) -> tuple[int, int, int, int]:
         """x, y, w, h of the centre square of `crop_frac` short sides, in px."""
         side = int(self.crop_frac * min(width, height))
         return (width - side) // 2, (height - side) // 2, side, side
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> Job:
+    def from_json(cls, text: str) -> Job:
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()
         }

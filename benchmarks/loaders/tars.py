@@ -1,6 +1,6 @@
-"""Locates the images in the tars from the DALI index files alone, as stock readers do.
+"""Stored images by position in their tars, found from the DALI index files alone, as stock readers do.
 
-why: peers should not depend on this project's index and reader, which FFCV's interpreter does not have.
+Imports only numpy beside the standard library: FFCV's interpreter does not have this project's index and reader.
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ __all__ = ["Jpegs", "Tars", "endless"]
 class Jpegs:
     """Access to JPEGs at known positions in tars, and their `labels`; files stay open once used."""
 
-    labels: list[int]
-
-    def __init__(self, paths: Sequence[Path], places: NDArray[np.int64]) -> None:
-        """`places` (N, 3 or more): which of `paths`, offset and bytes of a JPEG."""
-        self.paths, self._places = paths, places
+    def __init__(self, paths: Sequence[Path], ranges: NDArray[np.int64], labels: Sequence[int] = ()) -> None:
+        """`ranges` (N, 3 or more): which of `paths`, offset and size in bytes of a JPEG."""
+        self.paths, self._ranges, self.labels = paths, ranges, labels
         self._files: dict[int, int] = {}  # shard number -> file descriptor, opened by the process that needs it
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._ranges)
 
     @property
     def mean_bytes(self) -> float:
-        """The bytes of a JPEG."""
-        return float(self._places[:, 2].mean())
+        """Mean size of a JPEG in bytes."""
+        return float(self._ranges[:, 2].mean())
 
     def jpeg(self, sample: int) -> bytes:
-        shard, offset, size = (int(value) for value in self._places[sample, :3])
+        shard, offset, size = (int(value) for value in self._ranges[sample, :3])
         return self._read(shard, offset, size)
 
     def _read(self, shard: int, offset: int, size: int) -> bytes:
@@ -57,17 +55,17 @@ class Tars(Jpegs):
     def __init__(self, root: str | Path, res: int, split: str = "train") -> None:
         self.indexes = sorted(Path(root, str(res)).glob(f"{split}-*.idx"))
         rows = [
-            (shard, *_places(line))
+            (shard, *_ranges(line))
             for shard, index in enumerate(self.indexes)
             for line in index.read_text(encoding="utf-8").splitlines()[1:]
         ]
-        places = np.array(rows, np.int64).reshape(-1, 5)
-        super().__init__([index.with_suffix(".tar") for index in self.indexes], places)
-        self.labels = [int(self._read(shard, *label)) for shard, _, _, *label in places.tolist()]
+        ranges = np.array(rows, np.int64).reshape(-1, 5)
+        super().__init__([index.with_suffix(".tar") for index in self.indexes], ranges)
+        self.labels = [int(self._read(shard, *label)) for shard, _, _, *label in ranges.tolist()]
         self._close()  # why: a worker that is forked must not share file descriptors, nor pickle them
 
 
-def _places(line: str) -> tuple[int, int, int, int]:
+def _ranges(line: str) -> tuple[int, int, int, int]:
     """Offset and bytes of the JPEG and of the label. Source: DALI's wds2idx: `ext offset size name` a component."""
     words = line.split()
     results = {words[i]: (int(words[i + 1]), int(words[i + 2])) for i in range(0, len(words), 4)}

@@ -1,4 +1,4 @@
-"""Peer: timm's loader (`timm.data.create_loader`), also with its scheduled sizes.
+"""timm's loader (`timm.data.create_loader`), also with its scheduled sizes.
 
 It reads the stored images as a map-style data set, which scheduled sizes require. Colour jitter, on by default in timm,
 is off. timm's prefetcher normalises the pixels in the main process.
@@ -16,28 +16,29 @@ from PIL import Image
 from timm.data import create_loader
 from torch.utils.data import Dataset
 
-from .dataloader import pillow
+from .dataloader import pillow, stored_images
 from .job import Job
-from .tars import Tars, endless
+from .ours import open_shards
+from .tars import Jpegs, endless
 
 __all__ = ["stream"]
 
 
-class _Pictures(Dataset[tuple[Any, int]]):
+class _Images(Dataset[tuple[Any, int]]):
     """The stored images in one long shuffled epoch, with `transform` set by timm."""
 
-    def __init__(self, tars: Tars, total: int, seed: int) -> None:
-        self._tars = tars
-        self._order = np.fromiter(itertools.islice(endless(len(tars), seed), total), np.int64, total)
+    def __init__(self, jpegs: Jpegs, total: int, seed: int) -> None:
+        self._jpegs = jpegs
+        self._order = np.fromiter(itertools.islice(endless(len(jpegs), seed), total), np.int64, total)
         self.transform: Callable[[Image.Image], Any] | None = None
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, place: int) -> tuple[Any, int]:
-        sample = int(self._order[place])
-        image = pillow(self._tars.jpeg(sample))
-        return self.transform(image) if self.transform else image, self._tars.labels[sample]
+    def __getitem__(self, position: int) -> tuple[Any, int]:
+        sample = int(self._order[position])
+        image = pillow(self._jpegs.jpeg(sample))
+        return self.transform(image) if self.transform else image, self._jpegs.labels[sample]
 
 
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
@@ -47,21 +48,21 @@ def stream(job: Job) -> Generator[torch.Tensor, None, None]:
         "hflip": job.flip_prob, "color_jitter": 0.0, "interpolation": "bilinear", "num_workers": job.workers,
         "device": torch.device("cpu"), "persistent_workers": True,
     }  # fmt: skip
-    total = job.batches * job.batch_size
+    shards, total = open_shards(job), job.batches * job.batch_size
     if job.variant == "scheduled":
         largest = max(job.resolutions)
-        pictures: Any = _Pictures(Tars(job.shards, largest), total, 0)
+        images: Any = _Images(stored_images(shards, largest), total, 0)
         loader: Any = create_loader(
-            pictures, largest, input_size_choices=job.resolutions,
+            images, largest, input_size_choices=job.resolutions,
             batch_choice_schedule="progressive", batch_schedule_epochs=len(job.resolutions),
             batch_schedule_spread=0.0, batch_schedule_random_mix=0.0, num_batches=job.batches, **common,
         )  # fmt: skip
         for epoch in range(len(job.resolutions)):
             loader.batch_sampler.set_epoch(epoch)
-            for pixels, _ in loader:
-                yield pixels
+            for batch, _ in loader:
+                yield batch
         return
     for seed, res in enumerate(job.resolutions):
-        pictures = _Pictures(Tars(job.shards, res), total, seed)
-        for pixels, _ in create_loader(pictures, res, **common):
-            yield pixels
+        images = _Images(stored_images(shards, res), total, seed)
+        for batch, _ in create_loader(images, res, **common):
+            yield batch

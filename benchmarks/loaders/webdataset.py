@@ -1,4 +1,4 @@
-"""Peer: webdataset's WebDataset and WebLoader over the tars, with Pillow.
+"""webdataset's WebDataset and WebLoader over the tars, with Pillow.
 
 Shards are drawn with replacement (`resampled`), as webdataset recommends for training, so no epoch ends.
 """
@@ -36,6 +36,6 @@ def stream(job: Job) -> Generator[torch.Tensor, None, None]:
             .batched(job.batch_size, partial=False)
         )
         loader = iter(wds.WebLoader(data, batch_size=None, num_workers=job.workers, prefetch_factor=4))
-        for pixels, _ in itertools.islice(loader, job.batches):
-            yield pixels
+        for images, _ in itertools.islice(loader, job.batches):
+            yield images
         del loader  # its workers end with it

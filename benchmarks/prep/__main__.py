@@ -1,6 +1,6 @@
-"""Throughput of prep compared with other converters, and the accuracy of its pixels.
+"""How many photos per second does prep convert, beside other converters, and how exact are its pixels?
 
-    python -m benchmarks.prep --src photos/train [--res 128,160,224] [--repeats 3] [--copies 10]
+    python -m benchmarks.prep --src photos/train [--res 128,160,224] [--rounds 3] [--copies 10]
                               [--img2dataset /path/to/python]
 
 All images of a folder of class folders, copied a few times, are converted to shards of all sizes with two processes by
@@ -35,12 +35,12 @@ from typing import Any
 import webdataset
 from PIL import Image
 
-from pipeline.cli import Parser
+from benchmarks.cli import Parser, command
+from benchmarks.record import check_writable, header, write
 from prep.config import MARGIN, parse_resolutions
 from prep.convert.resize import fit
 
-from .prep_limits import limits, quality, split
-from .shell import command, header, ready_to_write, write
+from .parts import measure_parts, measure_psnr
 
 WORKERS = 2
 QUALITY = 90
@@ -68,10 +68,10 @@ def copy_photos(src: Path, copies: int, root: Path) -> list[Path]:
     return made
 
 
-def _run(command: Sequence[object]) -> None:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+def _run(words: Sequence[object]) -> None:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{command[0]}: exit status {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
+        raise RuntimeError(f"{words[0]}: exit status {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
 
 
 def run_ours(src: Path, out: Path, resolutions: Sequence[int]) -> None:
@@ -80,12 +80,12 @@ def run_ours(src: Path, out: Path, resolutions: Sequence[int]) -> None:
 
 
 def run_pillow(src: Path, out: Path, short_sides: Sequence[int]) -> None:
-    """The straightforward converter: each process has its own part of the images and its own ShardWriters."""
+    """The straightforward converter: each process has its own images and its own ShardWriters."""
     out.mkdir()
     files = sorted(src.glob("*/*"))
     context = multiprocessing.get_context("fork")
     processes = [
-        context.Process(target=_pillow_part, args=(files[part::WORKERS], out, part, short_sides))
+        context.Process(target=_convert_with_pillow, args=(files[part::WORKERS], out, part, short_sides))
         for part in range(WORKERS)
     ]
     for process in processes:
@@ -96,7 +96,7 @@ def run_pillow(src: Path, out: Path, short_sides: Sequence[int]) -> None:
             raise RuntimeError(f"the Pillow converter failed with exit status {process.exitcode}")
 
 
-def _pillow_part(files: Sequence[Path], out: Path, part: int, short_sides: Sequence[int]) -> None:
+def _convert_with_pillow(files: Sequence[Path], out: Path, part: int, short_sides: Sequence[int]) -> None:
     with ExitStack() as stack:
         writers = [
             stack.enter_context(webdataset.ShardWriter(f"{out}/{side}-{part}-%06d.tar", maxcount=4096, verbose=0))
@@ -125,11 +125,11 @@ def run_img2dataset(python: Path, src: Path, out: Path, short_sides: Sequence[in
 
 
 def measure(
-    tools: dict[str, Callable[[Path, Path], None]], photos: Path, few: Path, root: Path, repeats: int
+    tools: dict[str, Callable[[Path, Path], None]], photos: Path, few: Path, root: Path, rounds: int
 ) -> dict[str, dict[str, list[float]]]:
     """{tool: {"seconds": one value per round, "few_seconds": the same for `FEW` images}}."""
     results: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "few_seconds": []} for name in tools}
-    for repeat in range(repeats + 1):
+    for number in range(rounds + 1):
         for name, tool in tools.items():
             for what, src in (("few_seconds", few), ("seconds", photos)):
                 out = root / "out"
@@ -137,7 +137,7 @@ def measure(
                 tool(src, out)
                 elapsed_s = time.perf_counter() - began
                 shutil.rmtree(out)
-                if repeat:  # the first is a warm-up
+                if number:  # the first is a warm-up
                     results[name][what].append(elapsed_s)
     return results
 
@@ -147,17 +147,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.prep", description="Measure prep.")
     parser.add_argument("--src", type=Path, required=True, help="folder of class folders of JPEGs")
     parser.add_argument("--res", default="128,160,224", help="resolutions in px (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="timed rounds (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds (default: %(default)s)")
     parser.add_argument("--copies", type=int, default=10, help="copies of every image (default: %(default)s)")
     parser.add_argument("--img2dataset", type=Path, metavar="PYTHON", help="Python interpreter with img2dataset")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/prep.json"), help="JSON to write")
-    return command(parser, _measured, argv)
+    return command(parser, _measure_all, argv)
 
 
-def _measured(args: argparse.Namespace) -> None:
+def _measure_all(args: argparse.Namespace) -> None:
     resolutions = parse_resolutions(args.res)
-    ready_to_write(args.out)
-    head = header(packages=("simplejpeg", "numba", "webdataset"))
+    check_writable(args.out)
+    result = header(args, rounds=args.rounds, packages=("simplejpeg", "numba", "webdataset"))
     with tempfile.TemporaryDirectory(prefix="resolute-prep-") as temporary:
         root = Path(temporary)
         sides = [round(res * MARGIN) for res in resolutions]
@@ -174,16 +174,12 @@ def _measured(args: argparse.Namespace) -> None:
             tools[f"img2dataset, {len(sides)} runs"] = lambda src, out: run_img2dataset(
                 args.img2dataset, src, out, sides
             )
-        seconds = measure(tools, root / "photos", root / "few", root, args.repeats)
         once = files[:: args.copies]
-        parts = split(once, sides, args.repeats)
-        alone = limits(once, sides, WORKERS)
-        psnr_db = quality(once, sides)
-    result: dict[str, Any] = {
-        "images": len(files), "copies": args.copies, "resolutions": resolutions, "short_sides": sides,
-        "workers": WORKERS, "seconds": seconds, "parts": parts, "limits_images_per_s": alone, "psnr_db": psnr_db,
-        **head,
-    }  # fmt: skip
+        result |= {
+            "images": len(files), "copies": args.copies, "resolutions": resolutions, "short_sides": sides,
+            "workers": WORKERS, "seconds": measure(tools, root / "photos", root / "few", root, args.rounds),
+            "parts": measure_parts(once, sides, args.rounds), "psnr_db": measure_psnr(once, sides),
+        }  # fmt: skip
     report(result)
     write(args.out, result)
 
@@ -200,10 +196,8 @@ def report(result: dict[str, Any]) -> None:
             f"  {name:<22} {images / total_s:5.0f} images/s, steady {steady[name]:5.0f}, start-up {few:4.1f} s; ours "
             f"{total_s / statistics.median(seconds[OURS]['seconds']):.2f}x, steady {steady[OURS] / steady[name]:.2f}x"
         )
-    for part, times in result["parts"]["ms"].items():
-        print(f"  {part:<22} {statistics.median(times['values']):6.3f} ms CPU per image")
-    for part, rate in result["limits_images_per_s"].items():
-        print(f"  limit: {part:<29} {rate:6.0f} images/s")
+    for part, ms in result["parts"]["ms"].items():
+        print(f"  {part:<22} {ms['median']:6.3f} ms CPU per image")
     for side, nbytes in result["parts"]["bytes"].items():
         mean = {name: statistics.fmean(values[side]) for name, values in result["psnr_db"].items() if values[side]}
         psnr = ", ".join(f"{value:.2f} dB to {name}" for name, value in mean.items()) or "nothing to shrink"

@@ -23,15 +23,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.shell import header, ready_to_write, write
-from pipeline.cli import Parser, command
+from benchmarks.cli import Parser, command
+from benchmarks.record import check_writable, header, write
 from pipeline.errors import ResoluteError
 
 from .faults import compile_library, preload
 
 __all__ = ["main"]
 
-FORMAT = "resolute-soak-1"
 _INSIDE = "RESOLUTE_SOAK_FOLDER"  # set in the process that was started with the library of faults loaded
 
 
@@ -62,7 +61,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
             raise ResoluteError(f"--{name}: got {getattr(args, name)}, expected at least 0; correct it")
     if sys.platform != "linux":
         raise ResoluteError(f"soak: got {sys.platform}, expected Linux; run it there")
-    ready_to_write(args.out)
+    check_writable(args.out)
     if _INSIDE in os.environ:
         return _soak(args)
     # why: only processes started with the fault library can be disturbed
@@ -88,14 +87,12 @@ def _soak(args: argparse.Namespace) -> int:
                 only=[word for word in args.only.split(",") if word], index=args.index, keep=args.keep,
             )  # fmt: skip
             soak.go()
-        result = {**header(FORMAT), **soak.result()}
-        write(args.out, result, indent=None)
+        write(args.out, {**header(args), **soak.result()}, indent=None)
     finally:
         leftovers(grace_s=0.0)
         if not (args.keep and (folder / "cycle").exists()):
             shutil.rmtree(folder, ignore_errors=True)
     print(soak.summary())
-    print(f"written: {args.out}")
     return 1 if soak.findings else 0
 
 

@@ -1,14 +1,14 @@
-"""Stalls on slow storage, for a consumer that takes a batch and then computes for a fixed time.
+"""How long does a training wait for its data on slow storage?
 
     python -m benchmarks.storage --shards shards [--res 128] [--pace 1500] [--seconds 10] [--only local,cold,store]
 
 local  a folder in the page cache, and the same with 1, 5 and 20 ms added per read (a network disk)
 cold   a folder evicted from the page cache
-store  an object store on loopback (`benchmarks/double.py`) with an empty cache: two epochs, both orders
+store  an object store on loopback (object_store.py) with an empty cache: two epochs, both orders
 
-The consumer sleeps `batch / pace` s per batch, like a training step at `pace` images/s. `stall` is the fraction of the
-time after the first batch in which it waited in `next()`; `start` is the time to the first batch, including opening the
-set and the loader. The second epoch reads the same samples as the first.
+The consumer takes a batch and then sleeps `batch / pace` s, like a training step at `pace` images/s. `stall` is the
+fraction of the time after the first batch in which it waited in `next()`; `start` is the time to the first batch,
+including opening the set and the loader. The second epoch reads the same samples as the first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import math
-import os
 import statistics
 import tempfile
 import time
@@ -30,65 +29,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import Parser
+from benchmarks.cli import Parser, chosen, command, show_progress, text_table
+from benchmarks.proc import evict_files
+from benchmarks.record import check_writable, header, write
 from pipeline.errors import ResoluteError
 from pipeline.plan.order import Order
 from pipeline.storage.files import Files, open_files
 
-from .shell import command, header, ready_to_write, show_progress, write
-from .table import text_table
-
-__all__ = ["Delayed", "forget", "main", "paced"]
+__all__ = ["Delayed", "main", "paced"]
 
 PARTS = ("local", "cold", "store")
 DELAYS_S = (0.0, 1e-3, 5e-3, 20e-3)
 
 
-class Delayed(Files):
-    """Wraps a set's files and delays each read by `delay_s`."""
+class Delayed:
+    """A set's files, each read of which takes `delay_s` longer."""
 
-    remote = True  # why: forces all reads through `read`
+    remote = True  # why: all reads go through `read`
     chunk_bytes = 0
 
     def __init__(self, files: Files, delay_s: float) -> None:
         self._files, self._delay_s = files, delay_s
 
-    @property
-    def root(self) -> str:
-        return self._files.root
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
 
-    def where(self, name: str) -> str:
-        return self._files.where(name)
-
-    def identity(self, name: str) -> tuple[int, str] | None:
-        return self._files.identity(name)
-
-    def local(self, name: str) -> Path:
-        return self._files.local(name)
-
-    def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
+    def read(self, *range_of: Any, **options: Any) -> bytes:
         time.sleep(self._delay_s)
-        return self._files.read(name, offset, nbytes, fresh=fresh)
-
-    def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
-        return self._files.prefetch(name, offset, nbytes)
-
-    def release(self) -> None:
-        self._files.release()
-
-    def interrupt(self) -> None:
-        self._files.interrupt()
-
-    def close(self) -> None:
-        self._files.close()
-
-
-def forget(folder: Path, res: int) -> None:
-    """Evict the tars of a resolution from the page cache, if the system complies."""
-    os.sync()  # why: dirty pages cannot be evicted
-    for path in (folder / str(res)).glob("*.tar"):
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return self._files.read(*range_of, **options)
 
 
 def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[str, float]]:
@@ -119,7 +87,7 @@ def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[s
     return epochs
 
 
-def case(
+def measure_one(
     open_set: Callable[[], Any], args: argparse.Namespace, *, order: Order, epochs: int
 ) -> dict[str, Any]:
     """Measure `epochs` epochs of the same samples at the pace of the arguments."""
@@ -150,35 +118,32 @@ def case(
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     from pipeline.dataset.shard_set import ShardSet
 
-    def opened(files: Files) -> Any:
-        return ShardSet.open(files.root, resolutions=(args.res,), files=files)
+    def open_with(files: Callable[[], Any]) -> Any:
+        opened = files()
+        return ShardSet.open(opened.root, resolutions=(args.res,), files=opened)
 
-    def opened_from(files: Callable[[], Files]) -> Any:
-        return opened(files())
-
-    def delayed(delay_s: float) -> Any:
-        return opened(Delayed(open_files(args.shards), delay_s))
+    def local() -> Files:
+        return open_files(args.shards)
 
     rows: list[dict[str, Any]] = []
 
-    def add(name: str, open_set: Callable[[], Any], **words: Any) -> None:
+    def add(name: str, files: Callable[[], Any], **words: Any) -> None:
         show_progress(name)
-        rows.append({"name": name, **case(open_set, args, **words)})
+        rows.append({"name": name, **measure_one(partial(open_with, files), args, **words)})
 
     if "local" in args.only:
-        add("page cache (warming)", lambda: opened(open_files(args.shards)), order="full", epochs=1)
+        add("page cache (warming)", local, order="full", epochs=1)
         rows.clear()
-        add("page cache", lambda: opened(open_files(args.shards)), order="full", epochs=1)
+        add("page cache", local, order="full", epochs=1)
         for delay_s in DELAYS_S:
-            add(f"{1e3 * delay_s:g} ms a sample", partial(delayed, delay_s), order="full", epochs=1)
-    if "cold" in args.only:
-        for order in ("full", "block"):
-            forget(args.shards, args.res)
-            add("cold disk", lambda: opened(open_files(args.shards)), order=order, epochs=2)
-    if "store" in args.only:
-        for order in ("full", "block"):
-            with remote(args) as files:
-                add("store, empty cache", partial(opened_from, files), order=order, epochs=2)
+            delayed = partial(lambda delay_s: Delayed(local(), delay_s), delay_s)
+            add(f"{1e3 * delay_s:g} ms per sample", delayed, order="full", epochs=1)
+    for order in ("full", "block") if "cold" in args.only else ():
+        evict_files((args.shards / str(args.res)).glob("*.tar"))
+        add("cold disk", local, order=order, epochs=2)
+    for order in ("full", "block") if "store" in args.only else ():
+        with remote(args) as files:
+            add("store, empty cache", files, order=order, epochs=2)
     show_progress("")
     return rows
 
@@ -188,7 +153,7 @@ def remote(args: argparse.Namespace) -> Iterator[Callable[[], Files]]:
     """A function that opens the set's files in the store, through a new, empty cache."""
     from pipeline.storage.disk_cache import CacheSettings
 
-    from .double import store
+    from .object_store import store
 
     with (
         tempfile.TemporaryDirectory(prefix="resolute-cache-") as folder,
@@ -242,20 +207,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-    args.only = args.only.split(",")
-    if unknown := [part for part in args.only if part not in PARTS]:
-        raise ResoluteError(f"--only: got '{unknown[0]}', expected some of {','.join(PARTS)}; correct it")
+    args.only = chosen(args.only, PARTS)
     for name in ("pace", "seconds", "mib_per_s", "total_mib_per_s", "chunk_mib", "batch_size"):
         if not 0 < getattr(args, name) < math.inf:
             raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(args, name)}, expected above 0; raise it")
-    ready_to_write(args.out)
-    head = header("resolute-storage-1")
+    check_writable(args.out)
+    head = header(args)
     rows = measure(args)
     print(table(rows))
-    settings = {name: value for name, value in vars(args).items() if name not in ("shards", "out")}
+    settings = {name: value for name, value in vars(args).items() if name not in ("shards", "out", "command")}
     settings["set"] = args.shards.resolve().name
     write(args.out, {**head, "settings": settings, "rows": rows})
-    print(f"written: {args.out}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Time per batch and memory as a function of the number of samples in a set, from a thousand to a hundred million.
+"""What does the index of a set cost per batch and in memory, from a thousand to a hundred million samples?
 
-    python -m benchmarks.scale [--samples 1000,1000000,100000000] [--dir FOLDER] [--out FILE]
+    python -m benchmarks.storage.index [--samples 1000,1000000,100000000] [--dir FOLDER] [--out FILE]
 
 For each size, a synthetic set is created with a real index and sparse files as shards (10 GB of disk at 100 M samples,
 deleted at the end). A separate process opens it at three resolutions and gets batches and labels from the plan, as the
@@ -18,28 +18,25 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import hashlib
+import io
 import math
-import multiprocessing
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.cli import Parser
+from benchmarks.cli import Parser, command, text_table
+from benchmarks.proc import evict_files, in_new_process, read_files
+from benchmarks.record import check_writable, header, write
 from pipeline.dataset.index_array import checksums, checksums_name
 from pipeline.dataset.shard_set import FORMAT, SAMPLE, STORED, VERSION, ShardSet, manifest_bytes, shard_name, tar_name
 from pipeline.plan.order import Order
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
-
-from .shell import command, header, ready_to_write, write
-from .table import text_table
 
 RESOLUTIONS = (128, 160, 224)
 PER_SHARD, CHUNK, BATCH = 10_000, 1_000_000, 256
@@ -72,13 +69,12 @@ def make_set(root: Path, samples: int) -> None:
 
 def _write(root: Path, name: str, dtype: np.dtype[Any], samples: int) -> dict[str, dict[str, Any]]:
     """Write an index array and its checksums in chunks; returns their manifest entries."""
-    digest = hashlib.sha256()
 
-    def pieces() -> Iterator[bytes]:
-        head = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype)) | {"shape": (samples,)}
-        np.lib.format.write_array_header_1_0(file, head)
-        file.seek(0)
-        yield file.read()
+    def chunks() -> Iterator[bytes]:
+        head = io.BytesIO()
+        fields = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype)) | {"shape": (samples,)}
+        np.lib.format.write_array_header_1_0(head, fields)
+        yield head.getvalue()
         random = np.random.default_rng(0)
         for first in range(0, samples, CHUNK):
             count = min(CHUNK, samples - first)
@@ -89,41 +85,21 @@ def _write(root: Path, name: str, dtype: np.dtype[Any], samples: int) -> dict[st
                 rows["offset"], rows["shard"] = number % PER_SHARD * 10_000 + 512, number // PER_SHARD
                 rows["width"], rows["height"] = random.integers(146, 400, count), 146
                 rows["nbytes"], rows["crc32"] = random.integers(5000, 9000, count), random.integers(0, 2**32, count)
-            data = rows.tobytes()
-            file.write(data)
-            yield data
+            yield rows.tobytes()
 
-    def hashed() -> Iterator[bytes]:
-        for piece in pieces():
-            digest.update(piece)
-            yield piece
+    def written() -> Iterator[bytes]:
+        for chunk in chunks():
+            file.write(chunk)
+            yield chunk
 
-    with (root / name).open("w+b") as file:
-        crcs = checksums(hashed())
-    np.save(root / checksums_name(name), crcs)
+    with (root / name).open("wb") as file:
+        np.save(root / checksums_name(name), checksums(written()))
     entries = {}
-    for file_name, sha256 in (
-        (name, digest.hexdigest()),
-        (checksums_name(name), hashlib.sha256((root / checksums_name(name)).read_bytes()).hexdigest()),
-    ):
-        entries[file_name] = {"bytes": (root / file_name).stat().st_size, "sha256": sha256}
+    for path in (root / name, root / checksums_name(name)):
+        with path.open("rb") as finished:
+            sha256 = hashlib.file_digest(finished, "sha256").hexdigest()
+        entries[str(path.relative_to(root))] = {"bytes": path.stat().st_size, "sha256": sha256}
     return entries
-
-
-def forget(root: Path) -> None:
-    """Evict the index from the page cache, if the system complies."""
-    os.sync()
-    for path in (root / "index").iterdir():
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def remember(root: Path) -> None:
-    """Read the index into the page cache, which must have room for it."""
-    for path in (root / "index").iterdir():
-        with path.open("rb") as file:
-            while file.read(1 << 24):
-                pass
 
 
 def memory_mib() -> dict[str, float]:
@@ -135,16 +111,16 @@ def memory_mib() -> dict[str, float]:
 
 def measure(root: Path, order: Order, *, cold: bool, batches: int) -> dict[str, Any]:
     """Times of opening the set (s) and of batches at random positions of a run (µs per batch), and memory."""
-    _ready()  # why: the first call compiles
+    _compile()
     before, began = memory_mib(), time.perf_counter()
     shards = ShardSet.open(root)
     open_s = time.perf_counter() - began
     opened = memory_mib()
     stages = [Stage(res=res, epochs=3, batch_size=BATCH) for res in RESOLUTIONS]
     plan = Plan(shards, stages, order=order, eval_batch_size=None)
-    places = np.random.default_rng(1).integers(0, plan.total_batches, batches).tolist()
-    first = _times_us(plan, places)
-    again = _times_us(plan, places)
+    positions = np.random.default_rng(1).integers(0, plan.total_batches, batches).tolist()
+    first = _times_us(plan, positions)
+    again = _times_us(plan, positions)
     after = memory_mib()
     return {
         "samples": len(shards.splits["train"]), "order": order, "cold": cold, "batch": BATCH, "batches": batches,
@@ -155,7 +131,8 @@ def measure(root: Path, order: Order, *, cold: bool, batches: int) -> dict[str, 
     }  # fmt: skip
 
 
-def _ready() -> None:
+def _compile() -> None:
+    """Have everything compiled before it is timed."""
     with tempfile.TemporaryDirectory() as folder:
         make_set(Path(folder) / "set", 1000)
         shards = ShardSet.open(Path(folder) / "set")
@@ -164,9 +141,9 @@ def _ready() -> None:
             _times_us(Plan(shards, [stage], eval_batch_size=None), [0])
 
 
-def _times_us(plan: Plan, places: list[int]) -> list[float]:
+def _times_us(plan: Plan, positions: list[int]) -> list[float]:
     samples, times_us = plan.shards.splits["train"].samples, []
-    for index in places:
+    for index in positions:
         began = time.perf_counter()
         spec = plan.batch(index)
         samples[spec.ids]["label"].astype(np.int64)
@@ -188,17 +165,17 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.scale", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.storage.index", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", default="1000,1000000,100000000", metavar="N,…")
     parser.add_argument("--batches", type=int, default=400, metavar="N")
     parser.add_argument("--dir", type=Path, help="folder for the sets (default: the system's temporary folder)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/scale.json"), metavar="FILE")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/index.json"), metavar="FILE")
     return command(parser, _run, argv)
 
 
 def _run(args: argparse.Namespace) -> None:
-    ready_to_write(args.out)
-    head = header()
+    check_writable(args.out)
+    head = header(args)
     runs: list[dict[str, Any]] = []
     bytes_of: dict[int, float] = {}
     orders: tuple[Order, ...] = ("full", "block")
@@ -206,16 +183,14 @@ def _run(args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(dir=args.dir) as folder:
             root, began = Path(folder) / "set", time.perf_counter()
             make_set(root, samples)
-            arrays = sum(path.stat().st_size for path in (root / "index").glob("*.npy"))
-            bytes_of[samples] = arrays / samples
+            bytes_of[samples] = sum(path.stat().st_size for path in (root / "index").glob("*.npy")) / samples
             print(f"{samples:,}: index made in {time.perf_counter() - began:.0f} s, "
                   f"{(root / 'manifest.json').stat().st_size / 1e6:.1f} MB of manifest", flush=True)  # fmt: skip
             for cold in (True, False):
                 for order in orders:
-                    forget(root) if cold else remember(root)
-                    # why a separate process: separate memory, and nothing verified yet
-                    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                        runs.append(pool.submit(measure, root, order, cold=cold, batches=args.batches).result())
+                    (evict_files if cold else read_files)((root / "index").iterdir())
+                    # why a new process: its own memory, and nothing verified yet
+                    runs.append(in_new_process(measure, root, order, cold=cold, batches=args.batches))
     print(table(runs))
     write(args.out, {**head, "resolutions": RESOLUTIONS, "index_bytes_a_sample": bytes_of, "runs": runs})
 

@@ -1,4 +1,4 @@
-"""Test double of a remote object store: an S3 server on loopback with configurable latency and bandwidth.
+"""An S3 server on loopback with configurable latency and bandwidth, in place of a remote object store.
 
     with store(folder, latency_s=0.03, bytes_per_s=80e6, total_bytes_per_s=1e9) as url: ...  # "s3://bucket/set"
 
@@ -24,7 +24,7 @@ from unittest import mock
 __all__ = ["store"]
 
 _PIECE_BYTES = 256 << 10
-_PLACE = "/bucket/set/"
+_PREFIX = "/bucket/set/"
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def store(folder: Path, *, latency_s: float, bytes_per_s: float, total_bytes_per
     """The URL of `folder` behind such a store; within the block, environment variables point s3fs to it."""
     speeds = (latency_s, bytes_per_s, total_bytes_per_s)
     argv = [sys.executable, "-m", __name__, str(folder.resolve()), *map(str, speeds)]
-    server = subprocess.Popen(argv, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
     assert server.stdout
     variables = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{int(server.stdout.readline())}", "AWS_ACCESS_KEY_ID": "none",
@@ -40,21 +40,21 @@ def store(folder: Path, *, latency_s: float, bytes_per_s: float, total_bytes_per
     }  # fmt: skip
     try:
         with mock.patch.dict(os.environ, variables):
-            yield f"s3:/{_PLACE}".rstrip("/")
+            yield f"s3:/{_PREFIX}".rstrip("/")
     finally:
         server.terminate()
         server.wait()
         server.stdout.close()
 
 
-class _Line:
-    """The bandwidth shared by all responses, as a queue."""
+class _Bandwidth:
+    """The bandwidth that all responses share: one after another."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s, self._free_s, self._lock = bytes_per_s, 0.0, threading.Lock()
 
-    def take(self, nbytes: int) -> float:
-        """Queue `nbytes`; returns when they are sent, as a time of `time.perf_counter`."""
+    def reserve(self, nbytes: int) -> float:
+        """The time of `time.perf_counter` at which `nbytes` more are sent."""
         with self._lock:
             self._free_s = max(self._free_s, time.perf_counter()) + nbytes / self._bytes_per_s
             return self._free_s
@@ -63,9 +63,13 @@ class _Line:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, folder: Path, latency_s: float, bytes_per_s: float, line: _Line, *words: object) -> None:
-        self.folder, self.latency_s, self.bytes_per_s, self.line = folder, latency_s, bytes_per_s, line
-        super().__init__(*words)  # type: ignore[arg-type]
+    def __init__(
+        self, folder: Path, latency_s: float, bytes_per_s: float, bandwidth: _Bandwidth, *request: object
+    ) -> None:
+        self.folder, self.latency_s, self.bytes_per_s, self.bandwidth = (
+            folder, latency_s, bytes_per_s, bandwidth
+        )  # fmt: skip
+        super().__init__(*request)  # type: ignore[arg-type]
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -78,8 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         time.sleep(self.latency_s)
-        path = self.folder / self.path.removeprefix(_PLACE)
-        if not self.path.startswith(_PLACE) or not path.is_file():
+        path = self.folder / self.path.removeprefix(_PREFIX)
+        if not self.path.startswith(_PREFIX) or not path.is_file():
             self.send_response(404)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -101,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 size = os.sendfile(self.connection.fileno(), file.fileno(), at, min(_PIECE_BYTES, stop - at))
                 assert size == min(_PIECE_BYTES, stop - at)
-                until = max(began + (at + size - start) / self.bytes_per_s, self.line.take(size))
+                until = max(began + (at + size - start) / self.bytes_per_s, self.bandwidth.reserve(size))
                 time.sleep(max(0.0, until - time.perf_counter()))
 
 
@@ -112,7 +116,8 @@ def _serve() -> None:
     parser.add_argument("bytes_per_s", type=float)
     parser.add_argument("total_bytes_per_s", type=float)
     args = parser.parse_args()
-    handler = functools.partial(_Handler, args.folder, args.latency_s, args.bytes_per_s, _Line(args.total_bytes_per_s))
+    bandwidth = _Bandwidth(args.total_bytes_per_s)
+    handler = functools.partial(_Handler, args.folder, args.latency_s, args.bytes_per_s, bandwidth)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     print(server.server_port, flush=True)

@@ -1,6 +1,6 @@
-"""Shuffle quality and disk reads of each sample order, relative to ideal random permutations.
+"""How well does each order of samples shuffle, and how much does it read, relative to random permutations?
 
-    python -m benchmarks.order [--shards DIR | --samples 1281167 --classes 1000] [--batch-size 256] [--out FILE]
+    python -m benchmarks.storage.order [--shards DIR | --samples 1281167 --classes 1000] [--batch-size 256] [--out FILE]
 
 Measured over complete training epochs, for `full`, for `block` with several window sizes, and without shuffling:
 
@@ -9,8 +9,8 @@ Measured over complete training epochs, for `full`, for `block` with several win
   one after another, which only `full` can fully compensate;
 * kept pairs: fraction of the pairs in a batch that share a batch again in the next epoch, relative to chance (1 is
   ideal);
-* blocks a batch: number of different storage blocks that a batch takes samples from;
-* reads a 1000: blocks fetched per 1000 samples with an LRU cache of two windows.
+* blocks per batch: number of different storage blocks that a batch takes samples from;
+* reads per 1000: blocks fetched per 1000 samples with an LRU cache of two windows.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cli import Parser
+from benchmarks.cli import Parser, command, text_table
+from benchmarks.record import check_writable, header, write
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.order import WINDOW_BLOCKS, block_samples, sample_ids
-
-from .shell import command, ready_to_write, write
-from .table import text_table
 
 WINDOWS = (1, 4, 16, 64)
 IDEAL = 8  # random permutations to compare with
@@ -44,15 +42,15 @@ IDEAL = 8  # random permutations to compare with
 
 def orders_of(total: int, epochs: int, seed: int = 0) -> dict[str, list[NDArray[np.int64]]]:
     """Name -> the sample ids of each epoch, in order."""
-    places = np.arange(total)
+    positions = np.arange(total)
 
     def epoch(number: int, **how: Any) -> NDArray[np.int64]:
-        return sample_ids(positions=places, seed=seed, epoch=number, samples=total, offset=0, total=total, **how)
+        return sample_ids(positions=positions, seed=seed, epoch=number, samples=total, offset=0, total=total, **how)
 
     orders = {"full": [epoch(number, order="full") for number in range(epochs)]}
     for window in WINDOWS:
         orders[f"block, window {window}"] = [epoch(number, order="block", window=window) for number in range(epochs)]
-    return orders | {"as stored": [places] * epochs}
+    return orders | {"as stored": [positions] * epochs}
 
 
 def class_distance(ids: NDArray[np.int64], labels: NDArray[np.int64], batch_size: int) -> float:
@@ -74,13 +72,13 @@ def kept_pairs(before: NDArray[np.int64], after: NDArray[np.int64], batch_size: 
         batch_of[which, ids] = np.arange(total) // batch_size
     sizes = np.bincount(batch_of[0])
     after_sizes = np.bincount(batch_of[1])
-    _, both = np.unique(batch_of[0] * len(after_sizes) + batch_of[1], return_counts=True)
-    pairs, kept = (sizes * (sizes - 1)).sum(), (both * (both - 1)).sum()
+    _, shared = np.unique(batch_of[0] * len(after_sizes) + batch_of[1], return_counts=True)
+    pairs, kept = (sizes * (sizes - 1)).sum(), (shared * (shared - 1)).sum()
     chance = (after_sizes * (after_sizes - 1)).sum() / (total * (total - 1))
     return float(kept / pairs / chance)
 
 
-def fetched(ids: NDArray[np.int64], block: int, capacity: int) -> int:
+def fetches(ids: NDArray[np.int64], block: int, capacity: int) -> int:
     """Number of blocks (of `block` samples) fetched to read `ids` in order, with an LRU cache of `capacity` blocks."""
     cache: OrderedDict[int, None] = OrderedDict()
     count = 0
@@ -108,11 +106,11 @@ def measure(labels: NDArray[np.int64], batch_size: int, epochs: int) -> list[dic
         touched = np.sort(full_batches // block, axis=1)
         rows.append({
             "order": name,
-            **{f"class_mix_{layout}": float(np.mean([class_distance(ids, of, batch_size) for ids in order]) / ideal)
-               for layout, of in layouts.items()},
+            **{f"class_mix_{layout}": float(np.mean([class_distance(ids, stored, batch_size) for ids in order]) / ideal)
+               for layout, stored in layouts.items()},
             "kept_pairs": float(np.mean([kept_pairs(a, b, batch_size) for a, b in itertools.pairwise(order)])),
             "blocks_a_batch": float(1 + (np.diff(touched, axis=1) > 0).sum(axis=1).mean()),
-            "reads_a_1000": 1000 * fetched(order[0], block, 2 * window) / total,
+            "reads_a_1000": 1000 * fetches(order[0], block, 2 * window) / total,
         })  # fmt: skip
     return rows
 
@@ -125,13 +123,13 @@ def table(result: dict[str, Any]) -> str:
     ]  # fmt: skip
     title = (f"{result['samples']:,} samples, {result['classes']} classes, batches of {result['batch_size']}, blocks "
              f"of {result['block_samples']}: each over ideal random draws")  # fmt: skip
-    header = ["order", "class mix", "stored sorted", "kept pairs", "blocks a batch", "reads a 1000"]
+    header = ["order", "class mix", "stored sorted", "kept pairs", "blocks per batch", "reads per 1000"]
     return text_table(title, header, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.order", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m benchmarks.storage.order", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shards", type=Path, metavar="DIR", help="shard set whose samples and classes to use")
     parser.add_argument("--samples", type=int, default=1_281_167, help="size of a synthetic set (default: ImageNet's)")
     parser.add_argument("--classes", type=int, default=1000)
@@ -148,8 +146,9 @@ def _run(args: argparse.Namespace) -> None:
         labels = np.random.default_rng(1).permutation(np.arange(args.samples) % args.classes)
     if min(len(labels) // 2, args.epochs) < 2 or not 2 <= args.batch_size <= len(labels):
         raise ResoluteError("order: got too few samples or epochs, expected two batches and two epochs; raise them")
-    ready_to_write(args.out)
+    check_writable(args.out)
     result = {
+        **header(args),
         "samples": len(labels), "classes": int(labels.max()) + 1, "batch_size": args.batch_size,
         "block_samples": block_samples(len(labels)), "default_window": WINDOW_BLOCKS, "epochs": args.epochs,
         "orders": measure(labels, args.batch_size, args.epochs),

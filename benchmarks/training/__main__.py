@@ -1,10 +1,13 @@
-"""Accuracy and time of complete trainings with several recipes, interleaved, relative to the first recipe.
+"""What accuracy do complete trainings with several recipes reach, in what time, relative to the first recipe?
 
-    python -m benchmarks.compare --shards shards --recipes benchmarks/recipes/fixed224.toml,… --seeds 0,1,2
+    python -m benchmarks.training --shards shards --recipes benchmarks/recipes/fixed224.toml,… --seeds 0,1,2
 
-Each seed trains all recipes in turn (a b c, a b c, …), each in its own process. Differences are taken within a seed, so
-that a temporarily slow machine affects both runs. "Final epoch" is the time per image in the epochs at the last
-resolution, which should not depend on how a run got there. With --plan, `python -m train --plan` forecasts every run.
+Each seed trains all recipes one after another (a b c, a b c, …), each in its own process. Differences are taken within
+a seed, so that a temporarily slow machine affects both runs. "Final epoch" is the time per image in the epochs at the
+last resolution, which should not depend on how a run got there. With --plan, `python -m train --plan` forecasts every
+run. With --turns the trainings of a seed alternate by epochs, each including its validation, and epoch n of a recipe is
+compared with epoch n of the first: while one works, the others are paused, so that the ratio shows only how a run got
+there, to a fraction of a percent.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -24,55 +26,115 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.cli import Parser
+from benchmarks.cli import Parser, command, show_progress
+from benchmarks.record import check_writable, find_device, header, read_into_cache, write
 from pipeline.cpu_count import available_cpus
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from train.logs.run_log import RunLogReader, best_top1, switch_costs
 from train.recipe.schema import Recipe
 
-from .compare_table import ASKED, check_picture, draw, summary, tables
-from .machine import find_device, read_into_cache
-from .shell import command, header, ready_to_write, write
+from .summary import TARGETS, check_picture, draw, summary, tables
 
-__all__ = ["FORMAT", "Runner", "figures", "main", "measure", "seeded", "train"]
+__all__ = ["Runner", "figures", "main", "measure", "take_turns", "train", "with_seed"]
 
-FORMAT = "resolute-compare-1"
 _EPOCH = ("epoch", "stage", "res", "eval_res", "samples", "train_s", "wait_s", "eval_s", "images_per_s", "lr", "loss",
           "eval_loss", "top1", "ema_top1")  # fmt: skip
 _NOTE = "compare.json"  # in the folder of a finished run: the benchmark's own record of it
+# of a training that alternated with others
+_NOT_TIMED: dict[str, Any] = {"wall_s": None, "load_before": None, "forecast": None}
+_TURN = "turn is over"  # printed by a training that waits for its next turn
 
 Runner = Callable[[Sequence[str]], None]  # takes the arguments of `python -m train`
 
 
 def train(words: Sequence[str]) -> None:
     """Run `python -m train` in its own process. Raises `ResoluteError` with its last line on stderr if it fails."""
+    process = _start(["train", *words])
+    _, errors = process.communicate()
+    _check(process, errors)
+
+
+def _check(process: subprocess.Popen[str], errors: str) -> None:
+    if process.returncode:
+        lines = errors.strip().splitlines() or ["nothing on stderr"]
+        raise ResoluteError(f"training ended with status {process.returncode}, expected 0: {lines[-1]}")
+
+
+def train_in_turns(runs: Mapping[str, Sequence[str]]) -> None:
+    """Run `python -m train` with the words of each run, alternating by epochs. Raises `ResoluteError` as `train`."""
+    turns, processes = deque(runs), dict[str, subprocess.Popen[str]]()
+    try:
+        while turns:
+            name = turns.popleft()
+            if name in processes:
+                print(file=processes[name].stdin, flush=True)
+            else:
+                processes[name] = _start([str(__package__), "--take-turns", *runs[name]])
+            if _is_turn_over(name, processes[name]):
+                turns.append(name)
+            else:
+                _check(processes[name], processes[name].communicate()[1])
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+
+
+def _is_turn_over(name: str, process: subprocess.Popen[str]) -> bool:
+    """Wait for the end of an epoch (true) or of the training (false)."""
+    assert process.stdout
+    for line in process.stdout:
+        if line.strip() == _TURN:
+            return True
+        show_progress(f"{name}: {line.strip()[:60]}")
+    process.wait()
+    return False
+
+
+def _start(words: Sequence[str]) -> subprocess.Popen[str]:
     # why: use this checkout's code whatever the working directory is
-    places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-m", "train", *words], env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
-        capture_output=True, text=True, check=False,
+    folders = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-m", *words], env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["nothing on stderr"]
-        raise ResoluteError(f"training ended with status {done.returncode}, expected 0: {lines[-1]}")
 
 
-def seeded(recipe: Path, seed: int, folder: Path) -> Path:
-    """A copy of the recipe in `folder` with the same name and values except the seed."""
+def take_turns(words: Sequence[str]) -> int:
+    """Run `python -m train` in this process; after each epoch it prints a marker and waits for a line on stdin."""
+    from train import trainer
+    from train.__main__ import main as train
+
+    after_batch = trainer._Session._after
+
+    def wait_after_epoch(session: Any, spec: Any) -> bool:
+        continues = after_batch(session, spec)
+        if spec.last and spec.split == "val" and continues and spec.index + 1 < session.plan.total_batches:
+            print(_TURN, flush=True)
+            sys.stdin.readline()
+        return continues
+
+    trainer._Session._after = wait_after_epoch  # type: ignore[assignment, method-assign]
+    return train(list(words))
+
+
+def with_seed(recipe: Path, seed: int, folder: Path) -> Path:
+    """A copy of the recipe in `folder` with the same name and the same values but for the seed."""
     text = recipe.read_text(encoding="utf-8")
     first_table = re.search(r"(?m)^\s*\[", text)
     end = first_table.start() if first_table else len(text)
     path = folder / str(seed) / recipe.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = re.sub(r"(?m)^\s*seed\s*=.*\n?", "", text[:end])
-    path.write_text(f"seed = {seed}\n{own}{text[end:]}", encoding="utf-8")
+    without_seed = re.sub(r"(?m)^\s*seed\s*=.*\n?", "", text[:end])
+    path.write_text(f"seed = {seed}\n{without_seed}{text[end:]}", encoding="utf-8")
     if Recipe.load(path) != dataclasses.replace(Recipe.load(recipe), seed=seed):
         raise ResoluteError(f"{recipe}: its seed cannot be changed, expected a line `seed = 0` at the top; add it")
     return path
@@ -122,31 +184,37 @@ def _stages(log: RunLogReader) -> list[dict[str, Any]]:
 
 def measure(
     recipes: Sequence[Path], seeds: Sequence[int], *, runs: Path, settings: Sequence[str], plan: bool = False,
-    run: Runner = train, expect: dict[str, Any] | None = None,
+    turns: bool = False, run: Runner = train, expect: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The results of every run, in the order of training. `settings`: arguments of every training, such as --shards.
 
-    A run that an earlier call finished in `runs` under the same `expect` is reused.
+    A run that an earlier call finished in `runs` under the same `expect` is reused; never with `turns`.
     """
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for seed, recipe in itertools.product(seeds, recipes):
-            copy, name = seeded(recipe, seed, Path(folder)), f"{recipe.stem}-seed{seed}"
-            words = [*settings, "--recipe", str(copy), "--runs", str(runs), "--run", name]
-            key = {**(expect or {}), "recipe_hash": Recipe.load(copy).hash, "words": list(settings), "plan": plan}
-            earlier = _earlier(runs / name, key)
-            try:
-                note = earlier or _timed(words, Path(folder), plan=plan, run=run)
-            except ResoluteError as error:
-                raise ResoluteError(f"{recipe.stem}, seed {seed}: {error}") from None
-            result = {"recipe": recipe.stem, "seed": seed, **figures(runs / name / "run.jsonl")}
-            result |= {"wall_s": note["wall_s"], "load_before": note["load_before"]}
-            result["plan"] = _against_plan(note["forecast"], result) if plan else None
-            if earlier is None:
-                (runs / name / _NOTE).write_text(json.dumps(note | {"key": key}), encoding="utf-8")
-            print(f"{recipe.stem}, seed {seed}: top-1 {100 * result['final_top1']:.2f} % in {result['elapsed_s']:.1f} s"
-                  f"{', of an earlier call' if earlier else ''}", flush=True)  # fmt: skip
-            results.append(result)
+        for seed in seeds:
+            copies = {f"{recipe.stem}-seed{seed}": with_seed(recipe, seed, Path(folder)) for recipe in recipes}
+            words = {name: [*settings, "--recipe", str(copy), "--runs", str(runs), "--run", name]
+                     for name, copy in copies.items()}  # fmt: skip
+            if turns:
+                train_in_turns(words)
+            for name, copy in copies.items():
+                key = {**(expect or {}), "recipe_hash": Recipe.load(copy).hash, "words": list(settings), "plan": plan}
+                earlier = None if turns else _earlier(runs / name, key)
+                try:
+                    note = _NOT_TIMED if turns else earlier or _timed(words[name], Path(folder), plan=plan, run=run)
+                except ResoluteError as error:
+                    raise ResoluteError(f"{copy.stem}, seed {seed}: {error}") from None
+                result = {"recipe": copy.stem, "seed": seed, **figures(runs / name / "run.jsonl")}
+                result |= {"wall_s": note["wall_s"], "load_before": note["load_before"]}
+                if turns:
+                    result["elapsed_s"] = result["train_s"] + result["eval_s"]  # without the pauses
+                result["plan"] = _against_plan(note["forecast"], result) if plan else None
+                if earlier is None:
+                    (runs / name / _NOTE).write_text(json.dumps(note | {"key": key}), encoding="utf-8")
+                print(f"{copy.stem}, seed {seed}: top-1 {100 * result['final_top1']:.2f} % in {result['elapsed_s']:.1f}"
+                      f" s{', of an earlier call' if earlier else ''}", flush=True)  # fmt: skip
+                results.append(result)
     return results
 
 
@@ -190,7 +258,7 @@ def _against_plan(forecast: dict[str, Any], result: dict[str, Any]) -> dict[str,
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m benchmarks.compare",
+        prog="python -m benchmarks.training",
         description="Train several recipes with several seeds, and compare accuracy and time with the first recipe.",
         epilog="Takes as long as all trainings together. With --runs the runs are kept, and finished ones are not "
         "repeated after an interruption. Exit status: 0 done, 2 for a problem that the one line on stderr explains, "
@@ -205,10 +273,11 @@ def _parser() -> argparse.ArgumentParser:
         help="CPU threads per run (default: all, %(default)s)")  # fmt: skip
     add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
     add("--plan", action="store_true", help="forecast every run before it, and compare the forecast with the outcome")
+    add("--turns", action="store_true", help="alternate the trainings of a seed by epochs, for exact ratios of epochs")
     add("--runs", type=Path, metavar="FOLDER", help="folder to keep the runs in (default: they are deleted)")
     add("--picture", type=Path, metavar="FILE", help="draw top-1 and loss against the epoch into a .png, .svg or .pdf")
-    add("--out", type=Path, metavar="FILE", help="JSON to write (default: compare-<name of the shards' folder>.json in "
-        "benchmarks/results)")  # fmt: skip
+    add("--out", type=Path, metavar="FILE", help="JSON to write (default: training-<name of the shards' folder>.json "
+        "in benchmarks/results)")  # fmt: skip
     return parser
 
 
@@ -237,34 +306,37 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
     recipes, seeds = _recipes(args.recipes), _seeds(args.seeds)
     if args.threads < 1:
         raise ResoluteError(f"--threads: got {args.threads}, expected at least 1; raise it")
+    if args.turns and (args.plan or args.runs):
+        raise ResoluteError("--turns: got --plan or --runs, expected neither; leave one out")
     device = find_device(args.device)
     name = args.shards.resolve().name
-    out: Path = args.out or Path(f"benchmarks/results/compare-{name}.json")
-    ready_to_write(out)
+    out: Path = args.out or Path(f"benchmarks/results/training-{name}.json")
+    check_writable(out)
     if args.picture:
         check_picture(args.picture)
     shards = _open(args.shards, [Recipe.load(path) for path in recipes])
     result: dict[str, Any] = {
-        **header(FORMAT, device=device),
+        **header(args, rounds=len(seeds), device=device),
         "settings": {"recipes": [path.stem for path in recipes], "seeds": seeds, "threads": args.threads,
-                     "device": device.type, "plan": args.plan},
+                     "device": device.type, "plan": args.plan, "turns": args.turns},
         "shards": {"name": name, "hash": shards.hash, "train_samples": len(shards.splits["train"]),
                    "val_samples": len(shards.splits["val"]),
-                   "page_cache": "warmed" if read_into_cache(shards) else "as found"},
+                   "page_cache": read_into_cache(shards)},
         "recipes": {path.stem: path.read_text(encoding="utf-8") for path in recipes},
-        "asked": ASKED,
+        "targets": TARGETS,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         runs = args.runs or Path(folder)
         runs.mkdir(parents=True, exist_ok=True)
         result["runs"] = measure(
-            recipes, seeds, runs=runs, plan=args.plan, run=run,
+            recipes, seeds, runs=runs, plan=args.plan, turns=args.turns, run=run,
             settings=["--shards", str(args.shards), "--threads", str(args.threads), "--device", device.type],
             expect={"commit": result["commit"], "shards": shards.hash},
         )  # fmt: skip
+    show_progress("")
     result["summary"] = summary(result["runs"])
+    print(f"\n{tables(result['summary'])}", flush=True)
     write(out, result)
-    print(f"\n{tables(result['summary'])}\n\nwritten: {out}", flush=True)
     if args.picture:
         draw(result["runs"], args.picture)
         print(f"written: {args.picture}")
@@ -272,7 +344,10 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
 
 def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    return command(_parser(), lambda args: _run(args, run), argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == ["--take-turns"]:  # `train_in_turns` starts the trainings with this flag
+        return take_turns(words[1:])
+    return command(_parser(), lambda args: _run(args, run), words)
 
 
 if __name__ == "__main__":

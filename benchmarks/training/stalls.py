@@ -15,11 +15,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from benchmarks.cli import repeated, show_progress, spread, text_table
+from benchmarks.loaders.child import synchronise
+from benchmarks.loaders.ours import full_batches, training_plan
+from benchmarks.record import cpu_flags
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Batch, Loader
 from pipeline.plan.stage import Stage
@@ -27,11 +31,6 @@ from train.loop import Learner
 from train.memory import keep_freed_memory
 from train.recipe.schema import Recipe
 from train.warmup import warm_up
-
-from .loader import synchronise
-from .machine import cpu_flags
-from .ours import full_batches, train_plan
-from .table import repeated, spread, text_table
 
 __all__ = ["measure", "precision", "table"]
 
@@ -49,16 +48,15 @@ def precision(device: torch.device) -> str:
 
 def small_recipe(stage: Stage, *, model: str, amp: str) -> Recipe:
     """A recipe with one stage of `model`, default values, and a learning rate too low to diverge."""
-    words = {"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
+    values = {"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
     return Recipe.parse(
-        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"amp": amp}, "stages": [words]},
+        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"amp": amp}, "stages": [values]},
         name="benchmark",
     )
 
 
 def measure(
-    shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, seconds: float, repeats: int, model: str,
-    show_progress: Callable[[str], None],
+    shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, seconds: float, rounds: int, model: str,
 ) -> dict[str, Any]:  # fmt: skip
     """{"amp", "res": [{"res", "images_per_s": {kind: …}, "stall_frac", "headspace"}]}, values `repeated`.
 
@@ -72,10 +70,10 @@ def measure(
     amp = precision(device)
     results = []
     for res in shards.resolutions:
-        batches = _CACHED + repeats * (_WARM_UP["live"] + round(seconds * _FASTEST / batch_size) + 1)
-        stage = full_batches(shards, res, batches=batches, batch_size=batch_size)
+        count = _CACHED + rounds * (_WARM_UP["live"] + round(seconds * _FASTEST / batch_size) + 1)
+        stage = full_batches(shards, res, batches=count, batch_size=batch_size)
         recipe = small_recipe(stage, model=model, amp=amp)
-        plan = train_plan(shards, list(recipe.stages))
+        plan = training_plan(shards, list(recipe.stages))
         learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device)
         half = device.type == "cuda" and amp != "off"  # as in train
         dtype = torch.float16 if half else torch.float32
@@ -83,24 +81,24 @@ def measure(
             learner.network, [("train", res, batch_size)], device=device, dtype=dtype, channels_last=True,
             accumulate=1, autocast=learner.autocast(),
         )  # fmt: skip
-        windows: dict[str, list[dict[str, float]]] = {"live": [], "cached": [], "synthetic": []}
+        measured: dict[str, list[dict[str, float]]] = {"live": [], "cached": [], "synthetic": []}
         with Loader(plan, device=device, threads=threads, dtype=dtype) as loader:
-            cached = list(itertools.islice(loader, _CACHED))
+            first = list(itertools.islice(loader, _CACHED))
             sources: dict[str, Iterator[Batch]] = {
                 "live": loader,
-                "cached": itertools.cycle(cached),
-                "synthetic": itertools.repeat(synthetic(cached[0], classes=len(shards.classes))),
+                "cached": itertools.cycle(first),
+                "synthetic": itertools.repeat(synthetic(first[0], classes=len(shards.classes))),
             }
-            for repeat in range(repeats):
-                for kind, batch_source in sources.items():
-                    show_progress(f"stalls: {res} px, {kind}, repeat {repeat + 1} of {repeats}")
-                    windows[kind].append(window(learner, batch_source, seconds=seconds, steps_before=_WARM_UP[kind]))
-        rates = {kind: [one["images_per_s"] for one in each] for kind, each in windows.items()}
+            for number in range(rounds):
+                for kind, batches in sources.items():
+                    show_progress(f"training: {res} px, {kind}, round {number + 1} of {rounds}")
+                    measured[kind].append(train_for(learner, batches, seconds=seconds, steps_before=_WARM_UP[kind]))
+        rates = {kind: [each["images_per_s"] for each in values] for kind, values in measured.items()}
         results.append({
             "res": res,
-            "images_per_s": {kind: repeated(each) for kind, each in rates.items()},
-            "stall_frac": repeated([one["stall_frac"] for one in windows["live"]]),
-            "headspace": repeated([free / real for free, real in zip(rates["cached"], rates["live"], strict=True)]),
+            "images_per_s": {kind: repeated(values) for kind, values in rates.items()},
+            "stall_frac": repeated([each["stall_frac"] for each in measured["live"]]),
+            "headspace": repeated([cached / live for cached, live in zip(rates["cached"], rates["live"], strict=True)]),
         })  # fmt: skip
     return {"amp": amp, "model": model, "device": device.type, "threads": threads, "res": results}
 
@@ -115,7 +113,7 @@ def synthetic(like: Batch, *, classes: int) -> Batch:
     )  # fmt: skip
 
 
-def window(learner: Learner, batches: Iterator[Batch], *, seconds: float, steps_before: int) -> dict[str, float]:
+def train_for(learner: Learner, batches: Iterator[Batch], *, seconds: float, steps_before: int) -> dict[str, float]:
     """Train for `seconds` s after `steps_before` steps; returns images/s and the fraction blocked in `next()`."""
     for batch in itertools.islice(batches, steps_before):
         learner.train_step(batch)

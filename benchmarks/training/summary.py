@@ -1,4 +1,4 @@
-"""Summary of `benchmarks.compare`: means over seeds, ratios to the first recipe, text tables and a plot."""
+"""Summary of compared trainings: means over seeds, ratios to the first recipe, text tables and a plot."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.cli import repeated, spread, text_table
 from pipeline.storage.atomic_file import check_output, output_file
 from train.logs.run_log import best_top1
-
-from .table import repeated, spread, text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ASKED", "check_picture", "draw", "drawn", "summary", "tables"]
+__all__ = ["TARGETS", "check_picture", "draw", "drawn", "summary", "tables"]
 
 # targets of a progressive recipe against one at its final resolution: top-1 points lost, and time ratios
-ASKED = {"points": -1.0, "time_ratio": 0.65, "final_epoch_ratio": 1.01}
+TARGETS = {"points": -1.0, "time_ratio": 0.65, "final_epoch_ratio": 1.01}
 _MEANS = ("top1", "ema_top1", "final_top1", "best_top1", "elapsed_s", "train_s", "eval_s", "wait_frac")
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -27,7 +26,7 @@ Run = dict[str, Any]
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
-    """{"baseline": name, "recipes": {name: figures}}, of runs as `compare.measure` returns them.
+    """{"baseline": name, "recipes": {name: figures}}, of runs as `measure` returns them.
 
     Means and deviations are over seeds; `against` holds differences and ratios to the baseline's run of the same
     seed, None for the baseline itself.
@@ -35,12 +34,12 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
     names = list(dict.fromkeys(run["recipe"] for run in runs))
     by_name = {name: [run for run in runs if run["recipe"] == name] for name in names}
     base = by_name[names[0]]
-    results = {name: _one(mine) | {"against": _against(mine, base) if mine is not base else None}
-             for name, mine in by_name.items()}  # fmt: skip
+    results = {name: _figures(own) | {"against": _against(own, base) if own is not base else None}
+             for name, own in by_name.items()}  # fmt: skip
     return {"baseline": names[0], "seeds": [run["seed"] for run in base], "recipes": results}
 
 
-def _one(runs: Sequence[Run]) -> dict[str, Any]:
+def _figures(runs: Sequence[Run]) -> dict[str, Any]:
     stages = []
     for each in zip(*(run["stages"] for run in runs), strict=False):  # why not strict: runs may have stopped early
         names = ("step_s", "image_s", "switch_cost_s", "switch_slowest_ratio")
@@ -62,24 +61,38 @@ def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
     pairs = list(zip(runs, base, strict=True))
 
     def ratio(name: str) -> dict[str, Any]:
-        return repeated([mine[name] / other[name] for mine, other in pairs])
+        return repeated([run[name] / against[name] for run, against in pairs])
 
-    comparable = all(mine["final_res"] == other["final_res"] for mine, other in pairs)
+    comparable = all(run["final_res"] == against["final_res"] for run, against in pairs)
     results: dict[str, Any] = {
-        "points": _mean([100 * (mine["final_top1"] - other["final_top1"]) for mine, other in pairs]),
+        "points": _mean([100 * (run["final_top1"] - against["final_top1"]) for run, against in pairs]),
         "time_ratio": ratio("elapsed_s"),
         "final_epoch_ratio": ratio("final_image_s") if comparable else None,
         "final_step_ratio": ratio("final_step_image_s") if comparable else None,
+        "paired_epoch_ratio": _paired_epochs(pairs),
     }
     final = results["final_epoch_ratio"]
     results["missed"] = [
         name for name, bad in (
-            ("accuracy", results["points"]["mean"] < ASKED["points"]),
-            ("time", results["time_ratio"]["median"] > ASKED["time_ratio"]),
-            ("final epoch", final is None or final["median"] > ASKED["final_epoch_ratio"]),
+            ("accuracy", results["points"]["mean"] < TARGETS["points"]),
+            ("time", results["time_ratio"]["median"] > TARGETS["time_ratio"]),
+            ("final epoch", final is None or final["median"] > TARGETS["final_epoch_ratio"]),
         ) if bad
     ]  # fmt: skip
     return results
+
+
+def _paired_epochs(pairs: Sequence[tuple[Run, Run]]) -> dict[str, Any] | None:
+    """Ratios of the training times of epochs with the same number, resolution and samples; of any seed."""
+    if any(run["wall_s"] is not None for run, _ in pairs):
+        return None  # why: minutes lie between the epochs of a pair unless the runs took turns
+    ratios = [
+        epoch["train_s"] / baseline["train_s"]
+        for run, against in pairs
+        for epoch, baseline in zip(run["epochs"], against["epochs"], strict=False)
+        if (epoch["res"], epoch["samples"]) == (baseline["res"], baseline["samples"])
+    ]
+    return repeated(ratios) if ratios else None
 
 
 def _mean(raw: Sequence[float | None]) -> dict[str, Any] | None:
@@ -103,29 +116,31 @@ def tables(results: dict[str, Any]) -> str:
         f"complete trainings, {many}",
         ["recipe", "epochs", "top-1 %", "EMA %", "better %", "best %", "total s", "training s", "validation s",
          "waiting %"],
-        [[name, _middle(one["epochs"]), *(_pm(one[key], 2, 100) for key in _MEANS[:4]),
-          *(_pm(one[key], 1) for key in _MEANS[4:7]), _pm(one["wait_frac"], 2, 100)] for name, one in recipes.items()],
+        [[name, _middle(values["epochs"]), *(_pm(values[key], 2, 100) for key in _MEANS[:4]),
+          *(_pm(values[key], 1) for key in _MEANS[4:7]), _pm(values["wait_frac"], 2, 100)]
+         for name, values in recipes.items()],
     )]  # fmt: skip
-    others = {name: one["against"] for name, one in recipes.items() if one["against"]}
-    if others:
+    compared = {name: values["against"] for name, values in recipes.items() if values["against"]}
+    if compared:
         parts.append(text_table(
             f"against {base}, seed by seed (points: mean ± deviation, ratios: median)",
-            ["recipe", "points", "each", "time", "final epoch", "final step", "asked"],
-            [[name, _pm(one["points"], 2, sign="+"), " ".join(f"{each:+.2f}" for each in one["points"]["raw"]),
-              _ratio(one["time_ratio"]), _ratio(one["final_epoch_ratio"]), _ratio(one["final_step_ratio"]),
-              f"missed: {', '.join(one['missed'])}" if one["missed"] else "met"] for name, one in others.items()],
+            ["recipe", "points", "each", "time", "final epoch", "final step", "epochs in turns", "target"],
+            [[name, _pm(values["points"], 2, sign="+"), " ".join(f"{each:+.2f}" for each in values["points"]["raw"]),
+              *(_ratio(values[f"{key}_ratio"]) for key in ("time", "final_epoch", "final_step", "paired_epoch")),
+              f"missed: {', '.join(values['missed'])}" if values["missed"] else "met"]
+             for name, values in compared.items()],
         ))  # fmt: skip
-        parts.append(f"  asked of progressive recipes: points at least {ASKED['points']:+.1f}, time at most "
-                     f"{ASKED['time_ratio']:.2f}x, final epoch at most {ASKED['final_epoch_ratio']:.2f}x; final epoch, "
-                     "step: time of an image at the last resolution")  # fmt: skip
+        parts.append(f"  targets of progressive recipes: points at least {TARGETS['points']:+.1f}, time at most "
+                     f"{TARGETS['time_ratio']:.2f}x, final epoch at most {TARGETS['final_epoch_ratio']:.2f}x; final "
+                     "epoch, step: time of an image at the last resolution")  # fmt: skip
     parts.append("\n" + text_table(
         "stages (medians of steps, then of seeds)",
         ["recipe", "stage", "res", "batch", "ms per step", "ms per image", "lost at the change ms", "slowest / median"],
         [[name, str(stage["stage"]), str(stage["res"]), str(stage["batch_size"]), _spread(stage["step_s"], 1, 1e3),
           _spread(stage["image_s"], 2, 1e3), _spread(stage["switch_cost_s"], 0, 1e3),
-          _spread(stage["switch_slowest_ratio"], 2)] for name, one in recipes.items() for stage in one["stages"]],
+          _spread(stage["switch_slowest_ratio"], 2)] for name, values in recipes.items() for stage in values["stages"]],
     ))  # fmt: skip
-    planned = {name: one["plan"] for name, one in recipes.items() if one["plan"]}
+    planned = {name: values["plan"] for name, values in recipes.items() if values["plan"]}
     if planned:
         parts.append("\n" + text_table(
             "plan / outcome (median of seeds; the command also starts, warms up and saves)",
@@ -153,8 +168,8 @@ def _spread(value: dict[str, Any] | None, digits: int, factor: float = 1.0) -> s
 def _ratio(value: dict[str, Any] | None) -> str:
     if value is None:
         return "-"
-    middle, _, others = spread(value, 3).partition(" ")
-    return f"{middle}x {others}".rstrip()
+    middle, _, extremes = spread(value, 3).partition(" ")
+    return f"{middle}x {extremes}".rstrip()
 
 
 def check_picture(path: Path) -> None:
@@ -174,7 +189,7 @@ def drawn(runs: Sequence[Run]) -> Figure:
     for number, name in enumerate(dict.fromkeys(run["recipe"] for run in runs)):
         epochs = list(zip(*(run["epochs"] for run in runs if run["recipe"] == name), strict=False))
         x = [each[0]["epoch"] + 1 for each in epochs]
-        loss = [statistics.fmean(one["loss"] for one in each) for each in epochs]
+        loss = [statistics.fmean(epoch["loss"] for epoch in each) for each in epochs]
         validated = [(at, 100 * statistics.fmean(map(best_top1, each))) for at, each in zip(x, epochs, strict=True)
                      if each[0]["top1"] is not None]  # fmt: skip
         colour = f"C{number}"

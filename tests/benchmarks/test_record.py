@@ -1,12 +1,32 @@
-"""Tables show every row, and a summary keeps every value."""
+"""Results say with what they were made, the page lists all of them, and tables show every row and value."""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 
 import pytest
 
-from benchmarks.table import repeated, spread, text_table
+from benchmarks.cli import Parser, command, repeated, spread, text_table
+from benchmarks.record import RESULTS, header, results_page
+
+
+def test_the_page_of_results_is_current() -> None:
+    """Run `python -m benchmarks.record` after adding or removing a result."""
+    assert (RESULTS / "README.md").read_text() == results_page(RESULTS)
+
+
+def test_a_result_has_the_command_without_absolute_folders() -> None:
+    parser, made = Parser(prog="python -m benchmarks.x"), list[str]()
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--out")
+
+    def work(args: argparse.Namespace) -> None:
+        made.append(header(args, rounds=3)["command"])
+
+    words = ["/home/me/my set", "s3://bucket/set", "photos/train", "a.toml,/etc/b.toml", "--out=/tmp/x/y.json"]
+    assert command(parser, work, words) == 0
+    assert made == ["python -m benchmarks.x 'my set' s3://bucket/set photos/train a.toml,b.toml --out=y.json"]
 
 
 @pytest.mark.parametrize("raw", [[3.0], [1.0, 9.0], [5.0, 1.0, 2.0, 8.0, 3.0]])
