@@ -17,7 +17,8 @@ from tests.prep.trees import tree
 
 ROOT = Path(__file__).parents[1]
 # programs for others to copy, and processes that only our own ones start
-NO_COMMANDS = {"pipeline/examples", "benchmarks/peers/child.py", "benchmarks/double.py", "benchmarks/soak/objects.py"}
+NO_COMMANDS = {"pipeline/examples", "benchmarks/loaders/child.py", "benchmarks/storage/object_store.py",
+               "benchmarks/soak/objects.py"}
 ENTRY_POINTS = sorted(
     path.relative_to(ROOT)
     for package in ("pipeline", "prep", "train", "benchmarks")

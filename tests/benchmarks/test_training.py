@@ -1,4 +1,4 @@
-"""Whole trainings are interleaved, summed up seed by seed, and every figure is that of the runs' logs."""
+"""Complete trainings are interleaved and compared seed by seed, and every figure is that of the runs' logs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import compare
-from benchmarks.compare import figures, main, measure, seeded, train
-from benchmarks.compare_table import check_picture, drawn, summary, tables
+from benchmarks.training.__main__ import figures, main, measure, train, with_seed
+from benchmarks.training.summary import check_picture, drawn, summary, tables
 from pipeline.errors import ResoluteError
 from train.planner.estimate import Forecast, StageForecast
 from train.planner.estimate import to_json as plan_to_json
@@ -214,7 +213,7 @@ def test_the_picture_has_means_of_seeds_and_a_mark_at_each_change(measured: tupl
 @pytest.mark.parametrize("top", ["", "seed = 7\n", "seed=7  # why not\n"])
 def test_only_the_seed_of_a_recipe_is_changed(tmp_path: Path, top: str) -> None:
     path = tiny(tmp_path, "some", [(32, 1)], top)
-    copy = seeded(path, 3, tmp_path / "copies")
+    copy = with_seed(path, 3, tmp_path / "copies")
     given, got = Recipe.load(path), Recipe.load(copy)
     assert (got.name, got.seed, got.optim, got.stages) == ("some", 3, given.optim, given.stages)
     assert tomllib.loads(copy.read_text()) == {**tomllib.loads(path.read_text()), "seed": 3}
@@ -245,6 +244,7 @@ def test_mistakes_are_told_before_anything_is_trained(
     good, other = tiny(tmp_path, "good", [(64, 1)]), tiny(tmp_path, "other", [(96, 1)])
     assert "no shards at 96 px" in told([good, other])
     assert "files of different names" in told([good, good])
+    assert "--turns: got --plan or --runs" in told([good], "--turns", "--plan")
     assert "got 1,1, expected different whole numbers" in told([good], "--seeds", "1,1")
     assert "at least 1" in told([good], "--threads", "0")
     assert "no readable recipe" in told([tmp_path / "none.toml"])
@@ -277,8 +277,8 @@ def test_the_command_line_trains_and_writes(shard_root: Path, tmp_path: Path, ca
     assert main([str(word) for word in words]) == 0
     text, out = (tmp_path / "o.json").read_text(), capsys.readouterr().out
     found = json.loads(text)
-    assert found["format"] == compare.FORMAT
-    assert found["settings"] == {"recipes": ["steps"], "seeds": [1], "threads": 1, "device": "cpu", "plan": False}
+    settings = {"recipes": ["steps"], "seeds": [1], "threads": 1, "device": "cpu", "plan": False, "turns": False}
+    assert found["settings"] == settings
     (run,) = found["runs"]
     assert [stage["res"] for stage in run["stages"]] == [epoch["res"] for epoch in run["epochs"]] == [32, 48]
     assert 0 <= run["final_top1"] <= 1
@@ -289,6 +289,22 @@ def test_the_command_line_trains_and_writes(shard_root: Path, tmp_path: Path, ca
     assert not [folder for folder in (tmp_path, shard_root.parent) if str(folder) in text]
 
 
+@pytest.mark.slow
+def test_trainings_take_turns_to_the_end(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fixed, steps = tiny(tmp_path, "fixed", [(48, 3)]), tiny(tmp_path, "steps", [(32, 1), (48, 2)])
+    words = ["--shards", shard_root, "--recipes", f"{fixed},{steps}", "--seeds", "0", "--turns", "--threads", 1,
+             "--device", "cpu", "--out", tmp_path / "o.json"]  # fmt: skip
+    assert main([str(word) for word in words]) == 0
+    assert "epochs in turns" in capsys.readouterr().out
+    result = json.loads((tmp_path / "o.json").read_text())
+    runs = {run["recipe"]: [epoch["train_s"] for epoch in run["epochs"]] for run in result["runs"]}
+    ratios = [a / b for a, b in zip(runs["steps"], runs["fixed"], strict=True)][1:]  # not of the first, at 32 px
+    assert result["summary"]["recipes"]["steps"]["against"]["paired_epoch_ratio"]["raw"] == ratios
+    fixed.write_text(fixed.read_text().replace("test_resnet", "no_such_net"))
+    assert main([str(word) for word in words]) == 2
+    assert "training ended with status 2, expected 0: error: model: timm cannot build" in capsys.readouterr().err
+
+
 def test_recipes_of_the_comparison_differ_only_in_what_they_are_named_for() -> None:
     found = {path.stem: Recipe.load(path) for path in RECIPES.glob("*.toml")}
     assert set(found) == {"fixed224", "progressive", "onecycle_stage", "cosine_stage", "unfreeze", "freeze"}
@@ -297,6 +313,6 @@ def test_recipes_of_the_comparison_differ_only_in_what_they_are_named_for() -> N
     for name, recipe in found.items():
         assert recipe.total_epochs == 12
         assert recipe.stages[-1].res == 224
-        assert (RECIPES / f"{name}.toml").read_text().startswith("# python -m benchmarks.compare: ")
+        assert (RECIPES / f"{name}.toml").read_text().startswith("# python -m benchmarks.training: ")
         stages = tuple(replace(stage, freeze_to=None, unfreeze_to=None) for stage in recipe.stages)
         assert replace(recipe, stages=progressive.stages if name == "fixed224" else stages, **same) == progressive
