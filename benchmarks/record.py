@@ -60,7 +60,7 @@ _COMMANDS = {
     "prep": "benchmarks.prep --src photos --img2dataset PY",
     "prep-7704": "benchmarks.prep --src photos --copies 24 --rounds 1 --img2dataset PY",
     "prep-scale": "benchmarks.prep.scale --src photos --copies 1,8,40",
-    "resume": "benchmarks.soak --only train-all --kills 6 --faults 0",
+    "resume": "benchmarks.soak --only train-all,train-ranks --kills 12 --faults 0",
     "scale": "benchmarks.storage.index",
     "soak-4": "benchmarks.soak --seed 4 --minutes 60",
     "soak-5": "benchmarks.soak --seed 5 --minutes 20",
