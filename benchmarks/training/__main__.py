@@ -62,10 +62,10 @@ def train(words: Sequence[str]) -> None:
     _check(process, errors)
 
 
-def _check(process: subprocess.Popen[str], errors: str) -> None:
+def _check(process: subprocess.Popen[str], errors: str, name: str = "") -> None:
     if process.returncode:
         lines = errors.strip().splitlines() or ["nothing on stderr"]
-        raise ResoluteError(f"training ended with status {process.returncode}, expected 0: {lines[-1]}")
+        raise ResoluteError(f"{name}training ended with status {process.returncode}, expected 0: {lines[-1]}")
 
 
 def train_in_turns(runs: Mapping[str, Sequence[str]]) -> None:
@@ -81,7 +81,7 @@ def train_in_turns(runs: Mapping[str, Sequence[str]]) -> None:
             if _is_turn_over(name, processes[name]):
                 turns.append(name)
             else:
-                _check(processes[name], processes[name].communicate()[1])
+                _check(processes[name], processes[name].communicate()[1], f"{name}: ")
     finally:
         for process in processes.values():
             process.kill()
