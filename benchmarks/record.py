@@ -2,8 +2,8 @@
 
     python -m benchmarks.record     # writes benchmarks/results/README.md
 
-A result file holds the command, the date, the number of rounds, the commit, the machine and the versions beside the raw
-value of every round. It holds no host name and no absolute path.
+A result file holds the command, the date, the number of rounds, the commit, the machine, the versions and the raw value
+of every round. It holds no host name and no absolute path.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def header(
 ) -> dict[str, Any]:
     """What every result begins with. Take it before measuring: it holds the load of the machine.
 
-    args: of `cli.command`, which adds the command line to them. packages: whose versions matter beside the usual ones.
+    args: of `cli.command`, which adds the command line to them. packages: whose versions to add to the usual ones.
     """
     return {
         "format": FORMAT, "command": args.command, "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

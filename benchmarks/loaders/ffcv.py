@@ -42,7 +42,7 @@ _CHECKED = 64  # samples whose bytes are read back from a .beton
 
 
 class _JpegField(RGBImageField):
-    """FFCV's image field in its JPEG mode, given the JPEG itself: FFCV's own would decode and compress it again."""
+    """FFCV's image field in its JPEG mode, but takes the JPEG itself: FFCV's would decode and compress it again."""
 
     def encode(self, destination: Any, jpeg: bytes, malloc: Any) -> None:
         destination["mode"] = IMAGE_MODES["jpg"]
@@ -73,7 +73,7 @@ def _beton(job: Job, res: int) -> Path:
 
 
 def prepare(job: Job) -> dict[str, Any]:
-    """Write the .beton files. {"versions", "res": {res: the mean bytes of a JPEG, and of the file a sample}}.
+    """Write the .beton files. {"versions", "res": {res: mean bytes per JPEG, and of the file per sample}}.
 
     The file has up to 8 MiB more than its images for each worker that wrote it: FFCV's pages.
     Raises `AssertionError` if a JPEG read back is not the one in the tar.

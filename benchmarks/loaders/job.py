@@ -37,7 +37,7 @@ class Job:
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip_prob: float = 0.5
     crop_fracs: tuple[float, ...] = ()  # crops: sides of the centre squares, in short sides
-    crop_frac: float = 1.0  # the one of them that is being made
+    crop_frac: float = 1.0  # the current one
     images: int = 1  # crops: how many, the first of the validation split
 
     def centre_square(self, width: int, height: int) -> tuple[int, int, int, int]:

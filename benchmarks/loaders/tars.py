@@ -1,6 +1,6 @@
 """Stored images by position in their tars, found from the DALI index files alone, as stock readers do.
 
-Imports only numpy beside the standard library: FFCV's interpreter does not have this project's index and reader.
+Imports only numpy and the standard library: FFCV's interpreter does not have this project's index and reader.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Measurements of prep: rate and exactness beside other converters, and what a large set takes."""
+"""Measurements of prep: rate and exactness compared with other converters, and time and memory of large sets."""

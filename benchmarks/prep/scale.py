@@ -119,7 +119,7 @@ def write_entries(root: str, entries: int) -> dict[str, Any]:
     finalize_set(store, plan, {res: round(res * 8 / 7) for res in RESOLUTIONS}, {"train": view}, counts)
     return {
         "entries": entries, "elapsed_s": time.perf_counter() - began, "before_mib": before, "peak_mib": peak_mib(),
-        "index_bytes_a_sample": sum(f.stat().st_size for f in (store.root / "index").glob("*.npy")) / entries,
+        "index_bytes_per_sample": sum(f.stat().st_size for f in (store.root / "index").glob("*.npy")) / entries,
         "manifest_bytes": (store.root / "manifest.json").stat().st_size,
     }  # fmt: skip
 

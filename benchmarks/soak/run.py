@@ -229,7 +229,7 @@ class Soak:
             event = draw(
                 rng, fault=rng.random() < fault_frac, places=scenario.places(), several=scenario.several,
                 loss=scenario.loss, remote=scenario.remote, library=self._control is not None, stop_s=HANG_S,
-                victims=1 + len(scenario.beside()),
+                victims=1 + len(scenario.concurrent()),
             )  # fmt: skip
             events.append((rng.randrange(len(phases)), event))
         for number, event in events:
@@ -383,9 +383,9 @@ class _Attempt:
         self.processes.append(main)
         began = time.monotonic()
         if self.phase.name == scenario.phases()[0].name:
-            for beside in scenario.beside():
+            for command in scenario.concurrent():
                 moment = began + self.rng.random() * self.expected_s
-                self._scheduled.append((moment, functools.partial(self._start_beside, beside)))
+                self._scheduled.append((moment, functools.partial(self._start_concurrent, command)))
         if not event.remote and not event.ops and not event.victim:
             self._scheduled.append((began + self.moment_s, self._inject))
         while (self._scheduled and main.poll() is None) or any(process.poll() is None for process in self.processes):
@@ -412,7 +412,7 @@ class _Attempt:
             is_signal = self.event.how in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP")
             is_hit = self.delivered and (not is_signal or number == self.event.victim)
             event = dataclasses.replace(self.event, expected=frozenset(self._expected)) if is_hit else None
-            final, what = (self.phase.final, self.phase.name) if number == 0 else (0, "eval beside")
+            final, what = (self.phase.final, self.phase.name) if number == 0 else (0, "concurrent eval")
             if number and process.status == 2:  # why: there may be no checkpoint yet
                 final = 2
             problems += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=what)
@@ -431,9 +431,9 @@ class _Attempt:
         else:
             control.shorten(path, event.ops, after=after, limit=event.limit)
 
-    def _start_beside(self, beside: Callable[[], Command]) -> None:
+    def _start_concurrent(self, command: Callable[[], Command]) -> None:
         number = len(self.processes)
-        self.processes.append(self.soak.start_command(self.scenario, beside(), self.attempt, f"beside{number}"))
+        self.processes.append(self.soak.start_command(self.scenario, command(), self.attempt, f"concurrent{number}"))
         if number == self.event.victim:
             self._scheduled.append((time.monotonic() + self.moment_s / 2, self._inject))
 

@@ -182,7 +182,7 @@ class Scenario(ABC):
     def phases(self) -> list[Phase]:
         """The commands of a cycle, in order."""
 
-    def beside(self) -> list[Callable[[], Command]]:
+    def concurrent(self) -> list[Callable[[], Command]]:
         """Commands that are started while the first phase runs, once each."""
         return []
 
@@ -528,7 +528,7 @@ class Evaluate(Train):
         return self.command("train.inference.evaluate", self.run, "--shards", self.shards, "--device", "cpu",
                             "--threads", 1, *words)  # fmt: skip
 
-    def beside(self) -> list[Callable[[], Command]]:
+    def concurrent(self) -> list[Callable[[], Command]]:
         return [self.evaluate]
 
     def phases(self) -> list[Phase]:

@@ -192,7 +192,7 @@ def _run(args: argparse.Namespace) -> None:
                     # why a new process: its own memory, and nothing verified yet
                     runs.append(in_new_process(measure, root, order, cold=cold, batches=args.batches))
     print(table(runs))
-    write(args.out, {**head, "resolutions": RESOLUTIONS, "index_bytes_a_sample": bytes_of, "runs": runs})
+    write(args.out, {**head, "resolutions": RESOLUTIONS, "index_bytes_per_sample": bytes_of, "runs": runs})
 
 
 if __name__ == "__main__":

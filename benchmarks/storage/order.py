@@ -109,8 +109,8 @@ def measure(labels: NDArray[np.int64], batch_size: int, epochs: int) -> list[dic
             **{f"class_mix_{layout}": float(np.mean([class_distance(ids, stored, batch_size) for ids in order]) / ideal)
                for layout, stored in layouts.items()},
             "kept_pairs": float(np.mean([kept_pairs(a, b, batch_size) for a, b in itertools.pairwise(order)])),
-            "blocks_a_batch": float(1 + (np.diff(touched, axis=1) > 0).sum(axis=1).mean()),
-            "reads_a_1000": 1000 * fetches(order[0], block, 2 * window) / total,
+            "blocks_per_batch": float(1 + (np.diff(touched, axis=1) > 0).sum(axis=1).mean()),
+            "reads_per_1000": 1000 * fetches(order[0], block, 2 * window) / total,
         })  # fmt: skip
     return rows
 
@@ -118,7 +118,7 @@ def measure(labels: NDArray[np.int64], batch_size: int, epochs: int) -> list[dic
 def table(result: dict[str, Any]) -> str:
     rows = [
         [row["order"], f"{row['class_mix_shuffled']:.3f}", f"{row['class_mix_sorted']:.3f}", f"{row['kept_pairs']:.2f}",
-         f"{row['blocks_a_batch']:.1f}", f"{row['reads_a_1000']:.2f}"]
+         f"{row['blocks_per_batch']:.1f}", f"{row['reads_per_1000']:.2f}"]
         for row in result["orders"]
     ]  # fmt: skip
     title = (f"{result['samples']:,} samples, {result['classes']} classes, batches of {result['batch_size']}, blocks "

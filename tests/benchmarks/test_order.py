@@ -48,8 +48,8 @@ def test_full_is_ideal_as_stored_is_not_and_blocks_save_reads() -> None:
     assert block["class_mix_shuffled"] == pytest.approx(1, abs=0.05)
     assert block["kept_pairs"] < 2 < 100 < none["kept_pairs"]
     assert 1 < block["class_mix_sorted"] < none["class_mix_sorted"]
-    assert block["reads_a_1000"] < full["reads_a_1000"] / 50
-    assert block["blocks_a_batch"] < 20 < full["blocks_a_batch"]
+    assert block["reads_per_1000"] < full["reads_per_1000"] / 50
+    assert block["blocks_per_batch"] < 20 < full["blocks_per_batch"]
 
 
 def test_every_order_is_in_the_table_and_in_the_file(
