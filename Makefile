@@ -1,4 +1,4 @@
-# Every target works alone and makes what it needs. `make help` lists them.
+# Every target can be run on its own: it creates what it needs. `make help` lists all targets.
 SHELL := /bin/bash
 VENV ?= .venv
 
@@ -7,7 +7,7 @@ VENV ?= .venv
 
 # ---- variables -----------------------------------------------------------------------------------------------------
 
-# The variables that each target reads, besides VENV. Any other one on the command line is an error.
+# The variables that each target reads, besides VENV. Any other variable on the command line is an error.
 demo.reads    := WORKERS
 shards.reads  := SRC KIND LABELS COLUMNS CLASSES VAL VAL_LIST VAL_FRAC FOLDS OUT RES MARGIN QUALITY SEED \
                  SHARD_SAMPLES WORKERS MAX_BAD DRY REBUILD ENGINE RAY_ADDRESS
@@ -60,13 +60,13 @@ READY := $(VENV)/.resolute-ready
 TOOLS := $(VENV)/.resolute-tools
 
 RECIPE ?= train/recipes/demo.toml
-# The demo photos are used by a bare `make shards` alone; what tells of other photos without SRC is an error of prep's.
+# Only a bare `make shards` uses the demo photos; with any of these variables but without SRC, prep reports the error.
 DEMO := $(if $(SRC)$(OUT)$(KIND)$(LABELS)$(COLUMNS)$(CLASSES)$(VAL)$(VAL_LIST),,demo)
 MADE := $(if $(DEMO),demo/shards,$(or $(OUT),shards))
-# `make shards train SRC=photos` trains on what it has just made
+# `make shards train SRC=photos` trains on the set that it has just written
 SHARDS ?= $(if $(filter shards,$(GOALS)),$(MADE),demo/shards)
 export RECIPE SHARDS MADE
-# without SHARDS, the targets that read a set use the demo's, and make it first
+# without SHARDS, targets that read a shard set use the demo's, and make it first
 DATA := $(if $(subst demo/shards,,$(SHARDS)),,demo/shards/manifest.json)
 
 # ---- targets -------------------------------------------------------------------------------------------------------
@@ -84,13 +84,13 @@ $(READY): pyproject.toml
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-# what only the tests and checks need: servers to test against, other readers of our shards
+# dependencies of the tests and checks only: servers to test against, other readers of the shards
 $(TOOLS): $(READY)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 demo/photos/.demo.json: | $(READY)
-	@$(PY) -m prep.demo --out demo/photos $(call option,WORKERS,workers)
+	@$(PY) -m pipeline.examples.demo_photos --out demo/photos $(call option,WORKERS,workers)
 
 demo: $(READY) demo/photos/.demo.json  ## generate the demo photos (demo/photos)
 
@@ -105,26 +105,26 @@ PREP = $(PY) -m prep --src="$${SRC$(if $(DEMO),-demo/photos)}" --out="$$MADE" $(
 shards: $(READY) $(if $(DEMO),demo/photos/.demo.json)  ## SRC=photos/train [VAL=photos/val] [OUT=shards] RES=128,160,224
 	@$(PREP)
 
-verify: $(READY) $(DATA)  ## [SHARDS=…] re-read and re-decode every byte of a shard set, and say what is damaged
+verify: $(READY) $(DATA)  ## [SHARDS=…] read and decode a whole shard set again and report damage
 	@$(PY) -m prep.verify $(call option,WORKERS,workers) -- "$$SHARDS"
 
 demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
 	@$(PY) -m prep --src demo/photos --out demo/shards $(call option,WORKERS,workers)
 
-# of tars that others made; why not beside the goal `shards`: there both tell prep about the photos
+# for other WebDataset tars; not with the goal `shards`, where both describe the photos to prep
 FOREIGN = $(if $(filter shards,$(GOALS)),,$(call option,VAL,val) $(call option,CLASSES,classes))
 
 keys: $(READY)  ## all keys of a recipe, with their defaults (a Markdown table)
-	@$(PY) -m train.recipe
+	@$(PY) -m train keys
 
 show: $(READY) $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see, stage by stage (seen.png)
-	@$(PY) -m train.show --recipe="$$RECIPE" $(FOREIGN) -- "$$SHARDS"
+	@$(PY) -m train show --recipe="$$RECIPE" $(FOREIGN) -- "$$SHARDS"
 
 lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR and momentum over all steps (lr.png)
-	@$(PY) -m train.plot_lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS" $(FOREIGN))
+	@$(PY) -m train lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS" $(FOREIGN))
 
-plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m] [GPU_MEMORY_GIB=24] what a run will take, and what would fit
-	@$(ENOUGH_GPUS) $(LAUNCH) train --plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
+plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m] [GPU_MEMORY_GIB=24] estimate time and memory of a run
+	@$(ENOUGH_GPUS) $(LAUNCH) train plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,BUDGET,budget) $(call option,GPU_MEMORY_GIB,gpu-memory-gib) \
 	$(call option,JSON,json)
 
@@ -138,26 +138,27 @@ LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-
 ENOUGH_GPUS = $(if $(GPUS),$(if $(filter cpu,$(DEVICE)),,$(PY) -m train.device --gpus="$$GPUS" &&))
 
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8]; again: resume
-	@$(ENOUGH_GPUS) $(LAUNCH) train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
+	@$(ENOUGH_GPUS) $(LAUNCH) train train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call flag,TENSORBOARD,tensorboard) \
 	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(call flag,CALIBRATE,calibrate)
 
 predict: $(READY)  ## RUN=name SRC=photos|shards [OUT=pred.csv] classes and probabilities; RUN of folds: their mean
-	@$(PY) -m train.inference.predict --src="$$SRC" $(FOREIGN) $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
+	@$(PY) -m train predict --src="$$SRC" $(FOREIGN) $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
 
 eval: $(READY) $(DATA)  ## RUN=name [SHARDS=…] [RES=160,208,224] exact top-1 and top-5, raw and EMA
-	@$(PY) -m train.inference.evaluate --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
+	@$(PY) -m train eval --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
 
 export: $(READY)  ## RUN=name [OUT=model.safetensors] the best weights, and the timm program that loads them
-	@$(PY) -m train.inference.export $(call option,OUT,out) -- "$$RUN"
+	@$(PY) -m train export $(call option,OUT,out) -- "$$RUN"
 
 report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
-	@$(PY) -m train.report.html -- "$$RUN"
+	@$(PY) -m train report -- "$$RUN"
 
 bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, cost of a change, stalls, beside a torch DataLoader (bench/)
 	@$(PY) -m benchmarks --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device)
 
-PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4
+# why worksteal: neighbouring tests, which share fixtures, stay in one worker
+PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test: $(TOOLS)  ## the tests, without those that take minutes
 	@$(PYTEST) -m 'not slow'

@@ -150,7 +150,7 @@ def stages_of_kinds(shards: ShardSet, batch_size: int) -> list[tuple[str, Stage]
 
     small, *_, large = shards.resolutions
     rich = Augment(
-        policy="randaugment", jitter=(0.3, 0.3, 0.3, 0.1), erase_prob=0.25, mixup_alpha=0.4, cutmix_alpha=1.0
+        policy="randaugment", jitter=(0.3, 0.3, 0.3, 0.1), random_erasing_prob=0.25, mixup_alpha=0.4, cutmix_alpha=1.0
     )
 
     def stage(res: int, size: int = batch_size, fraction: float = 1.0, **more: Any) -> Stage:

@@ -11,20 +11,18 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 
-from .cli import Parser, number
-from .errors import ResoluteError
+from .cli import Parser, command, number
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, or 2 with one line on stderr for a `ResoluteError`."""
+    """Run the command line; returns the exit status."""
     parser = Parser(prog="python -m pipeline", description="Index WebDataset tars.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     index = commands.add_parser("index", help="check and index all samples of a WebDataset")
@@ -35,12 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     index.add_argument("--classes", metavar="FILE", help="class names, one per line")
     index.add_argument("--index", metavar="FOLDER", help="default: .resolute-index beside the tars, or the cache")
     index.add_argument("--threads", type=number(1, 1024), metavar="N", help="decoding threads (default: one per core)")
-    try:
-        _index(parser.parse_args(argv))
-    except ResoluteError as error:
-        print(f"pipeline: {error}".encode(errors="backslashreplace").decode(), file=sys.stderr)
-        return 2
-    return 0
+    return command(parser, _index, argv)
 
 
 def _index(args: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
 """Shared behaviour of all command lines: one-line errors, exit statuses, and tolerance of closed output streams.
 
 Exit status: 0 success, 2 for a `ResoluteError` (one line on stderr), 130 for Ctrl-C. A closed or broken stdout does not
-stop the work: `python -m train ... | head -3` trains to the end.
+stop the work: `python -m train train ... | head -3` trains to the end.
 
 Every entry point (`__main__.py`) begins with these lines, above its other imports:
 
@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
-from .errors import ResoluteError, strip_credentials
+from .errors import ResoluteError, from_os_error, strip_credentials
 
 __all__ = ["Parser", "command", "guard_process", "number", "print_error", "run_main"]
 
@@ -120,10 +120,7 @@ def run_main(main: Callable[[], int]) -> NoReturn:
     except OSError as error:
         if error.errno not in _STORAGE or (error.errno == errno.ENOENT and error.filename is None):
             raise
-        print_error(
-            f"{error.filename or 'storage'}: got '{error.strerror}', expected storage that answers; check the disk, "
-            "its mount and the permissions, then run the same command again"
-        )
+        print_error(from_os_error(error))
         status = 2
     with contextlib.suppress(KeyboardInterrupt):
         sys.stdout.flush()

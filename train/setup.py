@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,18 +13,17 @@ import torch
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from pipeline.loader.probe import choose_order
-from pipeline.plan.order import Order
 from pipeline.plan.plan import Plan
 from train.logs.tensorboard import check_installed
 from train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
 from train.recipe.schema import Recipe
 
 from . import checkpoint
-from .device import pick_device
+from .device import bf16_is_emulated, pick_device
 from .distributed import Ranks
 from .loop import Learner
 from .memory import keep_freed_memory
+from .run_folder import new_run
 
 __all__ = ["Options", "set_up"]
 
@@ -58,6 +57,13 @@ class Options:
         if Path(self.from_).name != self.from_:
             raise ResoluteError(f"--from: got {self.from_}, expected a file name in {self.folder}; omit the path")
 
+    @classmethod
+    def parsed(cls, args: argparse.Namespace) -> Options:
+        """The options of `python -m train train` or `plan`. Raises `ResoluteError` for a run that cannot be one."""
+        names = {field.name for field in dataclasses.fields(cls)} & vars(args).keys()
+        folder = new_run(args.recipe.stem if args.run is None else args.run, runs=args.runs)
+        return cls(folder=folder, **{name: getattr(args, name) for name in names})
+
     @property
     def newest(self) -> Path:
         return checkpoint.newest(self.folder, self.from_)
@@ -75,28 +81,29 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
                 f"--folds: got fold {options.fold}, but the recipe has data.fold {recipe.data.fold}; omit one of them"
             )
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=options.fold))
-    device = pick_device(options.device, ranks)
+    device = pick_device(options.device, ranks, threads=options.threads)
     cap_memory(device, options.gpu_memory_gib)
+    if recipe.precision.amp == "bf16" and bf16_is_emulated(device):
+        print(
+            "warning: precision.amp: got bf16 on a CPU without bf16 instructions, where it is many times slower than "
+            'float32, expected "off"; set it in the recipe', flush=True,
+        )  # fmt: skip
     shards = open_dataset(
         options.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=options.val, classes=options.classes
     )
-    order = _order(recipe, shards, options.newest, ranks)
+    # why from the checkpoint: a run keeps its order even if its shards have moved to other storage
+    auto_order = ranks.broadcast(checkpoint.peek(options.newest, "order")) if recipe.data.order == "auto" else None
     if device.type == "cpu":
         keep_freed_memory()
-        torch.set_num_threads(options.threads)
     else:
         torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
 
     def build(recipe: Recipe, ranks: Ranks) -> tuple[Plan, Learner]:
-        plan = Plan(
-            shards, recipe.stages, seed=recipe.seed, order=order, fraction_mode=recipe.data.fraction_mode,
-            eval_batch_size=recipe.eval.batch_size, eval_every_epochs=recipe.eval.every_epochs,
-            eval_crop_frac=recipe.eval.crop_frac,
-        )  # fmt: skip
+        plan = recipe.plan(shards, auto_order=auto_order)
         learner = Learner(
             recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device, ranks=ranks,
-            epoch_steps=[segment.batches for segment in plan.passes if segment.split == "train"],
-            epoch_samples=[segment.samples for segment in plan.passes if segment.split == "train"],
+            epoch_steps=[pass_.batches for pass_ in plan.passes if pass_.split == "train"],
+            epoch_samples=[pass_.samples for pass_ in plan.passes if pass_.split == "train"],
         )  # fmt: skip
         return plan, learner
 
@@ -120,15 +127,3 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     )  # fmt: skip
     plan, learner = build(recipe, ranks)
     return recipe, shards, plan, learner
-
-
-def _order(recipe: Recipe, shards: ShardSet, newest: Path, ranks: Ranks) -> Order:
-    """The read order. "auto" is measured once per run: a resumed run keeps its checkpoint's order."""
-    if recipe.data.order != "auto":
-        return recipe.data.order
-    saved_order = ranks.broadcast(checkpoint.peek(newest, "order"))
-    if saved_order is not None:
-        return typing.cast(Order, saved_order)
-    measured = choose_order(shards, recipe.stages[0].res) if ranks.is_main else None
-    print(measured)
-    return ranks.broadcast(measured.order if measured else "full")

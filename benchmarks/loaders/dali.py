@@ -34,7 +34,7 @@ def _graph(job: Job, tars: Tars, res: int) -> Any:
     )  # fmt: skip
     jpegs, labels = reader
     images = fn.decoders.image_random_crop(
-        jpegs, device="cpu", random_area=job.crop_area, random_aspect_ratio=job.crop_ratio, num_attempts=10
+        jpegs, device="cpu", random_area=job.scale, random_aspect_ratio=job.ratio, num_attempts=10
     )
     return _finish(images, res, fn.random.coin_flip(probability=job.flip_prob)), labels
 

@@ -82,7 +82,7 @@ def tensor(jpeg: bytes) -> torch.Tensor:
 def pillow_transform(job: Job, res: int) -> Callable[[Image.Image], torch.Tensor]:
     return transforms.Compose([
         transforms.RandomResizedCrop(
-            res, scale=job.crop_area, ratio=job.crop_ratio,
+            res, scale=job.scale, ratio=job.ratio,
             interpolation=transforms.InterpolationMode.BILINEAR, antialias=True,
         ),
         transforms.RandomHorizontalFlip(job.flip_prob),
@@ -94,7 +94,7 @@ def pillow_transform(job: Job, res: int) -> Callable[[Image.Image], torch.Tensor
 def _tensor_transform(job: Job, res: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Source: the order that torchvision's own guide to v2 recommends: uint8 until the end."""
     return v2.Compose([
-        v2.RandomResizedCrop(res, scale=job.crop_area, ratio=job.crop_ratio, antialias=True),
+        v2.RandomResizedCrop(res, scale=job.scale, ratio=job.ratio, antialias=True),
         v2.RandomHorizontalFlip(job.flip_prob),
         v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(MEAN, STD),

@@ -93,7 +93,7 @@ def prepare(job: Job) -> dict[str, Any]:
 
 
 def _pipelines(job: Job, res: int, decoder: Any = None) -> dict[str, Any]:
-    decoder = decoder or RandomResizedCropRGBImageDecoder((res, res), scale=job.crop_area, ratio=job.crop_ratio)
+    decoder = decoder or RandomResizedCropRGBImageDecoder((res, res), scale=job.scale, ratio=job.ratio)
     normalise = NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32)
     flip = [] if isinstance(decoder, CenterCropRGBImageDecoder) else [RandomHorizontalFlip(job.flip_prob)]
     return {"image": [decoder, *flip, normalise, ToTensor(), ToTorchImage()], "label": [IntDecoder(), ToTensor()]}

@@ -33,8 +33,8 @@ class Job:
     warm_up: int = 1  # rate: batches delivered before the clock starts
     seconds: float = 1.0  # rate: length of the measurement
     steps_s: tuple[float, ...] = ()  # clock: the consumer's step time at each resolution; () takes batches at once
-    crop_area: tuple[float, float] = (0.25, 1.0)  # these three: the defaults of our Augment
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    scale: tuple[float, float] = (0.25, 1.0)  # these three: the defaults of our Augment
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip_prob: float = 0.5
     crop_fracs: tuple[float, ...] = ()  # crops: sides of the centre squares, in short sides
     crop_frac: float = 1.0  # the current one

@@ -122,8 +122,8 @@ def compare(
         used = runner.job
         result |= {
             "settings": {"loaders": names, "left_out": left_out, "workers": args.workers,
-                         "batch_size": args.batch_size, "seconds": used.seconds, "crop_area": used.crop_area,
-                         "crop_ratio": used.crop_ratio, "flip_prob": used.flip_prob},
+                         "batch_size": args.batch_size, "seconds": used.seconds, "scale": used.scale,
+                         "ratio": used.ratio, "flip_prob": used.flip_prob},
             "shards": {"hash": shards.hash, "resolutions": selected, "train_samples": samples,
                        "mean_bytes": {str(res): tars[res].mean_bytes for res in selected}, "page_cache": cache},
             "ffcv": None,

@@ -44,7 +44,7 @@ class _Images(Dataset[tuple[Any, int]]):
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
     """variant "scheduled": one loader over all resolutions, all read from the largest; else a loader for each."""
     common: dict[str, Any] = {
-        "batch_size": job.batch_size, "is_training": True, "scale": job.crop_area, "ratio": job.crop_ratio,
+        "batch_size": job.batch_size, "is_training": True, "scale": job.scale, "ratio": job.ratio,
         "hflip": job.flip_prob, "color_jitter": 0.0, "interpolation": "bilinear", "num_workers": job.workers,
         "device": torch.device("cpu"), "persistent_workers": True,
     }  # fmt: skip

@@ -31,8 +31,8 @@ from benchmarks.cli import Parser, command
 from benchmarks.proc import descendants, in_new_process
 from benchmarks.record import check_writable, header, write
 from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED, shard_name
-from prep.shards.manifest import SplitTotals, SplitView, finalize_set
-from prep.shards.writer import ShardRecord
+from prep.shards.manifest import finalize_set
+from prep.shards.record import Records, ShardRecord
 from prep.storage.hashed_file import FileInfo
 from prep.storage.output import LocalStore
 
@@ -86,39 +86,38 @@ def link_copies(src: Path, copies: int, root: Path) -> None:
 
 
 def write_entries(root: str, entries: int) -> dict[str, Any]:
-    """A synthetic set of `entries` samples: index, sources and manifest written by prep, sparse files as tars."""
+    """A synthetic set of `entries` samples: index, sources and manifest derived by prep, sparse files as tars."""
     store, shards = LocalStore(Path(root)), -(-entries // PER_SHARD)
-    before = peak_mib()
-
-    def record(number: int) -> ShardRecord:
+    for res in RESOLUTIONS:
+        (store.root / str(res)).mkdir(parents=True)
+    records = Records(store, "plan", store.root / "records-copy")
+    for number in range(shards):
         n = min(PER_SHARD, entries - number * PER_SHARD)
         keys = np.arange(n, dtype=np.uint64) + number * PER_SHARD
         samples, sources, stored = np.zeros(n, SAMPLE), np.zeros(n, SOURCE), np.zeros(n, STORED)
         samples["key"], samples["label"] = keys, keys % 1000
         sources["digest"] = keys * np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no two are equal
         stored["offset"], stored["nbytes"] = np.arange(n) * 20_000 + 512, 17_000
-        name = shard_name("train", number)
-        info = FileInfo(nbytes=n, sha256="0" * 64)
-        files = {f"{res}/{name}.{kind}": info for res in RESOLUTIONS for kind in ("tar", "idx")}
-        return ShardRecord(
-            split="train", number=number, samples=samples, sources=sources, rejects=(), files=files,
-            stored={res: stored.copy() for res in RESOLUTIONS},
-        )  # fmt: skip
-
-    for res in RESOLUTIONS:
-        (store.root / str(res)).mkdir(parents=True)
-        for number in range(shards):
-            with (store.root / str(res) / f"{shard_name('train', number)}.tar").open("wb") as tar:
-                tar.truncate(min(PER_SHARD, entries - number * PER_SHARD))
-    view = SplitView(shards=shards, record=record, names_of=lambda keys: [f"class/{key:09d}.jpg" for key in keys])
-    lengths = {shard_name("train", n): min(PER_SHARD, entries - n * PER_SHARD) for n in range(shards)}
-    counts = {"train": SplitTotals(samples=entries, shards=lengths)}
+        name, info = shard_name("train", number), FileInfo(nbytes=n, sha256="0" * 64)
+        for res in RESOLUTIONS:
+            with (store.root / str(res) / f"{name}.tar").open("wb") as tar:
+                tar.truncate(n)
+            files = {f"{res}/{name}.{kind}": info for kind in ("tar", "idx")}
+            record = ShardRecord(
+                plan="plan", split="train", number=number, res=res, samples=samples, sources=sources, stored=stored,
+                files=files, rejects=(),
+            )  # fmt: skip
+            records.add(record.to_bytes())
     settings = {"margin": 8 / 7, "val": {"how": "folder"}}
-    plan = {"settings": settings, "classes": [str(n) for n in range(1000)], "source": {}}
-    began = time.perf_counter()
-    finalize_set(store, plan, {res: round(res * 8 / 7) for res in RESOLUTIONS}, {"train": view}, counts)
+    plan = {"settings": settings, "classes": [str(n) for n in range(1000)], "codecs": {}, "source": {}}
+    sides = {res: round(res * 8 / 7) for res in RESOLUTIONS}
+    before, began = peak_mib(), time.perf_counter()
+    finalize_set(store, plan, sides, {"train": shards}, records,
+                 lambda split, keys: [f"class/{key:09d}.jpg" for key in keys])  # fmt: skip
+    elapsed_s = time.perf_counter() - began
+    records.close()
     return {
-        "entries": entries, "elapsed_s": time.perf_counter() - began, "before_mib": before, "peak_mib": peak_mib(),
+        "entries": entries, "elapsed_s": elapsed_s, "before_mib": before, "peak_mib": peak_mib(),
         "index_bytes_per_sample": sum(f.stat().st_size for f in (store.root / "index").glob("*.npy")) / entries,
         "manifest_bytes": (store.root / "manifest.json").stat().st_size,
     }  # fmt: skip

@@ -142,6 +142,8 @@ def start(command: Command, folder: Path, *, prepare: Callable[[], None] = lambd
     """Start `command` with its output in `folder`; `prepare` is called first in each forked process that runs it."""
     folder.mkdir(parents=True, exist_ok=True)
     stdout, stderr = folder / "stdout", folder / "stderr"
+    for path in (stdout, stderr):
+        path.touch()  # why here: a forked process may be killed before it opens them
     if command.new_interpreter:
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(command.ranks), "-m", "--"]
         words = [sys.executable, "-m", *(torchrun if command.ranks > 1 else []), command.module, *command.arguments]

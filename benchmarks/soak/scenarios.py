@@ -48,12 +48,12 @@ amp = "{amp}"
 [optim]
 name = "sgd"
 lr = {lr}
-accumulate = {accumulate}
+grad_accum_steps = {grad_accum_steps}
 [ema]
 decay = 0.9
 [augment]
 mixup_alpha = 0.2
-mix_prob = 0.5
+mixup_prob = 0.5
 [eval]
 batch_size = 16
 [[stages]]
@@ -71,18 +71,18 @@ epochs = 1
 batch_size = {large}
 """
 _RECIPES: Mapping[str, Mapping[str, object]] = {
-    "one": {"model": "test_resnet", "amp": "bf16", "lr": 0.05, "accumulate": 2, "batch": 8, "large": 12},
+    "one": {"model": "test_resnet", "amp": "bf16", "lr": 0.05, "grad_accum_steps": 2, "batch": 8, "large": 12},
     # why: batch statistics depend on which samples share a rank, bf16 rounds each rank's gradient, large steps amplify
     # differences in the last bits, and with mixing each of four ranks takes a pair of the smallest batch
-    "many": {"model": "test_convnext", "amp": "off", "lr": 0.005, "accumulate": 1, "batch": 16, "large": 18},
+    "many": {"model": "test_convnext", "amp": "off", "lr": 0.005, "grad_accum_steps": 1, "batch": 16, "large": 18},
 }
 
 _EVERY_FEATURE = {  # line of the recipe "one" -> lines after it
-    '[model]\n': "options = { drop_rate = 0.2 }",
+    '[model]\n': "kwargs = { drop_rate = 0.2 }",
     '[precision]\n': "compile = true",
-    '[optim]\n': "clip_norm = 1.0\nsmoothing = 0.1\nlookahead = 5",
-    '[augment]\n': 'policy = "randaugment"\ncutmix_alpha = 1.0\nmix_per = "sample"',
-    '[eval]\nbatch_size = 16\n': '[freeze]\nmode = "unfreeze"',
+    '[optim]\n': "clip_norm = 1.0\nlookahead = 5",
+    '[augment]\n': 'policy = "randaugment"\ncutmix_alpha = 1.0\nmixup_mode = "elem"',
+    '[eval]\nbatch_size = 16\n': '[loss]\nlabel_smoothing = 0.1\n[freeze]\nmode = "unfreeze"',
     'fraction = 0.5\n': 'unfreeze_to = "layer2"',
 }
 
@@ -222,7 +222,7 @@ class Scenario(ABC):
 
 @functools.cache
 def _main_of(module: str) -> Callable[[list[str]], int]:
-    name = module if module == "train.inference.evaluate" or module == "prep.verify" else f"{module}.__main__"
+    name = module if module == "prep.verify" else f"{module}.__main__"
     main: Callable[[list[str]], int] = importlib.import_module(name).main
     return main
 
@@ -231,7 +231,7 @@ def shorten_limits() -> None:
     """In a forked process: use short time limits, and fork prep's workers instead of starting interpreters."""
     import prep.execute.process_pool
     import prep.storage.lease
-    from pipeline.storage.cache_settings import CacheSettings
+    from pipeline.storage.disk_cache import CacheSettings
 
     get_context = multiprocessing.get_context
     multiprocessing.get_context = lambda method=None: get_context(  # type: ignore[assignment]
@@ -441,7 +441,7 @@ class Train(Scenario):
     def train(self, attempt: int) -> Command:
         words = ["--shards", self.shards, "--recipe", self.world.recipe(self.recipe), "--runs", self.path("runs"),
                  "--run", "run", "--device", "cpu", "--threads", 1, "--save-every-steps", 3]  # fmt: skip
-        return self.command("train", *words, ranks=self.ranks(attempt))
+        return self.command("train", "train", *words, ranks=self.ranks(attempt))
 
     def phases(self) -> list[Phase]:
         return [Phase(name="train", command=self.train)]
@@ -525,7 +525,7 @@ class Evaluate(Train):
     kills, faults = 30, 6
 
     def evaluate(self, *words: object) -> Command:
-        return self.command("train.inference.evaluate", self.run, "--shards", self.shards, "--device", "cpu",
+        return self.command("train", "eval", self.run, "--shards", self.shards, "--device", "cpu",
                             "--threads", 1, *words)  # fmt: skip
 
     def concurrent(self) -> list[Callable[[], Command]]:

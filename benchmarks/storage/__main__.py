@@ -34,7 +34,7 @@ from benchmarks.proc import evict_files
 from benchmarks.record import check_writable, header, write
 from pipeline.errors import ResoluteError
 from pipeline.plan.order import Order
-from pipeline.storage.files import Files, open_files
+from pipeline.storage.base import Files, open_files
 
 __all__ = ["Delayed", "main", "paced"]
 

@@ -4,7 +4,7 @@
 
 Each seed trains all recipes one after another (a b c, a b c, …), each in its own process. Differences are taken within
 a seed, so that a temporarily slow machine affects both runs. "Final epoch" is the time per image in the epochs at the
-last resolution, which should not depend on how a run got there. With --plan, `python -m train --plan` forecasts every
+last resolution, which should not depend on how a run got there. With --plan, `python -m train plan` forecasts every
 run. With --turns the trainings of a seed alternate by epochs, each including its validation, and epoch n of a recipe is
 compared with epoch n of the first: while one works, the others are paused, so that the ratio shows only how a run got
 there, to a fraction of a percent.
@@ -69,7 +69,7 @@ def _check(process: subprocess.Popen[str], errors: str, name: str = "") -> None:
 
 
 def train_in_turns(runs: Mapping[str, Sequence[str]]) -> None:
-    """Run `python -m train` with the words of each run, alternating by epochs. Raises `ResoluteError` as `train`."""
+    """Run one training per list of words, alternating by epochs. Raises `ResoluteError` as `train` does."""
     turns, processes = deque(runs), dict[str, subprocess.Popen[str]]()
     try:
         while turns:
@@ -109,7 +109,7 @@ def _start(words: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def take_turns(words: Sequence[str]) -> int:
-    """Run `python -m train` in this process; after each epoch it prints a marker and waits for a line on stdin."""
+    """Run `python -m train train` in this process; after each epoch it prints a marker and waits for a line."""
     from train import trainer
     from train.__main__ import main as train
 
@@ -123,7 +123,7 @@ def take_turns(words: Sequence[str]) -> int:
         return continues
 
     trainer._Session._after = wait_after_epoch  # type: ignore[assignment, method-assign]
-    return train(list(words))
+    return train(["train", *words])
 
 
 def with_seed(recipe: Path, seed: int, folder: Path) -> Path:
@@ -239,10 +239,10 @@ def _timed(words: Sequence[str], folder: Path, *, plan: bool, run: Runner) -> di
     forecast = None
     if plan:
         file = folder / "plan.json"
-        run([*words, "--plan", "--json", str(file)])
+        run(["plan", *words, "--json", str(file)])
         forecast = json.loads(file.read_text(encoding="utf-8"))
     load, began = os.getloadavg()[0], time.perf_counter()
-    run(words)
+    run(["train", *words])
     return {"wall_s": time.perf_counter() - began, "load_before": round(load, 2), "forecast": forecast}
 
 

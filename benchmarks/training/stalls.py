@@ -77,10 +77,7 @@ def measure(
         learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device)
         half = device.type == "cuda" and amp != "off"  # as in train
         dtype = torch.float16 if half else torch.float32
-        warm_up(
-            learner.network, [("train", res, batch_size)], device=device, dtype=dtype, channels_last=True,
-            accumulate=1, autocast=learner.autocast(),
-        )  # fmt: skip
+        warm_up(learner, [("train", res, batch_size)])
         measured: dict[str, list[dict[str, float]]] = {"live": [], "cached": [], "synthetic": []}
         with Loader(plan, device=device, threads=threads, dtype=dtype) as loader:
             first = list(itertools.islice(loader, _CACHED))

@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from pipeline import Augment, Loader, Plan, Stage
+from pipeline import Loader
 
-from .start import flags, open_shards, run, soft_targets
+from .start import flags, open_plan, run, soft_targets
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
@@ -27,10 +27,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     args = flags(argv, __doc__)
     accelerator = Accelerator()
     torch.manual_seed(0)
-    shards, resolutions = open_shards(args)
-    classes, augment = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
-    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=augment) for res in resolutions]
-    plan = Plan(shards, stages)
+    plan = open_plan(args)
+    classes, samples = len(plan.shards.classes), len(plan.shards.splits["val"])
     # why group norm: with batch norm, results would depend on the number of processes
     model = resnet18(num_classes=classes, norm_layer=partial(nn.GroupNorm, 8)).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-5)
@@ -60,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
                 correct += (model(batch.images).argmax(1) == batch.labels).sum()
             if spec.last:
                 total = int(accelerator.reduce(correct))
-                accelerator.print(f"epoch {spec.epoch} {spec.res} px: top-1 {total / len(shards.splits['val']):.2%}")
+                accelerator.print(f"epoch {spec.epoch} {spec.res} px: top-1 {total / samples:.2%}")
                 correct.zero_()
                 accelerator.save_state(str(args.checkpoint))
                 if spec.epoch + 1 == args.stop:

@@ -15,9 +15,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from pipeline import Augment, Loader, Plan, Stage, cuda
+from pipeline import Loader, cuda
 
-from .start import flags, open_shards, run, soft_targets
+from .start import flags, open_plan, run, soft_targets
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
@@ -25,10 +25,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     args = flags(argv, __doc__)
     device = cuda.usable(args.device)
     torch.manual_seed(0)
-    shards, resolutions = open_shards(args)
-    classes, augment = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
-    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=augment) for res in resolutions]
-    plan = Plan(shards, stages)
+    plan = open_plan(args)
+    classes, samples = len(plan.shards.classes), len(plan.shards.splits["val"])
 
     model = resnet18(num_classes=classes).to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-5)
@@ -53,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
             with torch.inference_mode():
                 correct += int((model(batch.images).argmax(1) == batch.labels).sum())
             if spec.last:  # every validation sample has been seen exactly once
-                print(f"epoch {spec.epoch} {spec.res} px: top-1 {correct / len(shards.splits['val']):.2%}")
+                print(f"epoch {spec.epoch} {spec.res} px: top-1 {correct / samples:.2%}")
                 correct = 0
                 torch.save({name: value.state_dict() for name, value in checkpointed.items()}, args.checkpoint)
                 if spec.epoch + 1 == args.stop:

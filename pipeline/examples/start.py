@@ -1,55 +1,48 @@
-"""Shared code of the examples: flags, opening shards, exit statuses, and soft targets for mixed batches."""
+"""Shared code of the examples: flags, the plan, exit statuses, and soft targets for mixed batches."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch.nn.functional import one_hot
 
-from pipeline import Batch, ResoluteError, ShardSet
+from pipeline import Augment, Batch, Plan, ResoluteError, ShardSet, Stage
 from pipeline.cli import Parser, print_error, run_main
 
-__all__ = ["Flags", "flags", "open_shards", "run", "soft_targets"]
+__all__ = ["flags", "open_plan", "run", "soft_targets"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flags:
-    shards: str
-    resolutions: tuple[int, ...]  # px, one per stage; empty: the two smallest of the set
-    device: str
-    epochs: int  # of each stage
-    batch_size: int  # over all processes
-    checkpoint: Path
-    stop: int | None  # end after this many epochs; a later run continues
-
-
-def flags(argv: Sequence[str] | None, description: str | None) -> Flags:
+def flags(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
     """Parse the command line. Raises `ResoluteError` if it is invalid."""
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", metavar="SHARDS")
-    parser.add_argument("--res", dest="resolutions", default="", metavar="PX,PX",
-                        help="one per stage (default: the two smallest of the set)")  # fmt: skip
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=2, help="of each stage (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=64, help="over all processes (default: %(default)s)")
-    parser.add_argument("--checkpoint", type=Path, default=Path("run"), help="(default: %(default)s)")
-    parser.add_argument("--stop", type=int, metavar="N", help="end after N epochs; a later run continues")
-    values = vars(parser.parse_args(argv))
-    res = values.pop("resolutions")
-    if not all(word.isdecimal() and int(word) for word in res.split(",") if res):
-        raise ResoluteError(f"--res: got {res}, expected px such as 128,160; correct it")
-    return Flags(resolutions=tuple(int(word) for word in res.split(",") if res), **values)
+    add = parser.add_argument
+    add("shards", metavar="SHARDS")
+    add("--res", type=_resolutions, metavar="PX,PX", help="one per stage (default: the two smallest of the set)")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
+    add("--epochs", type=int, default=2, help="of each stage (default: %(default)s)")
+    add("--batch-size", type=int, default=64, help="over all processes (default: %(default)s)")
+    add("--checkpoint", type=Path, default=Path("run"), help="(default: %(default)s)")
+    add("--stop", type=int, metavar="N", help="end after N epochs; a later run continues")
+    return parser.parse_args(argv)
 
 
-def open_shards(args: Flags) -> tuple[ShardSet, tuple[int, ...]]:
-    """The shard set and the resolution of each stage in px. Raises `ResoluteError` if the set lacks one of them."""
-    shards = ShardSet.open(args.shards, resolutions=args.resolutions or None)
-    return shards, args.resolutions or shards.resolutions[:2]
+def _resolutions(text: str) -> tuple[int, ...]:
+    if not all(word.isdecimal() and int(word) for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"got {text}, expected px such as 128,160")
+    return tuple(int(word) for word in text.split(","))
+
+
+def open_plan(args: argparse.Namespace) -> Plan:
+    """A plan with a stage for each resolution of the command line. Raises `ResoluteError` if the set lacks one."""
+    shards = ShardSet.open(args.shards, resolutions=args.res)
+    augment = Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
+    resolutions = args.res or shards.resolutions[:2]
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=augment) for res in resolutions]
+    return Plan(shards, stages)
 
 
 def run(main: Callable[[], Any]) -> NoReturn:

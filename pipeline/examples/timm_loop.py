@@ -18,10 +18,10 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
-from pipeline import Augment, Loader, Plan, Stage, cuda
+from pipeline import Loader, cuda
 from pipeline.plan.plan import Pass
 
-from .start import flags, open_shards, run, soft_targets
+from .start import flags, open_plan, run, soft_targets
 
 
 @dataclass
@@ -46,10 +46,8 @@ def main(argv: Sequence[str] | None = None) -> AverageMeter:
     """Train; returns the top-1 accuracy in percent of the last validation."""
     args = flags(argv, __doc__)
     device = cuda.usable(args.device)
-    shards, resolutions = open_shards(args)
-    classes, augment = len(shards.classes), Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
-    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=augment) for res in resolutions]
-    plan = Plan(shards, stages)
+    plan = open_plan(args)
+    classes = len(plan.shards.classes)
     model = timm.create_model("resnet18", num_classes=classes).to(device).to(memory_format=torch.channels_last)
     ema = ModelEmaV3(model, decay=0.99, use_warmup=True)
     optimizer = create_optimizer_v2(model, opt="sgd", lr=0.1, momentum=0.9, weight_decay=5e-5)

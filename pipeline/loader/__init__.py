@@ -1,1 +1,1 @@
-"""`Loader` and its parts: reader threads, prefetching from remote storage, and the probe of the storage's speed."""
+"""`Loader` and its parts: reader threads, and prefetching from remote storage."""

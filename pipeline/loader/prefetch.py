@@ -14,17 +14,17 @@ import numpy as np
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 
-__all__ = ["PREFETCH_SAMPLES", "Prefetcher"]
+__all__ = ["Prefetcher"]
 
 # why: the blocks that are open at a time (order.py); `CacheSettings.ahead_bytes` is the limit for large samples
-PREFETCH_SAMPLES = 16 * 1024
+_AHEAD_SAMPLES = 16 * 1024
 _RECENT_CHUNKS = 4096  # why remembered: neighbouring batches share chunks
 
 
 class Prefetcher:
     """Follows one rank through the plan. Does nothing if the set's files are not fetched in chunks."""
 
-    def __init__(self, plan: Plan, *, rank: int = 0, world_size: int = 1, samples: int = PREFETCH_SAMPLES) -> None:
+    def __init__(self, plan: Plan, *, rank: int = 0, world_size: int = 1, samples: int = _AHEAD_SAMPLES) -> None:
         self._plan, self._rank, self._world_size, self._samples = plan, rank, world_size, samples
         self._files, self._step = plan.shards.files, plan.shards.files.chunk_bytes
         self._current = self._next = 0  # the batch of the last `advance`; the next one to prefetch

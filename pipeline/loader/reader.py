@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from pipeline.dataset.shard_set import ShardSet, key_name
 from pipeline.errors import DamagedSample, FileEndsEarly, Interrupted, Missing
 from pipeline.graph.kernels.pread import EncodedImages, fetch
-from pipeline.storage.files import OpenFile, end_threads
+from pipeline.storage.base import OpenFile
+from pipeline.storage.threads import end_threads
 
 __all__ = ["EncodedBatch", "PendingBatch", "Reader"]
 
@@ -194,8 +195,8 @@ class Reader:
                     opened.append(location[0])
                     handles[i], offsets[i] = location[0].fd, location[1]
         crcs = records["crc32"].astype(np.int64)
-        status, _ = fetch(handles, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
-        for i in np.flatnonzero(status).tolist():
+        good = fetch(handles, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
+        for i in np.flatnonzero(~good).tolist():
             try:
                 self._read_sample(task, i, names[shards[i]])
             except DamagedSample as error:

@@ -23,14 +23,14 @@ from pipeline.errors import ResoluteError
 
 from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
-from .rng import beta, stream_key, uniforms
-from .sampling import CUTMIX, MIXUP, UNMIXED, augment_params, cutmix_boxes, mix_params
-from .stage import AUTO, Augment, Stage
+from .rng import stream_key, uniforms
+from .sampling import augment_params, mix_params
+from .stage import AUTO, Stage
 
-__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "BatchSpec", "Pass", "Plan", "batch_bounds"]
+__all__ = ["BatchSpec", "Pass", "Plan", "batch_bounds", "rank_bounds"]
 
 _FORMAT = 1  # version of `Plan.identity` and of the algorithms that turn it into batches
-_AUGMENT, _MIX = 2, 3  # stream purposes; order.py uses 0 and 1
+_AUGMENT = 2  # stream purpose; order.py uses 0 and 1, sampling.py 3 and others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +59,17 @@ class Pass:
 
     def max_batch(self, *, rank: int, world_size: int) -> int:
         """Largest local batch of `rank`, in samples."""
-        sizes = []
-        for k in {0, max(0, self.batches - 2), self.batches - 1}:  # the others equal the first
-            start, end = self.bounds(k)
-            low, high = rank_bounds(start, end, rank=rank, world_size=world_size, pairs=self.split == "train")
-            sizes.append(high - low)
-        return max(sizes)
+        pairs = self.split == "train"
+        bounds = (rank_bounds(*b, rank=rank, world_size=world_size, pairs=pairs) for b in self._unequal_bounds())
+        return max(high - low for low, high in bounds)
 
     def min_batch(self) -> int:
         """Smallest global batch, in samples."""
-        last = (batch_bounds(self.samples, self.batch_size, k) for k in {0, max(0, self.batches - 2), self.batches - 1})
-        return min(end - start for start, end in last)
+        return min(end - start for start, end in self._unequal_bounds())
+
+    def _unequal_bounds(self) -> list[tuple[int, int]]:
+        """`bounds` of its first and last two batches; all others are as large as the first."""
+        return [self.bounds(k) for k in sorted({0, max(0, self.batches - 2), self.batches - 1})]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class BatchSpec:
     crops: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the stored image
     flips: NDArray[np.bool_]  # (N,)
     partners: NDArray[np.int32]  # (N,) position in this batch of the image to mix with
-    modes: NDArray[np.int32]  # (N,) UNMIXED, MIXUP or CUTMIX
+    modes: NDArray[np.int32]  # (N,) UNMIXED, MIXUP or CUTMIX of sampling.py
     lam: NDArray[np.float32]  # (N,) weight of the sample's own image and label; 1 - lam is the partner's
     boxes: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the output: the region cutmix takes from the partner
     # all other augmentation, see `sampling.augment_params`
@@ -137,6 +137,7 @@ class Plan:
         eval_batch_size: int | None = 256,
         eval_every_epochs: int = 1,
         eval_crop_frac: float | None = None,
+        train: bool = True,
     ) -> None:
         """Lay out the passes of the run.
 
@@ -145,14 +146,13 @@ class Plan:
                           the same samples
         eval_batch_size   global; None: no validation
         eval_crop_frac    side of the centre crop as a fraction of the short side; None: what fits the stored margin
+        train             False: validation only, see `evaluation`
 
         Raises `ResoluteError` if a split is empty, `order` is invalid, a batch size is still AUTO, or `eval_res` is
         larger than the open shards.
         """
         if order not in ("full", "block"):
-            raise ResoluteError(
-                f"order: got {order}, expected full or block; for auto call `choose_order` and store its result"
-            )
+            raise ResoluteError(f"order: got {order}, expected full or block; choose one")
         if any(stage.batch_size == AUTO for stage in stages):
             raise ResoluteError(
                 "stages.batch_size: got auto, expected a number: only training on a GPU resolves auto; set one"
@@ -160,21 +160,20 @@ class Plan:
         self.shards, self.stages, self.seed, self.order = shards, tuple(stages), seed, order
         self._fraction_mode, self._eval_batch_size = fraction_mode, eval_batch_size
         self._eval_every_epochs, self._eval_crop_frac = eval_every_epochs, eval_crop_frac
-        needed = ("train",) if eval_batch_size is None else ("train", "val")
-        for split in needed:
+        for split in ("train",) * train + ("val",) * (eval_batch_size is not None):
             if split not in shards.splits or not len(shards.splits[split]):
                 val = "hold out a part with val (--val 0.1, make: VAL=0.1)"
                 remedy = val if shards.single_resolution else "rebuild it"
                 raise ResoluteError(f"{shards.root}: split {split} has no samples, expected some; {remedy}")
         self.passes: list[Pass] = []
-        total, first, step, epoch, offset = len(shards.splits["train"]), 0, 0, 0, 0
+        total, first, step, epoch, offset = len(shards.splits["train"]) if train else 0, 0, 0, 0, 0
         epochs = sum(stage.epochs for stage in self.stages)
 
         def add(number: int, split: Literal["train", "val"], samples: int, batch_size: int) -> None:
             nonlocal first, step
             stage = self.stages[number]
             res = stage.res if split == "train" else stage.eval_res or stage.res
-            stored_res = res if split == "train" else self._stored_res(stage.res, res)
+            stored_res = res if split == "train" else self._stored_res(res)
             pass_ = Pass(split=split, stage=number, epoch=epoch, res=res, stored_res=stored_res, samples=samples,
                               batch_size=batch_size, first=first, first_step=step, offset=offset,
                               order=stage.order or order)  # fmt: skip
@@ -185,15 +184,36 @@ class Plan:
         for number, stage in enumerate(self.stages):
             for _ in range(stage.epochs):
                 samples = max(1, round(total * stage.fraction))
-                add(number, "train", samples, stage.batch_size)
+                if train:
+                    add(number, "train", samples, stage.batch_size)
                 if eval_batch_size is not None and ((epoch + 1) % eval_every_epochs == 0 or epoch + 1 == epochs):
                     add(number, "val", len(shards.splits["val"]), eval_batch_size)
-                if fraction_mode == "rotate":
+                if train and fraction_mode == "rotate":
                     offset = (offset + samples) % total
                 epoch += 1
         self.total_batches, self.total_steps = first, step
         self._ring: Order = "block" if any(pass_.order == "block" for pass_ in self.passes) else "full"
         self._firsts = [pass_.first for pass_ in self.passes]
+
+    @classmethod
+    def evaluation(
+        cls, shards: ShardSet, resolutions: Sequence[int], *, split: str = "val", batch_size: int = 256,
+        crop_frac: float | None = None,
+    ) -> Plan:  # fmt: skip
+        """A plan of validation passes only: pass i reads all of `split` and shows it at resolutions[i], in px.
+
+        Its batches have stage i and the split "val", whatever `split` is; each resolution is read from the smallest
+        stored one that is at least as large. `batch_size` and `crop_frac` are those of validation, see `Plan`.
+        Raises `ResoluteError` for an unknown split or a resolution above all stored ones.
+        """
+        if split not in shards.splits:
+            names = ", ".join(shards.splits)
+            raise ResoluteError(f"{shards.root}: got split {split}, expected one of {names}; choose another")
+        return cls(
+            dataclasses.replace(shards, splits={"val": shards.splits[split]}),
+            [Stage(res=res, epochs=1, batch_size=1) for res in resolutions],
+            eval_batch_size=batch_size, eval_crop_frac=crop_frac, train=False,
+        )  # fmt: skip
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -271,10 +291,10 @@ class Plan:
             flips = u[:, 0] < augment.flip_prob
             partners = np.minimum(np.arange(n) ^ 1, n - 1).astype(np.int32)
             params = augment_params(augment, seed=self.seed, epoch=pass_.epoch, ids=ids, res=pass_.res)
-            if augment.mix_per == "sample" and augment.mixes:
-                modes, lam, boxes = mix_params(augment, seed=self.seed, epoch=pass_.epoch, ids=ids, res=pass_.res)
-            else:
-                modes[:], lam[:], boxes[:] = self._mix(pass_, k, augment)
+            if augment.mixes:
+                modes, lam, boxes = mix_params(
+                    augment, seed=self.seed, epoch=pass_.epoch, batch=k, ids=ids, res=pass_.res
+                )
         else:
             crops = centre_crops(sizes, self._crop_frac(pass_))
             flips = np.zeros(n, bool)
@@ -287,10 +307,10 @@ class Plan:
             partners=partners, modes=modes, lam=lam, boxes=boxes, augment_params=params,
         )  # fmt: skip
 
-    def _stored_res(self, trained: int, res: int) -> int:
-        """The smallest open resolution of at least `res` px, for validation after training at `trained` px."""
+    def _stored_res(self, res: int) -> int:
+        """The smallest open resolution of at least `res` px, from which validation at `res` px reads."""
         stored_resolutions = self.shards.splits["val"].stored
-        if res == trained or res in stored_resolutions:
+        if res in stored_resolutions:
             return res
         available = sorted(stored_resolutions)
         for stored in available:
@@ -323,22 +343,3 @@ class Plan:
             pass_.order, places, seed=self.seed, epoch=pass_.epoch, samples=pass_.samples,
             offset=pass_.offset, total=len(self.shards.splits["train"]), ring=self._ring,
         )  # fmt: skip
-
-    def _mix(self, pass_: Pass, k: int, augment: Augment) -> tuple[int, float, tuple[int, ...]]:
-        """Mode, lam and cutmix box of batch `k`. Source: timm.data.mixup (rand_bbox, lam corrected to the box)."""
-        unmixed = (UNMIXED, 1.0, (0, 0, 0, 0))
-        alphas = {MIXUP: augment.mixup_alpha, CUTMIX: augment.cutmix_alpha}
-        if not any(alphas.values()):
-            return unmixed
-        key = stream_key(self.seed, _MIX, pass_.epoch)
-        mixed, which, x, y = uniforms(key, np.asarray([k]), 4)[0]
-        if mixed >= augment.mix_prob:
-            return unmixed
-        cut = which < augment.cutmix_prob if all(alphas.values()) else augment.cutmix_alpha > 0
-        mode = CUTMIX if cut else MIXUP
-        lam = beta(stream_key(key, 1), k, alphas[mode])
-        if mode == MIXUP:
-            return mode, lam, (0, 0, 0, 0)
-        res = pass_.res
-        box = tuple(int(v) for v in cutmix_boxes(np.array([lam]), np.array([x]), np.array([y]), res)[0])
-        return (mode, 1.0 - box[2] * box[3] / res**2, box) if box[2] and box[3] else unmixed

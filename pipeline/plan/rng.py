@@ -5,7 +5,7 @@ They make order and augmentation independent of the number of workers and ranks 
 * `uniforms`: Philox4x32-10, uniform numbers for a key and a counter;
 * `permute`: a Feistel network with cycle walking, elements of a permutation in O(1) memory.
 
-`permute_index` and `derive` are the same primitives for compiled callers.
+`philox`, `permute_index` and `derive` are these primitives for compiled callers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.jit import compiled
 
-__all__ = ["beta", "derive", "half_bits", "permute", "permute_index", "philox", "stream_key", "uniforms"]
+__all__ = ["betas", "derive", "half_bits", "permute", "permute_index", "philox", "stream_key", "uniforms"]
 
 U64 = np.uint64
 _LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)
@@ -57,21 +57,9 @@ def _mix(x: Any) -> Any:
     return x ^ (x >> _S31)
 
 
-def philox(counter: NDArray[np.uint64], key: int) -> NDArray[np.uint32]:
-    """Philox4x32-10: `counter` (..., 4) of 32-bit words in uint64, 64-bit `key` -> (..., 4) uint32."""
-    out = np.empty(counter.shape, np.uint32)
-    _philox(np.ascontiguousarray(counter, U64).reshape(-1, 4), U64(key), out.reshape(-1, 4))
-    return out
-
-
 @compiled
-def _philox(counter: Any, key: Any, out: Any) -> None:
-    for i in range(len(counter)):
-        out[i] = _block(counter[i, 0], counter[i, 1], counter[i, 2], counter[i, 3], key)
-
-
-@compiled
-def _block(c0: Any, c1: Any, c2: Any, c3: Any, key: Any) -> Any:
+def philox(c0: Any, c1: Any, c2: Any, c3: Any, key: Any) -> Any:
+    """Philox4x32-10: four 32-bit words of a counter and a 64-bit key -> four 32-bit words, all uint64."""
     k0, k1 = key & _LOW32, key >> _SHIFT32
     for _ in range(_ROUNDS):
         p0, p1 = c0 * _M0, c2 * _M1
@@ -93,26 +81,31 @@ def _uniforms(key: Any, ids: Any, out: Any) -> None:
     for i in range(len(ids)):
         wide = U64(ids[i])
         for at in range(0, count, 4):
-            words = _block(U64(at // 4), wide & _LOW32, wide >> _SHIFT32, _ZERO, key)
+            words = philox(U64(at // 4), wide & _LOW32, wide >> _SHIFT32, _ZERO, key)
             for j in range(min(4, count - at)):
                 out[i, at + j] = words[j] * 2.0**-32
 
 
-def beta(key: int, index: int, alpha: float) -> float:
-    """A random number of Beta(alpha, alpha) for counter `index`.
+def betas(key: int, ids: NDArray[np.int64], alpha: float, *, pairs: int) -> NDArray[np.float64]:
+    """A random number of Beta(alpha, alpha) for each of `ids` (N,): (N,) float64.
 
+    `pairs`: uniform pairs drawn at a time until one is accepted; another value gives other numbers.
     Source: M. D. Jöhnk, "Erzeugung von betaverteilten und gammaverteilten Zufallszahlen", Metrika 8, 1964:
     accept u^(1/a) / (u^(1/a) + v^(1/a)) if the denominator is at most 1. Accepts half the pairs at alpha = 1,
     nearly all at small alpha.
     """
+    out = np.full(len(ids), np.nan)
     attempt = 0
-    while True:
-        pairs = uniforms(stream_key(key, attempt), np.asarray([index]), 64).reshape(-1, 2)
-        x, y = (np.maximum(pairs, 2.0**-33) ** (1.0 / alpha)).T
-        good = np.flatnonzero((x + y <= 1.0) & (x + y > 0.0))
-        if len(good):
-            return float(x[good[0]] / (x[good[0]] + y[good[0]]))
+    while len(left := np.flatnonzero(np.isnan(out))):
+        drawn = uniforms(stream_key(key, attempt), ids[left], 2 * pairs).reshape(-1, pairs, 2)
+        x, y = np.moveaxis(np.maximum(drawn, 2.0**-33) ** (1.0 / alpha), 2, 0)
+        good = (x + y <= 1.0) & (x + y > 0.0)
+        rows, first = np.arange(len(left)), np.argmax(good, axis=1)
+        x, y = x[rows, first], y[rows, first]
+        with np.errstate(invalid="ignore"):
+            out[left] = np.where(good[rows, first], x / (x + y), np.nan)
         attempt += 1
+    return out
 
 
 def permute(key: int, positions: NDArray[np.int64], n: int) -> NDArray[np.int64]:

@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import autoaugment as p
-from .rng import stream_key, uniforms
+from .rng import betas, stream_key, uniforms
 from .stage import Augment
 
-__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "augment_params", "cutmix_boxes", "features", "mix_params",
+__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "augment_params", "features", "mix_params",
            "pack_ops"]  # fmt: skip
 
 UNMIXED, MIXUP, CUTMIX = 0, 1, 2
-# Stream purposes; order.py uses 0 and 1, plan.py 2 and 3.
+# Stream purposes; order.py uses 0 and 1, plan.py 2.
+_BATCH_MIX = 3
 _POLICY, _JITTER, _GREY, _BLUR, _ERASE, _VFLIP, _MIX = range(16, 23)
 _ERASE_TRIES = 10  # Source: torchvision RandomErasing.get_params
 NOISE_PX = 256  # px: period of the noise tile for erasing
@@ -57,7 +58,7 @@ def features(augments: Sequence[Augment]) -> Features:
         slots.append(("grey", frozenset({p.SATURATION})))
     if any(a.blur_prob for a in augments):
         slots.append(("blur", frozenset({p.BLUR})))
-    fills = frozenset(a.erase_fill for a in augments if a.erase_prob)
+    fills = frozenset(a.random_erasing_fill for a in augments if a.random_erasing_prob)
     return Features(slots=tuple(slots), fills=fills, mixing=any(a.mixes for a in augments))
 
 
@@ -86,7 +87,7 @@ def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.i
         numbers = u(_BLUR, 2)
         out["blur_kinds"] = np.where(numbers[:, :1] < augment.blur_prob, p.BLUR, p.NONE).astype(np.int32)
         out["blur_values"] = _first_value(_between(augment.blur_sigma, numbers[:, 1:]))
-    if augment.erase_prob:
+    if augment.random_erasing_prob:
         out["erase_boxes"], out["erase_from"] = _erase(augment, u(_ERASE, 5 + 2 * _ERASE_TRIES), res)
     if augment.vflip_prob:
         out["vflips"] = u(_VFLIP, 1)[:, 0] < augment.vflip_prob
@@ -108,7 +109,7 @@ def pack_ops(
 
 
 def _policy_slots(augment: Augment) -> int:
-    return {"none": 0, "randaugment": augment.policy_ops, "trivialaugment": 1, "autoaugment": 2, "3-augment": 1}[
+    return {"none": 0, "randaugment": augment.num_ops, "trivialaugment": 1, "autoaugment": 2, "3-augment": 1}[
         augment.policy
     ]
 
@@ -125,9 +126,9 @@ def _policy(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray
         return kinds, values
     kinds, values = p.operations(augment.policy, res)
     if augment.policy == "randaugment":
-        op = (u[:, 0::2] * (len(p.OPERATIONS) - 1)).astype(int)[:, : augment.policy_ops]
-        sign = (u[:, 1::2] < 0.5).astype(int)[:, : augment.policy_ops]
-        return kinds[op], values[op, augment.policy_magnitude, sign]
+        op = (u[:, 0::2] * (len(p.OPERATIONS) - 1)).astype(int)[:, : augment.num_ops]
+        sign = (u[:, 1::2] < 0.5).astype(int)[:, : augment.num_ops]
+        return kinds[op], values[op, augment.magnitude, sign]
     if augment.policy == "trivialaugment":
         op, bins = (u[:, :1] * (len(p.OPERATIONS) - 1)).astype(int), (u[:, 1:2] * values.shape[1]).astype(int)
         return kinds[op], values[op, bins, (u[:, 2:3] < 0.5).astype(int)]
@@ -156,46 +157,52 @@ def _jitter(augment: Augment, u: NDArray[np.float64]) -> tuple[NDArray[np.int32]
 
 def _erase(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Boxes (N, 4) x, y, w, h and noise origins (N, 2). Source: torchvision RandomErasing.get_params."""
-    area = res * res * _between(augment.erase_area, u[:, 5 : 5 + _ERASE_TRIES])
-    ratio = np.exp(_between(tuple(np.log(augment.erase_ratio)), u[:, 5 + _ERASE_TRIES :]))
+    area = res * res * _between(augment.random_erasing_scale, u[:, 5 : 5 + _ERASE_TRIES])
+    ratio = np.exp(_between(tuple(np.log(augment.random_erasing_ratio)), u[:, 5 + _ERASE_TRIES :]))
     h, w = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
     good = (h < res) & (w < res) & (h >= 1) & (w >= 1)
     rows, first = np.arange(len(u)), np.argmax(good, axis=1)
-    on = good[rows, first] & (u[:, 0] < augment.erase_prob)
+    on = good[rows, first] & (u[:, 0] < augment.random_erasing_prob)
     w, h = w[rows, first], h[rows, first]
     x, y = np.floor(u[:, 1] * (res - w + 1)), np.floor(u[:, 2] * (res - h + 1))
     boxes = np.where(on[:, None], np.stack([x, y, w, h], axis=1), 0).astype(np.int32)
-    if augment.erase_fill == "mean":
+    if augment.random_erasing_fill == "mean":
         return boxes, np.full((len(u), 2), -1, np.int32)
     return boxes, (u[:, 3:5] * NOISE_PX).astype(np.int32)
 
 
 def mix_params(
-    augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res: int
+    augment: Augment, *, seed: int, epoch: int, batch: int, ids: NDArray[np.int64], res: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """Mixing per sample: modes (N,) int32, lam (N,) float32, boxes (N, 4) int32 x, y, width, height in px.
+    """Mixing of the samples `ids` (N,): modes (N,) int32, lam (N,) float32, boxes (N, 4) int32 x, y, w, h in px.
 
-    Source: timm.data.mixup, mode "elem".
+    With `mixup_mode` "batch", all samples have the values drawn for batch `batch` of the epoch. `augment` must mix.
+    Source: timm.data.mixup, modes "batch" and "elem".
     """
-    key = stream_key(seed, _MIX, epoch)
-    u = uniforms(key, ids, 4)
-    cut = u[:, 1] < augment.cutmix_prob if augment.mixup_alpha else np.ones(len(ids), bool)
+    per_batch = augment.mixup_mode == "batch"
+    counters = np.array([batch]) if per_batch else ids
+    key = stream_key(seed, _BATCH_MIX if per_batch else _MIX, epoch)
+    mixed, which, x, y = uniforms(key, counters, 4).T
+    cut = which < augment.mixup_switch_prob if augment.mixup_alpha else np.ones(len(counters), bool)
     if not augment.cutmix_alpha:
         cut[:] = False
-    lam = np.ones(len(ids))
-    boxes = np.zeros((len(ids), 4), np.int32)
-    for chosen, alpha, purpose in ((~cut, augment.mixup_alpha, 1), (cut, augment.cutmix_alpha, 2)):
+    lam = np.ones(len(counters))
+    boxes = np.zeros((len(counters), 4), np.int32)
+    purposes = (1, 1) if per_batch else (1, 2)
+    for chosen, alpha, purpose in zip((~cut, cut), (augment.mixup_alpha, augment.cutmix_alpha), purposes, strict=True):
         if chosen.any():
-            lam[chosen] = _betas(stream_key(key, purpose), ids[chosen], alpha)
-    boxes[cut] = cutmix_boxes(lam[cut], u[cut, 2], u[cut, 3], res)
+            lam[chosen] = betas(stream_key(key, purpose), counters[chosen], alpha, pairs=32 if per_batch else 4)
+    boxes[cut] = _cutmix_boxes(lam[cut], x[cut], y[cut], res)
     covered = boxes[:, 2].astype(np.int64) * boxes[:, 3]
     lam = np.where(cut, 1.0 - covered / res**2, lam)
-    on = (u[:, 0] < augment.mix_prob) & (~cut | (covered > 0))
+    on = (mixed < augment.mixup_prob) & (~cut | (covered > 0))
     modes = np.where(on, np.where(cut, CUTMIX, MIXUP), UNMIXED).astype(np.int32)
-    return modes, np.where(on, lam, 1.0).astype(np.float32), np.where((on & cut)[:, None], boxes, 0).astype(np.int32)
+    lam, boxes = np.where(on, lam, 1.0).astype(np.float32), np.where((on & cut)[:, None], boxes, 0).astype(np.int32)
+    repeats = len(ids) if per_batch else 1
+    return modes.repeat(repeats), lam.repeat(repeats), boxes.repeat(repeats, axis=0)
 
 
-def cutmix_boxes(
+def _cutmix_boxes(
     lam: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64], res: int
 ) -> NDArray[np.int32]:
     """Boxes (N, 4) int32 x, y, width, height in px, clipped to the image, with area fraction 1 - `lam` (N,).
@@ -208,23 +215,6 @@ def cutmix_boxes(
     x0, x1 = (np.clip((x * res).astype(np.int64) + side * half, 0, res) for side in (-1, 1))
     y0, y1 = (np.clip((y * res).astype(np.int64) + side * half, 0, res) for side in (-1, 1))
     return np.stack([x0, y0, x1 - x0, y1 - y0], axis=1).astype(np.int32)
-
-
-def _betas(key: int, ids: NDArray[np.int64], alpha: float) -> NDArray[np.float64]:
-    """Beta(alpha, alpha) for each of `ids` (N,): (N,) float64, by the method of `rng.beta`."""
-    out = np.full(len(ids), np.nan)
-    for attempt in itertools.count():
-        left = np.flatnonzero(np.isnan(out))
-        if not len(left):
-            return out
-        pairs = uniforms(stream_key(key, attempt), ids[left], 8).reshape(-1, 4, 2)
-        x, y = np.moveaxis(np.maximum(pairs, 2.0**-33) ** (1.0 / alpha), 2, 0)
-        good = (x + y <= 1.0) & (x + y > 0.0)
-        rows, first = np.arange(len(left)), np.argmax(good, axis=1)
-        x, y = x[rows, first], y[rows, first]
-        with np.errstate(invalid="ignore"):
-            out[left] = np.where(good[rows, first], x / (x + y), np.nan)
-    raise AssertionError("unreachable")
 
 
 def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:

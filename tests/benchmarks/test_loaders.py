@@ -93,12 +93,12 @@ def test_an_endless_epoch_is_one_permutation_after_another(samples: int, total: 
 
 def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
     assert Job.from_json(job.to_json()) == job
-    assert Job.from_json(replace(job, crop_area=(0.1, 0.5), variant="x").to_json()) != job
+    assert Job.from_json(replace(job, scale=(0.1, 0.5), variant="x").to_json()) != job
 
 
 def test_all_loaders_crop_and_flip_as_our_default_does(job: Job) -> None:
     default = Augment()
-    assert (job.crop_area, job.crop_ratio, job.flip_prob) == (default.crop_area, default.crop_ratio, default.flip_prob)
+    assert (job.scale, job.ratio, job.flip_prob) == (default.scale, default.ratio, default.flip_prob)
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -213,7 +213,7 @@ def test_a_graph_leaves_no_generated_code_behind(
     shard_set: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    augment = Augment(mixup_alpha=0.2, mix_prob=1.0, erase_prob=0.5)
+    augment = Augment(mixup_alpha=0.2, mixup_prob=1.0, random_erasing_prob=0.5)
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16, augment=augment)], eval_batch_size=None)
     with Loader(plan) as loader:
         assert next(iter(loader)).images.shape[-1] == 32

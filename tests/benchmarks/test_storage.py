@@ -13,8 +13,8 @@ import pytest
 from benchmarks.proc import evict_files
 from benchmarks.storage.__main__ import Delayed, main, paced
 from benchmarks.storage.object_store import store
+from pipeline.storage.base import open_files
 from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.files import open_files
 
 
 def test_waits_are_counted_by_epoch_and_without_steps() -> None:

@@ -17,6 +17,7 @@ import pytest
 from benchmarks.training.__main__ import figures, main, measure, train, with_seed
 from benchmarks.training.summary import check_picture, drawn, summary, tables
 from pipeline.errors import ResoluteError
+from tests import ROOT
 from train.planner.estimate import Forecast, StageForecast
 from train.planner.estimate import to_json as plan_to_json
 from train.planner.measure import Pace
@@ -30,7 +31,7 @@ FORECAST = Forecast(
                   eval_images_per_s=10.0, memory_bytes=0),
     ),), eval_every=1, start_s=9.0, save_s=0.5, save_every_s=300.0,
 )  # fmt: skip
-RECIPES = Path(__file__).parents[2] / "benchmarks" / "recipes"
+RECIPES = ROOT / "benchmarks" / "recipes"
 TINY = """# a header
 {top}[model]
 name = "test_resnet"
@@ -83,8 +84,8 @@ class FakeTrainer:
     def __call__(self, words: Sequence[str]) -> None:
         given = {a: b for a, b in pairwise(words) if a.startswith("--")}
         recipe = Recipe.load(given["--recipe"])
-        self.calls.append((recipe.name, recipe.seed, "--plan" in words))
-        if "--plan" in words:
+        self.calls.append((recipe.name, recipe.seed, words[0] == "plan"))
+        if words[0] == "plan":
             Path(given["--json"]).write_text(json.dumps(plan_to_json(FORECAST, None, [])))
         else:
             assert given["--run"] == f"{recipe.name}-seed{recipe.seed}"

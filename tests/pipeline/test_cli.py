@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 PROGRAM = """
 import sys
 from pipeline.cli import guard_process, run_main
@@ -88,7 +89,7 @@ def test_storage_that_fails_at_any_line_is_one_line_and_status_2(error: str) -> 
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
     assert errors.count("\n") == 1
-    assert "expected storage that answers" in errors
+    assert "expected a file system that answers" in errors
     assert ("/p/gone.jpg" in errors) == ("gone" in error)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +14,11 @@ from torch import nn
 from pipeline.dataset.open_dataset import is_foreign, open_dataset
 from pipeline.dataset.shard_set import ShardSet, read_manifest
 from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Batch, Loader
+from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
-from pipeline.storage.files import open_files
+from pipeline.storage.base import open_files
 from train.checkpoint import load
+from train.loop import image_dtype
 from train.models import build_model
 from train.recipe.schema import Recipe
 
@@ -28,15 +27,11 @@ __all__ = [
     "SavedRun",
     "Weights",
     "fold_count",
-    "logits",
     "open_eval_set",
     "open_saved_run",
     "training_overlap",
-    "validation_batches",
-    "validation_plan",
+    "validation_loader",
 ]  # fmt: skip
-
-_ONE_SAMPLE = 1e-12  # fraction that yields a single sample of any split
 
 Weights = Literal["raw", "ema"]
 
@@ -52,7 +47,7 @@ class SavedRun:
     data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
     classes: list[str]
     margin: float  # stored short side / res of the training shards
-    one_size: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
+    single_resolution: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
     step: int
     decode: Literal["cpu", "gpu"] | None  # where a GPU run decoded; None for a CPU run
     best_weights: Weights  # which of the two had the best validation
@@ -109,9 +104,9 @@ def open_saved_run(run: Path) -> SavedRun:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
     return SavedRun(
         path=path, recipe=recipe, recipe_values=state["recipe"], shards_hash=state["shards"],
-        data=state.get("data", {}),
+        data=state["data"],
         classes=state["classes"], margin=state["margin"],
-        one_size=state.get("one_size", False), step=state["step"], decode=state.get("decode"),
+        single_resolution=state["single_resolution"], step=state["step"], decode=state["decode"],
         best_weights=progress["best_weights"],
         best_top1=progress["best_top1"], weights={which: tensors for which, tensors in weights.items() if tensors},
     )  # fmt: skip
@@ -174,44 +169,16 @@ def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int
 def _is_own(saved: SavedRun, shards: ShardSet) -> bool:
     """Whether the run was trained on this set, ignoring the fold and resolutions added since."""
     read = {name: digest for name, digest in saved.data.items() if name != "fold"}
-    return saved.shards_hash == shards.hash or (bool(read) and read.items() <= shards.digests.items())
+    return saved.shards_hash == shards.hash or read.items() <= shards.digests.items()
 
 
-def validation_plan(shards: ShardSet, recipe: Recipe, resolutions: Sequence[int], *, split: str) -> Plan:
-    """A plan with one validation pass over `split` per resolution (px); stage i has resolutions[i].
-
-    A plan always trains before it validates: each pass follows a training batch of one sample, to be skipped.
-    Raises `ResoluteError` for an unknown split.
-    """
-    if split not in shards.splits:
-        names = ", ".join(shards.splits)
-        raise ResoluteError(f"{shards.root}: got split {split}, expected one of {names}; choose another")
-    shards = dataclasses.replace(shards, splits={"train": shards.splits[split], "val": shards.splits[split]})
-    stages = []
-    for res in resolutions:
-        stored = next((stored for stored in shards.resolutions if stored >= res), (shards.resolutions or (res,))[-1])
-        stages.append(Stage(res=stored, eval_res=res, epochs=1, batch_size=1, fraction=_ONE_SAMPLE))
-    return Plan(shards, stages, eval_batch_size=recipe.eval.batch_size, eval_crop_frac=recipe.eval.crop_frac)
-
-
-@contextlib.contextmanager
-def validation_batches(
-    plan: Plan, saved: SavedRun, *, device: torch.device, threads: int
-) -> Iterator[Iterator[Batch]]:
-    """The validation batches of a plan, decoded on the same device type as in the run."""
+def validation_loader(
+    saved: SavedRun, shards: ShardSet, resolutions: Sequence[int], *, split: str, device: torch.device, threads: int
+) -> Loader:
+    """A loader of `Plan.evaluation` with the run's `[eval]`, decoding on the same device type as the run."""
     recipe, on_gpu = saved.recipe, device.type == "cuda"
-    half = on_gpu and recipe.precision.amp != "off"
-    with Loader(plan, device=device, decode=saved.decode if on_gpu else None, threads=threads, mean=recipe.data.mean,
-                std=recipe.data.std, dtype=torch.float16 if half else torch.float32) as loader:  # fmt: skip
-        yield (batch for batch in loader if batch.spec.split == "val")
-
-
-@torch.inference_mode()
-def logits(network: nn.Module, images: torch.Tensor, *, recipe: Recipe, flip: bool) -> torch.Tensor:
-    """Logits (N, classes) float32, computed as in validation; with `flip`, the mean of image and mirror image."""
-    amp = recipe.precision.amp
-    dtype = torch.float16 if amp == "fp16" else torch.bfloat16
-    images = images if recipe.precision.channels_last else images.contiguous()
-    with torch.autocast(images.device.type, dtype=dtype, enabled=amp != "off"):
-        out: torch.Tensor = network(images).float()
-        return (out + network(images.flip(3)).float()) / 2 if flip else out
+    plan = Plan.evaluation(
+        shards, resolutions, split=split, batch_size=recipe.eval.batch_size, crop_frac=recipe.eval.crop_pct
+    )
+    return Loader(plan, device=device, decode=saved.decode if on_gpu else None, threads=threads, mean=recipe.data.mean,
+                  std=recipe.data.std, dtype=image_dtype(recipe.precision, device))  # fmt: skip

@@ -13,7 +13,7 @@ import tomllib
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.errors import ResoluteError
 from pipeline.errors import check as _check
@@ -21,6 +21,11 @@ from pipeline.plan.stage import AUTO, BATCH_SIZES, MAX_BATCH, MAX_EPOCHS, Augmen
 
 from .parse import build
 from .sections import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
+
+if TYPE_CHECKING:
+    from pipeline.dataset.shard_set import ShardSet
+    from pipeline.plan.order import Order
+    from pipeline.plan.plan import Plan
 
 __all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss", "Model", "Optim", "Precision",
            "Recipe", "Schedule", "Stage", "Stop"]  # fmt: skip
@@ -31,7 +36,7 @@ _MAX_SEED = 2**63 - 1
 @dataclass(frozen=True, kw_only=True)
 class Data:
     # full: uniform shuffle, random reads; block: shuffled blocks of adjacent samples, mixed within a window, for
-    # network disks and object stores; auto: measured on the storage when the run starts, then kept in its checkpoints
+    # network disks and object stores; auto: block for shards behind a URL, else full; a resumed run keeps its order
     order: Literal["full", "block", "auto"] = "full"
     # for stages with fraction < 1: another part of the data each epoch, or the same nested subset
     fraction_mode: Literal["rotate", "fixed"] = "rotate"
@@ -51,12 +56,12 @@ class Data:
 class Eval:
     every_epochs: int = 1  # epochs between validations; the last epoch is always validated
     batch_size: int = 256  # samples per validation batch, over all ranks
-    crop_frac: float | None = None  # centre crop's side / short side, above 0 to 1; none: from prep's margin, 0.875
+    crop_pct: float | None = None  # centre crop's side / short side, above 0 to 1; none: from prep's margin, 0.875
     flip: bool = False  # test-time flip: average the logits of each image and its mirror image
 
     def __post_init__(self) -> None:
-        frac = self.crop_frac
-        _check(frac is None or 0 < frac <= 1, "eval.crop_frac", frac, "above 0, at most 1")
+        frac = self.crop_pct
+        _check(frac is None or 0 < frac <= 1, "eval.crop_pct", frac, "above 0, at most 1")
         _check(self.every_epochs >= 1, "eval.every_epochs", self.every_epochs, "an integer of at least 1")
         expected = f"an integer from 1 to {MAX_BATCH}"
         _check(1 <= self.batch_size <= MAX_BATCH, "eval.batch_size", self.batch_size, expected)
@@ -84,9 +89,9 @@ class Recipe:
         _check(0 <= self.seed <= _MAX_SEED, "seed", self.seed, f"an integer from 0 to {_MAX_SEED}")
         expected = f"at most {MAX_EPOCHS} over all stages"
         _check(self.total_epochs <= MAX_EPOCHS, "stages.epochs", self.total_epochs, expected)
-        smallest = min((s.batch_size for s in self.stages if s.batch_size != AUTO), default=self.optim.accumulate)
+        smallest = min((s.batch_size for s in self.stages if s.batch_size != AUTO), default=self.optim.grad_accum_steps)
         expected = f"at most the smallest batch_size, {smallest}: a micro-batch needs at least one sample"
-        _check(self.optim.accumulate <= smallest, "optim.accumulate", self.optim.accumulate, expected)
+        _check(self.optim.grad_accum_steps <= smallest, "optim.grad_accum_steps", self.optim.grad_accum_steps, expected)
         marks = self.schedule.milestone_epochs
         good = all(mark < self.total_epochs for mark in marks)
         _check(good, "schedule.milestone_epochs", list(marks), f"below the run's {self.total_epochs} epochs")
@@ -112,6 +117,23 @@ class Recipe:
     def seen_resolutions(self) -> tuple[int, ...]:
         """Resolutions in px of the network's input, in training and validation, ascending."""
         return tuple(sorted({res for stage in self.stages for res in (stage.res, stage.eval_res or stage.res)}))
+
+    def plan(self, shards: ShardSet, *, auto_order: Order | None = None) -> Plan:
+        """The plan of a run with this recipe on `shards`. Raises `ResoluteError` as `Plan` does.
+
+        `auto_order`: the order of `data.order = "auto"`, which a resumed run takes from its checkpoint; None: `block`
+        if the set is remote, else `full`.
+        """
+        from pipeline.plan.plan import Plan  # why here: it loads the compiler, which reading a recipe does not need
+
+        order = self.data.order
+        if order == "auto":
+            order = auto_order or ("block" if shards.files.remote else "full")
+        return Plan(
+            shards, self.stages, seed=self.seed, order=order, fraction_mode=self.data.fraction_mode,
+            eval_batch_size=self.eval.batch_size, eval_every_epochs=self.eval.every_epochs,
+            eval_crop_frac=self.eval.crop_pct,
+        )  # fmt: skip
 
     def values(self) -> dict[str, Any]:
         """Every value except the name, with JSON types; stored in checkpoints."""

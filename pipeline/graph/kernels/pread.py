@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 
 from pipeline.jit import compiled
 
-__all__ = ["CHANGED", "COMPLETE", "FAILED", "SHORT", "EncodedImages", "crc32", "fetch"]
+__all__ = ["EncodedImages", "crc32", "fetch"]
 
 # The encoded images of a batch: (N, width) with padded rows, or a list of N arrays (nbytes,).
 EncodedImages = NDArray[np.uint8] | list[NDArray[np.uint8]]
-
-# Status of a range: complete; file ends early; read error; CRC-32 differs.
-COMPLETE, SHORT, FAILED, CHANGED = range(4)
 
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
 _U32 = np.uint32
@@ -45,28 +42,19 @@ _TABLES = _tables()
 def fetch(files: Any, offsets: Any, sizes: Any, expected: Any, check: Any, out: Any, starts: Any) -> Any:
     """Read `sizes[i]` bytes at `offsets[i]` of the descriptor `files[i]` into `out[starts[i]:]`, for each i < N.
 
-    Returns (status, result): (N,) uint8, CHANGED only if `check`; and (N,) int64, the CRC-32 if it was computed, else
-    the number of bytes read.
+    Returns (N,) bool: whether the range was read to its end and, if `check`, its CRC-32 is `expected[i]`.
     """
-    status, result = np.zeros(len(files), np.uint8), np.zeros(len(files), np.int64)
+    good = np.zeros(len(files), np.bool_)
     for i in range(len(files)):
         piece = out[starts[i] : starts[i] + sizes[i]]
         done = 0
         while done < len(piece):  # why a loop: pread may return fewer bytes
             n = _pread(files[i], piece.ctypes.data + done, len(piece) - done, offsets[i] + done)
-            if n < 0:
-                status[i] = FAILED
             if n <= 0:
                 break
             done += n
-        result[i] = done
-        if status[i] == COMPLETE and done < len(piece):
-            status[i] = SHORT
-        if status[i] == COMPLETE and check:
-            result[i] = crc32(piece)
-            if result[i] != expected[i]:
-                status[i] = CHANGED
-    return status, result
+        good[i] = done == len(piece) and (not check or crc32(piece) == expected[i])
+    return good
 
 
 @compiled

@@ -17,7 +17,6 @@ MIX_FIELDS = 7  # mode, partner, bits of lam; x, y, width, height of the box tak
 _MIXUP = tl.constexpr(MIXUP)
 _CUTMIX = tl.constexpr(CUTMIX)
 _NOISE_PX = tl.constexpr(NOISE_PX)
-_ERASE_FIELDS = tl.constexpr(ERASE_FIELDS)
 
 
 @triton.jit
