@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pipeline.dataset.shard_set import ShardSet
 
-__all__ = ["check_writable", "commit", "cpu_flags", "find_device", "header", "read_into_cache", "results_page", "write"]
+__all__ = ["check_writable", "commit", "find_device", "header", "read_into_cache", "results_page", "write"]
 
 FORMAT = "resolute-benchmark-2"
 RESULTS = Path(__file__).parent / "results"
@@ -90,11 +90,6 @@ def _cpuinfo(field: str) -> str:
             if name.strip() == field:
                 return value.strip()
     return ""
-
-
-def cpu_flags() -> frozenset[str]:
-    """Instruction set extensions as Linux names them; empty elsewhere."""
-    return frozenset(_cpuinfo("flags").split())
 
 
 def _ram_bytes() -> int:
