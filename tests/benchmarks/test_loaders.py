@@ -42,7 +42,7 @@ def test_the_peer_decodes_the_members_of_the_tars(shard_set: ShardSet, res: int)
 
 def test_the_peer_reads_what_our_reader_reads(shard_set: ShardSet) -> None:
     peer, ids = Stored(shard_set, 48), np.arange(len(shard_set.splits["train"]))
-    with Reader(shard_set) as reader:
+    with closing(Reader(shard_set)) as reader:
         read = reader.submit("train", 48, ids).result()
         assert not read.errors
         for sample, jpeg in zip(ids, read.images, strict=True):
