@@ -90,7 +90,7 @@ $(TOOLS): $(READY)
 	@touch $@
 
 demo/photos/.demo.json: | $(READY)
-	@$(PY) -m prep.demo --out demo/photos $(call option,WORKERS,workers)
+	@$(PY) -m pipeline.examples.demo_photos --out demo/photos $(call option,WORKERS,workers)
 
 demo: $(READY) demo/photos/.demo.json  ## generate the demo photos (demo/photos)
 
@@ -115,16 +115,16 @@ demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
 FOREIGN = $(if $(filter shards,$(GOALS)),,$(call option,VAL,val) $(call option,CLASSES,classes))
 
 keys: $(READY)  ## all keys of a recipe, with their defaults (a Markdown table)
-	@$(PY) -m train.recipe
+	@$(PY) -m train keys
 
 show: $(READY) $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see, stage by stage (seen.png)
-	@$(PY) -m train.show --recipe="$$RECIPE" $(FOREIGN) -- "$$SHARDS"
+	@$(PY) -m train show --recipe="$$RECIPE" $(FOREIGN) -- "$$SHARDS"
 
 lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR and momentum over all steps (lr.png)
-	@$(PY) -m train.plot_lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS" $(FOREIGN))
+	@$(PY) -m train lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS" $(FOREIGN))
 
 plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m] [GPU_MEMORY_GIB=24] estimate time and memory of a run
-	@$(ENOUGH_GPUS) $(LAUNCH) train --plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
+	@$(ENOUGH_GPUS) $(LAUNCH) train plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,BUDGET,budget) $(call option,GPU_MEMORY_GIB,gpu-memory-gib) \
 	$(call option,JSON,json)
 
@@ -138,26 +138,27 @@ LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-
 ENOUGH_GPUS = $(if $(GPUS),$(if $(filter cpu,$(DEVICE)),,$(PY) -m train.device --gpus="$$GPUS" &&))
 
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8]; again: resume
-	@$(ENOUGH_GPUS) $(LAUNCH) train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
+	@$(ENOUGH_GPUS) $(LAUNCH) train train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call flag,TENSORBOARD,tensorboard) \
 	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(call flag,CALIBRATE,calibrate)
 
 predict: $(READY)  ## RUN=name SRC=photos|shards [OUT=pred.csv] classes and probabilities; RUN of folds: their mean
-	@$(PY) -m train.inference.predict --src="$$SRC" $(FOREIGN) $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
+	@$(PY) -m train predict --src="$$SRC" $(FOREIGN) $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
 
 eval: $(READY) $(DATA)  ## RUN=name [SHARDS=…] [RES=160,208,224] exact top-1 and top-5, raw and EMA
-	@$(PY) -m train.inference.evaluate --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
+	@$(PY) -m train eval --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
 
 export: $(READY)  ## RUN=name [OUT=model.safetensors] the best weights, and the timm program that loads them
-	@$(PY) -m train.inference.export $(call option,OUT,out) -- "$$RUN"
+	@$(PY) -m train export $(call option,OUT,out) -- "$$RUN"
 
 report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
-	@$(PY) -m train.report.html -- "$$RUN"
+	@$(PY) -m train report -- "$$RUN"
 
-bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, switch cost, stalls, beside a torch DataLoader (bench/)
+bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, cost of a change, stalls, beside a torch DataLoader (bench/)
 	@$(PY) -m benchmarks --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device)
 
-PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4
+# why worksteal: neighbouring tests, which share fixtures, stay in one worker
+PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test: $(TOOLS)  ## the tests, without those that take minutes
 	@$(PYTEST) -m 'not slow'

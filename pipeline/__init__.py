@@ -2,6 +2,7 @@
 
     from pipeline import Loader, Plan, ShardSet, Stage
 
+    report/    toolkit of the HTML reports of prep and train
     storage/   bytes from disks and object stores
     dataset/   shard sets, and third-party WebDataset tars
     plan/      samples, crops, flips and mixes of batch i

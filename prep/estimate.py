@@ -13,9 +13,9 @@ from prep.execute.process_pool import open_pool
 from prep.execute.stats import RunStats
 from prep.plan.input_checks import describe_ignored, input_warnings, size_warnings
 from prep.plan.inputs import check_no_overlap, list_inputs
+from prep.plan.shard_plan import ShardPlan
 
 from .config import Settings
-from .prepare import ShardPlan
 
 __all__ = ["dry_run"]
 

@@ -15,7 +15,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -25,21 +25,21 @@ from tqdm import tqdm
 
 from pipeline.cli import Parser, number
 from pipeline.cpu_count import available_cpus
+from pipeline.dataset.shard_set import FORMAT, VERSION, is_sealed
 from pipeline.dataset.source_record import SOURCE_RECORD
 from pipeline.errors import ResoluteError, from_os_error, strip_credentials
 from pipeline.storage.atomic_file import PARTIAL
-from pipeline.storage.scratch import ScratchFolder
-from prep.shards.existing_set import DAMAGED, MANIFEST, MANIFEST_COPY
-from prep.shards.shard_check import ShardFiles, check_shard, init_worker
+from prep.shards.existing_set import DAMAGED, MANIFEST
+from prep.shards.file_check import Damage, check_file, init_worker, read_with_retry
+from prep.shards.record import record_name
 from prep.shards.source_record import rerun_command
-from prep.shards.verified_index import VerifiedIndex, find_manifest
 from prep.storage.hashed_file import FileInfo
 from prep.storage.output import RUN_FOLDER, Store, open_store
 
 __all__ = ["VerifyResult", "main", "to_rebuild", "verify"]
 
 # Files of a set that its manifest does not list.
-_OUTSIDE = frozenset({MANIFEST, MANIFEST_COPY, DAMAGED, SOURCE_RECORD, "report.html"})
+_OUTSIDE = frozenset({MANIFEST, DAMAGED, SOURCE_RECORD, "report.html"})
 _MAX_NAMED = 8  # shards or unexpected files listed by name
 
 
@@ -48,7 +48,7 @@ class VerifyResult:
     """Outcome of `verify`.
 
     `damaged` maps file names to what is wrong with them; `unexpected` are files that do not belong to the set;
-    `manifest` is None if neither the manifest nor its copy is usable.
+    `manifest` is None if it is damaged itself; nothing else is checked then.
     """
 
     manifest: dict[str, Any] | None
@@ -60,31 +60,50 @@ class VerifyResult:
 def verify(
     store: Store, *, workers: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> VerifyResult:
-    """Hash every file, decode every JPEG and compare both with the index; tars are read in `workers` processes.
+    """Hash every file and decode every JPEG; files are read in `workers` processes.
 
-    `progress(bytes done, total bytes)` is called after each tar. Writes nothing. Raises `ResoluteError` if there is no
+    `progress(bytes done, total bytes)` is called after each file. Writes nothing. Raises `ResoluteError` if there is no
     finished set of this version, or if its files cannot be read.
     """
     started_at = time.perf_counter()
-    manifest, damaged = find_manifest(store)
-    result = VerifyResult(manifest=manifest, damaged=damaged)
-    if manifest is not None:
+    manifest = _read_manifest(store)
+    result = VerifyResult(manifest=manifest)
+    if manifest is None:
+        result.damaged[MANIFEST] = "changed since prep, got other bytes than its own hash says"
+    else:
         files = {name: FileInfo(nbytes=i["bytes"], sha256=i["sha256"]) for name, i in manifest["files"].items()}
         result.unexpected = _unexpected_files(store, files)
-        with ScratchFolder() as scratch:
-            index = VerifiedIndex(store, manifest, files, scratch)
-            shards = list(index.shards())
-            damaged |= index.damaged
-            total = sum(shard.tar.nbytes for shard in shards)
-            done = 0
-            for shard, faults in _in_processes(shards, workers):
-                damaged |= faults
-                done += shard.tar.nbytes
-                progress(done, total)
-            index.close()
-    result.damaged = dict(sorted(damaged.items()))
+        total = sum(info.nbytes for info in files.values())
+        done = 0
+        for name, fault in _in_processes(store, files, workers):
+            if fault is not None:
+                result.damaged[name] = fault
+            done += files[name].nbytes
+            progress(done, total)
+    result.damaged = dict(sorted(result.damaged.items()))
     result.elapsed_s = time.perf_counter() - started_at
     return result
+
+
+def _read_manifest(store: Store) -> dict[str, Any] | None:
+    """The manifest; None if it is damaged. Raises `ResoluteError` if there is none, or one of another version."""
+    try:
+        data = read_with_retry(store, MANIFEST, lambda: store.read(MANIFEST))
+    except Damage:
+        raise ResoluteError(
+            f"{store.where}/{MANIFEST}: not found, expected a finished shard set; run {rerun_command(store)}"
+        ) from None
+    try:
+        manifest: dict[str, Any] = json.loads(data)
+        got = (manifest["format"], manifest["version"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    if got != (FORMAT, VERSION) and (is_sealed(data) or "sha256" not in manifest):
+        raise ResoluteError(
+            f"{store.where}/{MANIFEST}: got format {got[0]} version {got[1]}, expected {FORMAT} "
+            f"version {VERSION}; rebuild it: run {rerun_command(store, rebuild=True)}"
+        )
+    return manifest if is_sealed(data) else None
 
 
 def _unexpected_files(store: Store, files: Mapping[str, Any]) -> list[str]:
@@ -104,15 +123,15 @@ def _unexpected_files(store: Store, files: Mapping[str, Any]) -> list[str]:
     return sorted(unexpected)
 
 
-def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[ShardFiles, dict[str, str]]]:
-    """Yield each shard with its faults as it completes. An interrupt ends the workers in the middle of a tar."""
+def _in_processes(store: Store, files: Mapping[str, FileInfo], workers: int) -> Iterator[tuple[str, str | None]]:
+    """Yield each file with its fault as it completes. An interrupt ends the workers in the middle of a tar."""
     context = multiprocessing.get_context("forkserver")
     stop = context.Event()
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=init_worker, initargs=(stop,))
     try:
-        shard_of = {pool.submit(check_shard, shard): shard for shard in shards}
-        for future in as_completed(shard_of):
-            yield shard_of.pop(future), future.result()
+        name_of = {pool.submit(check_file, store, name, info): name for name, info in files.items()}
+        for future in as_completed(name_of):
+            yield name_of[future], future.result()
     except BrokenProcessPool:
         raise ResoluteError(
             "verify: got a worker process that died, expected it to finish; if it ran out of memory, use fewer "
@@ -123,14 +142,13 @@ def _in_processes(shards: Sequence[ShardFiles], workers: int) -> Iterator[tuple[
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def to_rebuild(manifest: Mapping[str, Any], damaged: Set[str]) -> dict[str, list[str]]:
-    """{resolution: shards} that `prep` rebuilds to repair the set; see `prep.shards.existing_set.ExistingSet.get`."""
+def to_rebuild(manifest: Mapping[str, Any], damaged: Collection[str]) -> dict[str, list[str]]:
+    """{resolution: shards} that `prep` rebuilds to repair the set; all other files are derived again."""
     to_do: dict[str, list[str]] = {}
     for res in manifest["resolutions"]:
-        for split, info in manifest["splits"].items():
-            index = {f"index/{split}.npy", f"index/{split}.source.npy", f"index/{split}-{res}.npy", "rejects.jsonl"}
+        for info in manifest["splits"].values():
             for shard in info["shards"]:
-                if not damaged.isdisjoint({*index, f"{res}/{shard}.tar", f"{res}/{shard}.idx"}):
+                if not {f"{res}/{shard}.tar", f"{res}/{shard}.idx", record_name(shard, res)}.isdisjoint(damaged):
                     to_do.setdefault(res, []).append(shard)
     return to_do
 
@@ -140,8 +158,7 @@ def _summary(store: Store, result: VerifyResult) -> str:
     manifest, damaged = result.manifest, result.damaged
     if manifest is None:
         return _damage_lines(store, damaged) + (
-            "\nneither the manifest nor its copy is usable; to start over, "
-            f"run {rerun_command(store, rebuild=True)}"
+            f"\nrun {rerun_command(store)}: it derives the manifest again; then verify the set again"
         )
     files = manifest["files"]
     if not damaged:
@@ -153,7 +170,7 @@ def _summary(store: Store, result: VerifyResult) -> str:
             f"{shards} shards, {gigabytes:.3g} GB, {result.elapsed_s:.1f} s"
         )
     text = _damage_lines(store, damaged)
-    for res, shards_of in to_rebuild(manifest, set(damaged)).items():
+    for res, shards_of in to_rebuild(manifest, damaged).items():
         text += f"\n  to rebuild at {res} px: {_first_names(shards_of)}"
     return text + f"\nrun {rerun_command(store)}: it rebuilds only the damaged shards"
 

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import io
+import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+# why: before torch is loaded; threads of OpenMP that wait in a loop take the cores of other workers: 5 times as slow
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from pipeline.dataset.shard_set import ShardSet
 from prep.__main__ import main as prep
+from tests import ROOT
+from tests.support.commands import Ended, run
 
 # why: a job in the background ignores Ctrl-C, and so would all that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # why: what nohup starts ignores it
 
-SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 RESOLUTIONS = (32, 48, 64)
+
+
+def pytest_runtest_setup() -> None:
+    torch.set_num_threads(1)  # why: such small steps do not gain from more
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,6 +55,31 @@ def make_photos(root: Path, *, classes: int = 3, each: int = 30) -> Path:
                 folder / f"{i:03d}.jpg", quality=95
             )
     return root
+
+
+savefig = Figure.savefig
+
+
+@pytest.fixture(scope="session", autouse=True)
+def undrawn_charts() -> Iterator[None]:
+    """Charts of prep's report, which it keeps in memory, are one pixel: drawing them is most of a small run's time."""
+
+    def save(figure: Figure, file: Any, **options: Any) -> None:
+        if isinstance(file, io.BytesIO):
+            Image.new("RGB", (1, 1)).save(file, "PNG")
+        else:
+            savefig(figure, file, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save)
+        yield
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
+    """forked(module, *arguments): run a command line in a process of its own, to its end."""
+    scratch = tmp_path_factory.mktemp("outputs")
+    return lambda module, *arguments: run(module, arguments, folder=ROOT, scratch=scratch)
 
 
 @pytest.fixture(scope="session")

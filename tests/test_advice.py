@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
 
 
 def test_extras_are_installed_from_the_checkout() -> None:

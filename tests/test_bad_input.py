@@ -22,8 +22,9 @@ import torch
 
 from pipeline.__main__ import main as index
 from prep.__main__ import main as prep
-from tests.commands import Command, assert_one_line, run, snapshot
+from tests import ROOT
 from tests.conftest import make_photos
+from tests.support.commands import Command, assert_one_line, run, snapshot
 from train.__main__ import main as train
 
 pytestmark = pytest.mark.slow
@@ -49,16 +50,17 @@ batch_size = 16
 PREP = ("prep", "--src", "{photos}", "--out", "{out}", "--res", "32,48", "--workers", "1")
 VERIFY = ("prep.verify", "{shards}", "--workers", "1")
 CPU = ("--device", "cpu", "--threads", "1")
-TRAIN = ("train", "--shards", "{shards}", "--recipe", "{recipe}", "--runs", "{out}", *CPU)
-PLAN = (*TRAIN, "--plan")
-EVAL = ("train.inference.evaluate", "{run}", "--shards", "{shards}", *CPU, "--json", "{out}.json")
-PREDICT = ("train.inference.predict", "{run}", "--src", "{photos}", "--out", "{out}.csv", *CPU)
-EXPORT = ("train.inference.export", "{run}", "--out", "{out}.safetensors")
-REPORT = ("train.report.html", "{run}")
-LR = ("train.plot_lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.png")
-SHOW = ("train.show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.png")
+RUNS = ("--shards", "{shards}", "--recipe", "{recipe}", "--runs", "{out}", *CPU)
+TRAIN = ("train", "train", *RUNS)
+PLAN = ("train", "plan", *RUNS)
+EVAL = ("train", "eval", "{run}", "--shards", "{shards}", *CPU, "--json", "{out}.json")
+PREDICT = ("train", "predict", "{run}", "--src", "{photos}", "--out", "{out}.csv", *CPU)
+EXPORT = ("train", "export", "{run}", "--out", "{out}.safetensors")
+REPORT = ("train", "report", "{run}")
+LR = ("train", "lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.png")
+SHOW = ("train", "show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.png")
 INDEX = ("pipeline", "index", "{foreign}", "--index", "{out}")
-BENCH = ("benchmarks", "--shards", "{shards}", "--only", "loader", "--seconds", "0.2", "--repeats", "1", *CPU,
+BENCH = ("benchmarks", "--shards", "{shards}", "--only", "loader", "--seconds", "0.2", "--rounds", "1", *CPU,
          "--out", "{out}.json")  # fmt: skip
 COMMANDS = {"prep": PREP, "verify": VERIFY, "train": TRAIN, "plan": PLAN, "eval": EVAL, "predict": PREDICT,
             "export": EXPORT, "report": REPORT, "lr": LR, "show": SHOW, "index": INDEX, "bench": BENCH}  # fmt: skip
@@ -109,11 +111,9 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
     for option in ("--labels", "--classes", "--val", "--val-list"):
         for bad in ("missing", "empty-file", "binary-file", "empty-folder"):
             yield f"prep: {option} {bad}", (*PREP, option, f"{{{bad}}}")
-    for option, value in (
-        ("--res", "0"), ("--res", "x"), ("--res", ""), ("--res", "99999999999999999999"), ("--quality", "0"),
-        ("--margin", "inf"), ("--val-frac", "nan"), ("--folds", "1"), ("--workers", "-1"), ("--workers", "1e9"),
-        ("--max-bad", "2"), ("--shard-samples", "0"), ("--seed", "-1"), ("--kind", "jpeg"), ("--engine", "none"),
-        ("--src", ""), ("--out", ""), ("--nonsense", "1"),
+    for option, value in (  # the others: tests/prep/test_bad_input.py
+        ("--res", ""), ("--res", "99999999999999999999"), ("--val-frac", "nan"), ("--workers", "1e9"), ("--src", ""),
+        ("--out", ""), ("--nonsense", "1"),
     ):  # fmt: skip
         yield f"prep: {option} {value or 'empty'}", (*PREP, option, value)
     for name, option, value in (
@@ -122,7 +122,7 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("train", "--save-every-s", "-1"), ("train", "--save-every-steps", "-1"), ("train", "--decode", "tpu"),
         ("train", "--run", ".."), ("train", "--from", "nothing.pt"),
         ("train", "--folds", "9"),
-        ("train", "--budget", "1m"), ("train", "--nonsense", "1"), ("train", "--gpu-memory-gib", "nan"),
+        ("train", "--nonsense", "1"), ("train", "--gpu-memory-gib", "nan"),
         ("plan", "--budget", "soon"), ("plan", "--json", "{read-only}/x.json"),
         ("eval", "--res", "0"), ("eval", "--res", "32,x"), ("eval", "--split", "test"), ("eval", "--fold", "1"),
         ("eval", "--threads", "0"), ("eval", "--device", "gpu9"), ("eval", "--res", "100000000"),
@@ -133,7 +133,7 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("index", "--threads", "0"), ("index", "--val", "7"), ("index", "--classes", "{missing}"),
         ("index", "--label", ""),
         ("verify", "--workers", "-1"), ("bench", "--only", "nothing"), ("bench", "--seconds", "0"),
-        ("bench", "--repeats", "0"), ("bench", "--batch-size", "0"), ("bench", "--model", "no_such_net"),
+        ("bench", "--rounds", "0"), ("bench", "--batch-size", "0"), ("bench", "--model", "no_such_net"),
     ):  # fmt: skip
         yield f"{name}: {option} {value or 'empty'!r}", (*COMMANDS[name], option, value)
     yield "train: another recipe in the run folder", (
@@ -171,8 +171,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert prep([str(word) for word in words]) == 0
     (root / "photo").write_bytes((root / "photos/class0/000.jpg").read_bytes())
     (root / "recipe").write_text(RECIPE)
-    words = ["--shards", root / "shards", "--recipe", root / "recipe", "--runs", root / "runs", "--run", "good",
-             "--device", "cpu", "--threads", "1"]  # fmt: skip
+    words = ["train", "--shards", root / "shards", "--recipe", root / "recipe", "--runs", root / "runs", "--run",
+             "good", "--device", "cpu", "--threads", "1"]  # fmt: skip
     assert train([str(word) for word in words]) == 0
     (root / "run").symlink_to(root / "runs" / "good")
     _make_bad_files(root)
@@ -188,6 +188,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).chmod(0)
     (root / "read-only").chmod(0o555)
     return root
+
+
+@pytest.fixture(scope="module")
+def untouched(place: Path) -> dict[str, tuple[int, bytes]]:
+    """What `place` holds, before any command has run."""
+    return snapshot(place)
 
 
 def _make_bad_files(root: Path) -> None:
@@ -284,17 +290,18 @@ def words_of(command: tuple[str, ...], place: Path, out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_leaves_nothing(name: str, place: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing(
+    name: str, place: Path, untouched: dict[str, tuple[int, bytes]], tmp_path: Path
+) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(0o777)
     for parent in (tmp_path, tmp_path.parent):
         parent.chmod(0o755)
-    before = snapshot(place)
     module, *words = words_of(BAD[name], place, folder / "out")
     ended = run(module, words, folder=folder, scratch=tmp_path, unprivileged=True)
     assert_one_line(ended)
-    assert snapshot(place) == before
+    assert snapshot(place) == untouched
     assert not snapshot(folder)
 
 
@@ -307,7 +314,7 @@ def test_verify_reports_damage_with_status_1(bad: str, place: Path, tmp_path: Pa
     assert not ended.err
 
 
-ODD = ["with space", "[a]{b}*?", "new\nline", "ünï-Ⅷ", "o'brien \"x\"", "$(touch x)", "-dash"]
+ODD = ["two  spaces [a]{b}*?", "new\nline", "ünï-Ⅷ o'brien \"x\" $(touch x)", "-dash"]
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -384,7 +391,7 @@ def test_outputs_that_cannot_be_written_cost_nothing(name: str, output: str, pla
 
 
 def test_the_table_names_every_command_of_the_readme() -> None:
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
     for module in {command[0] for command in COMMANDS.values()}:
         assert f"-m {module} " in makefile or f"LAUNCH) {module} " in makefile or module == "pipeline"
 

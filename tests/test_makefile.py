@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_make import Make
+from tests.support.fake_make import Make
 
 
 @pytest.fixture
@@ -23,13 +23,12 @@ def test_values_reach_commands_as_given_and_no_shell_runs_them(make: Make, value
     (call,) = make.calls("shards", f"SRC={value}", f"OUT={value}", f"LABELS={value}")
     assert {f"--src={value}", f"--out={value}", f"--labels={value}"} <= set(call)
     (make.folder / "calls").unlink()
-    for target in ("train", "verify", "show", "lr", "plan", "eval", "bench"):
-        more = [f"RUN={value}"] if target in ("train", "eval") else []
-        (call,) = make.calls(target, f"SHARDS={value}", *more)
-        assert sum(word in (value, f"--shards={value}") for word in call) == (2 if target == "eval" else 1)
-        (make.folder / "calls").unlink()
-    (call,) = make.calls("predict", f"SRC={value}", f"OUT={value}", f"RUN={value}")
-    assert {f"--src={value}", f"--out={value}", value} <= set(call)
+    targets = ("train", "verify", "show", "lr", "plan", "eval", "bench", "predict")
+    calls = make.calls(*targets, f"SHARDS={value}", f"RUN={value}", f"SRC={value}", f"OUT={value}")
+    words = {"verify": {value}, "show": {value}, "predict": {f"--src={value}", f"--out={value}", value},
+             "eval": {value, f"--shards={value}"}}  # fmt: skip
+    for target, call in zip(targets, calls, strict=True):
+        assert words.get(target, {f"--shards={value}"}) <= set(call), target
     assert not (make.folder / "x").exists()
 
 
@@ -82,7 +81,7 @@ def test_what_tells_of_other_photos_never_gets_the_demo(make: Make, name: str) -
 
 
 def test_a_bare_make_uses_the_demo_and_makes_what_it_needs(make: Make) -> None:
-    photos = ["-m", "prep.demo", "--out", "demo/photos"]
+    photos = ["-m", "pipeline.examples.demo_photos", "--out", "demo/photos"]
     assert [call[:4] for call in make.calls("shards", "RES=64")] == [photos, ["-m", "prep", "--src=demo/photos",
                                                                               "--out=demo/shards"]]  # fmt: skip
     for target in ("verify", "show", "lr", "plan", "train", "eval", "bench"):

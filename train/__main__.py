@@ -1,4 +1,8 @@
-"""`python -m train`: train a recipe on a shard set; the same command again resumes an unfinished run."""
+"""`python -m train COMMAND`: train and plan runs, evaluate, use and export them, and draw what a recipe does.
+
+This file declares all flags. The module of a command is imported only when it runs, so that `--help` and mistakes in
+the command line are answered at once.
+"""
 
 from __future__ import annotations
 
@@ -7,79 +11,160 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
+import argparse
+import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.cli import Parser, number, print_error
+from pipeline.cli import Parser, command, number
 from pipeline.cpu_count import available_cpus
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import check_output
 
-from .run_folder import new_run
+__all__ = ["main"]
+
+_SHARDS = "shard set: folder written by `make shards` or URL (s3://, gs://, http://); or plain WebDataset tars"
+_RUN = "name or folder of a run (its best checkpoint is used), or one of its .pt files"
+
+
+def _add_tars(parser: Parser) -> None:
+    parser.add_argument("--val", metavar="PATTERN|PART",
+        help="plain tars only: pattern of the validation tars, or fraction of samples to hold out (0.05)")  # fmt: skip
+    parser.add_argument("--classes", metavar="FILE", help="plain tars only: text file with one class name per line")
+
+
+def _add_device(parser: Parser) -> None:
+    threads = max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    parser.add_argument("--device", default="auto",
+        help="auto (a GPU if there is one), cpu, cuda, cuda:1 (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--threads", type=number(1, 1024), default=threads, metavar="N",
+        help="CPU threads per process (default: all cores, %(default)s)")  # fmt: skip
+
+
+def _add_recipe(parser: Parser) -> None:
+    parser.add_argument("--recipe", type=Path, required=True, metavar="FILE", help="TOML file; see train/recipes/")
+
+
+def _add_plan(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--shards", required=True, help=_SHARDS)
+    _add_tars(parser)
+    _add_recipe(parser)
+    add("--run", help="name of the run, or the path of its folder (default: the recipe's name)")
+    add("--runs", type=Path, default=Path("runs"), help="parent of all run folders (default: %(default)s)")
+    _add_device(parser)
+    add("--decode", choices=("auto", "cpu", "gpu"), default="auto",
+        help="where JPEGs are decoded for a GPU; auto times steps with each (default: %(default)s)")  # fmt: skip
+    add("--save-every-s", type=number(0, 1e9, float), default=300.0, metavar="S",
+        help="seconds between checkpoints (default: %(default)s)")  # fmt: skip
+    add("--save-every-steps", type=number(0, 10**12), default=0, metavar="N",
+        help="optimizer steps between checkpoints (default: by time only)")  # fmt: skip
+    add("--folds", help='for shards made with FOLDS: "all" or numbers as 0,2; fold K trains in RUN/fold-K')
+    add("--gpu-memory-gib", type=number(0, 1e6, float), default=0.0, metavar="GIB",
+        help="limit of GPU memory for tensors, as on a smaller GPU (default: none)")  # fmt: skip
+
+
+def _add_plan_output(parser: Parser) -> None:
+    _add_plan(parser)
+    parser.add_argument("--budget", metavar="TIME",
+        help="time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it")  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the forecast to this JSON file")
+
+
+def _add_train(parser: Parser) -> None:
+    _add_plan(parser)
+    add = parser.add_argument
+    add("--keep", type=number(1, 10**6), default=2, metavar="N",
+        help="number of newest checkpoints to keep, besides the best (default: %(default)s)")  # fmt: skip
+    add("--from", default="last.pt", dest="from_", metavar="FILE",
+        help="checkpoint of the run to resume from (default: %(default)s)")  # fmt: skip
+    add("--tensorboard", action="store_true", help="also write TensorBoard event files to RUN/tb")
+    add("--calibrate", action="store_true", help="measure loader and model throughput before training, for the report")
+
+
+def _add_inference(parser: Parser) -> None:
+    _add_tars(parser)
+    add = parser.add_argument
+    add("--split", default="val", help="split of a shard set (default: %(default)s)")
+    add("--fold", type=int, metavar="K", help="for shards with folds: the fold to use (default: the run's own)")
+    add("--flip", action="store_true", help="test-time flip, even if the recipe does not use it")
+    _add_device(parser)
+
+
+def _add_eval(parser: Parser) -> None:
+    add = parser.add_argument
+    add("run", metavar="RUN", help=_RUN)
+    add("--shards", required=True, help=_SHARDS + ", with the same classes")
+    _add_inference(parser)
+    add("--res", help="resolutions in px, separated by commas (default: that of the run's last validation)")
+    add("--json", type=Path, metavar="FILE", help="default: eval.json in the run's folder")
+
+
+def _add_predict(parser: Parser) -> None:
+    add = parser.add_argument
+    add("run", metavar="RUN", help=_RUN + ", or the parent folder of its folds")
+    add("--src", required=True, help="folder of images, single image, shard set (folder or URL), or plain tars")
+    _add_inference(parser)
+    add("--out", type=Path, default=Path("pred.csv"), metavar="FILE", help="CSV file to write (default: %(default)s)")
+    add("--topk", type=number(1, 10**9), default=5, metavar="K",
+        help="classes per row, most likely first (default: %(default)s)")  # fmt: skip
+    add("--res", type=number(1, 65_535), help="input resolution in px (default: that of the run's last validation)")
+    add("--weights", choices=("raw", "ema"), help="default: those with the best validation")
+
+
+def _add_export(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: model.safetensors in the run's folder")
+
+
+def _add_report(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name or folder of a run")
+
+
+def _add_lr(parser: Parser) -> None:
+    _add_recipe(parser)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--shards", help=_SHARDS)
+    source.add_argument("--samples", type=int, metavar="N", help="number of training samples, instead of shards")
+    _add_tars(parser)
+    parser.add_argument("--out", type=Path, default=Path("lr.png"), metavar="FILE", help="default: %(default)s")
+
+
+def _add_show(parser: Parser) -> None:
+    parser.add_argument("shards", metavar="SHARDS", help=_SHARDS)
+    _add_tars(parser)
+    _add_recipe(parser)
+    parser.add_argument("--out", type=Path, default=Path("seen.png"), metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--count", type=number(1, 1000), default=10, metavar="N",
+        help="images per row (default: %(default)s)")  # fmt: skip
+
+
+# name: (module whose `main` takes the parsed arguments, what adds its flags, help)
+_COMMANDS: dict[str, tuple[str, Callable[[Parser], None], str]] = {
+    "train": ("train.trainer", _add_train, "train a recipe on a shard set; again: resume the unfinished run"),
+    "plan": ("train.planner.plan", _add_plan_output, "measure a few steps per stage and print the expected time"),
+    "eval": ("train.inference.evaluate", _add_eval, "exact top-1 and top-5 of a run, at one or more resolutions"),
+    "predict": ("train.inference.predict", _add_predict, "classes and probabilities of images, from a run or folds"),
+    "export": ("train.inference.export", _add_export, "write the best weights as a file that timm loads"),
+    "report": ("train.report.html", _add_report, "draw RUN/report.html from its log again"),
+    "lr": ("train.plot_lr", _add_lr, "draw learning rate and momentum over all steps, without training"),
+    "show": ("train.show", _add_show, "draw the model's input per stage and split, with labels and mix weights"),
+    "keys": ("train.recipe.keys", lambda _: None, "print every recipe key with its type, default and meaning"),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m train", description=__doc__)
-    add = parser.add_argument
-    add("--shards", required=True,
-        help="shard set: folder written by `make shards` or URL (s3://, gs://, http://); or plain tars")  # fmt: skip
-    add("--val", help="plain tars only: pattern of the validation tars, or fraction of samples to hold out (0.05)")
-    add("--classes", help="plain tars only: text file with one class name per line")
-    add("--recipe", type=Path, required=True, help="TOML file; see train/recipes/")
-    add("--run", help="name of the run, or the path of its folder (default: the recipe's name)")
-    add("--runs", type=Path, default=Path("runs"), help="parent of all run folders (default: %(default)s)")
-    add("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, cuda:1 (default: %(default)s)")
-    threads = max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    add("--threads", type=number(1, 1024), default=threads,
-        help="CPU threads per process (default: all cores, %(default)s)")  # fmt: skip
-    add("--decode", choices=("auto", "cpu", "gpu"), default="auto",
-        help="where JPEGs are decoded for a GPU; auto times steps with each (default: %(default)s)")  # fmt: skip
-    add("--save-every-s", type=number(0, 1e9, float), default=300.0,
-        help="seconds between checkpoints (default: %(default)s)")  # fmt: skip
-    add("--save-every-steps", type=number(0, 10**12), default=0,
-        help="optimizer steps between checkpoints (default: by time only)")  # fmt: skip
-    add("--keep", type=number(1, 10**6), default=2,
-        help="number of newest checkpoints to keep, besides the best (default: %(default)s)")  # fmt: skip
-    add("--from", default="last.pt", dest="from_", help="checkpoint of the run to resume from (default: %(default)s)")
-    add("--folds", help='for shards made with FOLDS: "all" or numbers as 0,2; fold K trains in RUN/fold-K')
-    add("--tensorboard", action="store_true", help="also write TensorBoard event files to RUN/tb")
-    add("--gpu-memory-gib", type=number(0, 1e6, float), default=0.0,
-        help="limit of GPU memory for tensors, as on a smaller GPU (default: none)")  # fmt: skip
-    add("--plan", action="store_true", help="do not train: measure a few steps per stage, print the expected time")
-    add("--budget", help="with --plan: time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it")
-    add("--json", type=Path, help="with --plan: write the forecast to this JSON file")
-    add("--calibrate", action="store_true", help="measure loader and model throughput before training, for the report")
-    try:
-        args = parser.parse_args(arguments)
-        if (args.budget or args.json) and not args.plan:
-            parser.error("--budget and --json have no effect without --plan; add --plan or omit them")
-        if args.json:
-            check_output(args.json, setting="--json", suffixes=(".json",))
-        folder = new_run(args.recipe.stem if args.run is None else args.run, runs=args.runs)
-        from .distributed import join
-        from .trainer import Options, run  # why: --help answers at once, without loading torch
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m train", description=(__doc__ or "").partition(".")[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    for name, (_, add_flags, text) in _COMMANDS.items():
+        description = text[0].upper() + text[1:] + "."
+        add_flags(commands.add_parser(name, help=text, description=description, allow_abbrev=False))
+    return command(parser, _run, arguments)
 
-        options = Options(
-            shards=args.shards, recipe=args.recipe, folder=folder, device=args.device,
-            threads=args.threads, decode=args.decode, save_every_s=args.save_every_s,
-            save_every_steps=args.save_every_steps, keep=args.keep, from_=args.from_,
-            gpu_memory_gib=args.gpu_memory_gib, calibrate=args.calibrate, val=args.val, classes=args.classes,
-            tensorboard=args.tensorboard,
-        )  # fmt: skip
-        with join(args.device) as ranks:
-            if args.folds is None and not args.plan:
-                return run(options, ranks)
-            from train.planner.plan import plan
 
-            from .cross_validation import chosen_folds, cross_validate
-
-            folds = [] if args.folds is None else chosen_folds(args.folds, shards=args.shards)
-            if args.plan:
-                return plan(options, ranks, budget=args.budget, folds=folds, file=args.json)
-            return cross_validate(options, folds, ranks)
-    except ResoluteError as error:
-        print_error(error)
-        return 2
+def _run(args: argparse.Namespace) -> int | None:
+    status: int | None = importlib.import_module(_COMMANDS[args.command][0]).main(args)
+    return status
 
 
 if __name__ == "__main__":

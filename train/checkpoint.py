@@ -18,9 +18,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from pipeline.errors import ResoluteError, StorageError
+from pipeline.errors import ResoluteError, StorageError, differences
 from pipeline.storage.atomic_file import atomic_file, atomic_link, explain_write_error
-from train.recipe.schema import Recipe
 
 __all__ = [
     "FORMAT",
@@ -80,10 +79,9 @@ def keep_newest(folder: Path, count: int, *, newest: int) -> None:
 def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
     """The state at `path`, on the CPU, plus the file's `sha256`; unpickling cannot run code.
 
-    `expect` holds what must match: {"recipe": its values, "data": `ShardSet.contents`, "shards": the manifest's hash,
-    compared only for older checkpoints without "data"}. Raises `DamagedCheckpoint` for a damaged, missing or foreign
-    file, `StorageError` if it cannot be read, and `ResoluteError` naming the differences for another recipe or shard
-    set.
+    `expect` holds what must match: {"recipe": its values, "data": `ShardSet.contents`}. Raises `DamagedCheckpoint` for
+    a damaged, missing or foreign file, `StorageError` if it cannot be read, and `ResoluteError` naming the differences
+    for another recipe or shard set.
     """
     try:
         with path.open("rb") as file:  # why opened once: a training run may replace the file meanwhile
@@ -107,11 +105,11 @@ def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> None:
-    if "recipe" in expect and (changes := _differences(_with_defaults(state["recipe"]), expect["recipe"], "recipe")):
+    if "recipe" in expect and (changes := differences(state["recipe"], expect["recipe"], "recipe")):
         raise ResoluteError(
             f"{path}: made with another recipe: {'; '.join(changes)}; use another RUN, or the old recipe"
         )
-    if "data" in state and "data" in expect:
+    if "data" in expect:
         old, new = state["data"], expect["data"]
         if names := [name for name in [*old, *(name for name in new if name not in old)]
                      if old.get(name) != new.get(name)]:  # fmt: skip
@@ -120,19 +118,6 @@ def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> No
                 f"{path}: made with other data: got a set that differs in {', '.join(names)}"
                 f"{f' (equal: {same})' if same else ''}, expected the run's own; use another RUN, or the old set"
             )
-    elif "shards" in expect and state["shards"] != expect["shards"]:
-        raise ResoluteError(
-            f"{path}: made with other data: got the shard set {expect['shards']}, expected {state['shards']}; use "
-            "another RUN, or the old set"
-        )
-
-
-def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's values, completed by the defaults of keys that were added later."""
-    try:
-        return Recipe.from_values(values, name="").values()
-    except ResoluteError:  # keys of another version: the comparison names them
-        return values
 
 
 def newest(folder: Path, name: str) -> Path:
@@ -245,14 +230,3 @@ def _unsealed(file: BinaryIO) -> str:
         raise ValueError("its content does not match the SHA-256 at its end")
     sha.update(seal)
     return sha.hexdigest()
-
-
-def _differences(old: Any, new: Any, where: str) -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old)]
-        return [text for key in keys for text in _differences(old.get(key), new.get(key), f"{where}.{key}")]
-    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
-        pairs = enumerate(zip(old, new, strict=True))
-        return [text for i, (a, b) in pairs for text in _differences(a, b, f"{where}[{i}]")]
-    return [] if old == new else [f"{where} got {old!r}, expected {new!r}"]
-

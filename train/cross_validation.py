@@ -13,7 +13,7 @@ from pipeline.dataset.open_dataset import is_foreign
 from pipeline.dataset.shard_set import command_with_folds, read_manifest
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import output_file
-from pipeline.storage.files import open_files
+from pipeline.storage.base import open_files
 from train.logs.metrics import read_log
 from train.logs.run_log import best_epoch, best_top1
 

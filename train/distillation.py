@@ -40,7 +40,7 @@ class Teacher(nn.Module):
         """`mean`, `std`: normalisation of the run's images, also assumed for a teacher loaded from a file.
         `resolutions` (px): input sizes that it must accept."""
         super().__init__()
-        model = Model(name=distill.teacher, weights=distill.weights, options=distill.options)
+        model = Model(name=distill.teacher, weights=distill.weights, kwargs=distill.kwargs)
         try:
             self.network = build_model(
                 model, classes=classes, channels_last=channels_last, device=device, same_head=True,

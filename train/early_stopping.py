@@ -73,10 +73,10 @@ class NotFinite(ResoluteError):
     @classmethod
     def after(cls, plan: Plan, step: int, *, lr: float) -> NotFinite:
         """The error for weights that are not finite after optimizer step `step`."""
-        segment = next(s for s in reversed(plan.passes) if s.split == "train" and s.first_step <= step)
+        pass_ = next(s for s in reversed(plan.passes) if s.split == "train" and s.first_step <= step)
         return cls("weights are not finite", {
-            "index": segment.first + step - segment.first_step, "step": step, "epoch": segment.epoch,
-            "stage": segment.stage, "res": segment.res, "lr": lr,
+            "index": pass_.first + step - pass_.first_step, "step": step, "epoch": pass_.epoch,
+            "stage": pass_.stage, "res": pass_.res, "lr": lr,
         })  # fmt: skip
 
     def describe(self, plan: Plan, folder: Path) -> ResoluteError:

@@ -15,19 +15,18 @@ from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch
 from pipeline.plan.plan import BatchSpec
 from train.logs.metrics import Meter
-from train.recipe.schema import Recipe
+from train.recipe.schema import Precision, Recipe
 
 from .distillation import build_teacher, distilled
 from .distributed import Ranks
 from .freeze import Freezer
-from .gradients import build_shaping
 from .losses import build_loss
 from .models import build_ema, build_model, compile_network, ema_decay, set_tf32
 from .norms import batch_norms, statistics_kept
-from .optim import build_optimizer
+from .optim import build_optimizer, build_shaping
 from .schedule import Rates
 
-__all__ = ["Learner", "run_batches"]
+__all__ = ["Learner", "autocast", "eval_logits", "image_dtype", "in_layout", "run_batches"]
 
 
 class Learner:
@@ -59,8 +58,8 @@ class Learner:
             recipe.distill, recipe.data, classes=classes, channels_last=layout, device=device,
             resolutions={stage.res for stage in recipe.stages},
         )  # fmt: skip
-        self.loss = build_loss(recipe.loss, smoothing=recipe.optim.smoothing)
-        self._rerun = batch_norms(self.network) if recipe.model.checkpoint_blocks else []
+        self.loss = build_loss(recipe.loss)
+        self._rerun = batch_norms(self.network) if recipe.model.grad_checkpointing else []
         self._shape = build_shaping(recipe.optim, self.network)
         self.optimizer = build_optimizer(recipe.optim, self.network)
         self.freezer = Freezer(recipe.freeze, recipe.stages, self.network, self.optimizer)
@@ -69,20 +68,16 @@ class Learner:
             epoch_samples=epoch_samples,
         )  # fmt: skip
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
-        self._amp_dtype = torch.float16 if amp == "fp16" else torch.bfloat16
         if recipe.precision.compile:
             compile_network(self.network, device)
         self._topk = min(5, classes)
 
     @property
     def image_dtype(self) -> torch.dtype:
-        """dtype of the input images: float16 on a GPU with autocast, which would convert them anyway, else float32."""
-        half = self.device.type == "cuda" and self.recipe.precision.amp != "off"
-        return torch.float16 if half else torch.float32
+        return image_dtype(self.recipe.precision, self.device)
 
     def autocast(self) -> AbstractContextManager[object]:
-        enabled = self.recipe.precision.amp != "off"
-        return torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=enabled)
+        return autocast(self.recipe.precision, self.device)
 
     def train_step(self, batch: Batch) -> tuple[torch.Tensor, float]:
         """Run one optimizer step; returns this rank's part of the mean loss (see `gradients`) and the learning rate."""
@@ -107,7 +102,7 @@ class Learner:
         self.freezer.enter(batch.spec.stage)
         self.network.train()
         network, total = self.ranks.wrap(self.network), torch.zeros((), device=self.device)
-        parts = list(self._parts(batch, self.recipe.optim.accumulate))
+        parts = list(self._parts(batch, self.recipe.optim.grad_accum_steps))
         for i, (images, labels, partner_labels, lam) in enumerate(parts, 1):
             with self.autocast(), self.ranks.averaging(network, now=i == len(parts)):
                 logits = network(images)
@@ -126,7 +121,7 @@ class Learner:
     def momentum(self) -> float:
         """SGD's momentum or the first beta, as last set by the schedule."""
         group = self.optimizer.param_groups[0]
-        return float(group["betas"][0] if "betas" in group else group["momentum"])
+        return float(group["momentum"] if "momentum" in group else group["betas"][0])
 
     @torch.inference_mode()
     def eval_step(self, batch: Batch) -> torch.Tensor:
@@ -135,28 +130,20 @@ class Learner:
         if self.network.training:
             self.ranks.broadcast_buffers(self.network, *([self.ema.module] if self.ema is not None else []))
         self.network.eval()
-        images = self._layout(batch.images)
         counts = []
         for network in (self.network, self.ema.module if self.ema is not None else None):
             if network is None:
                 counts += [torch.full((), torch.nan, dtype=torch.float64, device=self.device)] * 3
                 continue
-            with self.autocast():
-                logits = network(images)
-                if self.recipe.eval.flip:
-                    logits = (logits.float() + network(images.flip(3)).float()) / 2
+            logits = eval_logits(network, batch.images, self.recipe.precision, flip=self.recipe.eval.flip)
             hits = logits.topk(self._topk, dim=1).indices == batch.labels[:, None]
-            loss = nn.functional.cross_entropy(logits.float(), batch.labels, reduction="sum")
+            loss = nn.functional.cross_entropy(logits, batch.labels, reduction="sum")
             counts += [value.double() for value in (hits[:, 0].sum(), hits.sum(), loss)]
         return torch.stack(counts)
 
     def _parts(self, batch: Batch, count: int) -> Iterable[tuple[torch.Tensor, ...]]:
-        tensors = (self._layout(batch.images), batch.labels, batch.partner_labels, batch.lam)
+        tensors = (in_layout(batch.images, self.recipe.precision), batch.labels, batch.partner_labels, batch.lam)
         return zip(*(tensor.chunk(count) for tensor in tensors), strict=True)
-
-    def _layout(self, images: torch.Tensor) -> torch.Tensor:
-        """The images in the recipe's memory format; the loader's are channels_last, so only NCHW needs a copy."""
-        return images if self.recipe.precision.channels_last else images.contiguous()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -179,6 +166,30 @@ class Learner:
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and self.device.type == "cuda":
             cuda.set_rng_state(state["cuda_rng"], self.device)
+
+
+def image_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """dtype of the input images: float16 on a GPU with autocast, which would convert them anyway, else float32."""
+    return torch.float16 if device.type == "cuda" and precision.amp != "off" else torch.float32
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    dtype = torch.float16 if precision.amp == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision.amp != "off")
+
+
+def in_layout(images: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """The images in the recipe's memory format; the loader's are channels_last, so only NCHW needs a copy."""
+    return images if precision.channels_last else images.contiguous()
+
+
+@torch.inference_mode()
+def eval_logits(network: nn.Module, images: torch.Tensor, precision: Precision, *, flip: bool) -> torch.Tensor:
+    """Logits (N, C) float32 of images (N, 3, res, res); with `flip`, the mean of those of image and mirror image."""
+    images = in_layout(images, precision)
+    with autocast(precision, images.device):
+        logits: torch.Tensor = network(images).float()
+        return (logits + network(images.flip(3)).float()) / 2 if flip else logits
 
 
 def run_batches(

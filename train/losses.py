@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -12,13 +13,13 @@ from train.recipe.schema import Loss
 __all__ = ["build_loss", "mixed_binary_cross_entropy", "mixed_cross_entropy"]
 
 
-def build_loss(loss: Loss, *, smoothing: float) -> Callable[..., torch.Tensor]:
+def build_loss(loss: Loss) -> Callable[..., torch.Tensor]:
     """A function loss(logits, labels, partner_labels, lam) -> (N,) float32 per sample; shapes as below."""
+    smoothing = loss.label_smoothing
     if loss.kind == "ce":
-        return lambda *batch: mixed_cross_entropy(*batch, smoothing=smoothing)
-    threshold, sum_classes = loss.threshold, loss.sum_classes
-    return lambda *batch: mixed_binary_cross_entropy(
-        *batch, smoothing=smoothing, threshold=threshold, sum_classes=sum_classes
+        return functools.partial(mixed_cross_entropy, smoothing=smoothing)
+    return functools.partial(
+        mixed_binary_cross_entropy, smoothing=smoothing, threshold=loss.threshold, sum_classes=loss.sum_classes
     )
 
 

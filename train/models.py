@@ -40,7 +40,7 @@ def build_model(
     model, or it does not accept one of `resolutions`.
     """
     pretrained = for_training and model.weights == "pretrained"
-    sized = dataclasses.replace(model, options={**model.options, **size_options(model, resolutions)})
+    sized = dataclasses.replace(model, kwargs={**model.kwargs, **size_options(model, resolutions)})
     network = _create(sized, classes=classes, pretrained=pretrained)
     if for_training or model.norm != "sync":  # why: sync norms differ only in training
         network = set_norms(network, model, ranks=ranks, device=device)
@@ -62,12 +62,12 @@ def build_model(
         trained = f"; trained with mean = {list(cfg['mean'])}, std = {list(cfg['std'])}" if pretrained else ""
         source = f"{average} weights of {model.weights}" if average else f"{model.weights} weights"
         print(f"{model.name}: starts from {source}, {head}{trained}", flush=True)
-    if model.checkpoint_blocks:
+    if model.grad_checkpointing:
         try:
             network.set_grad_checkpointing(True)  # type: ignore[operator]
         except (AssertionError, AttributeError):
             raise ResoluteError(
-                f"model.checkpoint_blocks: got true, but {model.name} does not support it, expected false; remove it"
+                f"model.grad_checkpointing: got true, but {model.name} does not support it, expected false; remove it"
             ) from None
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     return network.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
@@ -92,12 +92,12 @@ def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
     choices += [{"img_size": res} for res in resolutions] if len(set(resolutions)) == 1 else []
     refused = ""
     for options in choices:
-        if options and options.keys() <= model.options.keys():
+        if options and options.keys() <= model.kwargs.keys():
             continue
         try:
             reason = _refusal(model, options, resolutions)
         except TypeError:
-            if not options:  # why: `_create` reports what is wrong with `model.options`
+            if not options:  # why: `_create` reports what is wrong with `model.kwargs`
                 return {}
             continue  # this model has no such option
         if reason is None:
@@ -106,7 +106,7 @@ def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
     sizes = ", ".join(str(res) for res in sorted(set(resolutions)))
     raise ResoluteError(
         f"model.name: {model.name} does not accept images of all of the recipe's resolutions, {sizes} px ({refused}), "
-        "expected a model that does; choose another model or other resolutions, or set model.options"
+        "expected a model that does; choose another model or other resolutions, or set model.kwargs"
     )
 
 
@@ -119,7 +119,7 @@ def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             with torch.device("meta"):
-                network = timm.create_model(model.name, **{**model.options, **options}).eval()
+                network = timm.create_model(model.name, **{**model.kwargs, **options}).eval()
         except (NotImplementedError, RuntimeError):  # why: some models read values, which meta tensors lack
             return None
         for res in sorted(set(resolutions)):
@@ -134,13 +134,13 @@ def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]
 
 def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
     ours: dict[str, Any] = {"drop_path_rate": model.drop_path_rate} if model.drop_path_rate else {}
-    if model.antialias:
+    if model.blurpool:
         ours["aa_layer"] = BlurPool2d
-    for key in ours.keys() & model.options.keys():
-        raise ResoluteError(f"model.options: got {key}, expected it only as a key of [model]; remove it from options")
+    for key in ours.keys() & model.kwargs.keys():
+        raise ResoluteError(f"model.kwargs: got {key}, expected it only as a key of [model]; remove it from kwargs")
     try:
         network: nn.Module = timm.create_model(
-            model.name, num_classes=classes, pretrained=pretrained, **model.options, **ours
+            model.name, num_classes=classes, pretrained=pretrained, **model.kwargs, **ours
         )
     except OSError as error:
         raise ResoluteError(
@@ -148,16 +148,16 @@ def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
             f"({str(error).splitlines()[0][:160]}), expected either; go online once, or name a local file"
         ) from None
     except (RuntimeError, TypeError, ValueError) as error:
-        for key, name in (("drop_path_rate", "drop_path_rate"), ("aa_layer", "antialias")):
+        for key, name in (("drop_path_rate", "drop_path_rate"), ("aa_layer", "blurpool")):
             if key in str(error) and key in ours:
                 raise ResoluteError(f"model.{name}: timm's {model.name} does not support it; remove it") from None
         known = timm.list_models(f"*{model.name[:6]}*", pretrained=pretrained)[:5]
         raise ResoluteError(
-            f"model: timm cannot build {model.name!r} with {model.options}{' pretrained' * pretrained}: {error}; "
+            f"model: timm cannot build {model.name!r} with {model.kwargs}{' pretrained' * pretrained}: {error}; "
             f"expected a timm model (near: {', '.join(known) or 'none'}); see timm.list_models()"
         ) from None
-    if model.antialias and not any(isinstance(module, BlurPool2d) for module in network.modules()):
-        raise ResoluteError(f"model.antialias: without effect, {model.name} has no strided layers to blur; remove it")
+    if model.blurpool and not any(isinstance(module, BlurPool2d) for module in network.modules()):
+        raise ResoluteError(f"model.blurpool: without effect, {model.name} has no strided layers to blur; remove it")
     return network
 
 

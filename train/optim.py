@@ -1,48 +1,61 @@
-"""Builds the recipe's optimizer with timm's parameter groups, optionally wrapped in Lookahead."""
+"""The recipe's optimizer, from timm's factory, and gradient clipping and centralisation before its step."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import timm.optim
 import torch
+from timm.utils import dispatch_clip_grad
 from torch import nn
 
+from pipeline.errors import ResoluteError
 from train.recipe.schema import Optim
 
-__all__ = ["Lookahead", "build_optimizer"]
+from .models import head_parameters
+
+__all__ = ["Lookahead", "build_optimizer", "build_shaping"]
 
 
 def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
-    """SGD (Nesterov), AdamW or LAMB from timm's factory.
+    """The optimizer `optim.name` of timm's registry with timm's parameter groups, wrapped in Lookahead if on.
 
     Weight decay does not apply to vectors (norms, biases) or to the parameters listed by the model's
-    `no_weight_decay()`, such as position embeddings, class tokens and relative position tables.
+    `no_weight_decay()`, such as position embeddings, class tokens and relative position tables. With
+    `optim.layer_decay`, groups have an `lr_scale`, which `Rates.apply` reads. Raises `ResoluteError` for an optimizer
+    that cannot be built or whose momentum cannot be scheduled, and for a model without layers for `layer_decay`.
     """
-    name: str = optim.name
-    settings: dict[str, Any] = {"fused": optim.fused or None}  # None: torch's default; False is the slowest
-    if name == "sgd":
-        name = "sgd" if optim.momentum else "momentum"  # timm's "sgd" is Nesterov, which requires momentum
-        settings["momentum"] = optim.momentum
-    elif name == "adamw":
-        settings["betas"] = optim.betas
-    else:  # why None: `optim.clip_norm` does the clipping
-        settings = {"betas": optim.betas, "max_grad_norm": None}
-    optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(
-        network, opt=name, lr=optim.lr, weight_decay=optim.weight_decay, param_group_fn=_groups(optim), **settings
-    )
+    # why "momentum": timm's "sgd" is Nesterov's, which requires momentum
+    name = "momentum" if optim.name == "sgd" and not optim.momentum else optim.name
+    info = timm.optim.get_optimizer_info(name)
+    if info.second_order or (info.has_betas and info.num_betas != 2):
+        raise _unusable(optim, "second-order, or more than two betas")
+    settings: dict[str, Any] = {"betas": optim.betas} if info.has_betas and not info.has_momentum else {}
+    try:
+        accepted = inspect.signature(timm.optim.get_optimizer_class(name, bind_defaults=False)).parameters
+        if "fused" in accepted:
+            settings["fused"] = optim.fused or None  # None: torch's default; False is the slowest
+        if "max_grad_norm" in accepted:
+            settings["max_grad_norm"] = None  # why: `optim.clip_norm` does the clipping
+        optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(
+            network, opt=name, lr=optim.lr, weight_decay=optim.weight_decay, momentum=optim.momentum,
+            layer_decay=optim.layer_decay, **settings,
+        )  # fmt: skip
+    except (ImportError, AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise _unusable(optim, (str(error) or type(error).__name__).splitlines()[0][:160]) from None
+    if not all("momentum" in group or "betas" in group for group in optimizer.param_groups):
+        raise _unusable(optim, "no momentum or betas")
     return Lookahead(optimizer, alpha=optim.lookahead_alpha, k=optim.lookahead) if optim.lookahead else optimizer
 
 
-def _groups(optim: Optim) -> Callable[[nn.Module], list[dict[str, Any]]]:
-    """timm's parameter groups, the decayed one first, for compatibility with older checkpoints."""
-
-    def groups(network: nn.Module) -> list[dict[str, Any]]:
-        excluded: Any = getattr(network, "no_weight_decay", set)()
-        return timm.optim.param_groups_weight_decay(network, optim.weight_decay, no_weight_decay_list=excluded)[::-1]
-
-    return groups
+def _unusable(optim: Optim, reason: str) -> ResoluteError:
+    layers = " and a model with layers for optim.layer_decay" if optim.layer_decay else ""
+    return ResoluteError(
+        f"optim.name: got {optim.name} ({reason}), expected an installed optimizer with momentum or two betas{layers}; "
+        "choose another"
+    )
 
 
 class Lookahead(timm.optim.Lookahead):
@@ -71,3 +84,28 @@ class Lookahead(timm.optim.Lookahead):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.state = self._base_optimizer.state
+
+
+def build_shaping(optim: Optim, network: nn.Module) -> Callable[[], None] | None:
+    """A function that centralises and clips the unscaled gradients of `network` in place, or None if both are off."""
+    bounds = {"norm": optim.clip_norm, "value": optim.clip_value, "agc": optim.clip_agc}
+    clips = [(mode, bound) for mode, bound in bounds.items() if bound]
+    # why without the head: Brock et al., arXiv 2102.06171, section 4.1
+    head = set(head_parameters(network)) if optim.clip_agc else set()
+    weights = [parameter for name, parameter in network.named_parameters() if name not in head]
+
+    def shape() -> None:
+        if optim.gradient_centralization:
+            _centralise(network)
+        for mode, bound in clips:
+            dispatch_clip_grad(weights, bound, mode)
+
+    return shape if clips or optim.gradient_centralization else None
+
+
+@torch.no_grad()
+def _centralise(network: nn.Module) -> None:
+    """Subtract the mean of each output unit's gradient. Source: Yong et al., arXiv 2004.01461, equation 1."""
+    for parameter in network.parameters():
+        if parameter.grad is not None and parameter.ndim > 1:
+            parameter.grad -= parameter.grad.mean(dim=tuple(range(1, parameter.ndim)), keepdim=True)

@@ -1,20 +1,11 @@
-"""Plots learning rate and momentum over all steps of a recipe and prints a summary per stage, without training.
-
-    python -m train.plot_lr --recipe train/recipes/demo.toml --samples 1281167
-"""
+"""`python -m train lr`: plots learning rate and momentum over all steps of a recipe and prints a summary per stage."""
 
 from __future__ import annotations
-
-if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
-
-    guard_process()
 
 import argparse
 from itertools import accumulate
 from pathlib import Path
 
-from pipeline.cli import Parser, command
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.errors import ResoluteError
 from pipeline.plan.stage import AUTO
@@ -88,7 +79,7 @@ def draw(curve: Curve, path: Path) -> None:
                            xycoords=("data", "axes fraction"), textcoords="offset points", ha="center")  # fmt: skip
     panels[0].set_ylabel("learning rate")
     panels[0].set_ylim(bottom=0)
-    panels[1].set_ylabel("momentum" if curve.recipe.optim.name == "sgd" else "beta 1")
+    panels[1].set_ylabel("beta 1" if curve.recipe.optim.uses_betas else "momentum")
     panels[1].set_xlabel("optimizer step (dashed: stage change)")
     for panel in panels:
         panel.grid(alpha=0.3)
@@ -96,19 +87,8 @@ def draw(curve: Curve, path: Path) -> None:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=110)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m train.plot_lr", description="Plot learning rate and momentum over all steps.")
-    parser.add_argument("--recipe", type=Path, required=True, metavar="FILE")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--shards", metavar="SHARDS", help="shard set, or plain WebDataset tars")
-    source.add_argument("--samples", type=int, metavar="N", help="number of training samples, instead of shards")
-    parser.add_argument("--val", help="plain tars only: pattern of the validation tars, or fraction to hold out (0.05)")
-    parser.add_argument("--classes", help="plain tars only: text file with one class name per line")
-    parser.add_argument("--out", type=Path, default=Path("lr.png"), metavar="FILE", help="default: %(default)s")
-    return command(parser, _run, arguments)
-
-
-def _run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     check_output(args.out, setting="--out", suffixes=(".png", ".svg", ".pdf"))
     recipe = Recipe.load(args.recipe)
     curve = Curve(recipe, _samples(args, recipe))
@@ -127,9 +107,3 @@ def _samples(args: argparse.Namespace, recipe: Recipe) -> int:
     if args.samples < 1:
         raise ResoluteError(f"--samples: got {args.samples}, expected at least 1; give the number of training images")
     return int(args.samples)
-
-
-if __name__ == "__main__":
-    from pipeline.cli import run_main
-
-    run_main(main)

@@ -65,15 +65,15 @@ class Rates:
         return self._factors[stage]
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int, *, stage: int) -> float:
-        """Set learning rate and momentum of every parameter group for `step`; returns the learning rate."""
+        """Set learning rate and momentum of every parameter group for `step`; returns the (head's) learning rate."""
         lr, momentum = self.at(step)
         lr *= self._factors[stage]
         for group in optimizer.param_groups:
-            group["lr"] = lr
-            if "betas" in group:
-                group["betas"] = (momentum, group["betas"][1])
-            elif group["momentum"]:
+            group["lr"] = lr * group.get("lr_scale", 1.0)  # below 1 with `optim.layer_decay`
+            if group.get("momentum"):
                 group["momentum"] = momentum
+            elif "betas" in group:
+                group["betas"] = (momentum, group["betas"][1])
         return lr
 
 
@@ -136,11 +136,11 @@ class OneCycle:
     """
 
     def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int) -> None:
-        self._peak, self._first = optim.lr, optim.lr / schedule.start_div
-        self._last = self._first / schedule.final_div
+        self._peak, self._first = optim.lr, optim.lr / schedule.div_factor
+        self._last = self._first / schedule.final_div_factor
         self._high = _momentum(optim)
-        self._low = min(schedule.momentum_low, self._high)
-        self._rise = max(1.0, schedule.warmup_frac * total_steps - 1)
+        self._low = min(schedule.base_momentum, self._high)
+        self._rise = max(1.0, schedule.pct_start * total_steps - 1)
         self._fall = max(1.0, total_steps - 1 - self._rise)
 
     def at(self, step: float) -> tuple[float, float]:
@@ -160,11 +160,11 @@ class WarmCosine:
 
     def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int) -> None:
         warm = schedule.kind == "warmup_cosine"
-        self._rise = round(schedule.warmup_frac * total_steps) if warm else 0
+        self._rise = round(schedule.pct_start * total_steps) if warm else 0
         self._fall = max(1, total_steps - self._rise)
         self._peak, self._momentum = optim.lr, _momentum(optim)
-        self._first = optim.lr / schedule.start_div if warm else optim.lr
-        self._last = self._first / schedule.final_div
+        self._first = optim.lr / schedule.div_factor if warm else optim.lr
+        self._last = self._first / schedule.final_div_factor
 
     def at(self, step: float) -> tuple[float, float]:
         """(learning rate, momentum) of step `step`, 0-based."""
@@ -174,7 +174,7 @@ class WarmCosine:
 
 
 def _momentum(optim: Optim) -> float:
-    return optim.momentum if optim.name == "sgd" else optim.betas[0]
+    return optim.betas[0] if optim.uses_betas else optim.momentum
 
 
 def _cosine(start: float, end: float, done: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,11 @@ from train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_s
 from train.recipe.schema import Recipe
 
 from . import checkpoint
-from .device import pick_device
+from .device import bf16_is_emulated, pick_device
 from .distributed import Ranks
 from .loop import Learner
 from .memory import keep_freed_memory
+from .run_folder import new_run
 
 __all__ = ["Options", "set_up"]
 
@@ -55,6 +57,13 @@ class Options:
         if Path(self.from_).name != self.from_:
             raise ResoluteError(f"--from: got {self.from_}, expected a file name in {self.folder}; omit the path")
 
+    @classmethod
+    def parsed(cls, args: argparse.Namespace) -> Options:
+        """The options of `python -m train train` or `plan`. Raises `ResoluteError` for a run that cannot be one."""
+        names = {field.name for field in dataclasses.fields(cls)} & vars(args).keys()
+        folder = new_run(args.recipe.stem if args.run is None else args.run, runs=args.runs)
+        return cls(folder=folder, **{name: getattr(args, name) for name in names})
+
     @property
     def newest(self) -> Path:
         return checkpoint.newest(self.folder, self.from_)
@@ -72,8 +81,13 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
                 f"--folds: got fold {options.fold}, but the recipe has data.fold {recipe.data.fold}; omit one of them"
             )
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=options.fold))
-    device = pick_device(options.device, ranks)
+    device = pick_device(options.device, ranks, threads=options.threads)
     cap_memory(device, options.gpu_memory_gib)
+    if recipe.precision.amp == "bf16" and bf16_is_emulated(device):
+        print(
+            "warning: precision.amp: got bf16 on a CPU without bf16 instructions, where it is many times slower than "
+            'float32, expected "off"; set it in the recipe', flush=True,
+        )  # fmt: skip
     shards = open_dataset(
         options.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=options.val, classes=options.classes
     )
@@ -81,7 +95,6 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     auto_order = ranks.broadcast(checkpoint.peek(options.newest, "order")) if recipe.data.order == "auto" else None
     if device.type == "cpu":
         keep_freed_memory()
-        torch.set_num_threads(options.threads)
     else:
         torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
 
@@ -89,8 +102,8 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
         plan = recipe.plan(shards, auto_order=auto_order)
         learner = Learner(
             recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device, ranks=ranks,
-            epoch_steps=[segment.batches for segment in plan.passes if segment.split == "train"],
-            epoch_samples=[segment.samples for segment in plan.passes if segment.split == "train"],
+            epoch_steps=[pass_.batches for pass_ in plan.passes if pass_.split == "train"],
+            epoch_samples=[pass_.samples for pass_ in plan.passes if pass_.split == "train"],
         )  # fmt: skip
         return plan, learner
 

@@ -1,14 +1,9 @@
-"""`python -m train.show SHARDS --recipe FILE`: contact sheet of the model's input, one row per stage and split.
+"""`python -m train show SHARDS --recipe FILE`: contact sheet of the model's input, one row per stage and split.
 
 The images come from the same loader, plan and graph as in training, so the pixels are those of a run.
 """
 
 from __future__ import annotations
-
-if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
-
-    guard_process()
 
 import argparse
 from dataclasses import dataclass
@@ -17,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.cli import Parser, command, number
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Batch, Loader
@@ -44,19 +38,19 @@ def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[R
     """
     plan = recipe.plan(shards)
     first: dict[tuple[str, int], Pass] = {}
-    for segment in plan.passes:
-        first.setdefault((segment.split, segment.stage), segment)
+    for pass_ in plan.passes:
+        first.setdefault((pass_.split, pass_.stage), pass_)
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
     rows = []
     with Loader(plan, device="cpu", mean=recipe.data.mean, std=recipe.data.std) as loader:
-        for segment in sorted(first.values(), key=lambda segment: (segment.stage, segment.split)):
-            loader.load_state_dict({"next_batch": segment.first})
+        for pass_ in sorted(first.values(), key=lambda pass_: (pass_.stage, pass_.split)):
+            loader.load_state_dict({"next_batch": pass_.first})
             batch = next(loader)
             chosen = batch.images[:count].permute(0, 2, 3, 1).numpy()
-            what = "training" if segment.split == "train" else "validation"
+            what = "training" if pass_.split == "train" else "validation"
             rows.append(
                 Row(
-                    title=f"stage {segment.stage}, {what}, {segment.res} px, epoch {segment.epoch}",
+                    title=f"stage {pass_.stage}, {what}, {pass_.res} px, epoch {pass_.epoch}",
                     pixels=np.rint((chosen * std + mean) * 255).clip(0, 255).astype(np.uint8),
                     lines=tuple(_label(shards, batch, i) for i in range(len(chosen))),
                 )
@@ -92,22 +86,8 @@ def draw(rows: list[Row], path: Path) -> None:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=120)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m train.show", allow_abbrev=False,
-                    description="Draw the model's input per stage and split, with labels and mix weights.")  # fmt: skip
-    parser.add_argument("shards", metavar="SHARDS", help="folder or URL of a shard set, or plain WebDataset tars")
-    parser.add_argument("--val", metavar="PATTERN|PART",
-        help="plain tars: validation tars, or fraction to hold out")
-    parser.add_argument("--classes", metavar="FILE", help="plain tars: text file with one class name per line")
-    parser.add_argument("--recipe", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--out", type=Path, default=Path("seen.png"), metavar="FILE", help="default: %(default)s")
-    parser.add_argument("--count", type=number(1, 1000), default=10, metavar="N",
-        help="images per row (default: %(default)s)")  # fmt: skip
-    return command(parser, _run, arguments)
-
-
-def _run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     check_output(args.out, setting="--out", suffixes=(".png", ".jpg", ".jpeg", ".svg", ".pdf"))
     recipe = Recipe.load(args.recipe)
     shards = open_dataset(
@@ -116,9 +96,3 @@ def _run(args: argparse.Namespace) -> None:
     rows = model_inputs(shards, recipe, count=args.count)
     draw(rows, args.out)
     print(f"{args.out}: {len(rows)} rows of model inputs")
-
-
-if __name__ == "__main__":
-    from pipeline.cli import run_main
-
-    run_main(main)

@@ -8,6 +8,7 @@ without saving. Signals that were ignored when the process started (nohup, backg
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import os
@@ -23,7 +24,6 @@ import timm
 import torch
 from tqdm import tqdm
 
-from pipeline import cuda
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Loader
@@ -34,23 +34,33 @@ from train.logs.hardware import describe, reset_peak_memory
 from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
 from train.planner.batch_size import DoesNotFit
 from train.planner.estimate import Forecast, calibration, forecast, table
-from train.planner.measure import Decode, choose_decode
-from train.planner.plan import measure_stages
+from train.planner.measure import Decode, Stopwatch, choose_decode, measure_stages, restored
 from train.recipe.schema import Recipe
 from train.report.console import EPOCH_HEADER, Reports, epoch_line
 
 from . import checkpoint
 from .device import device_name
-from .distributed import Ranks
+from .distributed import Ranks, join
 from .early_stopping import NotFinite, Progress, all_finite
 from .loop import Learner, run_batches
 from .setup import Options, set_up
-from .warmup import check_micro_batches, memory_to_spare, rehearsal, shapes, warm_up
+from .warmup import check_micro_batches, memory_to_spare, shapes, warm_up
 
-__all__ = ["Options", "run", "session"]
+__all__ = ["Options", "main", "run", "session"]
 
 _LOCK = ".lock"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(args: argparse.Namespace) -> int:
+    """`python -m train train`: train or resume a run, or one run per fold. Returns the exit status."""
+    options = Options.parsed(args)
+    with join(options.device) as ranks:
+        if args.folds is None:
+            return run(options, ranks)
+        from .cross_validation import chosen_folds, cross_validate  # why here: it imports this module
+
+        return cross_validate(options, chosen_folds(args.folds, shards=options.shards), ranks)
 
 
 def run(options: Options, ranks: Ranks | None = None) -> int:
@@ -122,13 +132,13 @@ class _Session:
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
         # stored in checkpoints: what inference needs besides the recipe
         self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin,
-                      "one_size": shards.single_resolution}
+                      "single_resolution": shards.single_resolution}
         if state:
             learner.load_state_dict(state)
             self.meter.load_state_dict(state["meter"])
             self.progress.load_state_dict(state["progress"])
             self.position = state["position"]
-            self.decode = state.get("decode")
+            self.decode = state["decode"]
             self._log_checkpoint(checkpoint.step_file(options.folder, state["step"]).name, state["sha256"])
             if self.ranks.is_main:  # why: a run killed after its last save leaves one too many
                 checkpoint.keep_newest(options.folder, options.keep, newest=state["step"])
@@ -232,10 +242,10 @@ class _Session:
         if self.decode is not None:
             return self.decode
         self._warm_up()  # why: kernel autotuning in the first steps would distort the times
-        with rehearsal(self.learner.network, self.learner.gradients) as step:
+        with restored(self.learner):
             fastest, times = choose_decode(
-                self.plan, lambda decode, start: self._loader(decode, start=start), step,
-                sync=lambda: cuda.synchronize(device), broadcast=self.ranks.broadcast,  # sync: ends the timed interval
+                self.plan, lambda decode, start: self._loader(decode, start=start), self.learner.train_step,
+                Stopwatch.of(self.learner),
             )  # fmt: skip
         decode = self.ranks.broadcast(fastest)
         measured = ", ".join(f"{1e3 * seconds:.1f} ms on the {place.upper()}" for place, seconds in times.items())
@@ -252,21 +262,16 @@ class _Session:
         self.ranks.wrap(self.learner.network)  # why: the first collective operation of the ranks
         for stages in self.learner.freezer.stages_by_set:
             self.learner.freezer.enter(stages[0])
-            warm_up(
-                self.learner.network,
-                shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages),
-                device=self.learner.device, dtype=self.learner.image_dtype,
-                channels_last=self.recipe.precision.channels_last, accumulate=self.recipe.optim.accumulate,
-                autocast=self.learner.autocast(), teacher=self.learner.teacher, before_each=self._check_stop,
-            )  # fmt: skip
+            todo = shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages)
+            warm_up(self.learner, todo, self._check_stop)
         self._check_stop()
 
     def _after(self, spec: BatchSpec) -> bool:
         """Bookkeeping between batches, not timed. False if the run should stop."""
-        segment = self.plan.pass_at(spec.index)
+        pass_ = self.plan.pass_at(spec.index)
         # an interrupted validation restarts from its first batch: its counts are not saved
-        self.position = spec.index + 1 if spec.split == "train" or spec.last else segment.first
-        self._progress(spec, segment.batches)
+        self.position = spec.index + 1 if spec.split == "train" or spec.last else pass_.first
+        self._progress(spec, pass_.batches)
         # why: a timer or a signal on one rank must take effect on all ranks at the same batch
         late = self.ranks.is_main and time.monotonic() - self.saved_at > self.options.save_every_s
         stop, save = self.ranks.vote(self.stopped_by, self.position if late else 0)
@@ -299,11 +304,12 @@ class _Session:
 
     def _save(self, *, best: bool = False) -> None:
         self._log_skipped()
-        folder, segment = self.options.folder, self.plan.pass_at(max(0, self.position - 1))
-        step = segment.first_step + (self.position - segment.first if segment.split == "train" else 0)
+        folder, pass_ = self.options.folder, self.plan.pass_at(max(0, self.position - 1))
+        step = pass_.first_step + (self.position - pass_.first if pass_.split == "train" else 0)
         meter = self.meter.state_dict()
         if not all_finite(self.learner.network):
-            raise NotFinite.after(self.plan, step - 1, lr=self.learner.optimizer.param_groups[0]["lr"])
+            lr = max(group["lr"] for group in self.learner.optimizer.param_groups)
+            raise NotFinite.after(self.plan, step - 1, lr=lr)
         state = {
             **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
             "step": step, "progress": self.progress.state_dict(), "order": self.plan.order,

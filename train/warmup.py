@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 
 from pipeline import cuda
 from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Batch
 from pipeline.plan.plan import BatchSpec, Pass, Plan
 from train.logs.hardware import peak_memory_bytes
 from train.planner.batch_size import DoesNotFit
@@ -24,7 +22,7 @@ from .loop import Learner
 from .memory import fault_in
 from .norms import batch_norms
 
-__all__ = ["check_micro_batches", "memory_to_spare", "rehearsal", "shapes", "untouched", "warm_up"]
+__all__ = ["check_micro_batches", "memory_to_spare", "shapes", "untouched", "warm_up"]
 
 _SPARE_FRAC = 0.25
 
@@ -34,11 +32,11 @@ def shapes(
 ) -> list[tuple[str, int, int]]:
     """All (split, res in px, local batch size) of the run or of `stages`, largest first; equally many on every rank."""
     local_sizes = {}
-    for segment in plan.passes:
-        if stages is not None and segment.stage not in stages:
+    for pass_ in plan.passes:
+        if stages is not None and pass_.stage not in stages:
             continue
-        for k in {0, max(0, segment.batches - 2), segment.batches - 1}:
-            spec = plan.batch(segment.first + k, rank=rank, world_size=world_size)
+        for k in {0, max(0, pass_.batches - 2), pass_.batches - 1}:
+            spec = plan.batch(pass_.first + k, rank=rank, world_size=world_size)
             local_sizes[spec.split, spec.res, spec.global_size] = len(spec)
     # why the largest first: the allocator's blocks then fit all later shapes
     order = sorted(local_sizes, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
@@ -54,19 +52,19 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
     if recipe.model.norm == "sync" or not batch_norms(learner.network):
         return
     checked = set()
-    for segment in plan.passes:
-        if segment.split != "train" or segment.stage in checked:
+    for pass_ in plan.passes:
+        if pass_.split != "train" or pass_.stage in checked:
             continue
-        checked.add(segment.stage)
-        learner.freezer.enter(segment.stage)
-        for k in sorted({0, max(0, segment.batches - 2), segment.batches - 1}):
-            spec = plan.batch(segment.first + k, rank=ranks.rank, world_size=ranks.world_size)
-            smallest = min(len(part) for part in torch.arange(len(spec)).chunk(recipe.optim.accumulate))
-            if smallest == 1 and not _normalises_one(learner, segment.res):
-                cause = _too_small(recipe, segment, spec, world_size=ranks.world_size)
+        checked.add(pass_.stage)
+        learner.freezer.enter(pass_.stage)
+        for k in sorted({0, max(0, pass_.batches - 2), pass_.batches - 1}):
+            spec = plan.batch(pass_.first + k, rank=ranks.rank, world_size=ranks.world_size)
+            smallest = min(len(part) for part in torch.arange(len(spec)).chunk(recipe.optim.grad_accum_steps))
+            if smallest == 1 and not _normalises_one(learner, pass_.res):
+                cause = _too_small(recipe, pass_, spec, world_size=ranks.world_size)
                 raise ResoluteError(
                     f"{cause}: got 1 sample, expected at least 2 for the batch norms of {recipe.model.name} at "
-                    f'{segment.res} px; change it, or set model.norm = "group"'
+                    f'{pass_.res} px; change it, or set model.norm = "group"'
                 )
 
 
@@ -84,51 +82,43 @@ def _normalises_one(learner: Learner, res: int) -> bool:
     return True
 
 
-def _too_small(recipe: Recipe, segment: Pass, spec: BatchSpec, *, world_size: int) -> str:
+def _too_small(recipe: Recipe, pass_: Pass, spec: BatchSpec, *, world_size: int) -> str:
     """The key, its value, and how it leads to a micro-batch of a single sample."""
-    stage, of_ranks = recipe.stages[segment.stage], f" on {world_size} ranks" if world_size > 1 else ""
+    stage, of_ranks = recipe.stages[pass_.stage], f" on {world_size} ranks" if world_size > 1 else ""
     if len(spec) > 1:
-        return (f"optim.accumulate: {recipe.optim.accumulate} micro-batches of the {spec.global_size} samples per step"
-                f"{of_ranks} (stage {segment.stage}) leave one of a single sample")  # fmt: skip
+        return (f"optim.grad_accum_steps: {recipe.optim.grad_accum_steps} micro-batches of the {spec.global_size} "
+                f"samples per step{of_ranks} (stage {pass_.stage}) leave one of a single sample")  # fmt: skip
     if stage.batch_size < 2 * world_size:
-        return f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} is a single sample per step"
-    if segment.samples == 1:
-        return f"stages[{segment.stage}].fraction: {stage.fraction} is a single sample per epoch"
-    return (f"stages[{segment.stage}].batch_size: {stage.batch_size}{of_ranks} leaves a last batch of a single sample "
-            f"of the epoch's {segment.samples}")  # fmt: skip
+        return f"stages[{pass_.stage}].batch_size: {stage.batch_size}{of_ranks} is a single sample per step"
+    if pass_.samples == 1:
+        return f"stages[{pass_.stage}].fraction: {stage.fraction} is a single sample per epoch"
+    return (f"stages[{pass_.stage}].batch_size: {stage.batch_size}{of_ranks} leaves a last batch of a single sample "
+            f"of the epoch's {pass_.samples}")  # fmt: skip
 
 
 def warm_up(
-    network: nn.Module,
-    todo: list[tuple[str, int, int]],
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    channels_last: bool,
-    accumulate: int,
-    autocast: AbstractContextManager[object],
-    teacher: nn.Module | None = None,
-    before_each: Callable[[], None] = lambda: None,
+    learner: Learner, todo: list[tuple[str, int, int]], before_each: Callable[[], None] = lambda: None
 ) -> None:
-    """Run forward (and backward for training shapes) once per shape; `teacher` runs on the training shapes too.
+    """Run forward (and backward for training shapes) once per shape; the teacher runs on the training shapes too.
 
     `todo`: as from `shapes`. `before_each` is called before each shape and may raise to stop. Weights, statistics,
     gradients, random state and optimizer are unchanged afterwards. Raises `DoesNotFit` if a shape is out of memory,
     `ResoluteError` if the network refuses a resolution.
     """
+    network, device, precision = learner.network, learner.device, learner.recipe.precision
     with untouched(network):
         for split, res, size in todo:
             before_each()
             network.train(split == "train")
-            images = torch.zeros(size, 3, res, res, dtype=dtype, device=device)
-            if channels_last:
+            images = torch.zeros(size, 3, res, res, dtype=learner.image_dtype, device=device)
+            if precision.channels_last:
                 images = images.to(memory_format=torch.channels_last)
             try:
-                for part in images.chunk(accumulate if split == "train" else 1):
-                    with torch.inference_mode(split != "train"), autocast:
+                for part in images.chunk(learner.recipe.optim.grad_accum_steps if split == "train" else 1):
+                    with torch.inference_mode(split != "train"), learner.autocast():
                         logits = network(part)
-                        if teacher is not None and split == "train":
-                            teacher(part)
+                        if learner.teacher is not None and split == "train":
+                            learner.teacher(part)
                     if split == "train":
                         logits.float().sum().backward()
             except torch.OutOfMemoryError:
@@ -149,21 +139,6 @@ def memory_to_spare(device: torch.device) -> Iterator[None]:
     yield
     if device.type == "cpu":
         fault_in(int((1 + _SPARE_FRAC) * (peak_memory_bytes(device) - before)))
-
-
-@contextlib.contextmanager
-def rehearsal(network: nn.Module, gradients: Callable[[Batch], object]) -> Iterator[Callable[[Batch], None]]:
-    """A function that does a training step without the weight update, for timing; the block leaves no changes.
-
-    The update is left out because its time does not depend on where images are decoded.
-    """
-
-    def step(batch: Batch) -> None:
-        gradients(batch)
-        network.zero_grad(set_to_none=True)
-
-    with untouched(network):
-        yield step
 
 
 @contextlib.contextmanager

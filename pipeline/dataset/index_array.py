@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 from pipeline.jit import compiled
-from pipeline.storage.files import OpenFile, retry_local
+from pipeline.storage.base import OpenFile
+from pipeline.storage.local import retry_local
 from pipeline.storage.read_at import read_at
 
 __all__ = ["BLOCK_BYTES", "REPAIR", "Records", "checksums", "checksums_name", "read_checksums"]
@@ -94,7 +95,8 @@ class Records:
         self._length = len(self._file_rows if rows is None else rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self._path, self._crcs, self.dtype, self._where, self._rows)
+        kind = functools.partial(type(self), where=self._where, rows=self._rows)
+        return kind, (self._path, self._crcs, self.dtype)
 
     def __len__(self) -> int:
         return self._length
@@ -168,10 +170,6 @@ class Records:
         return ResoluteError(f"{self._where}: changed since prep, {what}; {self.repair}")
 
 
-def _restore(kind: type[Records], path: Path, crcs: NDArray[np.uint32], dtype: Any, where: str, rows: Any) -> Records:
-    return kind(path, crcs, dtype, where=where, rows=rows)
-
-
 @compiled
 def _unchecked_blocks(rows: Any, length: Any, first: Any, size: Any, checked: Any) -> Any:
     """(blocks, count): the blocks of `rows` that are not yet `checked`; count -1 if a row is out of range."""
@@ -199,8 +197,6 @@ def read_checksums(path: Path, sha256: str, where: str) -> NDArray[np.uint32]:
     data = retry_local(path.read_bytes, where)
     got = hashlib.sha256(data).hexdigest()
     if got != sha256:
-        raise ResoluteError(
-            f"{where}: changed since prep, got SHA-256 {got[:12]}…, expected {sha256[:12]}…; {REPAIR}"
-        )
+        raise ResoluteError(f"{where}: changed since prep, got SHA-256 {got[:12]}…, expected {sha256[:12]}…; {REPAIR}")
     crcs: NDArray[np.uint32] = np.load(io.BytesIO(data), allow_pickle=False)
     return crcs

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import ResoluteError, strip_credentials
-from pipeline.storage.files import is_url
+from pipeline.storage.base import is_url
 
 from .shard_set import ShardSet, is_shard_set
 

@@ -7,6 +7,7 @@
     SHARDS/index/SPLIT-RES.npy       STORED records: where the sample's JPEG is stored at that resolution
     SHARDS/index/SPLIT.crc.npy       block checksums of SPLIT.npy; SPLIT-RES.crc.npy those of SPLIT-RES.npy
     SHARDS/index/SPLIT.source.npy    SOURCE records: the input file of each sample
+    SHARDS/records/                  prep's own: its plan, and what it needs to resume, repair or extend the set
 
 `prep` writes this format and `pipeline` reads it; both use the dtypes and names defined here.
 """
@@ -24,19 +25,20 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ResoluteError, StorageError, differences
-from pipeline.storage.files import Files, open_files, retry_local
+from pipeline.storage.base import Files, open_files
+from pipeline.storage.local import retry_local
 
 from .index_array import REPAIR, Records, checksums_name, read_checksums
 from .source_record import SOURCE_RECORD, parse_record, repair_hint, shards_command
 
 __all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "ShardSet", "Split", "command_with_folds",
-           "is_shard_set", "key_name", "label_digits", "manifest_bytes", "read_manifest", "shard_name",
+           "is_sealed", "is_shard_set", "key_name", "label_digits", "manifest_bytes", "read_manifest", "shard_name",
            "tar_name"]  # fmt: skip
 
 FORMAT, VERSION = "resolute-shards", 3
 KEY_DIGITS = 9
-# Written only by prep: the first while it runs, the second at its end.
-_PREP_FILES = (".prep", "index/train.npy")
+# Written only by prep: the first while it runs, the second before any shard.
+_PREP_FILES = (".prep", "records/plan.json")
 _SIZES_S = 0.3  # time limit for checking tar sizes when a set is opened; the reader detects the rest
 
 # `key`: number in prep's global order, names the members (KEY = 000000042); rejected inputs leave gaps.
@@ -273,7 +275,7 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
             f"{where}: got format {got[0]} version {got[1]}, expected {FORMAT} version {VERSION}; "
             f"rebuild it: run {shards_command(files.root, _stored(manifest), _record(files), rebuild=True)}"
         )
-    if not _is_sealed(text):
+    if not is_sealed(text):
         raise ResoluteError(
             f"{where}: damaged, got bytes that do not match its own hash, expected them as prep wrote them; "
             f"run {shards_command(files.root, _stored(manifest), _record(files))}, which repairs it"
@@ -329,7 +331,7 @@ def _seal(text: bytes) -> bytes:
     return b',\n "sha256": "%s"\n}\n' % hashlib.sha256(text).hexdigest().encode()
 
 
-def _is_sealed(text: bytes) -> bool:
+def is_sealed(text: bytes) -> bool:
     """Whether `text` ends with the correct seal. why not serialise again: seconds for 10 000s of shards."""
     end = len(text) - len(_seal(b""))
     return end > 0 and text[end:] == _seal(text[:end])
@@ -370,9 +372,7 @@ def _check_tars(
 
 def _check_size(files: Files, name: str, got: int | None, expected: int) -> None:
     if got is None:
-        raise ResoluteError(
-            f"{files.where(name)}: not found, expected {expected} bytes; {repair_hint(files.root)}"
-        )
+        raise ResoluteError(f"{files.where(name)}: not found, expected {expected} bytes; {repair_hint(files.root)}")
     if got != expected:
         raise ResoluteError(
             f"{files.where(name)}: cut short or changed, got {got} bytes, expected {expected}; "

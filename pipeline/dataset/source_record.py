@@ -15,17 +15,17 @@ from pathlib import Path
 
 from pipeline.errors import strip_credentials
 
-__all__ = ["PATHS", "SOURCE_RECORD", "parse_record", "record_bytes", "repair_hint", "shards_command"]
+__all__ = ["SOURCE_RECORD", "parse_record", "record_bytes", "repair_hint", "shards_command"]
 
 SOURCE_RECORD = "source.json"
-PATHS = frozenset({"SRC", "LABELS", "CLASSES", "VAL", "VAL_LIST"})  # recorded as absolute paths, or URLs
+_PATHS = frozenset({"SRC", "LABELS", "CLASSES", "VAL", "VAL_LIST"})  # recorded as absolute paths, or URLs
 _FORMAT = "resolute-source-1"
 
 
 def record_bytes(variables: Mapping[str, object]) -> bytes:
     """The file's content for the `make shards` variables (without OUT and RES); those that are None are left out."""
     texts = {name: strip_credentials(str(value)) for name, value in variables.items() if value is not None}
-    absolute = {name: _absolute(text) if name in PATHS else text for name, text in texts.items()}
+    absolute = {name: _absolute(text) if name in _PATHS else text for name, text in texts.items()}
     record = {"format": _FORMAT, "make": absolute, "sha256": _digest(absolute)}
     return (json.dumps(record, indent=1) + "\n").encode()
 
@@ -72,7 +72,7 @@ def _absolute(path: str) -> str:
 
 def _shown(name: str, value: str) -> str:
     """`value`, with paths below the current folder made relative."""
-    if name in PATHS and value.startswith("/"):
+    if name in _PATHS and value.startswith("/"):
         here = str(Path.cwd()).rstrip("/") + "/"
         return value.removeprefix(here)
     return value

@@ -1,1 +1,1 @@
-"""Examples of `Loader` in other training loops: plain PyTorch, timm and Hugging Face Accelerate."""
+"""Examples of `Loader` in other training loops (plain PyTorch, timm, Hugging Face Accelerate), and a demo data set."""

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from pipeline.dataset.shard_set import ShardSet, key_name
 from pipeline.errors import DamagedSample, FileEndsEarly, Interrupted, Missing
 from pipeline.graph.kernels.pread import EncodedImages, fetch
-from pipeline.storage.files import DaemonPool, OpenFile
+from pipeline.storage.base import OpenFile
+from pipeline.storage.threads import DaemonPool
 
 __all__ = ["EncodedBatch", "PendingBatch", "Reader"]
 

@@ -24,7 +24,7 @@ def random_crops(sizes: NDArray[np.int64], u: NDArray[np.float64], augment: Augm
     Source: torchvision RandomResizedCrop.get_params: ten tries of (area, log ratio), else a centre crop.
     """
     out = np.empty((len(sizes), 4), np.int32)
-    _random_crops(sizes, u, *augment.crop_area, *augment.crop_ratio, out)
+    _random_crops(sizes, u, *augment.scale, *augment.ratio, out)
     return out
 
 

@@ -58,7 +58,7 @@ def features(augments: Sequence[Augment]) -> Features:
         slots.append(("grey", frozenset({p.SATURATION})))
     if any(a.blur_prob for a in augments):
         slots.append(("blur", frozenset({p.BLUR})))
-    fills = frozenset(a.erase_fill for a in augments if a.erase_prob)
+    fills = frozenset(a.random_erasing_fill for a in augments if a.random_erasing_prob)
     return Features(slots=tuple(slots), fills=fills, mixing=any(a.mixes for a in augments))
 
 
@@ -87,7 +87,7 @@ def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.i
         numbers = u(_BLUR, 2)
         out["blur_kinds"] = np.where(numbers[:, :1] < augment.blur_prob, p.BLUR, p.NONE).astype(np.int32)
         out["blur_values"] = _first_value(_between(augment.blur_sigma, numbers[:, 1:]))
-    if augment.erase_prob:
+    if augment.random_erasing_prob:
         out["erase_boxes"], out["erase_from"] = _erase(augment, u(_ERASE, 5 + 2 * _ERASE_TRIES), res)
     if augment.vflip_prob:
         out["vflips"] = u(_VFLIP, 1)[:, 0] < augment.vflip_prob
@@ -109,7 +109,7 @@ def pack_ops(
 
 
 def _policy_slots(augment: Augment) -> int:
-    return {"none": 0, "randaugment": augment.policy_ops, "trivialaugment": 1, "autoaugment": 2, "3-augment": 1}[
+    return {"none": 0, "randaugment": augment.num_ops, "trivialaugment": 1, "autoaugment": 2, "3-augment": 1}[
         augment.policy
     ]
 
@@ -126,9 +126,9 @@ def _policy(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray
         return kinds, values
     kinds, values = p.operations(augment.policy, res)
     if augment.policy == "randaugment":
-        op = (u[:, 0::2] * (len(p.OPERATIONS) - 1)).astype(int)[:, : augment.policy_ops]
-        sign = (u[:, 1::2] < 0.5).astype(int)[:, : augment.policy_ops]
-        return kinds[op], values[op, augment.policy_magnitude, sign]
+        op = (u[:, 0::2] * (len(p.OPERATIONS) - 1)).astype(int)[:, : augment.num_ops]
+        sign = (u[:, 1::2] < 0.5).astype(int)[:, : augment.num_ops]
+        return kinds[op], values[op, augment.magnitude, sign]
     if augment.policy == "trivialaugment":
         op, bins = (u[:, :1] * (len(p.OPERATIONS) - 1)).astype(int), (u[:, 1:2] * values.shape[1]).astype(int)
         return kinds[op], values[op, bins, (u[:, 2:3] < 0.5).astype(int)]
@@ -157,16 +157,16 @@ def _jitter(augment: Augment, u: NDArray[np.float64]) -> tuple[NDArray[np.int32]
 
 def _erase(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Boxes (N, 4) x, y, w, h and noise origins (N, 2). Source: torchvision RandomErasing.get_params."""
-    area = res * res * _between(augment.erase_area, u[:, 5 : 5 + _ERASE_TRIES])
-    ratio = np.exp(_between(tuple(np.log(augment.erase_ratio)), u[:, 5 + _ERASE_TRIES :]))
+    area = res * res * _between(augment.random_erasing_scale, u[:, 5 : 5 + _ERASE_TRIES])
+    ratio = np.exp(_between(tuple(np.log(augment.random_erasing_ratio)), u[:, 5 + _ERASE_TRIES :]))
     h, w = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
     good = (h < res) & (w < res) & (h >= 1) & (w >= 1)
     rows, first = np.arange(len(u)), np.argmax(good, axis=1)
-    on = good[rows, first] & (u[:, 0] < augment.erase_prob)
+    on = good[rows, first] & (u[:, 0] < augment.random_erasing_prob)
     w, h = w[rows, first], h[rows, first]
     x, y = np.floor(u[:, 1] * (res - w + 1)), np.floor(u[:, 2] * (res - h + 1))
     boxes = np.where(on[:, None], np.stack([x, y, w, h], axis=1), 0).astype(np.int32)
-    if augment.erase_fill == "mean":
+    if augment.random_erasing_fill == "mean":
         return boxes, np.full((len(u), 2), -1, np.int32)
     return boxes, (u[:, 3:5] * NOISE_PX).astype(np.int32)
 
@@ -176,14 +176,14 @@ def mix_params(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
     """Mixing of the samples `ids` (N,): modes (N,) int32, lam (N,) float32, boxes (N, 4) int32 x, y, w, h in px.
 
-    With `mix_per` "batch", all samples have the values drawn for batch `batch` of the epoch. `augment` must mix.
+    With `mixup_mode` "batch", all samples have the values drawn for batch `batch` of the epoch. `augment` must mix.
     Source: timm.data.mixup, modes "batch" and "elem".
     """
-    per_batch = augment.mix_per == "batch"
+    per_batch = augment.mixup_mode == "batch"
     counters = np.array([batch]) if per_batch else ids
     key = stream_key(seed, _BATCH_MIX if per_batch else _MIX, epoch)
     mixed, which, x, y = uniforms(key, counters, 4).T
-    cut = which < augment.cutmix_prob if augment.mixup_alpha else np.ones(len(counters), bool)
+    cut = which < augment.mixup_switch_prob if augment.mixup_alpha else np.ones(len(counters), bool)
     if not augment.cutmix_alpha:
         cut[:] = False
     lam = np.ones(len(counters))
@@ -195,7 +195,7 @@ def mix_params(
     boxes[cut] = _cutmix_boxes(lam[cut], x[cut], y[cut], res)
     covered = boxes[:, 2].astype(np.int64) * boxes[:, 3]
     lam = np.where(cut, 1.0 - covered / res**2, lam)
-    on = (mixed < augment.mix_prob) & (~cut | (covered > 0))
+    on = (mixed < augment.mixup_prob) & (~cut | (covered > 0))
     modes = np.where(on, np.where(cut, CUTMIX, MIXUP), UNMIXED).astype(np.int32)
     weights = np.where(on, lam, 1.0).astype(np.float32)
     boxes = np.where((on & cut)[:, None], boxes, 0).astype(np.int32)

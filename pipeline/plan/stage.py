@@ -27,46 +27,47 @@ BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torc
 class Augment:
     """Training augmentation: `[augment]`, with single keys overridden per stage by `[stages.augment]`.
 
-    Every `_prob` is per sample, except `mix_prob` and `cutmix_prob` (see `mix_per`). Operations that are off in all
-    stages are not built into the graph.
+    Names and meanings as in torchvision's RandomResizedCrop, RandomErasing and RandAugment and timm's Mixup. Every
+    `_prob` is per sample, except `mixup_prob` and `mixup_switch_prob` (see `mixup_mode`). Operations that are off in
+    all stages are not built into the graph.
     """
 
-    crop_area: tuple[float, float] = (0.25, 1.0)  # random resized crop: range of its area / the stored image's area
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of the crop's width / height
+    scale: tuple[float, float] = (0.25, 1.0)  # random resized crop: range of its area / the stored image's area
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of the crop's width / height
     flip_prob: float = 0.5  # probability of a horizontal flip
     vflip_prob: float = 0.0  # probability of a vertical flip
     # 3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless `jitter` is set
     policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = "none"
-    policy_ops: int = 2  # randaugment: operations per sample, 1 to 4
-    policy_magnitude: int = 9  # randaugment: strength, 0 (none) to 30
+    num_ops: int = 2  # randaugment: operations per sample, 1 to 4
+    magnitude: int = 9  # randaugment: strength, 0 (none) to 30
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue; 0 = off
     jitter_prob: float = 1.0  # probability of colour jitter
     grey_prob: float = 0.0  # probability of greyscale
     blur_prob: float = 0.0  # probability of Gaussian blur
     blur_sigma: tuple[float, float] = (0.1, 2.0)  # range of the blur's sigma, px of the model's input, above 0 to 8
-    erase_prob: float = 0.0  # probability of random erasing: one rectangle is filled
-    erase_area: tuple[float, float] = (0.02, 1 / 3)  # range of the rectangle's area / the image's area
-    erase_ratio: tuple[float, float] = (0.3, 3.3)  # range of the rectangle's height / width
-    erase_fill: Literal["mean", "noise"] = "mean"  # fill with `data.mean`, or with normal noise per pixel
+    random_erasing_prob: float = 0.0  # probability of random erasing: one rectangle is filled
+    random_erasing_scale: tuple[float, float] = (0.02, 1 / 3)  # range of the rectangle's area / the image's area
+    random_erasing_ratio: tuple[float, float] = (0.3, 3.3)  # range of the rectangle's height / width
+    random_erasing_fill: Literal["mean", "noise"] = "mean"  # fill with `data.mean`, or with normal noise per pixel
     mixup_alpha: float = 0.0  # mixup weight ~ Beta(alpha, alpha), 0 to 4; 0 = off
     cutmix_alpha: float = 0.0  # cutmix weight ~ Beta(alpha, alpha), 0 to 4; 0 = off
-    mix_prob: float = 1.0  # probability that a batch (or sample, see mix_per) is mixed
-    cutmix_prob: float = 0.5  # with mixup and cutmix on: probability of cutmix for what is mixed
-    mix_per: Literal["batch", "sample"] = "batch"  # draw kind, weight and box once per batch, or for each sample
+    mixup_prob: float = 1.0  # probability that a batch (or sample, see mixup_mode) is mixed
+    mixup_switch_prob: float = 0.5  # with mixup and cutmix on: probability of cutmix for what is mixed
+    mixup_mode: Literal["batch", "elem"] = "batch"  # draw kind, weight and box once per batch, or for each sample
 
     def __post_init__(self) -> None:
-        lo, hi = self.crop_area
-        check(0 < lo <= hi <= 1, "augment.crop_area", list(self.crop_area), "0 < low <= high <= 1")
-        lo, hi = self.erase_area
-        check(0 < lo <= hi < 1, "augment.erase_area", list(self.erase_area), "0 < low <= high < 1")
-        for name in ("crop_ratio", "erase_ratio"):
+        lo, hi = self.scale
+        check(0 < lo <= hi <= 1, "augment.scale", list(self.scale), "0 < low <= high <= 1")
+        lo, hi = self.random_erasing_scale
+        check(0 < lo <= hi < 1, "augment.random_erasing_scale", list(self.random_erasing_scale), "0 < low <= high < 1")
+        for name in ("ratio", "random_erasing_ratio"):
             lo, hi = getattr(self, name)
             check(0 < lo <= hi, f"augment.{name}", [lo, hi], "0 < low <= high")
         lo, hi = self.blur_sigma
         # why at most 8: the kernel extends to 3 sigma and must stay smaller than the image it is mirrored in
         check(0 < lo <= hi <= 8, "augment.blur_sigma", [lo, hi], "0 < low <= high <= 8")
-        for name in ("flip_prob", "vflip_prob", "jitter_prob", "grey_prob", "blur_prob", "erase_prob", "mix_prob",
-                     "cutmix_prob"):  # fmt: skip
+        for name in ("flip_prob", "vflip_prob", "jitter_prob", "grey_prob", "blur_prob", "random_erasing_prob",
+                     "mixup_prob", "mixup_switch_prob"):  # fmt: skip
             value = getattr(self, name)
             check(0 <= value <= 1, f"augment.{name}", value, "a probability, 0 to 1")
         for name in ("mixup_alpha", "cutmix_alpha"):
@@ -74,14 +75,14 @@ class Augment:
             check(0 <= value <= 4, f"augment.{name}", value, "0 (off) to 4")
         good = all(0 <= value <= 1 for value in self.jitter) and self.jitter[3] <= 0.5
         check(good, "augment.jitter", list(self.jitter), "[brightness, contrast, saturation, hue], 0 to 1 (hue: 0.5)")
-        check(1 <= self.policy_ops <= 4, "augment.policy_ops", self.policy_ops, "1 to 4")
-        magnitude = self.policy_magnitude
-        check(0 <= magnitude < BINS, "augment.policy_magnitude", magnitude, f"0 to {BINS - 1}")
+        check(1 <= self.num_ops <= 4, "augment.num_ops", self.num_ops, "1 to 4")
+        magnitude = self.magnitude
+        check(0 <= magnitude < BINS, "augment.magnitude", magnitude, f"0 to {BINS - 1}")
 
     @property
     def mixes(self) -> bool:
         """Whether any batch can be mixed."""
-        return bool((self.mixup_alpha or self.cutmix_alpha) and self.mix_prob)
+        return bool((self.mixup_alpha or self.cutmix_alpha) and self.mixup_prob)
 
     @property
     def jitters(self) -> tuple[float, float, float, float]:
@@ -122,16 +123,16 @@ class Stage:
 def without_effect(augments: Sequence[Augment]) -> dict[str, str]:
     """Augmentation keys that have no effect in any of `augments`, with the reason."""
     reasons = {
-        "policy_ops": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
-        "policy_magnitude": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
+        "num_ops": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
+        "magnitude": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
         "jitter_prob": not any(any(a.jitter) or a.policy == "3-augment" for a in augments) and "jitter is off",
         "blur_sigma": not any(a.blur_prob for a in augments) and "blur_prob is 0, off",
-        "mix_prob": not any(a.mixup_alpha or a.cutmix_alpha for a in augments) and "no mixing is on",
-        "mix_per": not any(a.mixes for a in augments) and "no mixing is on",
-        "cutmix_prob": not any(a.mixup_alpha and a.cutmix_alpha for a in augments)
+        "mixup_prob": not any(a.mixup_alpha or a.cutmix_alpha for a in augments) and "no mixing is on",
+        "mixup_mode": not any(a.mixes for a in augments) and "no mixing is on",
+        "mixup_switch_prob": not any(a.mixup_alpha and a.cutmix_alpha for a in augments)
         and "it chooses between mixup and cutmix, and not both are on",
     } | {
-        key: not any(a.erase_prob for a in augments) and "erase_prob is 0, off"
-        for key in ("erase_area", "erase_ratio", "erase_fill")
+        key: not any(a.random_erasing_prob for a in augments) and "random_erasing_prob is 0, off"
+        for key in ("random_erasing_scale", "random_erasing_ratio", "random_erasing_fill")
     }
     return {key: reason for key, reason in reasons.items() if reason}

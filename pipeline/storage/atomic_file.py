@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import ResoluteError
+
+from .lock import try_lock
 
 __all__ = ["PARTIAL", "atomic_file", "atomic_link", "atomic_write", "check_output", "delete_partial",
            "explain_write_error", "output_file", "sync_folder", "used_folder"]  # fmt: skip
@@ -38,7 +39,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     try:
         with open(descriptor, "w+b") as file:  # noqa: PTH123  # why: a descriptor, not a path
             with contextlib.suppress(OSError):  # without locks `delete_partial` deletes nothing either
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try_lock(descriptor)
             yield file
             file.flush()
             os.fsync(descriptor)
@@ -153,8 +154,8 @@ def _partial_name(path: Path) -> Path:
 def _delete_unlocked(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
+        if try_lock(descriptor):
+            path.unlink()
     finally:
         os.close(descriptor)
 

@@ -1,7 +1,7 @@
-"""One writer per folder: an exclusive lock that is released whenever its process ends, even after `kill -9`.
+"""File locks (flock(2)), which end with their process, even after `kill -9`; `exclusive_lock`: one writer per folder.
 
-The lock is flock(2) on a small file that names its holder. The file is removed when the lock is released; the file of
-a killed process stays, unlocked, and the next holder takes it over.
+The lock of a folder is on a small file that names its holder. The file is removed when the lock is released; the file
+of a killed process stays, unlocked, and the next holder takes it over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,27 @@ from pathlib import Path
 
 from pipeline.errors import ResoluteError, StorageError
 
-__all__ = ["describe_holder", "exclusive_lock", "holder_record"]
+__all__ = ["describe_holder", "exclusive_lock", "holder_record", "same_file", "try_lock"]
+
+
+def try_lock(handle: int) -> bool:
+    """Try to lock an open file exclusively; False if another process holds the lock. The lock ends with the process.
+
+    Raises `OSError` if the file cannot be locked at all (ENOLCK).
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def same_file(path: Path | str, handle: int) -> bool:
+    """Whether `path` still names the open file `handle`."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))  # noqa: PTH116
+    except FileNotFoundError:
+        return False
 
 
 def holder_record() -> bytes:
@@ -45,7 +65,7 @@ def exclusive_lock(path: Path, *, folder: Path | str, writer: str, remedy: str) 
     """
     descriptor = _acquire(path, folder=folder, writer=writer, remedy=remedy)
     try:
-        yield lambda: _is_named(path, descriptor)
+        yield lambda: same_file(path, descriptor)
     finally:
         # why unlink before release: a waiter that has the file open sees that the name is gone and opens it anew
         with contextlib.suppress(OSError):
@@ -62,28 +82,21 @@ def _acquire(path: Path, *, folder: Path | str, writer: str, remedy: str) -> int
                 f"{path}: cannot be opened, got '{error.strerror}', expected a folder that can be written; {remedy}"
             ) from None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = describe_holder(os.pread(descriptor, 4096, 0))
-            os.close(descriptor)
-            raise ResoluteError(
-                f"{folder}: another {writer} is writing here, got {holder}, expected no other; wait for it or {remedy}"
-            ) from None
+            is_locked = try_lock(descriptor)
         except OSError as error:
             os.close(descriptor)
             raise StorageError(
                 f"{path}: cannot be locked, got '{error.strerror}', expected a file system with file locks; "
                 f"mount it with locks, or {remedy}"
             ) from None
-        if _is_named(path, descriptor):
+        if not is_locked:
+            holder = describe_holder(os.pread(descriptor, 4096, 0))
+            os.close(descriptor)
+            raise ResoluteError(
+                f"{folder}: another {writer} is writing here, got {holder}, expected no other; wait for it or {remedy}"
+            )
+        if same_file(path, descriptor):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, holder_record(), 0)
             return descriptor
         os.close(descriptor)  # the holder removed it between the open and the lock here
-
-
-def _is_named(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False

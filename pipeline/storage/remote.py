@@ -11,34 +11,43 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pipeline.errors import FileEndsEarly, Missing, ResoluteError
 
-from .disk_cache import HEADER, TOUCH_S, Cache, CacheSettings
-from .files import DaemonPool, Files, OpenFile
+from .base import MAX_OPEN_FILES, Files, OpenFile
+from .disk_cache import HEADER, TOUCH_S, Cache, CacheSettings, sha256_of, write_at
 from .object_store import Store
+from .threads import DaemonPool
 
 __all__ = ["Remote"]
 
-_OPEN_FILES = 256  # well below the usual limit of 1024 open files per process
+_SHA256 = "sha256:"  # begins an identity that is the content's SHA-256
 
 
-@dataclass(frozen=True)
 class _RemoteFile:
-    """A remote file: its size, the identity of its content, and the hash state that its chunk keys start from."""
+    """Size, content identity and cache keys of a remote file, which is fetched in chunks of `step` bytes."""
 
-    nbytes: int
-    identity: str
-    seed: Any  # hashlib object; copied, never updated
+    def __init__(self, url: str, name: str, nbytes: int, identity: str, step: int) -> None:
+        self.name, self.nbytes, self._step = name, nbytes, step
+        self.sha256 = identity.removeprefix(_SHA256) if identity.startswith(_SHA256) else None  # of the content, hex
+        self._seed = hashlib.sha256(json.dumps([url, name, identity, nbytes, step]).encode())
+
+    def key(self, index: int) -> str:
+        """Cache key, 40 hex digits, of a chunk; `index` -1 is the complete file."""
+        digest = self._seed.copy()
+        digest.update(str(index).encode())
+        return digest.hexdigest()[:40]
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Offset and bytes of a chunk; the last one may be short."""
+        return index * self._step, min(self._step, self.nbytes - index * self._step)
 
 
 class Remote(Files):
@@ -83,7 +92,7 @@ class Remote(Files):
         }  # fmt: skip
 
     def where(self, name: str) -> str:
-        return f"{self._store.root}/{name}"
+        return self._store.where(name)
 
     def identity(self, name: str) -> tuple[int, str] | None:
         try:
@@ -98,24 +107,23 @@ class Remote(Files):
                 self._listed = dict(json.loads(text)["files"])
                 self._remote_files.clear()
                 self._opened.clear()
-            return self._file(name, self._remote_file_of(name, len(text), f"sha256:{_sha256(text)}"), text)
-        return self._file(name, self._remote_file(name), None)
+            identity = f"{_SHA256}{hashlib.sha256(text).hexdigest()}"
+            return self._file(self._remote_file_of(name, len(text), identity), text)
+        return self._file(self._remote_file(name))
 
     def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
-        try:
-            remote_file = self._remote_file(name)
-        except FileNotFoundError:
-            raise self._missing(name) from None
+        with self._missing(name):
+            file = self._remote_file(name)
         stop, step = offset + nbytes, self._settings.chunk_bytes
         if fresh:
             self._opened.clear()
-        if stop > remote_file.nbytes:
+        if stop > file.nbytes:
             raise FileEndsEarly(
-                f"{self.where(name)}: ends too early, got {remote_file.nbytes} bytes, expected {stop} or more; "
-                "upload the set again", max(0, remote_file.nbytes - offset),
+                f"{self.where(name)}: ends too early, got {file.nbytes} bytes, expected {stop} or more; "
+                "upload the set again", max(0, file.nbytes - offset),
             )  # fmt: skip
         parts = [
-            self._chunk(name, remote_file, index, max(offset - index * step, 0), min(stop - index * step, step), fresh)
+            self._chunk(file, index, max(offset - index * step, 0), min(stop - index * step, step), fresh)
             for index in range(offset // step, -(-stop // step))
         ]
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -129,25 +137,20 @@ class Remote(Files):
             file = self._open(name, index)
             if file is None:
                 return None
-            if len(self._opened) >= _OPEN_FILES:  # why the old ones: they may keep evicted chunks on the disk
+            if len(self._opened) >= MAX_OPEN_FILES:  # why the old ones: they may keep evicted chunks on the disk
                 self._opened = {key: opened for key, opened in list(self._opened.items()) if now - opened[1] <= TOUCH_S}
-            if len(self._opened) < _OPEN_FILES:
+            if len(self._opened) < MAX_OPEN_FILES:
                 self._opened[name, index] = file, now
         return file, HEADER.size + offset - index * step
 
     def _open(self, name: str, index: int) -> OpenFile | None:
-        try:
-            remote_file = self._remote_file(name)
-            at = index * self._settings.chunk_bytes
-            nbytes = min(self._settings.chunk_bytes, remote_file.nbytes - at)
+        with self._missing(name):
+            file = self._remote_file(name)
+            _, nbytes = file.span(index)
             if nbytes <= 0:
                 return None
-            return self._cache.open(
-                _key(remote_file, index), nbytes, lambda: self._store.read_range(name, at, nbytes),
-                closed=self._store.stopped,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise self._missing(name) from None
+            fetch = partial(self._fetch, file, index)
+            return self._cache.open(file.key(index), nbytes, fetch, closed=self._store.stopped)
 
     def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
         """Fetch the chunks that hold these bytes in the background, at most `requests` at a time.
@@ -157,11 +160,11 @@ class Remote(Files):
         """
         step, max_bytes = self._settings.chunk_bytes, min(self._settings.ahead_bytes, self._settings.limit_bytes // 4)
         try:
-            remote_file = self._remote_file(name)
+            file = self._remote_file(name)
         except (FileNotFoundError, ResoluteError):
             return True  # why: `read` will raise it
-        for index in range(offset // step, -(-min(offset + nbytes, remote_file.nbytes) // step)):
-            key, size_bytes = _key(remote_file, index), min(step, remote_file.nbytes - index * step)
+        for index in range(offset // step, -(-min(offset + nbytes, file.nbytes) // step)):
+            key, (_, size_bytes) = file.key(index), file.span(index)
             if key in self._prefetching or self._cache.has(key):
                 continue
             with self._lock:
@@ -170,7 +173,7 @@ class Remote(Files):
                 self._prefetching.add(key)
                 self._pending_bytes += size_bytes
             try:
-                future = self._pool.submit(partial(self._prefetch_chunk, name, remote_file, index))
+                future = self._pool.submit(partial(self._prefetch_chunk, file, index))
             except RuntimeError:  # closed meanwhile
                 self._prefetch_done(key, size_bytes)
             else:
@@ -181,79 +184,71 @@ class Remote(Files):
         """Bytes of prefetches that are not complete yet."""
         return self._pending_bytes
 
-    def _prefetch_chunk(self, name: str, remote_file: _RemoteFile, index: int) -> None:
+    def _prefetch_chunk(self, file: _RemoteFile, index: int) -> None:
         with suppress(FileNotFoundError, ResoluteError):  # why: `read` will raise it
-            self._chunk(name, remote_file, index, 0, 0, False)
+            self._chunk(file, index, 0, 0, False)
 
     def _prefetch_done(self, key: str, size_bytes: int) -> None:
         with self._lock:
             self._prefetching.discard(key)
             self._pending_bytes -= size_bytes
 
-    def _chunk(self, name: str, remote_file: _RemoteFile, index: int, start: int, stop: int, fresh: bool) -> bytes:
-        at, step = index * self._settings.chunk_bytes, self._settings.chunk_bytes
-        nbytes = min(step, remote_file.nbytes - at)
+    def _fetch(self, file: _RemoteFile, index: int) -> bytes:
+        return self._store.read_range(file.name, *file.span(index))
 
-        def fetch() -> bytes:
-            return self._store.read_range(name, at, nbytes)
-
-        try:
+    def _chunk(self, file: _RemoteFile, index: int, start: int, stop: int, fresh: bool) -> bytes:
+        """Bytes [start, stop) of a chunk."""
+        _, nbytes = file.span(index)
+        fetch = partial(self._fetch, file, index)
+        with self._missing(file.name):
             return self._cache.read(
-                _key(remote_file, index), start, stop, nbytes, fetch, fresh=fresh, closed=self._store.stopped
+                file.key(index), start, stop, nbytes, fetch, fresh=fresh, closed=self._store.stopped
             )
-        except FileNotFoundError:
-            raise self._missing(name) from None
 
-    def _file(self, name: str, remote_file: _RemoteFile, text: bytes | None) -> Path:
+    def _file(self, file: _RemoteFile, text: bytes | None = None) -> Path:
         """A complete file in the cache: `text` if it was already fetched, else downloaded in parallel ranges."""
-        step = self._settings.chunk_bytes
 
-        def write(handle: int) -> str:
+        def write(handle: int) -> None:
             if text is not None:
-                os.pwrite(handle, text, 0)
-                return _sha256(text)
+                write_at(handle, text, 0)
+                return
 
-            def fetch_range(at: int) -> None:
-                data = memoryview(self._store.read_range(name, at, min(step, remote_file.nbytes - at)))
-                while data:
-                    done = os.pwrite(handle, data, at)
-                    data, at = data[done:], at + done
+            def fetch_chunk(index: int) -> None:
+                write_at(handle, self._fetch(file, index), file.span(index)[0])
 
+            chunks = range(-(-file.nbytes // self._settings.chunk_bytes))
             with DaemonPool(self._settings.requests, name="resolute-fetch-file", files=self) as pool:
-                for part in [pool.submit(partial(fetch_range, at)) for at in range(0, remote_file.nbytes, step)]:
+                for part in [pool.submit(partial(fetch_chunk, index)) for index in chunks]:
                     part.result()
-            with open(handle, "rb", closefd=False) as file:
-                file.seek(0)
-                got = hashlib.file_digest(file, "sha256").hexdigest()
-            expected = remote_file.identity.removeprefix("sha256:")
-            if remote_file.identity.startswith("sha256:") and got != expected:
+            if file.sha256 is not None and (got := sha256_of(handle)) != file.sha256:
                 raise ResoluteError(
-                    f"{self.where(name)}: not what the set's manifest lists, got SHA-256 {got[:12]}…, expected "
-                    f"{expected[:12]}…; upload the set again, its manifest last"
+                    f"{self.where(file.name)}: not what the set's manifest lists, got SHA-256 {got[:12]}…, expected "
+                    f"{file.sha256[:12]}…; upload the set again, its manifest last"
                 )
-            return got
 
-        label = name.replace("/", "-")[-80:]
-        file_name = f"{_key(remote_file, -1)}-{label}"
-        return self._cache.file(file_name, remote_file.nbytes, write, closed=self._store.stopped)
+        label = file.name.replace("/", "-")[-80:]
+        return self._cache.file(f"{file.key(-1)}-{label}", file.nbytes, file.sha256, write, closed=self._store.stopped)
 
     def _remote_file(self, name: str) -> _RemoteFile:
-        remote_file = self._remote_files.get(name)
-        if remote_file is None:
+        if (file := self._remote_files.get(name)) is None:
             try:
                 listed = self._listed[name]
-                remote_file = self._remote_file_of(name, int(listed["bytes"]), f"sha256:{listed['sha256']}")
+                nbytes, identity = int(listed["bytes"]), f"{_SHA256}{listed['sha256']}"
             except (KeyError, TypeError, ValueError):
-                remote_file = self._remote_file_of(name, *self._store.info(name))
-            self._remote_files[name] = remote_file
-        return remote_file
+                nbytes, identity = self._store.info(name)
+            file = self._remote_files[name] = self._remote_file_of(name, nbytes, identity)
+        return file
 
     def _remote_file_of(self, name: str, nbytes: int, identity: str) -> _RemoteFile:
-        seed = hashlib.sha256(json.dumps([self._url, name, identity, nbytes, self._settings.chunk_bytes]).encode())
-        return _RemoteFile(nbytes, identity, seed)
+        return _RemoteFile(self._url, name, nbytes, identity, self._settings.chunk_bytes)
 
-    def _missing(self, name: str) -> Missing:
-        return Missing(f"{self.where(name)}: not found, expected a file of the set; upload the set again")
+    @contextmanager
+    def _missing(self, name: str) -> Iterator[None]:
+        """Turn a `FileNotFoundError` into `Missing`."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise Missing(f"{self.where(name)}: not found, expected a file of the set; upload the set again") from None
 
     def release(self) -> None:
         self._opened.clear()
@@ -268,22 +263,3 @@ class Remote(Files):
         self.release()
         self._cache.close()
         self._store.close()
-
-    def __enter__(self) -> Remote:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _key(remote_file: _RemoteFile, index: int) -> str:
-    """Cache key, 40 hex digits, of a chunk; `index` -1 is the complete file."""
-    digest = remote_file.seed.copy()
-    digest.update(str(index).encode())
-    return str(digest.hexdigest()[:40])
-
-
-def _sha256(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pipeline.errors import Interrupted, ResoluteError, StorageError, strip_credentials
 
-__all__ = ["describe_error", "is_final", "retry_call", "wait_s"]
+__all__ = ["is_final", "retry_call", "wait_s"]
 
 Answer = TypeVar("Answer")
 
@@ -57,7 +57,7 @@ def _status(error: BaseException) -> int | None:
     return status if isinstance(status, int) and status >= 100 else None
 
 
-def describe_error(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """The reason in one line, without credentials: a driver's message may quote the requested URL."""
     status = _status(error)
     if status is not None:
@@ -93,12 +93,12 @@ def retry_call(
                 break
             if is_final(error):
                 raise StorageError(
-                    f"{where}: access is refused, got '{describe_error(error)}', expected its bytes; check the "
+                    f"{where}: access is refused, got '{_describe_error(error)}', expected its bytes; check the "
                     "address, the credentials and the permissions, then run the same command again"
                 ) from None
             if tried == tries:
                 raise StorageError(
-                    f"{where}: cannot be read, got '{describe_error(error)}' at the last of {tries} tries, expected "
+                    f"{where}: cannot be read, got '{_describe_error(error)}' at the last of {tries} tries, expected "
                     f"its bytes; check the {source}, then run the same command again: it continues"
                 ) from None
         if stop.wait(wait_s(tried, first_wait_s)):

@@ -6,13 +6,13 @@ The owner holds a flock(2) on its folder; creating the next scratch folder delet
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 import uuid
 from pathlib import Path
-from types import TracebackType
+
+from .lock import try_lock
 
 __all__ = ["ScratchFolder"]
 
@@ -28,7 +28,7 @@ class ScratchFolder:
         unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
         self._descriptor = os.open(unlocked, os.O_RDONLY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # without locks no other process can delete it either
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(self._descriptor)
         # why renamed: other processes ignore the first name, so they cannot delete it before it is locked
         self.path = unlocked.rename(place / f"{_PREFIX}{uuid.uuid4().hex[:12]}")
 
@@ -41,9 +41,7 @@ class ScratchFolder:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -52,7 +50,7 @@ def _delete_abandoned(place: Path) -> None:
         with contextlib.suppress(OSError):  # owned by another user, or just deleted by another process
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                if try_lock(descriptor):
+                    shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(descriptor)

@@ -20,7 +20,6 @@ from PIL import Image
 
 from prep.sources.image_ref import MAX_BYTES
 
-from .bmp import check_bmp
 from .reject import Reject
 
 __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SCANS", "Reject", "decode"]
@@ -35,6 +34,8 @@ _SCAN, _APP1, _PROGRESSIVE = 0xDA, 0xE1, (0xC2, 0xCA)  # Source: ITU-T T.81, tab
 _WEBP_SIDE_PX = 16_383  # limit of the format, applied to all frames of an animation together
 _BAND_PIXELS = 1 << 20
 _DECODER_COPIES = {"WEBP": 2}  # memory factor: the WebP decoder holds two canvases, and Pillow copies one twice
+# BI_RLE8 and BI_RLE4. Refused because Pillow silently fills in pixels that the runs of a damaged file leave out.
+_BMP_RUN_LENGTH = (1, 2)
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
 
 Image.init()  # why: `Image.open(formats=...)` accepts only loaded plugins
@@ -123,8 +124,8 @@ def _decode_with_pillow(data: bytes) -> NDArray[np.uint8]:
                 _check_size(*image.size, copies=_DECODER_COPIES.get(image.format or "", 1))
                 if image.format == "PNG":
                     _check_png(data)
-                if image.format == "BMP":
-                    check_bmp(data)
+                if image.format == "BMP" and image.info.get("compression") in _BMP_RUN_LENGTH:
+                    raise Reject("compression not supported: run-length encoded BMP")
                 if image.format == "WEBP" and image.n_frames * image.height > _WEBP_SIDE_PX:  # type: ignore[attr-defined]
                     raise Reject(f"too many frames: {image.n_frames}")  # type: ignore[attr-defined]
                 image.load()

@@ -21,11 +21,10 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED, key_name
 from prep.shards.tar_format import BLOCK_BYTES, member
-from prep.sources.fetch import fetch, fetch_many
+from prep.sources.fetch import fetch_many
 from prep.sources.image_ref import ByteRange, is_url
 
 from .batch import Batch, BatchResult, EncodeOptions, Times
@@ -84,13 +83,6 @@ def _fetch_ahead(byte_ranges: Sequence[ByteRange]) -> list[bytes | Reject | None
     return fetch_many(byte_ranges, ahead_bytes=_AHEAD_BYTES)
 
 
-def _fetch_or_reject(byte_range: ByteRange) -> bytes | Reject:
-    try:
-        return fetch(byte_range)
-    except Reject as reject:
-        return reject
-
-
 def _exit_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
@@ -125,7 +117,7 @@ def convert(
         if data is None and i not in batch.skip:
             on_image(-1)  # why -1: slow storage is not the image's fault
             start = perf_counter()
-            data = _fetch_or_reject(batch.byte_ranges[i])
+            (data,) = fetch_many([batch.byte_ranges[i]])
             read_s += perf_counter() - start
         start = perf_counter()
         on_image(i)
@@ -159,14 +151,10 @@ def convert(
     on_image(-1)
     return BatchResult(
         tars=tuple(b"".join(members) for members in tars),
-        samples=_records(samples, SAMPLE),
-        sources=_records(sources, SOURCE),
-        stored=tuple(_records(rows, STORED) for rows in stored),
+        samples=np.array(samples, SAMPLE),
+        sources=np.array(sources, SOURCE),
+        stored=tuple(np.array(rows, STORED) for rows in stored),
         rejects=tuple(rejects),
         read_bytes=read_bytes,
         times=Times(read_s=read_s, decode_s=decode_s, convert_s=convert_s, slowest=slowest),
     )
-
-
-def _records(rows: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.array(rows, dtype=dtype)

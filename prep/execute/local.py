@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
 from prep.convert.batch import Batch, BatchResult, EncodeOptions
-from prep.shards.writer import BATCH_SAMPLES, ShardRecord, ShardSpec, ShardWriter
+from prep.shards.writer import BATCH_SAMPLES, ShardSpec, ShardWriter
 from prep.storage.output import Store
 
 from .process_pool import Pool
@@ -25,14 +25,14 @@ def convert_shards(
     specs: Iterable[ShardSpec],
     store: Store,
     *,
-    done: Callable[[ShardRecord], None],
+    done: Callable[[bytes], None],
     progress: Callable[[RunStats], None],
 ) -> RunStats:
     """Convert and write `specs`, which are consumed lazily; returns the totals.
 
-    `done(record)` is called from another thread for each shard whose files are durable, `progress(totals so far)` after
-    each batch. Writing and syncing happen in threads of this process, so workers wait only for a disk that cannot keep
-    up. Raises the first error and leaves no partial files.
+    `done(record)` is called from another thread for each durable record (`ShardRecord.to_bytes`), `progress(totals so
+    far)` after each batch. Writing and syncing happen in threads of this process, so workers wait only for a disk that
+    cannot keep up. Raises the first error and leaves no partial files.
     """
     stats = RunStats()
     queued: deque[ShardSpec] = deque()  # submitted to the pool, in order
@@ -49,7 +49,8 @@ def convert_shards(
 
     def finish(writer: ShardWriter, last: Future[None]) -> None:
         last.result()
-        done(writer.finish())
+        for record in writer.finish():
+            done(record)
         unfinished.remove(writer)
 
     unfinished: list[ShardWriter] = []

@@ -21,7 +21,7 @@ from typing import Any
 from pipeline.errors import ResoluteError
 from prep.convert.batch import EncodeOptions
 from prep.convert.decode import Reject
-from prep.shards.writer import ShardRecord, ShardSpec, parse_shard_record
+from prep.shards.writer import ShardSpec
 from prep.sources.fetch import fetch
 from prep.sources.image_ref import ByteRange
 from prep.storage.output import RUN_FOLDER, Store
@@ -53,7 +53,7 @@ def convert_on_ray(
     specs: Iterable[ShardSpec],
     store: Store,
     *,
-    done: Callable[[ShardRecord], None],
+    done: Callable[[bytes], None],
     progress: Callable[[RunStats], None],
 ) -> RunStats:
     """As `prep.execute.local.convert_shards`, on all CPUs of the cluster at `address` (None: Ray's own rules).
@@ -97,7 +97,7 @@ def _run_shards(
     options: EncodeOptions,
     specs: Iterable[ShardSpec],
     store: Store,
-    done: Callable[[ShardRecord], None],
+    done: Callable[[bytes], None],
     progress: Callable[[RunStats], None],
 ) -> RunStats:
     # why no retries by Ray: they would hide which shard keeps failing. SPREAD fills the nodes evenly
@@ -132,7 +132,7 @@ def _run_shards(
         ready, _ = ray.wait(list(running), num_returns=1)
         spec, attempts = running.pop(ready[0])
         try:
-            data, stats = ray.get(ready[0])
+            records, stats = ray.get(ready[0])
         except ray.exceptions.RayTaskError as error:
             # why: the message of Ray's own copy is a full traceback
             raise (error.cause if isinstance(error.cause, ResoluteError) else error.as_instanceof_cause()) from None
@@ -144,13 +144,14 @@ def _run_shards(
                 ) from None
             launch(spec, attempts + 1)
             continue
-        done(parse_shard_record(data))
+        for record in records:
+            done(record)
         total.merge(stats)
         progress(total)
 
 
 def _write_probe(store: Store, spec: ShardSpec) -> Probe:
-    """Write a file for the nodes to find, deleted with the journal. Photos that cannot be read here are left out."""
+    """Write a file for the nodes to find, which lasts as long as the run. Photos that cannot be read are left out."""
     content = uuid.uuid4().hex.encode()
     store.write(f"{RUN_FOLDER}/reachable", content)
     photos = []
@@ -210,12 +211,12 @@ def _check_node(store: Store, probe: Probe) -> None:
     _passed_probes.add(probe)
 
 
-def _convert_shard(options: EncodeOptions, spec: ShardSpec, store: Store, probe: Probe) -> tuple[bytes, RunStats]:
-    """Runs on a node: convert one shard, whose files are durable when it returns."""
+def _convert_shard(options: EncodeOptions, spec: ShardSpec, store: Store, probe: Probe) -> tuple[list[bytes], RunStats]:
+    """Runs on a node: convert one shard, whose files and records are durable when it returns."""
     _check_node(store, probe)
-    records: list[ShardRecord] = []
+    records: list[bytes] = []
     stats = convert_shards(_pool(), options, [spec], store, done=records.append, progress=lambda _: None)
-    return records[0].to_bytes(), stats
+    return records, stats
 
 
 @functools.cache

@@ -6,7 +6,6 @@ A catalog is a few files in a folder; its images are in ascending order of the b
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import os
 from collections import Counter
@@ -47,20 +46,6 @@ class Catalog:
     classes: tuple[str, ...]
     ignored: Mapping[str, int]
 
-    @classmethod
-    def open(cls, folder: Path) -> Catalog:
-        """Open the catalog that `write_catalog` wrote to `folder`."""
-        about = json.loads((folder / "catalog.json").read_bytes())
-        entries, names = RecordFile.at(folder, "catalog").map()
-        return cls(
-            root=about["root"],
-            entries=entries,
-            names=names,
-            containers=tuple(about["places"]),
-            classes=tuple(about["classes"]),
-            ignored=about["ignored"],
-        )
-
     def __len__(self) -> int:
         return len(self.entries)
 
@@ -95,35 +80,22 @@ class Catalog:
                 high = middle
         return low if low < len(self) and self._raw_name(low) == target else None
 
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) over (name, class name, size in bytes) of all images in order.
-
-        It changes with the source's content, but not with the way it is packed.
-        """
-        digest = hashlib.sha256()
-        classes = [b"\0%b\0" % os.fsencode(name) for name in self.classes]
-        for name, label, size_bytes in self._rows():
-            digest.update(b"%b%b%d\n" % (name, classes[label], size_bytes))
-        return digest.hexdigest()
-
     def by_class(self) -> dict[str, tuple[int, str]]:
-        """{non-empty class: (images, 16 hex digits over their names and sizes)}, to report which classes changed."""
+        """{non-empty class: (images, 16 hex digits over their names and sizes)}, to report which classes changed.
+
+        The digits change with the source's content, but not with the way it is packed or its URLs are signed.
+        """
         digests = [hashlib.sha256() for _ in self.classes]
         counts = np.zeros(len(self.classes), np.int64)
-        for name, label, size_bytes in self._rows():
-            digests[label].update(b"%b\0%d\n" % (name, size_bytes))
-            counts[label] += 1
-        return {name: (int(counts[n]), digests[n].hexdigest()[:16]) for n, name in enumerate(self.classes) if counts[n]}
-
-    def _rows(self) -> Iterator[tuple[bytes, int, int]]:
-        """Yield (name without credentials, class number, size in bytes): a renewed URL signature is not a change."""
         start = 0
         for first in range(0, len(self), _CHUNK):
             block = self.entries[first : first + _CHUNK]
+            counts += np.bincount(block["label"], minlength=len(counts))
             columns = (block[field].tolist() for field in ("name_end", "label", "size_bytes"))
             for end, label, size_bytes in zip(*columns, strict=True):
-                yield _without_credentials(self.names[start:end]), label, size_bytes
+                digests[label].update(b"%b\0%d\n" % (_without_credentials(self.names[start:end]), size_bytes))
                 start = end
+        return {name: (int(counts[n]), digests[n].hexdigest()[:16]) for n, name in enumerate(self.classes) if counts[n]}
 
 
 def write_catalog(
@@ -135,7 +107,7 @@ def write_catalog(
     training: Catalog | None = None,
     run_records: int = RUN_RECORDS,
 ) -> Catalog:
-    """Write everything that `source` yields to `folder`, which is created if necessary, and open it.
+    """Write everything that `source` yields to files in `folder`, which is created if necessary, and map them.
 
     Class numbers are those of `classes` (the names in `classes_file`) or, for a validation source, of `training`;
     otherwise classes are numbered in order of their names' code points, or keep their numbers if the source is
@@ -168,14 +140,18 @@ def write_catalog(
             "at least two; point SRC at the folder that holds the class folders"
         )
     table = np.array([numbers[label] for label in labels], np.uint32)
-    entries, _ = files.map("r+")
+    entries, blob = files.map("r+")
     for first in range(0, len(entries), _CHUNK):
         block = entries["label"][first : first + _CHUNK]
         block[:] = table[block]
-    about = {"root": source.root, "places": list(containers), "classes": names, "ignored": dict(ignored)}
-    with write_errors(folder):
-        (folder / "catalog.json").write_text(json.dumps(about))
-    return Catalog.open(folder)
+    return Catalog(
+        root=source.root,
+        entries=entries,
+        names=blob,
+        containers=tuple(containers),
+        classes=names,
+        ignored=dict(ignored),
+    )
 
 
 def _records(source: Source, labels: dict[str, int], containers: dict[str, int]) -> Iterator[Record]:

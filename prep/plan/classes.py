@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.errors import ResoluteError
-from prep.sources.text_encoding import is_text, is_utf16, not_utf8
+from prep.sources.label_file import is_text, is_utf16, not_utf8
 
 __all__ = ["MAX_CLASSES", "by_name", "by_number", "read_classes"]
 

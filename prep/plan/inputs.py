@@ -16,7 +16,6 @@ from prep.sources.image_ref import Source, is_url
 from .catalog import Catalog, write_catalog
 from .classes import read_classes
 from .splits import Split, make_splits
-from .splits import check_no_overlap as _check_no_overlap
 
 __all__ = ["Inputs", "check_no_overlap", "list_inputs"]
 
@@ -35,7 +34,7 @@ class Inputs:
         return sum(len(split) for split in self.splits.values())
 
     def summary(self) -> dict[str, Any]:
-        """Summary of the sources for manifest and journal: the number of images and fingerprints.
+        """Summary of the sources for plan and manifest: the number of images and fingerprints.
 
         `splits` maps a split to a fingerprint of its members; `classes` maps "SPLIT CLASS" to (images, fingerprint of
         their names and sizes), so that a change can be attributed to a class.
@@ -53,8 +52,23 @@ class Inputs:
 
 
 def check_no_overlap(settings: Settings) -> None:
-    """Raise `ResoluteError` if OUT is inside a source, or if the sources overlap."""
-    _check_no_overlap(out=settings.out, src=settings.src, val=settings.val)
+    """Raise `ResoluteError` if OUT is inside SRC or VAL, or these overlap. URLs and patterns are not checked."""
+    paths = {"SRC": settings.src, "VAL": settings.val}
+    sources = {name: Path(path) for name, path in paths.items() if path and not is_url(path)}
+    if not is_url(settings.out):
+        for name, path in sources.items():
+            if Path(settings.out).resolve().is_relative_to(path.resolve()):
+                raise ResoluteError(
+                    f"{settings.out}: is inside {name}, got {path}, expected a folder outside the photos; "
+                    "choose another OUT"
+                )
+    if len(sources) == 2:
+        src_path, val_path = sources["SRC"].resolve(), sources["VAL"].resolve()
+        if src_path.is_relative_to(val_path) or val_path.is_relative_to(src_path):
+            raise ResoluteError(
+                f"{settings.val}: overlaps SRC, got {settings.src}, expected two separate sources; "
+                "correct VAL, or hold out a fraction of SRC with --val-frac"
+            )
 
 
 def list_inputs(settings: Settings, scratch: Path, scan_cache: Path) -> Inputs:
@@ -76,11 +90,11 @@ def list_inputs(settings: Settings, scratch: Path, scan_cache: Path) -> Inputs:
         val = write_catalog(val_src, scratch / "val", training=train)
         catalogs["val"] = val
         ignored.update(val.ignored)
-    made = make_splits(
+    splits = make_splits(
         train, val=val, val_list=None if settings.val_list is None else Path(settings.val_list),
         val_frac=settings.held_out_frac, folds=settings.folds or 0, seed=settings.seed,
     )  # fmt: skip
-    return Inputs(classes=train.classes, splits=made.splits, catalogs=catalogs, ignored=ignored)
+    return Inputs(classes=train.classes, splits=splits, catalogs=catalogs, ignored=ignored)
 
 
 def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 from pipeline.plan.rng import permute, stream_key
-from prep.sources.image_ref import is_url
 
 from .catalog import Catalog
 
-__all__ = ["MAX_FOLDS", "Split", "Splits", "check_no_overlap", "make_splits"]
+__all__ = ["Split", "make_splits"]
 
 T = TypeVar("T", np.bool_, np.uint8)
-MAX_FOLDS = 255
 _HELD_OUT = 0x5641_4C  # identifies the random stream that draws validation images
 _FOLDS = 0x464F_4C44  # identifies the random stream that assigns folds
 _CHUNK = 1 << 16
@@ -47,14 +45,6 @@ class Split:
         return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Splits:
-    """All classes by number and every split by name; the splits are disjoint."""
-
-    classes: tuple[str, ...]
-    splits: Mapping[str, Split]
-
-
 def make_splits(
     train: Catalog,
     *,
@@ -63,23 +53,18 @@ def make_splits(
     val_frac: float = 0.1,
     folds: int = 0,
     seed: int = 0,
-) -> Splits:
-    """Split the images of `train`; memory is a few bytes per image.
+) -> dict[str, Split]:
+    """{name: split} of the images of `train` and `val`, which are disjoint; memory is a few bytes per image.
 
     Validation is `val`, or the images that `val_list` names (one path per line), or `val_frac` (0..1) of each class,
-    drawn by `seed`: at least one image and not all of a class with two or more. `folds` (2..MAX_FOLDS) holds out
-    nothing and assigns every image to a fold instead: within a class, fold sizes differ by at most one. Adding or
-    removing a class does not change the split of the others.
+    drawn by `seed`: at least one image and not all of a class with two or more. `folds` (2..255, without `val` and
+    `val_list`) holds out nothing and assigns every image to a fold instead: within a class, fold sizes differ by at
+    most one. Adding or removing a class does not change the split of the others.
 
-    Raises `ResoluteError` if train, val or a fold would be empty, for a list that names unknown images, and for `folds`
-    out of range or combined with `val` or `val_list`.
+    Raises `ResoluteError` if train, val or a fold would be empty, and for a list that names unknown images.
     """
     everything = np.arange(len(train), dtype=np.uint32)
     if folds:
-        if not 2 <= folds <= MAX_FOLDS:
-            raise ResoluteError(f"FOLDS: out of range, got {folds}, expected 2 to {MAX_FOLDS}; choose a value in range")
-        if val is not None or val_list is not None:
-            raise ResoluteError("FOLDS: cannot be combined with VAL or VAL_LIST, got both, expected one; drop one")
         numbers = _assign_folds(train, folds, seed)
         sizes = np.bincount(numbers, minlength=folds)
         if not sizes.all():
@@ -87,9 +72,7 @@ def make_splits(
                 f"{train.root}: no image left for fold {int(sizes.argmin())}, got {len(train)} images for {folds} "
                 "folds, expected at least one in each; choose fewer FOLDS"
             )
-        return Splits(
-            classes=train.classes, splits={"train": Split(catalog=train, positions=everything, folds=numbers)}
-        )
+        return {"train": Split(catalog=train, positions=everything, folds=numbers)}
     if val is not None:
         splits = {"train": Split(catalog=train, positions=everything)}
         splits["val"] = Split(catalog=val, positions=np.arange(len(val), dtype=np.uint32))
@@ -106,26 +89,7 @@ def make_splits(
                 f"{len(splits['val'])} for val, expected at least one for both; add images or change "
                 "what is held out"
             )
-    return Splits(classes=train.classes, splits=splits)
-
-
-def check_no_overlap(*, out: str, src: str, val: str | None = None) -> None:
-    """Raise `ResoluteError` if `out` is inside `src` or `val`, or these overlap. URLs and patterns are not checked."""
-    sources = {name: Path(path) for name, path in (("SRC", src), ("VAL", val)) if path and not is_url(path)}
-    if not is_url(out):
-        for name, path in sources.items():
-            if Path(out).resolve().is_relative_to(path.resolve()):
-                raise ResoluteError(
-                    f"{out}: is inside {name}, got {path}, expected a folder outside the photos; "
-                    "choose another OUT"
-                )
-    if len(sources) == 2:
-        src_path, val_path = sources["SRC"].resolve(), sources["VAL"].resolve()
-        if src_path.is_relative_to(val_path) or val_path.is_relative_to(src_path):
-            raise ResoluteError(
-                f"{val}: overlaps SRC, got {src}, expected two separate sources; "
-                "correct VAL, or hold out a fraction of SRC with --val-frac"
-            )
+    return splits
 
 
 def _read_val_list(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:

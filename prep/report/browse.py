@@ -1,4 +1,4 @@
-"""Random access to a finished set for the report: index arrays, single JPEGs, lists."""
+"""What the reports need of a finished set: index arrays, single JPEGs, lists, sizes and times."""
 
 from __future__ import annotations
 
@@ -11,9 +11,23 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED
 from pipeline.storage.scratch import ScratchFolder
+from prep.execute.stats import RunStats
 from prep.storage.output import Store
 
-__all__ = ["ShardSetReader"]
+__all__ = ["ShardSetReader", "tar_sizes", "work_seconds"]
+
+
+def tar_sizes(manifest: Mapping[str, Any], res: str) -> list[int]:
+    """Bytes of each tar of a resolution."""
+    files = manifest["files"].items()
+    return [file["bytes"] for name, file in files if name.startswith(f"{res}/") and name.endswith(".tar")]
+
+
+def work_seconds(stats: RunStats) -> dict[str, float]:
+    """Seconds by kind of work, over all workers."""
+    return {
+        "read": stats.read_s, "decode": stats.decode_s, "resize + encode": stats.convert_s, "write": stats.write_s,
+    }  # fmt: skip
 
 
 class ShardSetReader:

@@ -1,24 +1,29 @@
-"""Writes `report.html`, one page to judge a new set by: sample images, class counts, sources, rejects, duplicates."""
+"""Writes `report.html`, one page to judge a new set by: sample images, class counts, sources, rejects, duplicates.
+
+The page is `template.html`; this module computes the values in it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline.dataset.shard_set import key_name
+from pipeline.report.page import render
 from prep.prepare import BuildResult
 from prep.storage.output import Store
 
-from .browse import ShardSetReader
+from .browse import ShardSetReader, tar_sizes, work_seconds
 from .charts import SourceCounts, class_chart, class_counts, source_chart
-from .html import Raw, bars, escape, figure, heading, page, picture, section, sheet, table, text, tiles
 
 __all__ = ["REPORT", "write_report"]
 
 REPORT = "report.html"  # not in the manifest: its times differ from run to run
+_TEMPLATE = Path(__file__).with_name("template.html")
 _SHOWN = 48  # samples per contact sheet
 _SHEET_BYTES = 8_000_000  # limit of JPEG bytes per sheet, reached only by very large resolutions
 _NAMED_CLASSES = 40  # more classes are drawn as a curve, with both ends listed by name
@@ -34,7 +39,8 @@ def write_report(store: Store, result: BuildResult) -> str:
     Raises `ResoluteError` if it cannot be written.
     """
     with ShardSetReader(store, result.manifest) as reader:
-        store.write(REPORT, page("Shard set", store.where, _Report(reader, result).parts()))
+        values = _Report(reader, result).values()
+        store.write(REPORT, render(_TEMPLATE, title="Shard set", subtitle=store.where, **values))
     return f"{store.where}/{REPORT}"
 
 
@@ -50,24 +56,27 @@ class _Report:
         named_rows |= {(split, row) for _, split, row in self._slowest if row is not None}
         self._names = reader.names(named_rows)
 
-    def parts(self) -> Iterator[Raw]:
-        yield self._headline()
-        for warning in self._result.warnings:
-            yield text(f"{warning}.", "warn")
-        yield section("Stored samples", self._sheets())
-        yield section("Classes", self._classes())
-        yield section("Sources", self._sources())
-        yield section("Rejected inputs", self._rejects())
-        yield section("Duplicates", self._duplicates())
-        yield section("This run", self._run())
+    def values(self) -> dict[str, Any]:
+        """The values of the template, by name."""
+        ignored = self._result.ignored
+        return {
+            "headline": self._headline(),
+            "warnings": self._result.warnings,
+            "resolutions": list(self._resolutions()),
+            "sheets": self._sheets(),
+            "classes": self._classes(),
+            "sources": self._sources(),
+            "rejects": self._rejects(),
+            "ignored": [(f"{n:,}", kind) for kind, n in ignored.most_common() if n] if ignored else None,
+            "duplicates": self._duplicates(),
+            "run": self._run(),
+        }
 
-    def _headline(self) -> Raw:
+    def _headline(self) -> list[tuple[str, str]]:
         manifest = self._manifest
         splits = manifest["splits"]
-        numbers: list[tuple[object, str]] = [
-            (f"{info['samples']:,}", f"{name} samples") for name, info in splits.items()
-        ]
-        numbers += [
+        return [
+            *((f"{info['samples']:,}", f"{name} samples") for name, info in splits.items()),
             (f"{len(manifest['classes']):,}", "classes"),
             (", ".join(manifest["resolutions"]), "px"),
             (f"{sum(len(info['shards']) for info in splits.values()):,}", "shards per resolution"),
@@ -75,16 +84,18 @@ class _Report:
             (f"{manifest['source']['rejected']:,}", "inputs rejected"),
             (f"{manifest['source']['duplicates']['extra']:,}", "exact copies"),
         ]
-        return tiles(numbers)
 
-    def _sheets(self) -> Iterator[Raw]:
-        yield self._resolutions()
-        classes = self._manifest["classes"]
-        labels = self._set.samples("train")["label"]
-        samples = self._set.samples("train")
-        for number, (res, info) in enumerate(self._manifest["resolutions"].items()):
+    def _resolutions(self) -> Iterator[tuple[object, ...]]:
+        samples = sum(info["samples"] for info in self._manifest["splits"].values())
+        for res, info in self._manifest["resolutions"].items():
+            tars = tar_sizes(self._manifest, res)
+            yield res, info["short_side"], len(tars), f"{sum(tars) / 1e6:,.1f}", f"{sum(tars) / samples / 1e3:.1f}"
+
+    def _sheets(self) -> Iterator[dict[str, Any]]:
+        classes, samples = self._manifest["classes"], self._set.samples("train")
+        for res, info in self._manifest["resolutions"].items():
             stored = self._set.stored("train", res)
-            figures: list[str] = []
+            figures: list[dict[str, Any]] = []
             total = 0
             for row in self._sheet_rows:
                 record = stored[row]
@@ -94,52 +105,54 @@ class _Report:
                     break
                 side = int(max(record["width"], record["height"]))
                 scale = min(1.0, 2 * info["short_side"] / side)  # why: a panorama would take the whole row
-                width, height = (max(1, round(int(record[name]) * scale)) for name in ("width", "height"))
-                name = str(classes[labels[row]])
-                title = f"{key_name(int(samples['key'][row]))} {self._names['train', row]}"
-                image = picture(jpeg, "jpeg", alt=name, width=width, height=height)
-                figures.append(figure(image, name, title, max(width, 60)))
-            summary = f"{res} px: {len(figures)} of {len(stored)} training samples, short side {info['short_side']} px"
-            yield sheet(summary, figures, opened=number == 0)
+                figures.append({
+                    "jpeg": jpeg,
+                    "label": classes[samples["label"][row]],
+                    "title": f"{key_name(int(samples['key'][row]))} {self._names['train', row]}",
+                    "width": max(1, round(int(record["width"]) * scale)),  # CSS px
+                    "height": max(1, round(int(record["height"]) * scale)),
+                })
+            yield {"res": res, "short_side": info["short_side"], "samples": len(stored), "figures": figures}
 
-    def _classes(self) -> Iterator[Raw]:
+    def _classes(self) -> dict[str, Any]:
         classes, splits = self._manifest["classes"], self._manifest["splits"]
         counts = {name: class_counts(self._set.samples(name), len(classes)) for name in splits}
         train = counts["train"]
-        counts_text = [", ".join(f"{name} {int(counts[name][c]):,}" for name in counts) for c in range(len(classes))]
-        rows = [(str(name), float(train[c]), counts_text[c]) for c, name in enumerate(classes)]
-        yield text(f"Training samples per class: {train.min():,} to {train.max():,}, median {np.median(train):,.0f}.")
-        missing = int((train == 0).sum())
-        if missing:
-            yield text(f"{missing} of {len(classes)} classes have no training sample.", "warn")
-        if len(classes) <= _NAMED_CLASSES:
-            yield bars(rows)
-            return
-        yield Raw(picture(class_chart(train), "png", alt="training samples per class"))
-        order = np.argsort(-train, kind="stable").tolist()
-        yield heading("Most samples")
-        yield bars([rows[c] for c in order[:_LISTED]])
-        yield heading("Fewest samples")
-        yield bars([rows[c] for c in order[-_LISTED:]])
+        rows = [
+            (str(name), int(train[c]), ", ".join(f"{split} {int(counts[split][c]):,}" for split in counts))
+            for c, name in enumerate(classes)
+        ]
+        named = len(classes) <= _NAMED_CLASSES
+        if not named:
+            rows = [rows[c] for c in np.argsort(-train, kind="stable").tolist()]
+        return {
+            "count": len(classes),
+            "fewest": train.min(),
+            "most": train.max(),
+            "median": f"{np.median(train):,.0f}",
+            "empty": int((train == 0).sum()),
+            "chart": None if named else class_chart(train),
+            "first": rows if named else rows[:_LISTED],
+            "last": rows[-_LISTED:],
+        }
 
-    def _sources(self) -> Iterator[Raw]:
+    def _sources(self) -> dict[str, Any]:
         counts = SourceCounts()
         for split in self._manifest["splits"]:
             counts.add(self._set.sources(split))
-        low, middle, high = (counts.quantile(part) for part in (0.05, 0.5, 0.95))
         sides = {res: info["short_side"] for res, info in self._manifest["resolutions"].items()}
-        yield text(f"Short side of the sources: median {middle} px, 90 % between {low} and {high} px.")
-        for res, side in sides.items():
-            if smaller := counts.smaller_than(side):
-                words = f"{smaller:,} are smaller than the {side} px stored for {res} px; they were not enlarged."
-                yield text(words, "soft")
-        yield Raw(picture(source_chart(counts, list(sides.values())), "png", alt="sizes of the sources"))
-        yield heading("Largest input files")
-        rows = [
-            (_format_bytes(nbytes), self._name(split, row), split, self._pixels(split, row))
-            for nbytes, split, row in self._largest
-        ]
-        yield table(["size#", "input", "split", "pixels#"], rows)
+        smaller = [(counts.smaller_than(side), side, res) for res, side in sides.items()]
+        return {
+            "low": counts.quantile(0.05),
+            "median": counts.quantile(0.5),
+            "high": counts.quantile(0.95),
+            "smaller": [(n, side, res) for n, side, res in smaller if n],
+            "chart": source_chart(counts, list(sides.values())),
+            "largest": [
+                (_format_bytes(nbytes), self._name(split, row), split, self._pixels(split, row))
+                for nbytes, split, row in self._largest
+            ],
+        }
 
     def _pixels(self, split: str, row: int) -> str:
         source = self._set.sources(split)[row]
@@ -148,44 +161,22 @@ class _Report:
     def _name(self, split: str, row: int | None) -> str:
         return "?" if row is None else self._names[split, row]
 
-    def _resolutions(self) -> Raw:
-        samples = sum(info["samples"] for info in self._manifest["splits"].values())
-        rows = []
-        for res, info in self._manifest["resolutions"].items():
-            tars = [file["bytes"] for name, file in self._manifest["files"].items() if _is_tar(name, res)]
-            rows.append(
-                (res, info["short_side"], len(tars), f"{sum(tars) / 1e6:,.1f}", f"{sum(tars) / samples / 1e3:.1f}")
-            )
-        return table(["resolution, px#", "short side, px#", "shards#", "MB#", "kB per sample#"], rows)
-
-    def _rejects(self) -> Iterator[Raw]:
+    def _rejects(self) -> dict[str, Any]:
         counts: Counter[str] = Counter()
-        examples: dict[str, list[tuple[str, str]]] = {}
+        examples: dict[str, list[str]] = {}
         for row in self._set.lines("rejects.jsonl"):
             kind = row["reason"].partition(":")[0]
             counts[kind] += 1
             if counts[kind] <= _EXAMPLES:
-                examples.setdefault(kind, []).append((row["path"], row["reason"][:_REASON_CHARS]))
-        source = self._manifest["source"]
-        yield text(f"{source['rejected']:,} of {source['images']:,} images were rejected.")
-        if counts:
-            rows = [
-                (f"{n:,}", kind, Raw("<br>".join(f"{escape(path)}: {escape(why)}" for path, why in examples[kind])))
-                for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-            ]
-            yield table(["images#", "reason", "examples"], rows)
-        if self._result.ignored:
-            yield heading("Ignored files")
-            yield table(["files#", "kind"], [(f"{n:,}", kind) for kind, n in self._result.ignored.most_common() if n])
+                examples.setdefault(kind, []).append(f"{row['path']}: {row['reason'][:_REASON_CHARS]}")
+        by_count = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        return {
+            "rejected": self._manifest["source"]["rejected"],
+            "images": self._manifest["source"]["images"],
+            "reasons": [(f"{n:,}", kind, examples[kind]) for kind, n in by_count],
+        }
 
-    def _duplicates(self) -> Iterator[Raw]:
-        counts = self._manifest["source"]["duplicates"]
-        extra, groups = counts["extra"], counts["groups"]
-        yield text(f"{extra:,} images are exact copies of others, in {groups:,} groups; all are kept.")
-        if counts["two_labels"]:
-            yield text(f"{counts['two_labels']:,} groups have two or more labels: at least one label is wrong.", "warn")
-        if counts["across_splits"]:
-            yield text(f"{counts['across_splits']:,} groups are in both train and val: val is contaminated.", "warn")
+    def _duplicates(self) -> dict[str, Any]:
         worst: dict[str, list[Any]] = {"two labels": [], "in two splits": [], "": []}
         for group in self._set.lines("duplicates.jsonl"):
             kind = "two labels" if len({entry["label"] for entry in group}) > 1 else ""
@@ -193,38 +184,32 @@ class _Report:
             if len(worst[kind]) < _GROUPS:
                 worst[kind].append(group)
         rows = [(len(group), kind, self._inputs(group)) for kind, groups in worst.items() for group in groups]
-        if rows:
-            yield table(["copies#", "", "inputs"], rows)
+        return {**self._manifest["source"]["duplicates"], "worst": rows}
 
-    def _inputs(self, group: Sequence[Mapping[str, Any]]) -> Raw:
-        lines = []
-        for entry in group[: _EXAMPLES + 1]:
-            label_and_split = f"({self._manifest['classes'][entry['label']]}, {entry['split']})"
-            lines.append(f'{escape(entry["path"])} <span class="soft">{escape(label_and_split)}</span>')
-        return Raw("<br>".join(lines) + (" …" if len(group) > len(lines) else ""))
+    def _inputs(self, group: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        classes, shown = self._manifest["classes"], group[: _EXAMPLES + 1]
+        lines = [(entry["path"], f"({classes[entry['label']]}, {entry['split']})") for entry in shown]
+        if len(group) > len(shown):
+            lines[-1] = (lines[-1][0], f"{lines[-1][1]} …")
+        return lines
 
-    def _run(self) -> Iterator[Raw]:
+    def _run(self) -> dict[str, Any] | None:
         stats, elapsed_s = self._result.stats, self._result.elapsed_s
         if stats is None:
-            yield text("The set was already complete; no images were converted.")
-            return
-        rate = f"{stats.images / elapsed_s:,.0f} images/s, {stats.read_bytes / elapsed_s / 1e6:,.1f} MB/s read"
-        yield text(f"{stats.images:,} images in {elapsed_s:,.1f} s: {rate}.")
-        yield text(f"{self._result.kept_shards} shards were kept from earlier runs.", "soft")
-        parts = [
-            ("read", stats.read_s),
-            ("decode", stats.decode_s),
-            ("resize + encode", stats.convert_s),
-            ("write", stats.write_s),
-        ]
-        total = sum(seconds for _, seconds in parts) or 1.0
-        yield heading("Time by kind of work")
-        yield bars([(name, value, f"{value:,.1f} s, {100 * value / total:.0f} %") for name, value in parts])
-        rows = [(f"{seconds * 1e3:,.1f} ms", self._name(split, row), split)
-                for seconds, split, row in self._slowest]  # fmt: skip
-        if rows:
-            yield heading("Slowest images")
-            yield table(["time#", "input", "split"], rows)
+            return None
+        work = work_seconds(stats)
+        total = sum(work.values()) or 1.0
+        return {
+            "images": stats.images,
+            "seconds": f"{elapsed_s:,.1f}",
+            "images_per_s": f"{stats.images / elapsed_s:,.0f}",
+            "mb_per_s": f"{stats.read_bytes / elapsed_s / 1e6:,.1f}",
+            "kept_shards": self._result.kept_shards,
+            "work": [(name, value, f"{value:,.1f} s, {100 * value / total:.0f} %") for name, value in work.items()],
+            "slowest": [
+                (f"{seconds * 1e3:,.1f} ms", self._name(split, row), split) for seconds, split, row in self._slowest
+            ],
+        }
 
 
 def _evenly_spaced(samples: int) -> list[int]:
@@ -237,7 +222,3 @@ def _format_bytes(nbytes: int) -> str:
         if nbytes >= scale:
             return f"{nbytes / scale:,.2f} {unit}"
     return f"{nbytes / 1e3:,.1f} kB"
-
-
-def _is_tar(name: str, res: str) -> bool:
-    return name.startswith(f"{res}/") and name.endswith(".tar")

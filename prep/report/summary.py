@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from prep.config import Settings
+from prep.execute.stats import RunStats
 from prep.plan.input_checks import describe_ignored, size_warnings
 from prep.plan.shuffle import WINDOW_SAMPLES, mixing
 from prep.prepare import BuildResult, describe_reasons
 from prep.storage.output import Store
 
-from .browse import ShardSetReader
+from .browse import ShardSetReader, tar_sizes, work_seconds
 
 __all__ = ["summary"]
 
@@ -37,7 +37,7 @@ def summary(settings: Settings, result: BuildResult, store: Store) -> str:
         f"workers; {_time_shares(stats)}"
     )
     for res, info in manifest["resolutions"].items():
-        tars = [file["bytes"] for name, file in manifest["files"].items() if _is_tar(name, res)]
+        tars = tar_sizes(manifest, res)
         lines.append(
             f"  {res:>4} px: short side {info['short_side']} px, {len(tars)} shards, "
             f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB per sample"
@@ -58,12 +58,10 @@ def summary(settings: Settings, result: BuildResult, store: Store) -> str:
     return "\n".join(lines)
 
 
-def _time_shares(stats: Any) -> str:
-    parts = {
-        "read": stats.read_s, "decode": stats.decode_s, "resize + encode": stats.convert_s, "write": stats.write_s,
-    }  # fmt: skip
-    total = sum(parts.values()) or 1.0
-    return ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in parts.items())
+def _time_shares(stats: RunStats) -> str:
+    work = work_seconds(stats)
+    total = sum(work.values()) or 1.0
+    return ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in work.items())
 
 
 def _duplicates(counts: dict[str, int], where: str) -> list[str]:
@@ -83,7 +81,3 @@ def _rejects(count: int, store: Store) -> str:
         return ""
     reasons = [json.loads(line)["reason"] for line in store.read("rejects.jsonl").splitlines()]
     return f" ({describe_reasons(reasons)}); see {store.where}/rejects.jsonl"
-
-
-def _is_tar(name: str, res: str) -> bool:
-    return name.startswith(f"{res}/") and name.endswith(".tar")

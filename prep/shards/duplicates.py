@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Duplicates", "find_duplicates"]
+__all__ = ["Duplicates", "NamesOf", "find_duplicates"]
 
-NamesOf = Callable[[Sequence[int]], list[str]]
-Parts = Callable[[], Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]]
+NamesOf = Callable[[str, Sequence[int]], list[str]]  # (split, keys) -> names of the input images
+Parts = Callable[[], Iterator[tuple[NDArray[Any], ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Duplicates:
     """Groups of samples made from identical files, as one sorted table.
 
     `digests`, `splits` (an index into `names`), `keys` and `labels` are (n,) each; equal digests are adjacent, and
-    samples without a duplicate are left out. `names_of[split](keys)` returns the names of the inputs.
+    samples without a duplicate are left out. `names_of(split, keys)` returns the names of the inputs.
     """
 
     names: Sequence[str]
@@ -30,7 +30,7 @@ class Duplicates:
     splits: NDArray[np.uint8]
     keys: NDArray[np.uint64]
     labels: NDArray[np.uint32]
-    names_of: Mapping[str, NamesOf]
+    names_of: NamesOf
 
     def _groups(self) -> Iterator[slice]:
         edges = np.flatnonzero(self.digests[1:] != self.digests[:-1]) + 1
@@ -55,12 +55,12 @@ class Duplicates:
             entries = []
             for i in range(group.start, group.stop):
                 split, key = self.names[self.splits[i]], int(self.keys[i])
-                (path,) = self.names_of[split]([key])
+                (path,) = self.names_of(split, [key])
                 entries.append({"path": path, "split": split, "key": key, "label": int(self.labels[i])})
             yield (json.dumps(entries) + "\n").encode()
 
 
-def find_duplicates(parts: Mapping[str, Parts], names_of: Mapping[str, NamesOf], total: int) -> Duplicates:
+def find_duplicates(parts: Mapping[str, Parts], names_of: NamesOf, total: int) -> Duplicates:
     """Find samples with equal digests; holds 8 bytes per sample in memory.
 
     `parts` maps a split to a function that yields its (digests, keys, labels) in pieces, and that is called twice.

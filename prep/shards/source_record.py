@@ -5,7 +5,6 @@ It lets commands name the complete command to repeat, and keeps REBUILD=1 from r
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from pipeline.errors import ResoluteError
 from prep.config import MARGIN, Settings
 from prep.storage.output import Store
 
-from .existing_set import MANIFEST, MANIFEST_COPY, has_unfinished_run
+from .existing_set import MANIFEST, ExistingSet
 
 __all__ = [
     "check_replaced_source", "is_other_source", "missing_source_error", "read_record", "rerun_command", "write_record",
@@ -53,27 +52,17 @@ def is_other_source(record: Mapping[str, str] | None, settings: Settings) -> boo
     return os.path.realpath(record["SRC"]) != os.path.realpath(own_record["SRC"])
 
 
-def check_replaced_source(store: Store, settings: Settings, source: Mapping[str, Any]) -> None:
+def check_replaced_source(
+    store: Store, settings: Settings, existing: ExistingSet, source: Mapping[str, Any]
+) -> None:
     """Raise `ResoluteError` if a rebuild would replace a finished set of other photos.
 
     `source` is that of the new plan; the same photos at another path count as the same. If the old set has no record of
     its source, a line on stderr names what is replaced.
     """
-    data = _read(store, MANIFEST)
-    # why not during an unfinished rebuild: it has removed the manifest, but not its copy
-    if data is None and not has_unfinished_run(store):
-        data = _read(store, MANIFEST_COPY)
-    if data is None:
-        return
-    try:
-        manifest = json.loads(data)
-        old, classes = manifest["source"], manifest["classes"]
-        same = all(old.get(name) == value for name, value in source.items())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        old, classes, same = {}, [], False
+    if existing.plan.get("source") == source or not (store.size(MANIFEST) or store.size("index/train.npy")):
+        return  # why the index: it is there if the manifest of a finished set was deleted
     record = read_record(store)
-    if same:
-        return
     if is_other_source(record, settings):
         assert record is not None
         raise ResoluteError(
@@ -81,8 +70,9 @@ def check_replaced_source(store: Store, settings: Settings, source: Mapping[str,
             "same SRC; choose another OUT, or delete that set first if it is no longer needed"
         )
     if record is None:
+        classes, images = existing.plan.get("classes", []), existing.plan.get("source", {}).get("images", "?")
         names_text = ", ".join(map(str, classes[:3])) + (", …" if len(classes) > 3 else "")
-        what = f"{old.get('images', '?')} images, {len(classes)} classes ({names_text})"
+        what = f"{images} images, {len(classes)} classes ({names_text})"
         print_error(f"{store.where}: replacing a set of {what}", prefix="prep")
 
 
@@ -107,8 +97,8 @@ def rerun_command(store: Store, resolutions: Iterable[int] = (), *, rebuild: boo
     return shards_command(store.where, {*stored, *resolutions}, read_record(store), rebuild=rebuild)
 
 
-def _read(store: Store, name: str = SOURCE_RECORD) -> bytes | None:
+def _read(store: Store) -> bytes | None:
     try:
-        return store.read(name)
+        return store.read(SOURCE_RECORD)
     except (FileNotFoundError, NotADirectoryError):
         return None

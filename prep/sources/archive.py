@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.errors import ResoluteError
 
-from .filesystem import file_name, open_file
+from .filesystem import common_root, file_name, open_file
 from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef
 from .names import ignore_reason, is_image, other_file_kind, refuse_split_names, safe_relative_path
 from .scan_cache import ScanResult, ScanRow, ScanWriter, cached_scan
@@ -31,7 +31,7 @@ class ArchiveSource:
     label_names: Sequence[str] | None = None
 
     def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
-        self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
+        self.root = common_root(paths)
         self.ignored: Counter[str] = Counter()
         self.copies = any(map(is_compressed, paths))
         self._paths, self._scan_cache = paths, scan_cache

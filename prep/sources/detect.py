@@ -10,8 +10,7 @@ from .archive import ArchiveSource
 from .filesystem import expand_pattern, is_pattern, list_folder, path_kind
 from .image_folder import ImageFolderSource
 from .image_ref import Source, is_url
-from .label_list import LabelListSource
-from .label_table import LabelTableSource
+from .label_file import LabelListSource, LabelTableSource
 from .names import SPLITS, ignore_reason, refuse_split_names
 from .parquet import ParquetSource
 from .tar_members import COMPRESSED, is_compressed
@@ -24,6 +23,7 @@ _ACCEPTED = (
     "a folder of class folders, a folder and LABELS=table.csv, a list of paths and labels (.txt, .csv, .tsv), an "
     "archive of class folders (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz), WebDataset tars or Parquet files"
 )
+_SUFFIXES = {"webdataset": (".tar", *COMPRESSED), "archive": (".zip", ".tar", *COMPRESSED), "parquet": (".parquet",)}
 _LISTS = (".txt", ".lst", ".list", ".csv", ".tsv")
 
 
@@ -57,22 +57,15 @@ def open_source(
     files = _listed_files(src, setting)
     if kind == "auto":
         kind, files = _detect_kind(src, files, setting)
-    elif not files and kind in ("archive", "webdataset", "parquet"):
-        suffixes = {
-            "webdataset": (".tar", *COMPRESSED),
-            "parquet": (".parquet",),
-            "archive": (".zip", ".tar", *COMPRESSED),
-        }[kind]
-        files = _files_with_suffix(src, suffixes) or _files_with_suffix(f"{src}/data", suffixes)
+    elif not files and kind in _SUFFIXES:
+        files = _files_of_kind(src, kind)
     if columns is not None and kind not in ("table", "listing", "parquet"):
         raise ResoluteError(f"COLUMNS: has no effect for KIND={kind}, got {columns}, expected none; drop COLUMNS")
     if kind == "folders":
         _require_folder(src, setting)
         return ImageFolderSource(src)
     if not files:
-        raise ResoluteError(
-            f"{src}: got no files of kind {kind}, expected at least one; correct {setting} or KIND"
-        )
+        raise ResoluteError(f"{src}: got no files of kind {kind}, expected at least one; correct {setting} or KIND")
     if kind == "listing":
         return LabelListSource(files[0], columns)
     if kind == "archive":
@@ -84,31 +77,34 @@ def _listed_files(src: str, setting: str) -> list[str]:
     """The files that `src` names; none if it is a folder."""
     if is_pattern(src):
         return expand_pattern(src)
-    found_kind = path_kind(src)
-    if not found_kind:
+    entry_kind = path_kind(src)
+    if not entry_kind:
         raise ResoluteError(f"{src}: no such folder, got nothing there, expected {_ACCEPTED}; correct {setting}")
-    return [src] if found_kind == "file" else []
+    return [src] if entry_kind == "file" else []
 
 
 def _require_folder(src: str, setting: str) -> None:
-    found_kind = path_kind(src)
-    if found_kind != "folder":
-        got = "a file" if found_kind else "nothing there"
+    entry_kind = path_kind(src)
+    if entry_kind != "folder":
+        got = "a file" if entry_kind else "nothing there"
         raise ResoluteError(f"{src}: no such folder, got {got}, expected a folder of images; correct {setting}")
 
 
-def _files_with_suffix(folder: str, suffixes: tuple[str, ...]) -> list[str]:
-    if path_kind(folder) != "folder":
-        return []
-    return [f"{folder}/{e.name}" for e in list_folder(folder) if e.kind == "file" and e.name.lower().endswith(suffixes)]
+def _files_of_kind(src: str, kind: str) -> list[str]:
+    """The files of that kind in the folder `src`, or else in its folder `data`."""
+    for folder in (src, f"{src}/data"):
+        listed = list_folder(folder) if path_kind(folder) == "folder" else []
+        files = [e.name for e in listed if e.kind == "file" and e.name.lower().endswith(_SUFFIXES[kind])]
+        if files:
+            return [f"{folder}/{name}" for name in files]
+    return []
 
 
 def _detect_kind(src: str, files: list[str], setting: str) -> tuple[str, list[str]]:
     """(kind of `src`, files to read)."""
     if files:
         return _file_kind(src, files, setting), files
-    parquet = _files_with_suffix(src, (".parquet",)) or _files_with_suffix(f"{src}/data", (".parquet",))
-    if parquet:
+    if parquet := _files_of_kind(src, "parquet"):
         return "parquet", parquet
     listed = [entry for entry in list_folder(src) if not ignore_reason(entry.name)]
     folders = [entry.name for entry in listed if entry.kind == "folder"]

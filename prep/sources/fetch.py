@@ -54,7 +54,7 @@ def fetch_many(byte_ranges: Sequence[ByteRange], *, ahead_bytes: int = MAX_BYTES
     whoever reads ahead. Raises `StorageError` if storage stays unavailable after a few retries.
     """
     done: list[bytes | Reject | None] = [None] * len(byte_ranges)
-    local: list[int] = []
+    local: list[int] = []  # positions in `byte_ranges`
     remote: list[int] = []
     for i, byte_range in enumerate(byte_ranges):
         nbytes = max(byte_range.nbytes, byte_range.size_bytes)
@@ -64,10 +64,9 @@ def fetch_many(byte_ranges: Sequence[ByteRange], *, ahead_bytes: int = MAX_BYTES
             done[i] = _too_large(nbytes)
         elif nbytes <= ahead_bytes:
             (remote if is_url(byte_range.path) else local).append(i)
-    for i, data in zip(local, _fetch_local([byte_ranges[i] for i in local], ahead_bytes), strict=True):
-        done[i] = data
-    if remote:
-        for i, data in zip(remote, _fetch_remote([byte_ranges[i] for i in remote], ahead_bytes), strict=True):
+    for positions, fetch_all in ((local, _fetch_local), (remote, _fetch_remote)):
+        results = fetch_all([byte_ranges[i] for i in positions], ahead_bytes) if positions else []
+        for i, data in zip(positions, results, strict=True):
             done[i] = data
     return done
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -23,8 +23,8 @@ from .image_ref import is_url
 from .names import ignore_reason, is_image
 
 __all__ = [
-    "Entry", "expand_pattern", "file_name", "file_size", "is_pattern", "list_folder", "open_file", "path_kind",
-    "read_errors", "version_stamp", "without_query",
+    "Entry", "common_root", "expand_pattern", "file_name", "file_size", "is_pattern", "list_folder", "open_file",
+    "path_kind", "read_errors", "version_stamp", "without_query",
 ]  # fmt: skip
 
 _HTTP = ("http://", "https://")
@@ -73,6 +73,11 @@ def read_errors(path: str, what: str = "read") -> Iterator[None]:
 def file_name(path: str) -> str:
     """The last part of a path or URL, without the query (and thus the signature) of a web address."""
     return without_query(path).rpartition("/")[2]
+
+
+def common_root(paths: Sequence[str]) -> str:
+    """What messages and names of several files are relative to: the file itself, or else the folder of the first."""
+    return paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
 
 
 def without_query(path: str) -> str:

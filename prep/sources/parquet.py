@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ResoluteError
 
 from .filesystem import file_name, open_file
-from .image_ref import MAX_BYTES, ImageRef
-from .label_rows import LABEL_COLUMNS, two_columns
+from .image_ref import MAX_BYTES
+from .label_file import LABEL_COLUMNS, two_columns
 from .names import is_image
-from .scan_cache import ScanWriter, cached_scan
-from .webdataset import refuse_duplicate_names
+from .scan_cache import ScannedSource, ScanResult, ScanWriter, cached_scan
 
 __all__ = ["ParquetSource"]
 
@@ -28,42 +26,20 @@ _BATCH_ROWS = 64
 _BATCH_BYTES = 1 << 26  # average bytes of cells per batch, which keeps batches of large images small
 
 
-class ParquetSource:
+class ParquetSource(ScannedSource):
     """Parquet files with a column of images (bytes, or a struct of bytes and path) and a column of labels. A `Source`.
 
-    An image's name is FILE/ROW.EXT, in row order. Labels are strings or numbers (`numbered`), the latter named if the
-    schema holds a ClassLabel. `columns` names the two, "image,label", if they are ambiguous.
+    An image's name is FILE/ROW.EXT, in row order. Labels are strings or numbers, the latter named if the schema holds a
+    ClassLabel. `columns` names the two, "image,label", if they are ambiguous.
     """
 
-    copies = True
-
     def __init__(self, paths: Sequence[str], columns: str | None, scan_cache: Path) -> None:
-        self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
-        self.ignored: Counter[str] = Counter()
-        self.numbered = True
-        self.label_names: Sequence[str] | None = None
-        self._paths, self._columns, self._scan_cache = paths, columns, scan_cache
-        refuse_duplicate_names(self.root, paths)
+        super().__init__(paths, scan_cache, copies=True)
+        self._columns = columns
 
-    def __iter__(self) -> Iterator[ImageRef]:
-        self.ignored.clear()
-        self.numbered, self.label_names = True, None
-        for number, path in enumerate(self._paths):
-
-            def fill(out: ScanWriter, path: str = path) -> None:
-                _fill(path, self._columns, out)
-
-            file = cached_scan(self._scan_cache, path, f"parquet {self._columns}", fill, copies=True)
-            self.ignored.update(file.ignored)
-            if number and file.label_names != self.label_names:
-                raise ResoluteError(
-                    f"{path}: class names differ from {self._paths[0]}, got {file.label_names}, expected "
-                    f"{self.label_names}; prepare the files separately"
-                )
-            self.label_names = file.label_names
-            for row in file.rows():
-                self.numbered &= isinstance(row.label, int)
-                yield ImageRef(row.name, str(row.label), row.nbytes, file.data_path, row.offset)
+    def _scan(self, path: str) -> ScanResult:
+        how = f"parquet {self._columns}"
+        return cached_scan(self._scan_cache, path, how, lambda out: _fill(path, self._columns, out), copies=True)
 
 
 def _fill(path: str, columns: str | None, out: ScanWriter) -> None:

@@ -12,19 +12,20 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pipeline.errors import strip_credentials
+from pipeline.errors import ResoluteError, strip_credentials
 from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_partial
 from prep.storage.hashed_file import write_errors
 
-from .filesystem import file_name, version_stamp
-from .image_ref import PLAIN, is_url
+from .filesystem import common_root, file_name, version_stamp
+from .image_ref import PLAIN, ImageRef, is_url
+from .names import refuse_split_names
 
-__all__ = ["ScanResult", "ScanRow", "ScanWriter", "cached_scan"]
+__all__ = ["ScanResult", "ScanRow", "ScanWriter", "ScannedSource", "cached_scan"]
 
 _VERSION = 1
 
@@ -129,3 +130,46 @@ def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None]) -> dict[st
         "label_names": out.label_names,
     }
 
+
+class ScannedSource:
+    """Base class of a `Source` of files that are scanned once each; `numbered` if all labels are integers."""
+
+    def __init__(self, paths: Sequence[str], scan_cache: Path, *, copies: bool) -> None:
+        self.root = common_root(paths)
+        self.ignored: Counter[str] = Counter()
+        self.numbered = True
+        self.label_names: Sequence[str] | None = None
+        self.copies = copies
+        self._paths, self._scan_cache = paths, scan_cache
+        _check_file_names(self.root, paths)
+
+    def __iter__(self) -> Iterator[ImageRef]:
+        self.ignored.clear()
+        self.numbered, self.label_names = True, None
+        for number, path in enumerate(self._paths):
+            scan = self._scan(path)
+            self.ignored.update(scan.ignored)
+            if number and scan.label_names != self.label_names:
+                raise ResoluteError(
+                    f"{path}: class names differ from {self._paths[0]}, got {scan.label_names}, expected "
+                    f"{self.label_names}; prepare the files separately"
+                )
+            self.label_names = scan.label_names
+            for row in scan.rows():
+                self.numbered &= isinstance(row.label, int)
+                yield ImageRef(row.name, str(row.label), row.nbytes, scan.data_path, row.offset)
+
+    def _scan(self, path: str) -> ScanResult:
+        """The cached scan of the file `path`."""
+        raise NotImplementedError
+
+
+def _check_file_names(src: str, paths: Sequence[str]) -> None:
+    """Raise `ResoluteError` for files of several splits or with equal names, which image names start with."""
+    names = [file_name(path) for path in paths]
+    refuse_split_names(src, names, folders=False)
+    (name, count), *_ = Counter(names).most_common(1)
+    if count > 1:
+        raise ResoluteError(
+            f"{src}: duplicate file names, got {count} files named {name}, expected different names; rename them"
+        )

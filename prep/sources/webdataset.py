@@ -7,69 +7,37 @@ name, https://github.com/webdataset/webdataset.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ResoluteError
-
 from .filesystem import file_name
-from .image_ref import MAX_BYTES, ImageRef
-from .names import SUFFIXES, refuse_split_names, safe_relative_path
-from .scan_cache import ScanWriter, cached_scan
+from .image_ref import MAX_BYTES
+from .names import SUFFIXES, safe_relative_path
+from .scan_cache import ScannedSource, ScanResult, ScanWriter, cached_scan
 from .tar_members import is_compressed, open_tar
 
-__all__ = ["LABEL_KEYS", "WebDatasetSource", "is_webdataset_tar", "refuse_duplicate_names"]
+__all__ = ["LABEL_KEYS", "WebDatasetSource", "is_webdataset_tar"]
 
 LABEL_KEYS = ("label", "cls", "class", "class_name", "target")  # keys of a sample's JSON; the first one present is used
 _MAX_LABEL_BYTES = 1 << 20
 _PEEK_MEMBERS = 64
 
 
-class WebDatasetSource:
+class WebDatasetSource(ScannedSource):
     """Tars of samples, each an image and a label in .cls, .json or .txt. A `Source`.
 
-    An image's name is TAR/KEY.EXT with the tar's own name. `numbered` if all labels are integers from .cls or .json.
-    Plain tars are read in place, compressed ones are unpacked once into one file in `scan_cache`, which also keeps the
-    scan.
+    Labels in .cls and .json may be numbers, those in .txt are names. An image's name is TAR/KEY.EXT with the tar's own
+    name. Plain tars are read in place, compressed ones are unpacked once into one file in `scan_cache`, which also
+    keeps the scan.
     """
 
-    label_names: Sequence[str] | None = None
-
     def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
-        self.root = paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
-        self.ignored: Counter[str] = Counter()
-        self.numbered = True
-        self.copies = any(map(is_compressed, paths))
-        self._paths, self._scan_cache = paths, scan_cache
-        refuse_duplicate_names(self.root, paths)
+        super().__init__(paths, scan_cache, copies=any(map(is_compressed, paths)))
 
-    def __iter__(self) -> Iterator[ImageRef]:
-        self.ignored.clear()
-        self.numbered = True
-        for path in self._paths:
-
-            def fill(out: ScanWriter, path: str = path) -> None:
-                _fill(path, out)
-
-            tar = cached_scan(self._scan_cache, path, "samples", fill, copies=is_compressed(path))
-            self.ignored.update(tar.ignored)
-            for row in tar.rows():
-                self.numbered &= isinstance(row.label, int)
-                yield ImageRef(row.name, str(row.label), row.nbytes, tar.data_path, row.offset)
-
-
-def refuse_duplicate_names(src: str, paths: Sequence[str]) -> None:
-    """Raise `ResoluteError` for files of several splits or with equal names, which image names start with."""
-    names = [file_name(path) for path in paths]
-    refuse_split_names(src, names, folders=False)
-    (name, count), *_ = Counter(names).most_common(1)
-    if count > 1:
-        raise ResoluteError(
-            f"{src}: duplicate file names, got {count} files named {name}, expected different names; rename them"
-        )
+    def _scan(self, path: str) -> ScanResult:
+        return cached_scan(self._scan_cache, path, "samples", lambda out: _fill(path, out), copies=is_compressed(path))
 
 
 def is_webdataset_tar(path: str) -> bool:

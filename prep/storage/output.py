@@ -30,7 +30,7 @@ from .lease import Lease
 
 __all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "ObjectStore", "Store", "open_store"]
 
-RUN_FOLDER = ".prep"  # in OUT while a run is unfinished: its plan, shard records and lock
+RUN_FOLDER = ".prep"  # in OUT while a run lasts: its lists and lock
 LOCK = f"{RUN_FOLDER}/lock"  # a file; in an object store a folder of lock objects
 
 

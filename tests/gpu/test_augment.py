@@ -17,16 +17,16 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize(
     "keys",
     [
-        {"policy": "randaugment", "policy_ops": 3}, {"policy": "trivialaugment"}, {"policy": "autoaugment"},
+        {"policy": "randaugment", "num_ops": 3}, {"policy": "trivialaugment"}, {"policy": "autoaugment"},
         {"policy": "3-augment"}, {"jitter": (0.4, 0.4, 0.4, 0.1)}, {"grey_prob": 0.5, "vflip_prob": 0.5},
-        {"blur_prob": 1.0}, {"erase_prob": 0.7}, {"erase_prob": 0.7, "erase_fill": "noise"},
-        {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mix_per": "sample"},
+        {"blur_prob": 1.0}, {"random_erasing_prob": 0.7}, {"random_erasing_prob": 0.7, "random_erasing_fill": "noise"},
+        {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_mode": "elem"},
     ],
     ids=lambda keys: "-".join(keys),
 )  # fmt: skip
 def test_every_operation_makes_the_same_images(shard_set: ShardSet, keys: dict[str, Any]) -> None:
     """Decoders and resizes differ by a level or so, which equalize and its like spread: most images stay close."""
-    stages = [Stage(res=64, epochs=1, batch_size=16, augment=Augment(crop_area=(0.3, 1.0), **keys)),
+    stages = [Stage(res=64, epochs=1, batch_size=16, augment=Augment(scale=(0.3, 1.0), **keys)),
               Stage(res=48, epochs=1, batch_size=16)]  # fmt: skip
     plan = Plan(shard_set, stages, seed=1, eval_batch_size=7)
     errors = []

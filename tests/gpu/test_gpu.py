@@ -19,7 +19,7 @@ from train.recipe.schema import Recipe
 
 pytestmark = pytest.mark.gpu
 
-MIXED = Augment(crop_area=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0)
+MIXED = Augment(scale=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0)
 STAGES = (
     Stage(res=32, epochs=1, batch_size=16, augment=MIXED),
     Stage(res=64, epochs=1, batch_size=10, fraction=0.5),
@@ -85,7 +85,7 @@ def test_a_run_on_the_gpu_saves_resumes_and_ends(shard_root: Path, tmp_path: Pat
         '[model]\nname = "test_resnet"\n[ema]\ndecay = 0.9\n[eval]\nbatch_size = 8\n'
         "[[stages]]\nres = 32\nepochs = 2\nbatch_size = 16\n[[stages]]\nres = 64\nepochs = 1\nbatch_size = 16\n"
     )
-    line = ["--shards", str(shard_root), "--recipe", str(recipe), "--runs", str(tmp_path), "--device", "cuda"]
+    line = ["train", "--shards", str(shard_root), "--recipe", str(recipe), "--runs", str(tmp_path), "--device", "cuda"]
     assert main(line) == 0
     records = read_log(tmp_path / "tiny" / "run.jsonl")
     assert [r["epoch"] for r in records if r["kind"] == "epoch"] == [0, 1, 2]

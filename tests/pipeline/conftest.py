@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.foreign import write_all
+from tests.support.foreign import write_all
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 PROGRAM = """
 import sys
 from pipeline.cli import guard_process, run_main

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cpu_count import available_cpus
+from tests import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +46,6 @@ def test_version_1_quotas_count(tmp_path: Path) -> None:
     assert count(tmp_path, "4:cpu:/docker\n", {"cpu/docker/cpu.cfs_quota_us": "-1\n"}) == 8
 
 
-ROOT = Path(__file__).parents[2]
-
-
 def test_nothing_else_counts_cores() -> None:
     files = [path for folder in ("pipeline", "prep", "train", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     others = [
@@ -59,11 +57,11 @@ def test_nothing_else_counts_cores() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["train", "train.inference.evaluate", "train.inference.predict", "benchmarks"])
+@pytest.mark.parametrize("module", ["train train", "train eval", "train predict", "benchmarks"])
 def test_the_default_number_of_threads_is_what_the_process_may_use(module: str) -> None:
     few = {min(os.sched_getaffinity(0))}
     done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True,
+        [sys.executable, "-m", *module.split(), "--help"], cwd=ROOT, capture_output=True, text=True, check=True,
         preexec_fn=lambda: os.sched_setaffinity(0, few),
     )  # fmt: skip
     text = " ".join(done.stdout.split())

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from prep.__main__ import main
+from tests import SHARED_DATA
 
 CLASSES = ("apple", "bee", "cat")
 
@@ -74,7 +75,7 @@ def prep(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 @pytest.fixture
 def difficult() -> Path:
     """The project's folder of real files that trip decoders; skips where it is not at hand."""
-    folder = Path(__file__).parents[2].parent / "shared" / "data" / "difficult"
+    folder = SHARED_DATA / "difficult"
     if not folder.is_dir():
         pytest.skip("checks files of other people, which may not be published with the project and are not here")
     return folder

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
+
 Prep = Callable[..., Any]
-ROOT = Path(__file__).parents[2]
-
-
 def fails(ran: Any, *words: str) -> None:
     assert ran.status == 2, ran.out
     err = ran.err

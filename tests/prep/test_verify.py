@@ -10,24 +10,25 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import fsspec
 import numpy as np
 import pytest
-from PIL import Image
 
-from pipeline.dataset.index_array import checksums, checksums_name
 from pipeline.dataset.shard_set import manifest_bytes
 from pipeline.errors import ResoluteError, StorageError
-from prep.shards.shard_check import Damage, ShardFiles, check_shard, jpeg_fault, read_with_retry
+from prep.shards.file_check import Damage, check_file, read_with_retry
+from prep.shards.record import ShardRecord
 from prep.storage.hashed_file import FileInfo, write_errors
 from prep.storage.output import LocalStore, open_store
 from prep.verify import main, to_rebuild, verify
-from tests.s3 import s3_server  # noqa: F401  # a fixture
+from tests import ROOT
+from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 
-ROOT = Path(__file__).parents[2]
 OUTSIDE = {"report.html", "damaged.json", "source.json"}
 
 
@@ -71,8 +72,8 @@ def test_every_flipped_byte_is_found_in_its_file(whole: Path) -> None:
     store = LocalStore(whole)
     kinds = [name for name in files(whole) if "48" not in name and (whole / name).stat().st_size]
     assert {Path(name).name for name in kinds} >= {"manifest.json", "_info.json", "train.npy", "train.source.npy",
-                                                   "train.sources.jsonl", "train-32.npy", "val-000000.idx"}  # fmt: skip
-    assert "index/manifest.json" in kinds
+                                                   "train.sources.jsonl", "train-32.npy", "val-000000.idx",
+                                                   "plan.json", "val-000000-64.rec"}  # fmt: skip
     for round_ in range(3):
         for name in kinds:
             size = (whole / name).stat().st_size
@@ -92,85 +93,32 @@ def test_damage_everywhere_at_once_is_all_told(whole: Path) -> None:
     assert list(verify(LocalStore(whole), workers=2).damaged) == expected
 
 
-def shard_files(folder: Path, manifest: dict[str, Any], *, tar: bytes, idx: bytes) -> ShardFiles:
-    """Validation's only shard at 32 px, as if the manifest had been made from these bytes."""
-    n = manifest["splits"]["val"]["samples"]
-    infos = (FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for data in (tar, idx))
-    return ShardFiles(
-        store=LocalStore(folder), name="32/val-000000", tar=next(infos), idx=next(infos), rows=(0, n), label_digits=4,
-        samples=folder / "index" / "val.npy", stored=folder / "index" / "val-32.npy",
-    )  # fmt: skip
+def test_a_damaged_sample_is_named(whole: Path) -> None:
+    record = ShardRecord.parse((whole / "records" / "train-000001-48.rec").read_bytes())
+    flip(whole / "48" / "train-000001.tar", int(record.stored["offset"][5]) + 100)
+    (fault,) = verify(LocalStore(whole), workers=1).damaged.values()
+    assert fault.startswith(f"sample {record.samples['key'][5]:09d}: its JPEG has changed, got CRC-32 ")
 
 
-def test_index_alone_tells_every_byte_of_a_shard(whole: Path) -> None:
-    manifest = json.loads((whole / "manifest.json").read_text())
-    tar, idx = ((whole / "32" / f"val-000000.{kind}").read_bytes() for kind in ("tar", "idx"))
-    assert check_shard(shard_files(whole, manifest, tar=tar, idx=idx)) == {}
-    rng = np.random.default_rng(2)
-    places = [*range(0, 512, 7), *range(len(tar) - 11_000, len(tar), 501), *rng.integers(len(tar), size=150).tolist()]
-    for at in places:
-        changed = tar[:at] + bytes([tar[at] ^ (1 << at % 8)]) + tar[at + 1 :]
-        (whole / "32" / "val-000000.tar").write_bytes(changed)
-        wrong = check_shard(shard_files(whole, manifest, tar=changed, idx=idx))
-        assert list(wrong) == ["32/val-000000.tar"], at
-        assert "sample 0000" in wrong["32/val-000000.tar"] or "its end" in wrong["32/val-000000.tar"]
-    (whole / "32" / "val-000000.tar").write_bytes(tar)
-    for at in range(0, len(idx), 23):
-        changed = idx[:at] + b"#" + idx[at + 1 :]
-        (whole / "32" / "val-000000.idx").write_bytes(changed)
-        wrong = check_shard(shard_files(whole, manifest, tar=tar, idx=changed))
-        assert f"byte {at} has changed" in wrong["32/val-000000.idx"]
-
-
-@pytest.mark.parametrize(
-    ("file", "column", "value", "words"),
-    [
-        ("index/train.npy", "key", 0, "keys out of order"),
-        ("index/train.npy", "label", 3, "label out of range, got 3, expected below 3"),
-        ("index/train.npy", "fold", 1, "fold out of range, got 1, expected below 1"),
-        ("index/train.source.npy", "height", 0, "height of row 40 out of range"),
-        ("index/train-48.npy", "shard", 0, "shard of its sample 8 is wrong, got 0, expected 1"),
-        ("index/train-48.npy", "offset", 513, "offset of its sample 8 is wrong, got 513"),
-        ("index/train-48.npy", "width", 20, "short side of its sample 8 is wrong, got 20, expected 55"),
-        ("index/train-48.npy", "nbytes", 1 << 20, "offset of its sample 9 is wrong"),
-        ("index/train-48.npy", "crc32", 7, "expected 00000007"),
-    ],
-)
-def test_index_that_lies_is_found_though_the_manifest_hashed_it(
-    whole: Path, file: str, column: str, value: int, words: str
-) -> None:
-    rows = np.load(whole / file)
-    rows[column][40] = value
-    np.save(whole / file, rows)
-    data = (whole / file).read_bytes()
-    manifest = json.loads((whole / "manifest.json").read_text())
-    manifest["files"][file] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    if (beside := checksums_name(file)) in manifest["files"]:
-        np.save(whole / beside, checksums([data]))
-        digest = hashlib.sha256((whole / beside).read_bytes()).hexdigest()
-        manifest["files"][beside] = {"bytes": (whole / beside).stat().st_size, "sha256": digest}
-    for name in ("manifest.json", "index/manifest.json"):
-        (whole / name).write_bytes(manifest_bytes(manifest))
-    damaged = verify(LocalStore(whole), workers=2).damaged
-    assert list(damaged) == ["48/train-000001.tar" if column == "crc32" else file]
-    assert words in "".join(damaged.values())
-
-
-@pytest.mark.parametrize("options", [{"progressive": True}, {"mode": "L"}, {"width": 20}, {"cut": 40}])
-def test_pictures_that_loaders_would_trip_over_are_told(tmp_path: Path, options: dict[str, Any]) -> None:
-    width, cut, mode = options.pop("width", 21), options.pop("cut", 0), options.pop("mode", "RGB")
-    noise = np.random.default_rng(0).integers(0, 256, (30, 21, 3), np.uint8)
-    Image.fromarray(noise).convert(mode).save(tmp_path / "a.jpg", **options)
-    data = (tmp_path / "a.jpg").read_bytes()
-    fault = jpeg_fault(data[: len(data) - cut], width, 30)
-    expected = {
-        "progressive": "got SOF2, expected SOF0",
-        "L": "got Gray",
-        20: "got 21x30, expected 20x30",
-        40: "cannot",
-    }
-    assert fault is not None
-    assert next(words for why, words in expected.items() if why in (*options, mode, width, cut)) in fault
+@pytest.mark.parametrize("damaged_record", [False, True])
+def test_a_picture_that_does_not_decode_is_found_though_prep_hashed_it(whole: Path, damaged_record: bool) -> None:
+    """As if it had been encoded in faulty memory."""
+    path = whole / "records" / "val-000000-32.rec"
+    record = ShardRecord.parse(path.read_bytes())
+    offset, nbytes = (int(record.stored[name][3]) for name in ("offset", "nbytes"))
+    data = bytearray((whole / "32" / "val-000000.tar").read_bytes())
+    data[offset + 200 : offset + nbytes] = bytes(nbytes - 200)
+    (whole / "32" / "val-000000.tar").write_bytes(data)
+    stored = record.stored.copy()
+    stored["crc32"][3] = zlib.crc32(data[offset : offset + nbytes])
+    path.write_bytes(b"" if damaged_record else replace(record, stored=stored).to_bytes())
+    info = FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    fault = check_file(LocalStore(whole), "32/val-000000.tar", info)
+    if damaged_record:
+        assert fault is None  # the record itself is reported
+    else:
+        assert fault is not None
+        assert fault.startswith(f"sample {record.samples['key'][3]:09d}: its JPEG cannot be decoded, got '")
 
 
 def test_missing_and_cut_files_and_strangers_are_told_apart(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -187,11 +135,14 @@ def test_missing_and_cut_files_and_strangers_are_told_apart(whole: Path, capfd: 
     assert json.loads((whole / "damaged.json").read_text()) == ["32/train-000001.tar", "48/train-000002.tar"]
 
 
-def test_a_lost_manifest_and_copy_need_a_rebuild(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for name in ("manifest.json", "index/manifest.json"):
-        flip(whole / name, 40)
+@pytest.mark.parametrize("at", [0, 40, -9])
+def test_a_damaged_manifest_is_derived_again(whole: Path, at: int, capfd: pytest.CaptureFixture[str]) -> None:
+    size = (whole / "manifest.json").stat().st_size
+    flip(whole / "manifest.json", at % size)
     assert main([str(whole)]) == 1
-    assert "REBUILD=1" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "manifest.json: changed since prep" in out
+    assert "it derives the manifest again" in out
 
 
 @pytest.mark.parametrize("argv", [["nowhere"], [], ["set", "--workers", "-1"], ["set", "--depth", "1"]])
@@ -206,8 +157,7 @@ def test_what_cannot_be_verified_is_one_line(
 
 def test_set_of_a_newer_version_is_refused(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
     manifest = json.loads((whole / "manifest.json").read_text())
-    for name in ("manifest.json", "index/manifest.json"):
-        (whole / name).write_bytes(manifest_bytes({**manifest, "version": 99}))
+    (whole / "manifest.json").write_bytes(manifest_bytes({**manifest, "version": 99}))
     assert main([str(whole)]) == 2
     assert "version 3" in capfd.readouterr().err
 
@@ -250,9 +200,8 @@ def test_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Path) 
 def test_rebuild_list_is_only_what_depends_on_the_damage(whole: Path) -> None:
     manifest = json.loads((whole / "manifest.json").read_text())
     assert to_rebuild(manifest, {"48/train-000001.idx"}) == {"48": ["train-000001"]}
-    assert to_rebuild(manifest, {"index/val-32.npy"}) == {"32": ["val-000000"]}
-    assert to_rebuild(manifest, {"index/val.npy"}) == {res: ["val-000000"] for res in ("32", "48", "64")}
-    assert to_rebuild(manifest, {"_info.json", "manifest.json", "index/train.sources.jsonl"}) == {}
+    assert to_rebuild(manifest, {"records/val-000000-32.rec"}) == {"32": ["val-000000"]}
+    assert to_rebuild(manifest, {"_info.json", "index/val-32.npy", "index/val.npy", "records/plan.json"}) == {}
 
 
 @pytest.mark.slow
@@ -310,7 +259,8 @@ def test_a_disk_that_fails_for_a_moment_damages_nothing(whole: Path, monkeypatch
         return opened(self, name)
 
     monkeypatch.setattr(LocalStore, "open", open_at_the_second_try)
-    monkeypatch.setattr("prep.verify._in_processes", lambda shards, workers: ((s, check_shard(s)) for s in shards))
+    monkeypatch.setattr("prep.verify._in_processes", lambda store, files, workers:
+                        ((name, check_file(store, name, info)) for name, info in files.items()))  # fmt: skip
     assert verify(LocalStore(whole), workers=1).damaged == {}
     assert any(name.endswith(".tar") for name in failed)
 

@@ -1,18 +1,16 @@
-"""A recipe that crosses two stage changes in a few seconds, and the command line that may be killed on cue."""
+"""A recipe that crosses two stage changes in a few seconds, its command line, and a finished run."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-ROOT = Path(__file__).parents[2]
+from prep.__main__ import main as prep
+from tests.conftest import make_photos
 
 
 def stages(*tables: tuple[int, int, int]) -> str:
@@ -25,17 +23,18 @@ RECIPE = """
 seed = 5
 [model]
 name = "test_resnet"
-options = { drop_rate = 0.1 }
+kwargs = { drop_rate = 0.1 }
 [optim]
 lr = 0.1
 clip_norm = 5.0
-smoothing = 0.1
+[loss]
+label_smoothing = 0.1
 [ema]
 decay = 0.9
 [augment]
 mixup_alpha = 0.2
 cutmix_alpha = 1.0
-mix_prob = 0.5
+mixup_prob = 0.5
 [eval]
 batch_size = 8
 [[stages]]
@@ -54,25 +53,6 @@ batch_size = 12
 fraction = 0.75
 """
 
-# Runs `python -m train` and sends itself a signal at the nth call of a function: exact, whatever the machine's speed.
-DRIVER = """
-import importlib, os, sys
-module, owner, name, call, number = sys.argv[1].split(":")
-holder = importlib.import_module(module)
-holder = getattr(holder, owner) if owner else holder
-original, calls = getattr(holder, name), 0
-def signalling(*args, **kwargs):
-    global calls
-    calls += 1
-    if calls == int(call):
-        os.kill(os.getpid(), int(number))
-    return original(*args, **kwargs)
-setattr(holder, name, signalling)
-from train.__main__ import main
-sys.exit(main(sys.argv[2:]))
-"""
-
-
 @pytest.fixture(scope="session")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
@@ -85,24 +65,10 @@ def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
     """words(runs): the command line of the tiny run in the folder `runs`, saving each 3 steps."""
 
     def make(runs: Path) -> list[str]:
-        return ["--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device", "cpu",
-                "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
+        return ["train", "--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device",
+                "cpu", "--threads", "1", "--save-every-steps", "3"]  # fmt: skip
 
     return make
-
-
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture(scope="session")
-def killed(words: Callable[[Path], list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """killed(runs, "module:Owner:function:nth call:signal") runs the command line with that cue."""
-
-    def run(runs: Path, cue: str) -> subprocess.CompletedProcess[str]:
-        return python("-c", DRIVER, cue, *words(runs))
-
-    return run
 
 
 def without_clocks(log: Path) -> list[dict[str, Any]]:
@@ -140,15 +106,24 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.toml").write_text(SMALL)
-    words = ["--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
+    words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
     assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
     return folder / "small"
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """why: such small steps do not gain from more, and lose much to them on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(scope="session")
+def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of 3 folds, s, its photos, and the recipe cv.toml; not to be changed."""
+    folder = tmp_path_factory.mktemp("folded")
+    make_photos(folder / "photos", each=10)
+    words = ["--src", folder / "photos", "--out", folder / "s", "--res", "32", "--folds", "3", "--workers", "1"]
+    assert prep([str(word) for word in words]) == 0
+    (folder / "cv.toml").write_text(f"""
+[model]
+name = "test_resnet"
+[optim]
+lr = 0.001
+[precision]
+amp = "off"
+{stages((32, 1, 8))}""")
+    return folder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.dataset.shard_set import ShardSet
-from pipeline.storage.files import Folder
+from pipeline.storage.local import Folder
 from tests.train.conftest import without_clocks
 from train import trainer as runs
 from train.__main__ import main
@@ -44,8 +44,8 @@ def train(
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "remote", remote)
         patch.setattr(runs._Session, "_after", stopping)
-        words = ["--shards", shards.root, "--recipe", str(folder.parent / "auto.toml"), "--runs", str(folder)]
-        return main([*words, "--device", "cpu", "--threads", "2"])
+        words = ["train", "--shards", shards.root, "--recipe", str(folder.parent / "auto.toml"), "--runs", str(folder)]
+        return main([*words, "--device", "cpu", "--threads", "1"])
 
 
 @pytest.mark.slow

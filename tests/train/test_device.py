@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 import torch
 
 from pipeline import cuda
 from pipeline.errors import ResoluteError
-from tests.fake_cuda import GIB, FakeCuda
-from train.device import device_name, main, pick_device
+from tests import ROOT
+from tests.support.fake_cuda import GIB, FakeCuda
+from train.device import bf16_is_emulated, device_name, main, pick_device
 from train.distributed import Ranks
 from train.logs.hardware import describe, peak_memory_bytes, reset_peak_memory
 from train.planner.batch_size import cap_memory
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("wanted", "index"), [("auto", 1), ("cuda", 1), ("cuda:0", 0), ("cuda:1", 1)])
@@ -32,6 +30,21 @@ def test_a_rank_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeCuda(devices=2).install(monkeypatch)
     assert pick_device("cuda", Ranks(rank=1, world_size=2, local_rank=1)) == torch.device("cuda", 1)
     assert driver.current == 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "avx512", "amx", "emulated"),
+    [("x86_64", False, False, True), ("x86_64", True, False, False), ("AMD64", False, True, False),
+     ("aarch64", False, False, False)],
+)  # fmt: skip
+def test_bf16_is_emulated_by_x86_cpus_without_instructions_for_it(
+    monkeypatch: pytest.MonkeyPatch, machine: str, avx512: bool, amx: bool, emulated: bool
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: amx)
+    assert bf16_is_emulated(torch.device("cpu")) == emulated
+    assert not bf16_is_emulated(torch.device("cuda", 0))
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +94,8 @@ def test_every_question_can_be_asked_of_a_device_without_an_index(monkeypatch: p
     assert cuda.indexed("cpu") == torch.device("cpu")
 
 
-@pytest.mark.parametrize(
-    "path", sorted({*(ROOT / "pipeline").glob("*.py"), *(ROOT / "train").glob("*.py")} - {ROOT / "pipeline/cuda.py"}),
-    ids=lambda path: f"{path.parent.name}/{path.name}",
-)  # fmt: skip
-def test_only_one_module_calls_torch_cuda(path: Path) -> None:
-    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    assert not [call for call in calls if call.startswith("torch.cuda.")]
+def test_only_one_module_calls_torch_cuda() -> None:
+    paths = {*(ROOT / "pipeline").glob("*.py"), *(ROOT / "train").glob("*.py")} - {ROOT / "pipeline/cuda.py"}
+    nodes = ((path, node) for path in paths for node in ast.walk(ast.parse(path.read_text())))
+    calls = [(path.name, ast.unparse(node.func)) for path, node in nodes if isinstance(node, ast.Call)]
+    assert [call for call in calls if call[1].startswith("torch.cuda.")] == []

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -15,21 +14,19 @@ from torch import nn
 
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch
-from pipeline.plan.plan import BatchSpec
 from pipeline.plan.stage import Stage
+from tests.support.nets import CPU, make_batch
 from train.freeze import Freezer, layers, trainable_sets
 from train.loop import Learner
 from train.recipe.schema import Freeze, Recipe
 
-CPU = torch.device("cpu")
 EACH = 2  # steps of each stage
-pytestmark = pytest.mark.usefixtures("one_thread")
 NORMS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def _recipe(mode: str, *names: str | None, model: str = "test_resnet", **tables: Any) -> Recipe:
     stages = [{"res": 32, "epochs": 1, "batch_size": 8} | ({f"{mode}_to": name} if name else {}) for name in names]
-    given = {"name": model, "options": {"img_size": 32}} if model == "test_vit" else {"name": model}
+    given = {"name": model, "kwargs": {"img_size": 32}} if model == "test_vit" else {"name": model}
     table = {"model": given, "freeze": {"mode": mode}, "stages": stages, "ema": {"decay": 0.5},
              "precision": {"amp": "off"}}  # fmt: skip
     return Recipe.parse({**table, **tables}, name="x")
@@ -41,16 +38,7 @@ def _learner(recipe: Recipe) -> Learner:
 
 
 def _batch(step: int) -> Batch:
-    n, generator = 8, torch.Generator().manual_seed(step)
-    labels = torch.randint(0, 4, (n,), generator=generator)
-    spec = BatchSpec(
-        index=step, step=step, split="train", stage=step // EACH, epoch=step // EACH, res=32, stored_res=32, last=False,
-        global_size=n, ids=np.arange(n), crops=np.zeros((n, 4), np.int32), flips=np.zeros(n, bool),
-        partners=np.arange(n, dtype=np.int32), modes=np.zeros(n, np.int32), lam=np.ones(n, np.float32),
-        boxes=np.zeros((n, 4), np.int32),
-    )  # fmt: skip
-    images = torch.randn(n, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
-    return Batch(images=images, labels=labels, partner_labels=labels, lam=torch.ones(n), spec=spec)
+    return make_batch(step, stage=step // EACH, classes=4)
 
 
 @pytest.mark.parametrize(("model", "expected"), [

@@ -12,13 +12,13 @@ from torch import nn
 
 from pipeline.loader.loader import Batch
 from tests.train.conftest import without_clocks
-from tests.train.test_freeze import CPU, EACH, _batch, _learner, _recipe
+from tests.train.test_freeze import EACH, _batch, _learner, _recipe
 from train import loop
 from train.__main__ import main
 from train.loop import Learner
-from train.warmup import rehearsal, warm_up
+from train.planner.measure import restored
+from train.warmup import warm_up
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("amp", "optim"), [
@@ -56,14 +56,13 @@ def _saved(learner: Learner) -> dict[str, Any]:
 
 
 def _as_before_a_start(learner: Learner) -> None:
-    """Warm-up and rehearsal of all stages, which must leave no trace."""
-    with rehearsal(learner.network, learner.gradients) as step:
+    """Warm-up and timed steps of all stages, which must leave no trace."""
+    with restored(learner):
         for stage in range(len(learner.recipe.stages)):
-            step(_batch(EACH * stage))
+            learner.train_step(_batch(EACH * stage))
     for stages in learner.freezer.stages_by_set:
         learner.freezer.enter(stages[0])
-        warm_up(learner.network, [("train", 32, 8)], device=CPU, dtype=torch.float32, channels_last=True, accumulate=1,
-                autocast=learner.autocast())  # fmt: skip
+        warm_up(learner, [("train", 32, 8)])
 
 
 FROZEN = ['unfreeze_to = "none"', 'unfreeze_to = "layer3"', ""]
@@ -77,7 +76,7 @@ def frozen_words(recipe_file: Path, shard_root: Path, tmp_path_factory: pytest.T
     text += "".join(f"[[stages]]\n{line}{part}" for line, part in zip(FROZEN, parts[1:], strict=True))
     path = tmp_path_factory.mktemp("frozen") / "tiny.toml"
     path.write_text(text)
-    return ["--shards", str(shard_root), "--recipe", str(path), "--device", "cpu", "--threads", "1",
+    return ["train", "--shards", str(shard_root), "--recipe", str(path), "--device", "cpu", "--threads", "1",
             "--save-every-steps", "3", "--runs"]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import ResoluteError
-from train.gradients import build_shaping
+from train.optim import build_shaping
 from train.recipe.schema import Optim
 
 
@@ -67,7 +67,7 @@ def test_agc_bounds_each_units_gradient_by_its_weights_but_in_the_head(network: 
 
 
 def test_centralised_gradients_of_a_unit_have_mean_zero_and_are_a_projection(network: nn.Module) -> None:
-    got = _shaped(network, centralise=True)
+    got = _shaped(network, gradient_centralization=True)
     for name, parameter in network.named_parameters():
         if parameter.ndim == 1:
             assert got[name].equal(parameter.grad)
@@ -77,20 +77,9 @@ def test_centralised_gradients_of_a_unit_have_mean_zero_and_are_a_projection(net
         torch.testing.assert_close(rows, before - (before @ ones)[:, None] * ones, rtol=1e-3, atol=1e-6)
 
 
-def test_each_layers_gradient_gets_length_one_and_keeps_its_direction(network: nn.Module) -> None:
-    got = _shaped(network, layer_norm_grads=True)
-    for prefix in ("conv1.0", "layer2.0.bn2", "fc"):
-        names = [name for name in got if name.rsplit(".", 1)[0] == prefix]
-        after = torch.cat([got[name].flatten() for name in names])
-        before = torch.cat([network.get_parameter(name).grad.flatten() for name in names])
-        assert float(after.norm()) == pytest.approx(1.0, rel=1e-4)
-        torch.testing.assert_close(after, before / before.norm(), rtol=1e-4, atol=1e-7)
-    assert not got["layer2.0.bn1.weight"].any()  # its block ends in zeros: no gradient, and none made of it
-
-
 def test_frozen_parameters_are_passed_by(network: nn.Module) -> None:
     network.conv1[0].weight.grad = None
-    for optim in ({"centralise": True}, {"layer_norm_grads": True}, {"clip_agc": 0.01}, {"clip_value": 0.1}):
+    for optim in ({"gradient_centralization": True}, {"clip_agc": 0.01}, {"clip_value": 0.1}):
         assert "conv1.0.weight" not in _shaped(network, **optim)
 
 

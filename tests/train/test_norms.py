@@ -12,12 +12,11 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.errors import ResoluteError
-from tests.train.nets import CPU, names_of, net, some_images
+from tests.support.nets import CPU, names_of, net, some_images
 from train.models import build_model
 from train.norms import GhostBatchNorm, batch_norms, set_norms
 from train.recipe.schema import Model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 def _ghost_oracle(x: torch.Tensor, groups: int, norm: nn.BatchNorm2d) -> torch.Tensor:
     parts = []
@@ -84,7 +83,7 @@ def test_sync_norms_keep_names_and_activations_and_are_refused_where_nothing_wou
 @pytest.mark.parametrize("keys", [{"norm": "ghost"}, {"bn_momentum": 0.2}])
 def test_settings_of_batch_norms_are_refused_for_models_without(keys: dict[str, Any]) -> None:
     with pytest.raises(ResoluteError, match="test_vit has no batch norms"):
-        net("test_vit", options={"img_size": 32}, **keys)
+        net("test_vit", kwargs={"img_size": 32}, **keys)
 
 
 def test_group_norms_take_the_weights_of_batch_norms(tmp_path: Path) -> None:

@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from pipeline.errors import ResoluteError
+from pipeline.plan.stage import Stage
 from train.optim import Lookahead, build_optimizer
-from train.recipe.schema import Optim, Recipe
+from train.recipe.schema import Optim, Recipe, Schedule
+from train.schedule import Rates
 
 
 def test_norms_and_biases_have_no_weight_decay() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
-    decayed, free = build_optimizer(Optim(weight_decay=0.1), network).param_groups
+    free, decayed = build_optimizer(Optim(weight_decay=0.1), network).param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
     assert {id(p) for p in decayed["params"]} == {id(network[0].weight), id(network[3].weight)}
     assert len(free["params"]) == 4
@@ -29,7 +31,7 @@ def test_what_a_model_excludes_from_weight_decay_has_none(name: str) -> None:
     with torch.device("meta"):
         network = timm.create_model(name)
     excluded = network.no_weight_decay() if hasattr(network, "no_weight_decay") else set()
-    decayed, free = build_optimizer(Optim(weight_decay=0.1), network).param_groups
+    free, decayed = build_optimizer(Optim(weight_decay=0.1), network).param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     assert len(names) == len(decayed["params"]) + len(free["params"])
@@ -39,6 +41,30 @@ def test_what_a_model_excludes_from_weight_decay_has_none(name: str) -> None:
     tables = {name for name in names.values() if "pos_embed" in name or "cls_token" in name or "bias_table" in name}
     assert tables <= {names[id(parameter)] for parameter in free["params"]}
     assert bool(tables) == (name != "test_resnet")
+
+
+def test_with_layer_decay_the_learning_rate_falls_from_the_head_to_the_stem() -> None:
+    network = timm.create_model("test_vit", num_classes=3)
+    optim = Optim(lr=0.5, weight_decay=0.1, layer_decay=0.5)
+    optimizer = build_optimizer(optim, network)
+    rates = Rates(Schedule(), optim, [Stage(res=32, epochs=1, batch_size=8)], total_steps=10)
+    lr = rates.apply(optimizer, 3, stage=0)
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    found = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
+    assert found.keys() == set(names.values())
+    assert found["head.weight"] == 1.0
+    depth = len(network.blocks)
+    for number in range(depth):
+        assert found[f"blocks.{number}.attn.qkv.weight"] == pytest.approx(0.5 ** (depth - number))
+    assert found["patch_embed.proj.weight"] == min(found.values())
+    decays = {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert (decays["head.weight"], decays["head.bias"], decays["pos_embed"]) == (0.1, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adahessian", "adan", "fusedsgd"])
+def test_an_optimizer_that_cannot_be_scheduled_or_is_not_installed_is_refused(name: str) -> None:
+    with pytest.raises(ResoluteError, match=rf"optim\.name: got {name} .*choose another"):
+        build_optimizer(Optim(name=name), _network())
 
 
 def test_without_a_momentum_sgd_is_the_plain_one() -> None:
@@ -115,7 +141,7 @@ def test_lookahead_goes_back_part_of_the_way_from_where_it_started(name: Any) ->
             torch.testing.assert_close(mine, expected)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion", "nadamw", "muon"])
 def test_an_optimizer_loaded_from_its_state_goes_on_bit_for_bit(name: Any) -> None:
     optim, network = Optim(name=name, lr=0.05, lookahead=4), _network()
     optimizer = build_optimizer(optim, network)
@@ -148,6 +174,9 @@ def test_slow_weights_of_a_parameter_that_thaws_start_when_it_does() -> None:
     ("table", "reason"),
     [
         ({"name": "lamb", "momentum": 0.8}, "optim.momentum: without effect, lamb uses optim.betas"),
+        ({"name": "lion", "momentum": 0.8}, "optim.momentum: without effect, lion uses optim.betas"),
+        ({"name": "rmsprop", "betas": [0.9, 0.99]}, "optim.betas: without effect, rmsprop uses optim.momentum"),
+        ({"name": "adamw", "layer_decay": 0.0}, "optim.layer_decay: got 0.0, expected above 0, at most 1"),
         ({"name": "lamb", "fused": True}, "optim.fused: without effect, lamb has no fused"),
         ({"lookahead_alpha": 0.4}, "optim.lookahead_alpha: without effect, optim.lookahead is 0"),
         ({"lookahead": -1}, "optim.lookahead: got -1"),

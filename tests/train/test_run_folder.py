@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.errors import ResoluteError
 from train import trainer as runs_module
-from train.__main__ import main as train
-from train.inference import evaluate, export, predict
-from train.report import html as page
+from train.__main__ import main
 from train.run_folder import existing_run, new_run
 
 READERS: dict[str, Callable[[str], list[str]]] = {
-    "evaluate": lambda run: ["--shards", "shards", "--", run], "export": lambda run: ["--", run],
-    "page": lambda run: ["--", run], "predict": lambda run: ["--src", "photos", "--", run],
+    "eval": lambda run: ["--shards", "shards", "--", run], "export": lambda run: ["--", run],
+    "report": lambda run: ["--", run], "predict": lambda run: ["--src", "photos", "--", run],
 }  # fmt: skip
-MODULES: dict[str, Any] = {"evaluate": evaluate, "export": export, "page": page, "predict": predict}
 
 
 @pytest.fixture
@@ -74,11 +70,11 @@ def test_what_is_no_run_of_its_own_is_refused_with_the_runs_that_are_there(
 ) -> None:
     before = sorted(checkout.rglob("*"))
     for name, words in READERS.items():
-        assert MODULES[name].main(words(target)) == 2, name
+        assert main([name, *words(target)]) == 2, name
         err = capsys.readouterr().err
         assert err.count("\n") == 1
         assert "runs in runs: cv, first, group/second" in err
-    assert train(["--shards", "shards", "--recipe", "r.toml", f"--run={target}"]) == 2
+    assert main(["train", "--shards", "shards", "--recipe", "r.toml", f"--run={target}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert sorted(checkout.rglob("*")) == before
 
@@ -98,5 +94,5 @@ def test_the_trainer_gets_the_folder(
 ) -> None:
     folders = []
     monkeypatch.setattr(runs_module, "run", lambda options, ranks: folders.append(options.folder) or 0)
-    assert train(["--shards", "s", "--recipe", "r.toml", *([] if target is None else ["--run", target])]) == 0
+    assert main(["train", "--shards", "s", "--recipe", "r.toml", *([] if target is None else ["--run", target])]) == 0
     assert folders == [Path(folder)]

@@ -19,13 +19,15 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
+from tests import ROOT
+from train.__main__ import main
 from train.optim import build_optimizer
-from train.plot_lr import Curve, main, stage_lines
+from train.plot_lr import Curve, stage_lines
 from train.recipe.schema import Optim, Recipe, Schedule
 from train.schedule import Rates, epoch_samples, epoch_steps
 
 STAGES = (Stage(res=32, epochs=3, batch_size=8), Stage(res=48, epochs=2, batch_size=16, lr_scale=0.5))
-RECIPES = Path(__file__).parents[2] / "train" / "recipes"
+RECIPES = ROOT / "train" / "recipes"
 STEPS = [7, 7, 7, 5, 5]
 OPTIM = Optim(lr=0.7, momentum=0.95)
 Oracle = Callable[[torch.optim.Optimizer], Any]
@@ -56,7 +58,7 @@ def _assert_equal(rates: Rates, first: int, expected: list[float]) -> None:
 @pytest.mark.parametrize("steps", [10, 137])
 def test_one_cycle_equals_torchs(name: Any, steps: int) -> None:
     optim = Optim(name=name, lr=0.7, momentum=0.95, betas=(0.95, 0.99))
-    schedule = Schedule(warmup_frac=0.3, start_div=25.0, final_div=100.0, momentum_low=0.85)
+    schedule = Schedule(pct_start=0.3, div_factor=25.0, final_div_factor=100.0, base_momentum=0.85)
     network = nn.Linear(3, 2)
     theirs = build_optimizer(optim, network)
     oracle = lr_scheduler.OneCycleLR(
@@ -84,7 +86,7 @@ def test_one_cycle_by_stage_is_a_whole_cycle_in_each_stage() -> None:
 
 
 def test_cosine_by_stage_equals_torchs_in_each_stage() -> None:
-    rates = _rates(Schedule(kind="cosine_stage", final_div=50.0))
+    rates = _rates(Schedule(kind="cosine_stage", final_div_factor=50.0))
     for first, steps in ((0, 21), (21, 10)):
         oracle: Oracle = partial(lr_scheduler.CosineAnnealingLR, T_max=steps, eta_min=0.7 / 50)
         _assert_equal(rates, first, _torchs(oracle, steps))
@@ -92,7 +94,7 @@ def test_cosine_by_stage_equals_torchs_in_each_stage() -> None:
 
 @pytest.mark.parametrize(("period", "mult"), [(2, 1), (1, 2), (4, 3)])
 def test_warm_restarts_equal_torchs(period: int, mult: int) -> None:
-    schedule = Schedule(kind="cosine_restarts", period_epochs=period, period_mult=mult, final_div=50.0)
+    schedule = Schedule(kind="cosine_restarts", period_epochs=period, period_mult=mult, final_div_factor=50.0)
     oracle = partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=6 * period, T_mult=mult, eta_min=0.7 / 50)
     _assert_equal(_rates(schedule, [6] * 5), 0, _torchs(oracle, 30))
 
@@ -106,7 +108,7 @@ def test_warm_restarts_come_with_epochs_also_where_these_change_their_length() -
 
 @pytest.mark.parametrize("warmup", [0.1, 0.35])
 def test_linear_warm_up_and_cosine_equal_torchs(warmup: float) -> None:
-    schedule = Schedule(kind="warmup_cosine", warmup_frac=warmup, start_div=20.0, final_div=50.0)
+    schedule = Schedule(kind="warmup_cosine", pct_start=warmup, div_factor=20.0, final_div_factor=50.0)
     rise = round(31 * warmup)
     rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=rise)
     falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - rise, eta_min=0.7 / 20 / 50)
@@ -147,7 +149,7 @@ def test_progress_by_samples_or_epochs_reaches_the_peak_there_and_ends_as_by_ste
     samples, steps = epoch_samples(stages, 160), epoch_steps(stages, 160)
     assert (samples, steps) == ([80] * 30 + [160] * 20, [5] * 30 + [40] * 20)
     rates, plain = (
-        Rates(Schedule(kind=kind, warmup_frac=0.25, progress=by), OPTIM, stages, total_steps=sum(steps),
+        Rates(Schedule(kind=kind, pct_start=0.25, progress=by), OPTIM, stages, total_steps=sum(steps),
               epoch_steps=steps, epoch_samples=samples) for by in (progress, "steps")
     )  # fmt: skip
     lrs = [rates.at(step)[0] for step in range(sum(steps))]
@@ -200,8 +202,8 @@ def _recipe(**schedule: Any) -> Recipe:
 
 
 @pytest.mark.parametrize(("kind", "key"), [
-    *itertools.product(["cosine_stage", "cosine_restarts", "step"], ["warmup_frac", "start_div", "progress"]),
-    *itertools.product(["warmup_cosine", "cosine_stage", "step"], ["momentum_low"]), ("step", "final_div"),
+    *itertools.product(["cosine_stage", "cosine_restarts", "step"], ["pct_start", "div_factor", "progress"]),
+    *itertools.product(["warmup_cosine", "cosine_stage", "step"], ["base_momentum"]), ("step", "final_div_factor"),
     *itertools.product(["onecycle", "cosine_stage"], ["period_epochs", "period_mult", "milestone_epochs", "gamma"]),
 ])  # fmt: skip
 def test_a_key_that_the_kind_does_not_read_is_refused(kind: str, key: str) -> None:
@@ -249,9 +251,9 @@ def test_stage_lines_tell_the_rates_that_the_optimizer_gets(shard_root: Path, tm
         '[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\nunfreeze_to = "layer4"\n'
         "[[stages]]\nres = 48\nepochs = 2\nbatch_size = 16\n"
     )
-    assert main(["--recipe", str(path), "--shards", str(shard_root), "--out", str(tmp_path / "a.png")]) == 0
+    assert main(["lr", "--recipe", str(path), "--shards", str(shard_root), "--out", str(tmp_path / "a.png")]) == 0
     told = capsys.readouterr().out
-    assert main(["--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "b.png")]) == 0
+    assert main(["lr", "--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "b.png")]) == 0
     assert capsys.readouterr().out.replace("b.png", "a.png") == told
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     curve = Curve(Recipe.load(path), 75)
@@ -266,5 +268,5 @@ def test_stage_lines_tell_the_rates_that_the_optimizer_gets(shard_root: Path, tm
 def test_an_unknown_batch_size_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.toml"
     path.write_text('[[stages]]\nres = 32\nepochs = 1\nbatch_size = "auto"\n')
-    assert main(["--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "a.png")]) == 2
+    assert main(["lr", "--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "a.png")]) == 2
     assert "stages.batch_size: got auto, expected a number" in capsys.readouterr().err

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -35,9 +36,11 @@ class Spy(nn.Module):
         return out
 
 
-def _warm_up(network: nn.Module, plan: Plan, accumulate: int = 1) -> None:
-    warm_up(network, shapes(plan), device=torch.device("cpu"), dtype=torch.float32, channels_last=True,
-            accumulate=accumulate, autocast=contextlib.nullcontext())  # fmt: skip
+def _warm_up(network: nn.Module, plan: Plan, grad_accum_steps: int = 1) -> None:
+    table = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "optim": {"grad_accum_steps": grad_accum_steps}}
+    learner = SimpleNamespace(network=network, device=torch.device("cpu"), image_dtype=torch.float32, teacher=None,
+                              recipe=Recipe.parse(table, name="x"), autocast=contextlib.nullcontext)  # fmt: skip
+    warm_up(cast(Learner, learner), shapes(plan))
 
 
 def test_shapes_are_all_those_of_the_run(shard_set: ShardSet) -> None:
@@ -53,14 +56,14 @@ def test_shapes_of_some_stages_are_all_those_of_them(shard_set: ShardSet) -> Non
         assert set(shapes(plan, stages=[stage])) == {(s.split, s.res, len(s)) for s in specs}
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_every_shape_that_training_meets_was_met_before(shard_set: ShardSet, accumulate: int) -> None:
+@pytest.mark.parametrize("grad_accum_steps", [1, 3])
+def test_every_shape_that_training_meets_was_met_before(shard_set: ShardSet, grad_accum_steps: int) -> None:
     plan, network = Plan(shard_set, STAGES, eval_batch_size=7), Spy()
-    _warm_up(network, plan, accumulate)
+    _warm_up(network, plan, grad_accum_steps)
     for index in range(plan.total_batches):
         spec = plan.batch(index)
         train = spec.split == "train"
-        for part in torch.empty(len(spec)).chunk(accumulate if train else 1):
+        for part in torch.empty(len(spec)).chunk(grad_accum_steps if train else 1):
             assert (train, spec.res, len(part)) in network.seen
 
 
@@ -77,8 +80,8 @@ def test_weights_statistics_gradients_and_random_state_are_untouched(shard_set: 
     assert not network.training
 
 
-def check(shard_set: ShardSet, model: str = "test_resnet", ranks: int = 1, accumulate: int = 1, **stage: Any) -> None:
-    table = {"model": {"name": model}, "optim": {"accumulate": accumulate},
+def check(shard_set: ShardSet, model: str = "test_resnet", ranks: int = 1, micro: int = 1, **stage: Any) -> None:
+    table = {"model": {"name": model}, "optim": {"grad_accum_steps": micro},
              "stages": [{"res": 64, "epochs": 1, "batch_size": 16}, {"res": 32, "epochs": 1, **stage}]}  # fmt: skip
     recipe = Recipe.parse(table, name="x")
     plan = Plan(shard_set, recipe.stages, eval_batch_size=8)
@@ -93,7 +96,7 @@ def check(shard_set: ShardSet, model: str = "test_resnet", ranks: int = 1, accum
 
 @pytest.mark.parametrize(("keys", "message"), [
     ({"batch_size": 1}, "stages[1].batch_size: 1 is a single sample per step"),
-    ({"batch_size": 8, "accumulate": 8}, "optim.accumulate: 8 micro-batches of the 8 samples per step (stage 1)"),
+    ({"batch_size": 8, "micro": 8}, "optim.grad_accum_steps: 8 micro-batches of the 8 samples per step"),
     ({"batch_size": 8, "fraction": 0.01}, "stages[1].fraction: 0.01 is a single sample per epoch"),
     ({"batch_size": 2}, "stages[1].batch_size: 2 leaves a last batch of a single sample of the epoch's 75"),
 ])  # fmt: skip
@@ -107,7 +110,7 @@ def test_a_single_sample_for_a_batch_norm_names_the_key(
 
 
 @pytest.mark.parametrize("keys", [
-    {"batch_size": 1, "model": "test_convnext"}, {"batch_size": 1, "res": 64}, {"batch_size": 8, "accumulate": 2},
+    {"batch_size": 1, "model": "test_convnext"}, {"batch_size": 1, "res": 64}, {"batch_size": 8, "micro": 2},
 ])  # fmt: skip
 def test_single_samples_are_fine_without_batch_norms_or_with_feature_maps_of_several_pixels(
     shard_set: ShardSet, keys: dict[str, Any]

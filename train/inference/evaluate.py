@@ -1,33 +1,25 @@
-"""`python -m train.inference.evaluate RUN --shards SHARDS`: exact top-1 and top-5 of a run at one or more resolutions.
+"""`python -m train eval RUN --shards SHARDS`: exact top-1 and top-5 of a run at one or more resolutions.
 
 Every sample of the split counts exactly once. The results are printed and written to eval.json.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
-
-    guard_process()
-
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.cli import Parser, command, number
-from pipeline.cpu_count import available_cpus
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import check_output, output_file
 from train.device import pick_device
+from train.loop import eval_logits
 from train.run_folder import existing_run
 
 from .saved_run import (
     SavedRun,
-    logits,
     open_eval_set,
     open_saved_run,
     training_overlap,
@@ -57,7 +49,7 @@ def evaluate(
     with validation_loader(saved, shards, resolutions, split=split, device=device, threads=threads) as loader:
         for batch in loader:
             for i, network in enumerate(networks.values()):
-                out = logits(network, batch.images, recipe=saved.recipe, flip=flip)
+                out = eval_logits(network, batch.images, saved.recipe.precision, flip=flip)
                 hits = out.topk(min(5, len(saved.classes)), dim=1).indices == batch.labels[:, None]
                 counts[batch.spec.stage, i] += torch.stack([hits[:, 0].sum(), hits.sum()])
     samples = len(shards.splits[split])
@@ -68,24 +60,8 @@ def evaluate(
     ]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m train.inference.evaluate", description=__doc__)
-    add = parser.add_argument
-    add("run", metavar="RUN", help="name or folder of a run (uses its best checkpoint), or one of its .pt files")
-    add("--shards", required=True, help="shard set with the same classes (folder or URL), or plain WebDataset tars")
-    add("--val", help="plain tars only: pattern of the validation tars, or fraction of samples to hold out (0.05)")
-    add("--classes", help="plain tars only: text file with one class name per line")
-    add("--res", help="resolutions in px, separated by commas (default: that of the run's last validation)")
-    add("--split", default="val", help="split to evaluate on (default: %(default)s)")
-    add("--fold", type=int, help="for shards with folds: the fold to evaluate on (default: the run's own)")
-    add("--flip", action="store_true", help="test-time flip, even if the recipe does not use it")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
-    add("--threads", type=number(1, 1024), default=available_cpus(), help="CPU threads (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="default: eval.json in the run's folder")
-    return command(parser, _run, arguments)
-
-
-def _run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     saved = open_saved_run(existing_run(args.run))
     path = args.json or saved.path.parent / "eval.json"
     check_output(path, setting="--json", suffixes=(".json",))
@@ -93,9 +69,7 @@ def _run(args: argparse.Namespace) -> None:
     if not all(word.isdigit() and int(word) for word in res):
         raise ResoluteError(f"--res: got {args.res}, expected px separated by commas; write it as 160,208,224")
     shards = open_eval_set(args.shards, saved, fold=args.fold, val=args.val, classes=args.classes)
-    device, flip = pick_device(args.device), args.flip or saved.recipe.eval.flip
-    if device.type == "cpu":
-        torch.set_num_threads(args.threads)
+    device, flip = pick_device(args.device, threads=args.threads), args.flip or saved.recipe.eval.flip
     rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=args.threads, flip=flip,
                     split=args.split)  # fmt: skip
     overlap = training_overlap(saved, shards, split=args.split, fold=args.fold)
@@ -111,9 +85,3 @@ def _run(args: argparse.Namespace) -> None:
     if overlap is not None:
         print(f"note: {overlap.text}")
     print(path)
-
-
-if __name__ == "__main__":
-    from pipeline.cli import run_main
-
-    run_main(main)

@@ -1,15 +1,10 @@
-"""`python -m train.inference.export RUN`: writes the best weights as a safetensors file that timm loads.
+"""`python -m train export RUN`: writes the best weights as a safetensors file that timm loads.
 
 Its metadata holds the class names, the validation preprocessing as timm's `pretrained_cfg_overlay`, the recipe, and a
 complete program (`usage`) that loads the file and classifies a photo; the command prints that program.
 """
 
 from __future__ import annotations
-
-if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
-
-    guard_process()
 
 import argparse
 import json
@@ -22,7 +17,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import check_output, output_file
 from train.models import size_options
@@ -64,7 +58,7 @@ def export(saved: SavedRun, path: Path) -> str:
     recipe, which = saved.recipe, saved.best_weights
     program = _program(saved, path)
     metadata = {
-        "format": "pt", "model": recipe.model.name, "options": json.dumps(recipe.model.options),
+        "format": "pt", "model": recipe.model.name, "options": json.dumps(recipe.model.kwargs),
         "classes": json.dumps(saved.classes), "recipe": json.dumps(saved.recipe_values), "recipe_hash": recipe.hash,
         "shards": saved.shards_hash, "weights": which, "step": str(saved.step), "best_top1": str(saved.best_top1),
         "res": str(saved.res), "margin": str(saved.margin), "mean": json.dumps(recipe.data.mean),
@@ -87,8 +81,8 @@ def preprocessing(saved: SavedRun) -> dict[str, Any]:
     recipe, res = saved.recipe, saved.res
     overlay: dict[str, Any] = {
         "input_size": (3, res, res), "mean": tuple(recipe.data.mean), "std": tuple(recipe.data.std),
-        "crop_pct": recipe.eval.crop_frac or _crop_pct(res, round(res * saved.margin)), "crop_mode": "center",
-        "interpolation": "bilinear" if saved.one_size else "bicubic",
+        "crop_pct": recipe.eval.crop_pct or _crop_pct(res, round(res * saved.margin)), "crop_mode": "center",
+        "interpolation": "bilinear" if saved.single_resolution else "bicubic",
     }  # fmt: skip
     # why: timm's validation script prefers these two keys, whose defaults belong to timm's weights
     default = _default_cfg(saved)
@@ -117,13 +111,13 @@ def _program(saved: SavedRun, path: Path) -> str:
             f'initial weights: [model] norm = "group", weights = "{path}"\n'
         )
     keywords = {"num_classes": repr(len(saved.classes)), "checkpoint_path": "path"}
-    options = {**size_options(recipe.model, recipe.seen_resolutions), **recipe.model.options}
+    options = {**size_options(recipe.model, recipe.seen_resolutions), **recipe.model.kwargs}
     default = _default_cfg(saved)
     if getattr(default, "fixed_input_size", False) and "img_size" not in options:
         # why: `input_size` would make timm build position embeddings of another size than the weights have
         options["img_size"] = default.input_size[-1]
     keywords |= {name: repr(value) for name, value in options.items()}
-    if recipe.model.antialias:
+    if recipe.model.blurpool:
         keywords["aa_layer"] = "timm.layers.BlurPool2d"
     overlay = "".join(f"        {name}={value!r},\n" for name, value in preprocessing(saved).items())
     keywords["pretrained_cfg_overlay"] = f"dict(\n{overlay}    )"
@@ -135,13 +129,6 @@ def _program(saved: SavedRun, path: Path) -> str:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m train.inference.export", description=__doc__, allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN", help="name or folder of a run, or one of its .pt files")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: model.safetensors in the run's folder")
-    return command(parser, _run, arguments)
-
-
 def _is_export(path: Path) -> bool:
     try:
         with safe_open(path, "pt") as file:
@@ -150,7 +137,8 @@ def _is_export(path: Path) -> bool:
         return False
 
 
-def _run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     saved = open_saved_run(existing_run(args.run))
     path = args.out or saved.path.parent / "model.safetensors"
     check_output(path, setting="--out", suffixes=(".safetensors",))
@@ -162,9 +150,3 @@ def _run(args: argparse.Namespace) -> None:
           f"{100 * saved.best_top1:.2f} %\n{len(saved.classes)} classes: {names}\n"
           f"the program below classifies a photo as in validation; the file's metadata has it as 'usage':\n\n"
           f"{program}", end="")  # fmt: skip
-
-
-if __name__ == "__main__":
-    from pipeline.cli import run_main
-
-    run_main(main)

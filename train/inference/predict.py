@@ -1,15 +1,10 @@
-"""`python -m train.inference.predict RUN --src photos --out pred.csv`: classes and probabilities, from a run or folds.
+"""`python -m train predict RUN --src photos --out pred.csv`: classes and probabilities, from a run or folds.
 
 Image files are selected and decoded exactly as by `prep`. The probabilities of several folds are averaged, except on
 the shards that they were trained on: there each photo is predicted by the fold that held it out (out of fold).
 """
 
 from __future__ import annotations
-
-if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
-
-    guard_process()
 
 import argparse
 import csv
@@ -29,24 +24,22 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
-from pipeline.cli import Parser, command, number
-from pipeline.cpu_count import available_cpus
 from pipeline.dataset.open_dataset import is_foreign
 from pipeline.dataset.shard_set import ShardSet, key_name
 from pipeline.errors import ResoluteError, StorageError, is_unavailable
 from pipeline.plan.crops import centre_crops
 from pipeline.storage.atomic_file import check_output, output_file
-from pipeline.storage.files import is_url
+from pipeline.storage.base import is_url
 from prep.convert.decode import MAX_BYTES, Reject, decode
 from prep.sources.image_folder import walk
 from prep.sources.names import SUFFIXES, is_image
 from train.device import pick_device
+from train.loop import eval_logits
 from train.run_folder import existing_run
 
 from .saved_run import (
     SavedRun,
     Weights,
-    logits,
     open_eval_set,
     open_saved_run,
     training_overlap,
@@ -99,24 +92,25 @@ class Ensemble:
         """
         bce = self.first.recipe.loss.kind == "bce"
         activation = torch.sigmoid if bce else functools.partial(torch.softmax, dim=1)
-        outputs = [logits(network, images, recipe=self.first.recipe, flip=self.flip) for network in self._networks]
+        precision = self.first.recipe.precision
+        outputs = [eval_logits(network, images, precision, flip=self.flip) for network in self._networks]
         return torch.stack([activation(output) for output in outputs]).mean(0).cpu()
 
 
 def preprocess(
-    path: Path, *, res: int, margin: float, crop_frac: float | None, one_size: bool = False
+    path: Path, *, res: int, margin: float, crop_pct: float | None, single_resolution: bool = False
 ) -> NDArray[np.uint8]:
     """(res, res, 3) RGB of an image file: decoded and shrunk as by prep, then cropped and resized as in validation.
 
-    `margin`: stored short side / res. `one_size`: do not shrink before the crop, for runs trained on plain tars.
-    Raises `Reject` for images that prep would reject, `StorageError` if the file cannot be read.
+    `margin`: stored short side / res. `single_resolution`: do not shrink before the crop, for runs trained on plain
+    tars. Raises `Reject` for images that prep would reject, `StorageError` if the file cannot be read.
     """
     image = Image.fromarray(decode(_content(path)))
     short = round(res * margin)
     scale = short / min(image.size)
-    if scale < 1 and not one_size:
+    if scale < 1 and not single_resolution:
         image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-    x, y, width, height = centre_crops(np.array([image.size]), crop_frac or res / short)[0].tolist()
+    x, y, width, height = centre_crops(np.array([image.size]), crop_pct or res / short)[0].tolist()
     crop = image.crop((x, y, x + width, y + height))
     return np.asarray(crop.resize((res, res), Image.Resampling.BILINEAR))
 
@@ -148,8 +142,8 @@ def predict_folder(
 
     def load(path: Path) -> NDArray[np.uint8] | str:
         try:
-            return preprocess(path, res=res, margin=saved.margin, crop_frac=saved.recipe.eval.crop_frac,
-                            one_size=saved.one_size)  # fmt: skip
+            return preprocess(path, res=res, margin=saved.margin, crop_pct=saved.recipe.eval.crop_pct,
+                            single_resolution=saved.single_resolution)  # fmt: skip
         except Reject as reason:
             return str(reason)
 
@@ -244,32 +238,12 @@ def write_predictions(
     return f"{out}: {done} images{top1}{failures}"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m train.inference.predict", description=__doc__)
-    add = parser.add_argument
-    add("run", metavar="RUN", help="name or folder of a run, one of its .pt files, or the parent folder of its folds")
-    add("--src", required=True, help="folder of images, single image, shard set (folder or URL), or plain tars")
-    add("--val", help="plain tars only: pattern of the validation tars, or fraction of samples to hold out (0.05)")
-    add("--classes", help="plain tars only: text file with one class name per line")
-    add("--out", type=Path, default=Path("pred.csv"), help="CSV file to write (default: %(default)s)")
-    add("--topk", type=number(1, 10**9), default=5, help="classes per row, most likely first (default: %(default)s)")
-    add("--res", type=number(1, 65_535), help="input resolution in px (default: that of the run's last validation)")
-    add("--weights", choices=("raw", "ema"), help="default: those with the best validation")
-    add("--flip", action="store_true", help="test-time flip, even if the recipe does not use it")
-    add("--split", default="val", help="split of a shard set (default: %(default)s)")
-    add("--fold", type=int, help="for shards with folds: fold to predict (default: the run's own, or each fold's own)")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: %(default)s)")
-    add("--threads", type=number(1, 1024), default=available_cpus(), help="CPU threads (default: %(default)s)")
-    return command(parser, _run, arguments)
-
-
-def _run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     if not args.src.strip():
         raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; set SRC")
     _check_out(args.out)
-    members, device = open_members(existing_run(args.run)), pick_device(args.device)
-    if device.type == "cpu":
-        torch.set_num_threads(args.threads)
+    members, device = open_members(existing_run(args.run)), pick_device(args.device, threads=args.threads)
     classes, res = members[0].classes, args.res or members[0].res
     note, accuracy, total = "", True, 0
     batches: Iterable[PredictionBatch]
@@ -349,9 +323,3 @@ def _sources(
     if overlap.certain and len(members) > 1:
         return [(members, first)], f"no accuracy: {overlap.text}", False
     return [(members, first)], f"note: {overlap.text}", True
-
-
-if __name__ == "__main__":
-    from pipeline.cli import run_main
-
-    run_main(main)

@@ -16,8 +16,9 @@ from pipeline.dataset.shard_set import ShardSet, read_manifest
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
-from pipeline.storage.files import open_files
+from pipeline.storage.base import open_files
 from train.checkpoint import load
+from train.loop import image_dtype
 from train.models import build_model
 from train.recipe.schema import Recipe
 
@@ -26,7 +27,6 @@ __all__ = [
     "SavedRun",
     "Weights",
     "fold_count",
-    "logits",
     "open_eval_set",
     "open_saved_run",
     "training_overlap",
@@ -47,7 +47,7 @@ class SavedRun:
     data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
     classes: list[str]
     margin: float  # stored short side / res of the training shards
-    one_size: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
+    single_resolution: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
     step: int
     decode: Literal["cpu", "gpu"] | None  # where a GPU run decoded; None for a CPU run
     best_weights: Weights  # which of the two had the best validation
@@ -104,9 +104,9 @@ def open_saved_run(run: Path) -> SavedRun:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
     return SavedRun(
         path=path, recipe=recipe, recipe_values=state["recipe"], shards_hash=state["shards"],
-        data=state.get("data", {}),
+        data=state["data"],
         classes=state["classes"], margin=state["margin"],
-        one_size=state.get("one_size", False), step=state["step"], decode=state.get("decode"),
+        single_resolution=state["single_resolution"], step=state["step"], decode=state["decode"],
         best_weights=progress["best_weights"],
         best_top1=progress["best_top1"], weights={which: tensors for which, tensors in weights.items() if tensors},
     )  # fmt: skip
@@ -169,7 +169,7 @@ def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int
 def _is_own(saved: SavedRun, shards: ShardSet) -> bool:
     """Whether the run was trained on this set, ignoring the fold and resolutions added since."""
     read = {name: digest for name, digest in saved.data.items() if name != "fold"}
-    return saved.shards_hash == shards.hash or (bool(read) and read.items() <= shards.digests.items())
+    return saved.shards_hash == shards.hash or read.items() <= shards.digests.items()
 
 
 def validation_loader(
@@ -178,19 +178,7 @@ def validation_loader(
     """A loader of `Plan.evaluation` with the run's `[eval]`, decoding on the same device type as the run."""
     recipe, on_gpu = saved.recipe, device.type == "cuda"
     plan = Plan.evaluation(
-        shards, resolutions, split=split, batch_size=recipe.eval.batch_size, crop_frac=recipe.eval.crop_frac
+        shards, resolutions, split=split, batch_size=recipe.eval.batch_size, crop_frac=recipe.eval.crop_pct
     )
-    half = on_gpu and recipe.precision.amp != "off"
     return Loader(plan, device=device, decode=saved.decode if on_gpu else None, threads=threads, mean=recipe.data.mean,
-                  std=recipe.data.std, dtype=torch.float16 if half else torch.float32)  # fmt: skip
-
-
-@torch.inference_mode()
-def logits(network: nn.Module, images: torch.Tensor, *, recipe: Recipe, flip: bool) -> torch.Tensor:
-    """Logits (N, classes) float32, computed as in validation; with `flip`, the mean of image and mirror image."""
-    amp = recipe.precision.amp
-    dtype = torch.float16 if amp == "fp16" else torch.bfloat16
-    images = images if recipe.precision.channels_last else images.contiguous()
-    with torch.autocast(images.device.type, dtype=dtype, enabled=amp != "off"):
-        out: torch.Tensor = network(images).float()
-        return (out + network(images.flip(3)).float()) / 2 if flip else out
+                  std=recipe.data.std, dtype=image_dtype(recipe.precision, device))  # fmt: skip

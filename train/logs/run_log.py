@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["SWITCH_STEPS", "RunLogReader", "best_epoch", "best_top1", "is_better", "switch_costs"]
+__all__ = ["SWITCH_STEPS", "RunLogReader", "best_epoch", "best_top1", "format_duration", "is_better", "switch_costs"]
 
 SWITCH_STEPS = 5  # steps after a stage change that count towards its cost
 _COLUMNS = ("step", "stage", "res", "samples", "wait_s", "compute_s", "lr", "momentum", "loss")
@@ -139,3 +139,12 @@ def switch_costs(stages: NDArray[np.float64], times_s: NDArray[np.float64]) -> l
             "slowest_ratio": float(first.max() / median),
         })  # fmt: skip
     return costs
+
+
+def format_duration(seconds: float) -> str:
+    """`seconds` as text in ms, s, min or h."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

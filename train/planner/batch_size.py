@@ -68,14 +68,14 @@ def with_batch_sizes(
             "the batch, expected a number; set one in the recipe"
         )
     plan, fits = probe(_sized(recipe, [size or 8 * world_size for size in sizes]))
-    for segment in plan.passes:
-        number = segment.stage
+    for pass_ in plan.passes:
+        number = pass_.stage
         if sizes[number] == AUTO:
-            max_size = max(1, segment.samples // world_size)
+            max_size = max(1, pass_.samples // world_size)
             size = min_over_ranks(largest_that_fits(functools.partial(fits, number), max_size=max_size))
             if not size:
                 raise ResoluteError(
-                    f"stages[{number}].batch_size: got auto, but not one sample of {segment.res} px fits into the GPU, "
+                    f"stages[{number}].batch_size: got auto, but not one sample of {pass_.res} px fits into the GPU, "
                     "expected at least one; choose a smaller model or resolution"
                 )
             sizes[number] = world_size * size
@@ -158,11 +158,11 @@ class DoesNotFit(Exception):
         if self.split == "val":
             advice = f"set eval.batch_size = {_half(recipe.eval.batch_size)}"
         else:
-            micro_batches, size = recipe.optim.accumulate, recipe.stages[stages[0]].batch_size
+            micro_batches, size = recipe.optim.grad_accum_steps, recipe.stages[stages[0]].batch_size
             samples = -(-self.samples // micro_batches)
             advice = (
-                f'set batch_size = {_half(size)} there ("auto" finds the largest that fits), or optim.accumulate = '
-                f"{2 * micro_batches}, which keeps the batch size"
+                f'set batch_size = {_half(size)} there ("auto" finds the largest that fits), or '
+                f"optim.grad_accum_steps = {2 * micro_batches}, which keeps the batch size"
             )
         return ResoluteError(
             f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}, {self.split}: out of memory with images of "

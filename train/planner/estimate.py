@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
+from train.logs.run_log import format_duration
 
 from .measure import Pace
 
@@ -82,7 +83,7 @@ class Forecast:
 def forecast(plan: Plan, paces: Sequence[Pace], *, eval_every: int, start_s: float, save_s: float,
              save_every_s: float, folds: int = 1) -> Forecast:  # fmt: skip
     """The forecast of a run of `plan` with the measured `paces` of its stages."""
-    first = {segment.stage: segment for segment in reversed(plan.passes) if segment.split == "train"}
+    first = {pass_.stage: pass_ for pass_ in reversed(plan.passes) if pass_.split == "train"}
     val = len(plan.shards.splits["val"]) if "val" in plan.shards.splits else 0
     stages = tuple(
         StageForecast(stage=i, res=stage.res, batch_size=stage.batch_size, epochs=stage.epochs,
@@ -154,36 +155,36 @@ def table(result: Forecast) -> str:
             f"{stage.limit:6} {100 * pace.stall_frac:8.2f} {pace.memory_bytes / 2**30:11.2f} {stage.epoch_s:7.1f} "
             f"{stage.eval_s:6.1f}"
         )
-    parts = ", ".join(f"{name} {_format_seconds(value)}" for name, value in result.parts_s().items())
+    parts = ", ".join(f"{name} {format_duration(value)}" for name, value in result.parts_s().items())
     runs = f" in {result.folds} folds" if result.folds > 1 else ""
-    return "\n".join([*lines, f"total {_format_seconds(result.total_s())}{runs}: {parts}"])
+    return "\n".join([*lines, f"total {format_duration(result.total_s())}{runs}: {parts}"])
 
 
 def advice(result: Forecast, budget_s: float, doubled: Forecast | None) -> list[str]:
     """Whether the run fits `budget_s`, and if not, what would; `doubled`: the forecast with doubled batch sizes."""
-    total, budget = result.total_s(), _format_seconds(budget_s)
+    total, budget = result.total_s(), format_duration(budget_s)
     if total <= budget_s:
-        return [f"fits the budget of {budget}: {_format_seconds(budget_s - total)} to spare"]
-    lines = [f"does not fit the budget of {budget}: {_format_seconds(total - budget_s)} too long. Options:"]
+        return [f"fits the budget of {budget}: {format_duration(budget_s - total)} to spare"]
+    lines = [f"does not fit the budget of {budget}: {format_duration(total - budget_s)} too long. Options:"]
     planned = [stage.epochs for stage in result.stages]
     fewer = (_apportioned(planned, n) for n in range(sum(planned) - 1, len(planned) - 1, -1))
     fitting = next((epochs for epochs in fewer if result.total_s(epochs) <= budget_s), None)
     if fitting:
-        fitting_s = _format_seconds(result.total_s(fitting))
+        fitting_s = format_duration(result.total_s(fitting))
         lines.append(f"- fewer epochs: {_list(fitting)} instead of {_list(planned)}: {fitting_s}")
     else:
         shortest = result.total_s([1] * len(planned))
-        lines.append(f"- fewer epochs: not enough, one epoch per stage takes {_format_seconds(shortest)}")
+        lines.append(f"- fewer epochs: not enough, one epoch per stage takes {format_duration(shortest)}")
     if result.folds > 1:
         fold_s = total / result.folds
         folds = int(budget_s // fold_s)
-        lines.append(f"- fewer folds: {folds} of {result.folds}: {_format_seconds(folds * fold_s)}" if folds else
-                     f"- fewer folds: not enough, one fold takes {_format_seconds(fold_s)}")  # fmt: skip
+        lines.append(f"- fewer folds: {folds} of {result.folds}: {format_duration(folds * fold_s)}" if folds else
+                     f"- fewer folds: not enough, one fold takes {format_duration(fold_s)}")  # fmt: skip
     if doubled is not None:
         sizes = [_list([stage.batch_size for stage in f.stages]) for f in (doubled, result)]
         doubled_s = doubled.total_s()
         effect = "fits" if doubled_s <= budget_s else "still too long" if doubled_s < total else "no gain"
-        lines.append(f"- larger batches: {sizes[0]} instead of {sizes[1]}: {_format_seconds(doubled_s)}, {effect} "
+        lines.append(f"- larger batches: {sizes[0]} instead of {sizes[1]}: {format_duration(doubled_s)}, {effect} "
                      "(adapt the learning rate)")  # fmt: skip
     return lines
 
@@ -201,9 +202,3 @@ def _apportioned(planned: list[int], total: int) -> list[int]:
 
 def _list(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _format_seconds(value_s: float) -> str:
-    if value_s < 90:
-        return f"{value_s:.1f} s" if value_s < 10 else f"{value_s:.0f} s"
-    return f"{value_s / 60:.1f} min" if value_s < 90 * 60 else f"{value_s / 3600:.1f} h"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -17,20 +18,30 @@ from types import FrameType
 
 import torch
 
-from pipeline import cuda
 from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Batch, Loader
 from pipeline.plan.plan import Plan
-from pipeline.storage.atomic_file import output_file, used_folder
-from train.distributed import Ranks
-from train.logs.hardware import peak_memory_bytes, process_age_s, reset_peak_memory
+from pipeline.storage.atomic_file import check_output, output_file, used_folder
+from train.cross_validation import chosen_folds
+from train.distributed import Ranks, join
+from train.logs.hardware import process_age_s
 from train.loop import Learner
 from train.setup import Options
+from train.trainer import session
 
 from .estimate import Forecast, advice, parse_duration, table, to_json, with_doubled_batches
-from .measure import Pace, Stopwatch, measure, restored, synthetic
+from .measure import Stopwatch, synthetic_batch
 
-__all__ = ["measure_stages", "plan"]
+__all__ = ["main", "plan"]
+
+
+def main(args: argparse.Namespace) -> int:
+    """`python -m train plan`: print, and write to `--json`, the forecast of a run. Returns the exit status."""
+    if args.json:
+        check_output(args.json, setting="--json", suffixes=(".json",))
+    options = Options.parsed(args)
+    with join(options.device) as ranks:
+        folds = [] if args.folds is None else chosen_folds(args.folds, shards=options.shards)
+        return plan(options, ranks, budget=args.budget, folds=folds, file=args.json)
 
 
 def plan(
@@ -40,8 +51,6 @@ def plan(
 
     `folds`: folds to train one after another; measured on the first one's data. `file`: for the forecast as JSON.
     """
-    from train.trainer import session  # why here: a cyclic import; train.trainer needs `measure_stages`
-
     budget_s = parse_duration(budget) if budget else None
     began = time.perf_counter() - process_age_s()  # why: a run's time includes starting Python and loading torch
     with _scratch(options.folder.parent, ranks) as folder:
@@ -91,20 +100,6 @@ def _scratch(runs: Path, ranks: Ranks) -> Iterator[str]:
         yield folder
 
 
-def measure_stages(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
-    """Measure every stage. The learner's state is restored; the loader's position is not."""
-    paces = []
-    for stage in range(len(plan.stages)):
-        reset_peak_memory(learner.device)
-        with restored(learner):
-            paces.append(measure(
-                plan, loader, stage, _watch(learner), train=learner.train_step, validate=learner.eval_step,
-                synthetic_batch=_synthetic_batch(learner, plan, stage),
-                memory=lambda: peak_memory_bytes(learner.device),
-            ))  # fmt: skip
-    return paces
-
-
 def _with_doubled_batches(result: Forecast, plan: Plan, learner: Learner, *, about_s: float = 1.0) -> Forecast | None:
     """The forecast with doubled batch sizes in the stages where they fit; None if there are none."""
     # why: a rank that is out of memory would leave the others waiting, and compiling new shapes takes minutes
@@ -113,24 +108,9 @@ def _with_doubled_batches(result: Forecast, plan: Plan, learner: Learner, *, abo
     models: list[float | None] = []
     for stage in result.stages:
         try:
-            batch = itertools.repeat(_synthetic_batch(learner, plan, stage.stage, times=2)).__next__
+            batch = itertools.repeat(synthetic_batch(learner, plan, stage.stage, times=2)).__next__
             enough = 2 * stage.batch_size <= stage.images
-            models.append(_watch(learner).rate(batch, learner.train_step, about_s=about_s)[0] if enough else None)
+            models.append(Stopwatch.of(learner).rate(batch, learner.train_step, about_s=about_s)[0] if enough else None)
         except torch.OutOfMemoryError:
             models.append(None)
     return with_doubled_batches(result, models, shared=learner.device.type == "cpu") if any(models) else None
-
-
-def _synthetic_batch(learner: Learner, plan: Plan, stage: int, times: float = 1.0) -> Batch:
-    """A batch of random images, `times` as large as the first training batch of `stage`."""
-    first = next(s.first for s in plan.passes if (s.split, s.stage) == ("train", stage))
-    spec = plan.batch(first, rank=learner.ranks.rank, world_size=learner.ranks.world_size)
-    return synthetic(spec, device=learner.device, dtype=learner.image_dtype, times=times)
-
-
-def _watch(learner: Learner) -> Stopwatch:
-    def sync() -> None:
-        if learner.device.type == "cuda":
-            cuda.synchronize(learner.device)  # sync: ends the timed interval
-
-    return Stopwatch(sync=sync, broadcast=learner.ranks.broadcast)

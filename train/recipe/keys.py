@@ -1,7 +1,8 @@
-"""Reference of all recipe keys, generated from the dataclasses: key, type, default, and the comment in the source."""
+"""`python -m train keys`: all recipe keys from the dataclasses: key, type, default and the comment in the source."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 from .schema import Recipe
 
-__all__ = ["Key", "keys", "table"]
+__all__ = ["Key", "keys", "main", "table"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,11 @@ def table() -> str:
         cells = (f"`{key.name}`", key.kind, key.default, key.comment)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines[1:])
+
+
+def main(_: argparse.Namespace) -> None:
+    """Run the command."""
+    print(table())
 
 
 def _comments(cls: type) -> dict[str, str]:

@@ -11,19 +11,50 @@ from typing import Any, Literal
 
 from pipeline.errors import ResoluteError, check
 
-__all__ = ["build"]
+__all__ = ["RENAMED", "build"]
+
+# Earlier names of keys; a recipe or checkpoint that has one is refused with the current name.
+RENAMED = {
+    "model.options": "model.kwargs",
+    "model.antialias": "model.blurpool",
+    "model.checkpoint_blocks": "model.grad_checkpointing",
+    "distill.options": "distill.kwargs",
+    "optim.smoothing": "loss.label_smoothing",
+    "optim.centralise": "optim.gradient_centralization",
+    "optim.accumulate": "optim.grad_accum_steps",
+    "schedule.warmup_frac": "schedule.pct_start",
+    "schedule.start_div": "schedule.div_factor",
+    "schedule.final_div": "schedule.final_div_factor",
+    "schedule.momentum_low": "schedule.base_momentum",
+    "eval.crop_frac": "eval.crop_pct",
+    "augment.crop_area": "augment.scale",
+    "augment.crop_ratio": "augment.ratio",
+    "augment.policy_ops": "augment.num_ops",
+    "augment.policy_magnitude": "augment.magnitude",
+    "augment.erase_prob": "augment.random_erasing_prob",
+    "augment.erase_area": "augment.random_erasing_scale",
+    "augment.erase_ratio": "augment.random_erasing_ratio",
+    "augment.erase_fill": "augment.random_erasing_fill",
+    "augment.mix_prob": "augment.mixup_prob",
+    "augment.cutmix_prob": "augment.mixup_switch_prob",
+    "augment.mix_per": "augment.mixup_mode",
+}
 
 
 def build(cls: type, table: object, where: str) -> Any:
     """An instance of the dataclass `cls` from `table`; `where` is the table's dotted name, "" for the top level.
 
-    Raises `ResoluteError` for an unknown key (suggesting the closest known one), a missing key or a wrong type.
+    Raises `ResoluteError` for an unknown key (with its current name or the closest known one), a missing key or a
+    wrong type.
     """
     if not isinstance(table, dict):
         raise ResoluteError(f"{where}: got {table!r}, expected a table; write [{where}]")
     hints = typing.get_type_hints(cls)
     prefix = f"{where}." if where else ""
     for key in table:
+        full = f"{prefix}{key}".removeprefix("stages." if where == "stages.augment" else "")
+        if full in RENAMED:
+            raise ResoluteError(f"unknown key {full}, expected {RENAMED[full]}, its current name; rename it")
         if key not in hints:
             close = difflib.get_close_matches(key, hints, n=1)
             advice = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(hints)}"

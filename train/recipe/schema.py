@@ -56,12 +56,12 @@ class Data:
 class Eval:
     every_epochs: int = 1  # epochs between validations; the last epoch is always validated
     batch_size: int = 256  # samples per validation batch, over all ranks
-    crop_frac: float | None = None  # centre crop's side / short side, above 0 to 1; none: from prep's margin, 0.875
+    crop_pct: float | None = None  # centre crop's side / short side, above 0 to 1; none: from prep's margin, 0.875
     flip: bool = False  # test-time flip: average the logits of each image and its mirror image
 
     def __post_init__(self) -> None:
-        frac = self.crop_frac
-        _check(frac is None or 0 < frac <= 1, "eval.crop_frac", frac, "above 0, at most 1")
+        frac = self.crop_pct
+        _check(frac is None or 0 < frac <= 1, "eval.crop_pct", frac, "above 0, at most 1")
         _check(self.every_epochs >= 1, "eval.every_epochs", self.every_epochs, "an integer of at least 1")
         expected = f"an integer from 1 to {MAX_BATCH}"
         _check(1 <= self.batch_size <= MAX_BATCH, "eval.batch_size", self.batch_size, expected)
@@ -89,9 +89,9 @@ class Recipe:
         _check(0 <= self.seed <= _MAX_SEED, "seed", self.seed, f"an integer from 0 to {_MAX_SEED}")
         expected = f"at most {MAX_EPOCHS} over all stages"
         _check(self.total_epochs <= MAX_EPOCHS, "stages.epochs", self.total_epochs, expected)
-        smallest = min((s.batch_size for s in self.stages if s.batch_size != AUTO), default=self.optim.accumulate)
+        smallest = min((s.batch_size for s in self.stages if s.batch_size != AUTO), default=self.optim.grad_accum_steps)
         expected = f"at most the smallest batch_size, {smallest}: a micro-batch needs at least one sample"
-        _check(self.optim.accumulate <= smallest, "optim.accumulate", self.optim.accumulate, expected)
+        _check(self.optim.grad_accum_steps <= smallest, "optim.grad_accum_steps", self.optim.grad_accum_steps, expected)
         marks = self.schedule.milestone_epochs
         good = all(mark < self.total_epochs for mark in marks)
         _check(good, "schedule.milestone_epochs", list(marks), f"below the run's {self.total_epochs} epochs")
@@ -132,7 +132,7 @@ class Recipe:
         return Plan(
             shards, self.stages, seed=self.seed, order=order, fraction_mode=self.data.fraction_mode,
             eval_batch_size=self.eval.batch_size, eval_every_epochs=self.eval.every_epochs,
-            eval_crop_frac=self.eval.crop_frac,
+            eval_crop_frac=self.eval.crop_pct,
         )  # fmt: skip
 
     def values(self) -> dict[str, Any]:

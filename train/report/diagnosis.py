@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from train.logs.run_log import SWITCH_STEPS, RunLogReader, best_epoch, best_top1, switch_costs
+from train.logs.run_log import SWITCH_STEPS, RunLogReader, best_epoch, best_top1, format_duration, switch_costs
 
-__all__ = ["Finding", "diagnose", "format_duration", "stage_rows"]
+__all__ = ["Finding", "diagnose", "stage_rows"]
 
 # thresholds
 _STALL_FRAC = 0.05  # stall time / stage time: below it, data is not the limit
@@ -182,12 +182,3 @@ def _run(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
                 f"{epochs[-1]['epoch']}; it ended at {100 * best_top1(validated[-1]):.2f} %: use fewer epochs, or "
                 "stronger augmentation in the late stages."
             ))  # fmt: skip
-
-
-def format_duration(seconds: float) -> str:
-    """`seconds` as text in ms, s, min or h."""
-    if seconds < 1:
-        return f"{1e3 * seconds:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

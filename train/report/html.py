@@ -1,38 +1,31 @@
-"""`python -m train.report.html RUN`: writes RUN/report.html from run.jsonl; training does so after every epoch.
+"""`python -m train report RUN`: writes RUN/report.html from run.jsonl; training does so after every epoch.
 
 The page is self-contained and needs no network.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
-
-    guard_process()
-
 import argparse
-import html
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
 
-from pipeline.cli import Parser, command
 from pipeline.errors import ResoluteError
+from pipeline.report.charts import Chart, Series, chart, short
+from pipeline.report.page import render
 from pipeline.storage.atomic_file import output_file
-from train.logs.run_log import Columns, RunLogReader, best_epoch, best_top1
+from train.logs.run_log import Columns, RunLogReader, best_epoch, best_top1, format_duration
 from train.run_folder import existing_run
 
-from .charts import Series, chart, short
-from .diagnosis import diagnose, format_duration, stage_rows
+from .diagnosis import diagnose, stage_rows
 
 __all__ = ["REPORT", "write_page"]
 
 REPORT = "report.html"
+_TEMPLATE = Path(__file__).with_name("template.html")
 _BINS = 600  # points per curve; more would be below a pixel each
 _ROWS = 300  # maximum rows of the epoch table
 
@@ -40,41 +33,34 @@ _ROWS = 300  # maximum rows of the epoch table
 def write_page(run: RunLogReader, folder: Path) -> Path:
     """Write the page for the records read so far, atomically. Raises `ResoluteError` if it cannot be written."""
     path = folder / REPORT
-    page = _page(run, folder.name).encode()
+    page = _page(run, folder.name)
     with output_file(path) as file:
         file.write(page)
     return path
 
 
-def _page(run: RunLogReader, name: str) -> str:
+def _page(run: RunLogReader, name: str) -> bytes:
     start, done = run.start, run.kind("end")
     rows, bins = stage_rows(run), run.binned(_BINS)
     steps, total = sum(row["steps"] for row in rows), start.get("total_steps", 0)
     state = "finished" if done else f"{steps:,} of {total:,} steps done"
-    about = f"{start.get('recipe', '')} {start.get('recipe_hash', '')} · {start.get('device', '')} · {state}"
-    values = f"<pre>{_escape(recipe_text(start.get('recipe_values', {})))}</pre>"
-    sections = [
-        ("What limited this run, and what to change", "".join(_findings(run))),
-        ("Over the run", f'<div class="charts">{"".join(_curves(run, bins, rows))}</div>'),
-        ("Stages", _stages(rows)),
-        ("Epochs", _epochs(run.epochs)),
-        (
-            "Recipe",
-            f"<pre>{_escape(start.get('recipe_text', ''))}</pre>"
-            f"<details><summary>All values, including defaults</summary>{values}</details>",
-        ),
-        ("Machine and data", _about(run)),
-    ]
-    body = "".join(f"<section><h2>{title}</h2>\n{text}</section>\n" for title, text in sections)
-    page = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-    return page.substitute(name=_escape(name), about=_escape(about), body=_tiles(run, rows) + body)
+    return render(
+        _TEMPLATE,
+        title=f"Run {name}",
+        subtitle=f"{start.get('recipe', '')} {start.get('recipe_hash', '')} · {start.get('device', '')} · {state}",
+        headline=_headline(run, rows),
+        findings=diagnose(run),
+        skipped=len(run.kind("skipped")),
+        charts=filter(None, _charts(run, bins, rows)),
+        stages=_stages(rows),
+        epochs=_epochs(run.epochs),
+        recipe=start.get("recipe_text", ""),
+        recipe_values=recipe_text(start.get("recipe_values", {})),
+        facts=_facts(run),
+    )
 
 
-def _escape(value: object) -> str:
-    return html.escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in str(value)))
-
-
-def _tiles(run: RunLogReader, rows: list[dict[str, Any]]) -> str:
+def _headline(run: RunLogReader, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     epochs = run.epochs
     train_s = sum(row["train_s"] for row in rows)
     tiles = []
@@ -97,23 +83,10 @@ def _tiles(run: RunLogReader, rows: list[dict[str, Any]]) -> str:
     used = [epoch["gpu_frac"] for epoch in epochs if epoch.get("gpu_frac") is not None]
     if used:
         tiles.append((f"{100 * np.mean(used):.0f} %", "GPU utilisation"))
-    cells = (f'<div><b>{_escape(value)}</b><span class="soft">{_escape(what)}</span></div>' for value, what in tiles)
-    return f'<div class="tiles">{"".join(cells)}</div>\n'
+    return tiles
 
 
-def _findings(run: RunLogReader) -> Iterator[str]:
-    findings = diagnose(run)
-    yield '<ul class="findings">' if findings else "<p>No findings before the first step.</p>"
-    for finding in findings:
-        text = re.sub("`(.+?)`", r"<code>\1</code>", _escape(finding.text))
-        yield f'<li class="{"bad" if finding.bad else "fine"}">{text}</li>\n'
-    yield "</ul>" if findings else ""
-    skipped = run.kind("skipped")
-    if skipped:
-        yield f'<p class="soft">{len(skipped)} damaged samples were skipped; run.jsonl names them.</p>'
-
-
-def _curves(run: RunLogReader, bins: Columns, rows: list[dict[str, Any]]) -> Iterator[str]:
+def _charts(run: RunLogReader, bins: Columns, rows: list[dict[str, Any]]) -> Iterator[Chart | None]:
     x = bins["step"].tolist()
     if not x:
         return
@@ -183,28 +156,22 @@ def _changes(epochs: list[dict[str, Any]], ended: list[float]) -> list[tuple[flo
     return [(at, f"{epoch['res']} px") for at, epoch, before in starts if epoch["stage"] != before["stage"]]
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    top = "".join(f"<th>{_escape(head)}</th>" for head in heads)
-    body = "".join("<tr>" + "".join(f"<td>{_escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>\n{body}</tbody></table></div>\n'
-
-
-def _stages(rows: list[dict[str, Any]]) -> str:
-    heads = ("stage", "px", "batch", "epochs", "steps", "images/s", "loader alone", "model alone", "waiting %",
-             "median step ms", "99 % below ms", "change cost ms", "train s")  # fmt: skip
-    return _table(heads, [(
+def _stages(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    heads = ("stage", "px#", "batch#", "epochs#", "steps#", "images/s#", "loader alone#", "model alone#", "waiting %#",
+             "median step ms#", "99 % below ms#", "change cost ms#", "train s#")  # fmt: skip
+    return {"heads": heads, "rows": [(
         row["stage"], row["res"], row["batch_size"], len(row["epochs"]), f"{row['steps']:,}",
         f"{row['images_per_s']:,.1f}", _or_dash(row["loader_images_per_s"], 0), _or_dash(row["model_images_per_s"], 0),
         f"{100 * row['stall_frac']:.2f}", f"{1e3 * row['median_s']:,.1f}", f"{1e3 * row['p99_s']:,.1f}",
         f"{1e3 * row['switch']['cost_s']:+,.0f}" if row["switch"] else "-", f"{row['train_s']:,.2f}",
-    ) for row in rows])  # fmt: skip
+    ) for row in rows]}  # fmt: skip
 
 
 def _or_dash(value: float | None, digits: int, scale: float = 1.0) -> str:
     return "-" if value is None else f"{scale * value:,.{digits}f}"
 
 
-def _epochs(epochs: list[dict[str, Any]]) -> str:
+def _epochs(epochs: list[dict[str, Any]]) -> dict[str, Any]:
     keys = (("images/s", "images_per_s", 1, 1.0), ("waiting %", "stall_frac", 2, 100.0), ("train s", "train_s", 2, 1.0),
             ("eval s", "eval_s", 2, 1.0), ("loss", "loss", 3, 1.0), ("eval loss", "eval_loss", 3, 1.0),
             ("top-1", "top1", 2, 100.0), ("top-5", "top5", 2, 100.0), ("EMA loss", "ema_eval_loss", 3, 1.0),
@@ -213,13 +180,15 @@ def _epochs(epochs: list[dict[str, Any]]) -> str:
     shown = [key for key in keys if any(epoch.get(key[1]) is not None for epoch in epochs)]
     every = -(-len(epochs) // _ROWS) if epochs else 1
     sampled = [epoch for number, epoch in enumerate(epochs, 1) if number % every == 0 or number == len(epochs)]
-    note = f'<p class="soft">Every {every}th epoch is shown; run.jsonl has all.</p>' if every > 1 else ""
-    return note + _table(
-        ["epoch", "stage", "px", "batch", *(key[0] for key in shown), "LR"],
-        [(epoch["epoch"], epoch["stage"], epoch["res"], epoch["batch_size"],
-          *(_or_dash(epoch.get(name), digits, scale) for _, name, digits, scale in shown), short(epoch["lr"]))
-         for epoch in sampled],
-    )  # fmt: skip
+    return {
+        "every": every,
+        "heads": ["epoch", "stage#", "px#", "batch#", *(f"{key[0]}#" for key in shown), "LR#"],
+        "rows": [
+            (epoch["epoch"], epoch["stage"], epoch["res"], epoch["batch_size"],
+             *(_or_dash(epoch.get(name), digits, scale) for _, name, digits, scale in shown), short(epoch["lr"]))
+            for epoch in sampled
+        ],
+    }  # fmt: skip
 
 
 def recipe_text(values: dict[str, Any], table: str = "", *, many: bool = False) -> str:
@@ -241,30 +210,19 @@ def _is_table(value: object) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
-def _about(run: RunLogReader) -> str:
+def _facts(run: RunLogReader) -> list[tuple[str, object]]:
     start = run.start
     facts = {**start.get("machine", {}), **{k: v for k, v in start.items() if not isinstance(v, (dict, list))}}
     facts = {key: facts[key] for key in facts if facts[key] is not None and key not in ("kind", "recipe_text")}
     for key in [key for key in facts if key.endswith("_bytes")]:
         facts[key.removesuffix("_bytes")] = f"{facts.pop(key) / 2**30:.1f} GiB"
-    return _table(("property", "value"), [(key.replace("_", " "), value) for key, value in facts.items()])
+    return [(key.replace("_", " "), str(value)) for key, value in facts.items()]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m train.report.html", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="name or folder of a run")
-    return command(parser, _run, arguments)
-
-
-def _run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     folder = existing_run(args.run)
     run = RunLogReader(folder / "run.jsonl")
     if not run.read():
         raise ResoluteError(f"{run.path}: no complete record, expected the log of a run; name another RUN")
     print(write_page(run, folder))
-
-
-if __name__ == "__main__":
-    from pipeline.cli import run_main
-
-    run_main(main)

@@ -8,17 +8,21 @@ by Pillow. The format is detected from the content, not from the file name.
 from __future__ import annotations
 
 import io
+import struct
 import warnings
-from typing import Literal
 
 import simplejpeg
 from PIL import Image
 
-__all__ = ["MAX_PIXELS", "Unusable", "upright_size"]
+__all__ = ["Unusable", "upright_size"]
 
-MAX_PIXELS = 1 << 26  # as prep: 8192 x 8192
+_MAX_PIXELS = 1 << 26  # as prep: 8192 x 8192
 _MAX_SIDE_PX = 65_535  # the index stores uint16
 _ORIENTATION, _SHORT = 0x0112, 3  # Source: Exif 2.32, section 4.6.4; TIFF 6.0, page 15
+# Other tags that DALI reads. Source: Exif 2.32, section 4.6.4; the values are rationals of 8 bytes.
+_TEXTS = frozenset({0x010E, 0x010F, 0x0110, 0x0131, 0x0132, 0x8298})
+_RATIONAL_BYTES = {0x011A: 8, 0x011B: 8, 0x013E: 16, 0x013F: 48, 0x0211: 24, 0x0214: 48}
+_AMBIGUOUS = "EXIF orientation that decoders read differently"
 _SCAN, _APP1 = 0xDA, 0xE1  # Source: ITU-T T.81, table B.1
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 _EXIF_FLAG = 0x08  # Source: WebP container specification, Extended File Format
@@ -83,7 +87,7 @@ def _pillow_size(data: bytes) -> tuple[int, int, bytes]:
 
 
 def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS or max(width, height) > _MAX_SIDE_PX:
+    if width * height > _MAX_PIXELS or max(width, height) > _MAX_SIDE_PX:
         raise Unusable(f"too large: {width}x{height} px")
 
 
@@ -110,17 +114,21 @@ def _orientation(exif: list[bytes]) -> int:
     if not exif:
         return 1
     tiff = exif[0]
-    order: Literal["little", "big"] = "little" if tiff[:4] == b"II*\0" else "big"
-
-    def number(at: int, nbytes: int) -> int:
-        return int.from_bytes(tiff[at : at + nbytes], order)
-
-    first = number(4, 4)
-    entries = [first + 2 + 12 * k for k in range(number(first, 2))]
-    complete = tiff[:4] in (b"II*\0", b"MM\0*") and first >= 8 and first + 2 + 12 * len(entries) <= len(tiff)
-    orientations = [at for at in entries if number(at, 2) == _ORIENTATION]
-    well_formed = all(number(at + 2, 2) == _SHORT and number(at + 4, 4) == 1 for at in orientations)
-    if len(exif) > 1 or len(orientations) > 1 or not complete or not well_formed:
-        raise Unusable("EXIF orientation that decoders read differently")
-    value = number(orientations[0] + 8, 2) if orientations else 1
-    return value if 1 <= value <= 8 else 1
+    order = "<" if tiff[:4] == b"II*\0" else ">"
+    try:
+        (first,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (count,) = struct.unpack_from(f"{order}H", tiff, first)
+        entries = [struct.unpack_from(f"{order}HHII", tiff, first + 2 + 12 * k) for k in range(count)]
+    except struct.error:  # cut short
+        raise Unusable(_AMBIGUOUS) from None
+    values = []
+    for tag, kind, number, value in entries:
+        # why: DALI reads these too, and ignores the whole EXIF if one of them is not inside
+        nbytes = _RATIONAL_BYTES.get(tag, number if tag in _TEXTS and number > 4 else 0)
+        if (nbytes and value + nbytes > len(tiff)) or (tag == _ORIENTATION and (kind, number) != (_SHORT, 1)):
+            raise Unusable(_AMBIGUOUS)
+        if tag == _ORIENTATION:
+            values.append(value & 0xFFFF if order == "<" else value >> 16)
+    if len(exif) > 1 or len(values) > 1 or tiff[:4] not in (b"II*\0", b"MM\0*") or first < 8:
+        raise Unusable(_AMBIGUOUS)
+    return values[0] if values and 1 <= values[0] <= 8 else 1

@@ -33,9 +33,11 @@ from numpy.typing import NDArray
 from pipeline.dataset.index_array import Records, checksums, checksums_name, read_checksums
 from pipeline.dataset.shard_set import SAMPLE, STORED, manifest_bytes
 from pipeline.errors import Missing, ResoluteError, StorageError
-from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.exclusive_writer import cache_error, exclusive_writer
-from pipeline.storage.files import DaemonPool, Files, retry_local
+from pipeline.storage.atomic_file import atomic_write, delete_partial
+from pipeline.storage.base import Files
+from pipeline.storage.disk_cache import CacheSettings, cache_error, exclusive_writer, write_at
+from pipeline.storage.local import retry_local
+from pipeline.storage.threads import DaemonPool
 
 from .sample_check import CheckedSamples, SampleFields, check_samples
 from .tar_reader import Sample, samples
@@ -100,9 +102,11 @@ def open_index(
                 return index
             if part is not None:
                 meta.unlink(missing_ok=True)  # damaged
+                delete_partial(meta.parent)
                 try:
                     entries = _build(files, names, fields, meta.parent, threads, log)
-                    _write_all(part, manifest_bytes({**entries, "states": states}))
+                    write_at(part, manifest_bytes({**entries, "states": states}), 0)
+                    os.fsync(part)
                     os.rename(f"{meta}.part", meta)  # noqa: PTH104
                 except ResoluteError:
                     shutil.rmtree(meta.parent, ignore_errors=True)  # why: an index of these tars will never exist
@@ -255,21 +259,9 @@ def _walk(files: Files, name: str) -> Iterator[Sample]:
 
 def _write_array(path: Path, array: NDArray[Any]) -> str:
     """Write an index array and its checksum file; returns the SHA-256 of the latter."""
-    out = io.BytesIO()
+    out, crcs = io.BytesIO(), io.BytesIO()
     np.save(out, array)
-    crcs = io.BytesIO()
     np.save(crcs, checksums([out.getvalue()]))
-    for where, data in ((path, out), (path.with_name(checksums_name(path.name)), crcs)):
-        with suppress(FileNotFoundError):
-            where.unlink()  # why: a process that has a damaged file mapped must not see it change
-        with where.open("xb") as file:
-            file.write(data.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
+    atomic_write(path, out.getvalue())  # a process that has a damaged file mapped does not see it change
+    atomic_write(path.with_name(checksums_name(path.name)), crcs.getvalue())
     return hashlib.sha256(crcs.getvalue()).hexdigest()
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(handle, data) :]
-    os.fsync(handle)

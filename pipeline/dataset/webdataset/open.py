@@ -27,8 +27,8 @@ from pipeline.cpu_count import available_cpus
 from pipeline.dataset.index_array import Records
 from pipeline.dataset.shard_set import ShardSet, Split, is_shard_set
 from pipeline.errors import ResoluteError, StorageError, strip_credentials
+from pipeline.storage.base import is_url, open_files
 from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.files import is_url, open_files
 
 from .index import REPAIR, ForeignIndex, open_index
 from .sample_check import SampleFields

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.shard_set import SAMPLE, STORED
-from pipeline.storage.files import Files
+from pipeline.storage.base import Files
 
 from .image_check import Unusable, upright_size
 from .tar_reader import Member, Sample
 
-__all__ = ["MAX_LABEL", "CheckedSamples", "SampleFields", "check_samples"]
+__all__ = ["CheckedSamples", "SampleFields", "check_samples"]
 
-MAX_LABEL = 10_000_000  # exclusive; larger numbers are ids rather than classes
+_MAX_LABEL = 10_000_000  # exclusive; larger numbers are ids rather than classes
 _JSON_KEYS = ("label", "cls", "class", "target")  # keys of a sample's JSON, the first one present is the label
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_IMAGE_BYTES = 1 << 28
@@ -99,6 +99,6 @@ def _json_label(text: str, key: str) -> Any:
 
 def _whole_number(value: Any, extension: str) -> int:
     text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    if not (text.isascii() and text.isdigit()) or len(text) > 20 or not int(text) < MAX_LABEL:
-        raise Unusable(f"no label in .{extension}: got {str(value)[:40]!r}, expected a number below {MAX_LABEL}")
+    if not (text.isascii() and text.isdigit()) or len(text) > 20 or not int(text) < _MAX_LABEL:
+        raise Unusable(f"no label in .{extension}: got {str(value)[:40]!r}, expected a number below {_MAX_LABEL}")
     return int(text)

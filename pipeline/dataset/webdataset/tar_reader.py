@@ -1,25 +1,22 @@
-"""Lists the samples of a third-party tar and the offsets of their files by walking its headers, not its images.
+"""Lists the samples of a third-party tar and the offsets of their files by reading its headers, not its images.
 
 Samples are grouped as WebDataset does: consecutive files that share their path up to the first dot of the file name.
-Source: POSIX.1-2017 `pax` (ustar and extended headers), GNU tar's long names.
 """
 
 from __future__ import annotations
 
 import shlex
+import tarfile
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pipeline.errors import ResoluteError
 
 __all__ = ["Member", "Sample", "samples"]
 
-_BLOCK = 512
-_WINDOW = 4096  # bytes read at once: covers the small files between two images and their headers
+_WINDOW_BYTES = 4096  # read at once: covers the small files between two images and their headers
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
-_FILES, _LONG_NAME, _PAX = (b"0", b"\0", b"7"), b"L", b"x"
-_MAX_HEADER_BYTES = 1 << 20
-_MAX_DIGITS = 20  # of a number in an extended header
+_MAX_HEADER_BYTES = 1 << 20  # of one member: header, long name, extended headers and sparse map together
 
 Read = Callable[[int, int], bytes]  # (offset, nbytes) -> exactly nbytes bytes
 
@@ -40,6 +37,11 @@ def samples(read: Read, nbytes: int, where: str) -> Iterator[Sample]:
 
     `where` names the tar in messages. Raises `ResoluteError` for a compressed, damaged or truncated tar.
     """
+    if packed := _COMPRESSED.get(read(0, min(2, nbytes))):
+        raise ResoluteError(
+            f"{where}: got a {packed} file, expected an uncompressed tar, whose images can be read one by one; "
+            f"unpack it, or make shards of it: run `make shards SRC={shlex.quote(where)} OUT=shards`"
+        )
     key, members = "", list[Member]()
     for name, offset, size in _files(read, nbytes, where):
         file_key, extension = _split(name)
@@ -62,87 +64,56 @@ def _split(name: str) -> tuple[str, str]:
 
 def _files(read: Read, nbytes: int, where: str) -> Iterator[tuple[str, int, int]]:
     """Yield (name, offset, bytes) of each regular file in the tar."""
-    start, window = 0, b""
-
-    def get(at: int, length: int) -> bytes:
-        nonlocal start, window
-        if at + length > nbytes:
-            raise _damaged(where, f"got {nbytes} bytes, expected {at + length} or more")
-        if not start <= at <= at + length <= start + len(window):
-            start, window = at, read(at, min(max(length, _WINDOW), nbytes - at))
-        return window[at - start : at - start + length]
-
-    at = 0
-    # of the next file, if an extended header gave them
-    name: bytes | None = None
-    size: int | None = None
-    if not nbytes:
-        raise _damaged(where, "got 0 bytes")
-    if nbytes >= 2 and (packed := _COMPRESSED.get(get(0, 2))):
-        raise ResoluteError(
-            f"{where}: got a {packed} file, expected an uncompressed tar, whose images can be read one by one; "
-            f"unpack it, or make shards of it: run `make shards SRC={shlex.quote(where)} OUT=shards`"
-        )
-    while at < nbytes:
-        head = get(at, _BLOCK)
-        if not head.strip(b"\0"):
-            return
-        checksum = sum(head) - sum(head[148:156]) + 8 * ord(" ")
-        if checksum != _number(head[148:156]):
-            raise _damaged(where, f"got no header at byte {at}")
-        length, kind, content = size if size is not None else _number(head[124:136]), head[156:157], at + _BLOCK
-        if length < 0:
-            raise _damaged(where, f"got a file of {length} bytes at byte {at}")
-        at = content + -(-length // _BLOCK) * _BLOCK
-        if kind in (_LONG_NAME, _PAX):
-            if length > _MAX_HEADER_BYTES:
-                raise _damaged(where, f"got an extended header of {length} bytes")
-            extra = get(content, length)
-            if kind == _LONG_NAME:
-                name = extra.rstrip(b"\0")
-            else:
-                fields = _pax(extra, where)
-                name = fields.get(b"path", name)
-                size = int(fields[b"size"]) if b"size" in fields else size
-            continue
-        if content + length > nbytes:
-            raise _damaged(where, f"got {nbytes} bytes, expected {content + length} or more")
-        if kind in _FILES:
-            yield (_name(head) if name is None else name).decode("utf-8", "surrogateescape"), content, length
-        name = size = None
-
-
-def _name(head: bytes) -> bytes:
-    name, prefix = head[:100].rstrip(b"\0"), head[345:500].rstrip(b"\0")
-    return prefix + b"/" + name if head[257:263] == b"ustar\0" and prefix else name
-
-
-def _number(field: bytes) -> int:
-    """Parse a size or checksum: octal digits or GNU's base 256; -1 if it is neither."""
-    if field[:1] == b"\x80":
-        return int.from_bytes(field[1:], "big")
+    headers, at = _Headers(read, nbytes), 0  # `at`: start of the next member
     try:
-        return int(field.strip(b"\0 ") or b"0", 8)
-    except ValueError:
-        return -1
-
-
-def _pax(data: bytes, where: str) -> dict[bytes, bytes]:
-    """Parse the records "LENGTH KEY=VALUE\\n" of an extended header."""
-    fields = {}
-    while data.strip(b"\0"):
-        length, _, _ = data.partition(b" ")
-        # why the length check: int() raises on thousands of digits
-        if not length.isdigit() or len(length) > _MAX_DIGITS or not len(length) < int(length) <= len(data):
-            raise _damaged(where, "got an extended header that makes no sense")
-        key, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
-        fields[key] = value
-        data = data[int(length) :]
-    size = fields.get(b"size", b"0")
-    if not size.isdigit() or len(size) > _MAX_DIGITS:
-        raise _damaged(where, "got an extended header that makes no sense")
-    return fields
+        tar = tarfile.TarFile(fileobj=cast(Any, headers), encoding="utf-8", errors="surrogateescape")
+        while (info := tar.next()) is not None:
+            # why: tarfile keeps all members and global headers
+            tar.members.clear()  # type: ignore[attr-defined]  # typeshed lacks it
+            tar.pax_headers.clear()
+            if info.size < 0 or tar.offset <= at:
+                raise tarfile.ReadError("a negative size")
+            if info.isreg() and not info.issparse():
+                if info.offset_data + info.size > nbytes:
+                    raise _damaged(where, f"got {nbytes} bytes, expected {info.offset_data + info.size} or more")
+                yield info.name, info.offset_data, info.size
+            at, headers.left = tar.offset, _MAX_HEADER_BYTES
+        headers.seek(at)
+        # why: tarfile takes an unreadable header for the end
+        if headers.read(tarfile.BLOCKSIZE) not in (b"", bytes(tarfile.BLOCKSIZE)):
+            raise tarfile.ReadError("no header")
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise _damaged(where, f"got '{error}' at byte {at}") from None
 
 
 def _damaged(where: str, what: str) -> ResoluteError:
     return ResoluteError(f"{where}: cut short or damaged, {what}, expected a complete tar; fetch it again")
+
+
+class _Headers:
+    """A tar as a file for `tarfile`, which reads only its headers; at most `left` more bytes.
+
+    why a limit: tarfile reads a long name, an extended header or a sparse map of any size that a header declares.
+    """
+
+    def __init__(self, read: Read, nbytes: int) -> None:
+        self._read, self._nbytes = read, nbytes
+        self._at, self._start, self._window = 0, 0, b""
+        self.left = _MAX_HEADER_BYTES
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, at: int) -> None:
+        self._at = at
+
+    def read(self, nbytes: int) -> bytes:
+        if not 0 <= nbytes <= self.left:
+            raise tarfile.ReadError(f"a header of more than {_MAX_HEADER_BYTES} bytes")
+        self.left -= nbytes
+        nbytes = max(0, min(nbytes, self._nbytes - self._at))
+        if nbytes and not self._start <= self._at <= self._at + nbytes <= self._start + len(self._window):
+            self._start = self._at
+            self._window = self._read(self._at, min(max(nbytes, _WINDOW_BYTES), self._nbytes - self._at))
+        self._at += nbytes
+        return self._window[self._at - nbytes - self._start : self._at - self._start]

@@ -1,4 +1,4 @@
-"""A read that the system answers in parts is whole all the same, also where shard sets and journals are read."""
+"""A read that the system answers in parts is whole all the same, also where shard sets and records are read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_index_read_in_parts_is_not_taken_for_a_damaged_one(shard_root: Path)
     assert len(samples[0 : len(samples)]) == len(samples) > 0
 
 
-def test_a_journal_read_in_parts_is_not_taken_for_a_damaged_one(
+def test_records_read_in_parts_are_not_taken_for_damaged_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import numpy as np

@@ -1,0 +1,1 @@
+"""Generator of labelled demo photos: something to train on without a download."""

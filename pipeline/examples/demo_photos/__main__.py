@@ -1,0 +1,115 @@
+"""Generates labelled demo photos, without a download: `python -m pipeline.examples.demo_photos --out photos`."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+from tqdm import tqdm
+
+from pipeline.cli import Parser, command
+from pipeline.cpu_count import available_cpus
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import explain_write_error
+
+from .scene import CLASSES, draw
+
+__all__ = ["main", "make_demo"]
+
+STAMP = ".demo.json"
+_DRAWING = 1  # increase it when the drawn content changes: the stamp then differs
+
+
+def make_demo(out: Path, *, images: int, seed: int, workers: int) -> bool:
+    """Write `images` JPEGs in ten class folders to `out`; returns False if exactly these are there already.
+
+    The same `images` and `seed` give the same files for any number of `workers`. The photos are drawn into a temporary
+    folder that is renamed at the end, so `out` is complete or absent. Raises `ResoluteError` if `out` holds anything
+    else.
+    """
+    if images < len(CLASSES):
+        raise ResoluteError(f"--images: too few, got {images}, expected at least {len(CLASSES)}; increase --images")
+    stamp = json.dumps({"images": images, "seed": seed, "drawing": _DRAWING}) + "\n"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        existing_stamp = _stamp(out)
+        if existing_stamp == stamp:
+            return False
+        raise ResoluteError(
+            f"{out}: in the way, got {'other demo photos' if existing_stamp else 'something else'}, expected an empty "
+            "or new folder; delete it or choose another --out"
+        )
+    partial_folder = out.with_name(f"{out.name}.part")
+    if partial_folder.exists():
+        if not _stamp(partial_folder):
+            raise ResoluteError(
+                f"{partial_folder}: in the way, got something else, expected nothing; delete or move it"
+            )
+        shutil.rmtree(partial_folder)
+    with explain_write_error(partial_folder):
+        partial_folder.mkdir(parents=True)
+        (partial_folder / STAMP).write_text(stamp)
+        for name in CLASSES:
+            (partial_folder / name).mkdir()
+    context = multiprocessing.get_context("forkserver")
+    draw_one = partial(_draw_photo, partial_folder, seed)
+    with ProcessPoolExecutor(workers, mp_context=context) as pool, explain_write_error(partial_folder):
+        try:
+            for _ in tqdm(pool.map(draw_one, range(images), chunksize=16), total=images, unit=" photos", disable=None):
+                pass
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    with explain_write_error(out):
+        partial_folder.replace(out)
+    return True
+
+
+def _stamp(folder: Path) -> str:
+    path = folder / STAMP
+    return path.read_text() if path.is_file() else ""
+
+
+def _draw_photo(out: Path, seed: int, number: int) -> None:
+    label = number % len(CLASSES)
+    rng = np.random.default_rng([seed, number])
+    pixels = draw(rng, label)
+    jpeg = simplejpeg.encode_jpeg(pixels, int(rng.integers(90, 96)), "RGB", "420", False)
+    (out / CLASSES[label] / f"{number:06d}.jpg").write_bytes(jpeg)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m pipeline.examples.demo_photos", description="Generate labelled demo photos.")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("--images", type=int, default=3000, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per CPU core)")
+    return command(parser, _run, arguments)
+
+
+def _run(args: argparse.Namespace) -> None:
+    started_at = time.perf_counter()
+    workers = args.workers or available_cpus()
+    created = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
+    elapsed_s = time.perf_counter() - started_at
+    outcome = f"{args.images} photos, {len(CLASSES)} classes, {elapsed_s:.1f} s" if created else "already there"
+    print(f"{args.out}: {outcome}")
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

@@ -1,0 +1,65 @@
+"""Renders self-contained HTML pages, in light and dark mode, from autoescaped jinja2 templates.
+
+The template of a page extends `base.html` in this folder and imports tables, tiles, bars and charts from `parts.html`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
+    from markupsafe import Markup
+
+__all__ = ["render"]
+
+
+def render(template: Path, **values: Any) -> bytes:
+    """The page of `template` with `values`, UTF-8. All values are text and are escaped.
+
+    Characters without a glyph (control and direction marks, invalid bytes) are shown as their escapes.
+    """
+    page = _environment(template.parent).get_template(template.name).render(values)
+    return page.encode()
+
+
+@cache
+def _environment(folder: Path) -> jinja2.Environment:
+    import jinja2  # why here: no command needs it before its end, or its first epoch
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]), autoescape=True, finalize=_visible,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False,
+    )  # fmt: skip
+    environment.filters |= {"base64": _base64, "code": _code, "thousands": "{:,}".format}
+    return environment
+
+
+def _visible(value: object) -> object:
+    """Applied to every printed value; markup of templates and filters passes unchanged."""
+    if hasattr(value, "__html__"):
+        return value
+    text = str(value)
+    return text if text.isprintable() else "".join(map(_visible_character, text))
+
+
+def _visible_character(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+
+
+def _base64(data: bytes) -> Markup:
+    from markupsafe import Markup
+
+    return Markup(base64.b64encode(data).decode("ascii"))
+
+
+def _code(text: str) -> Markup:
+    """Text in which parts between backticks are set as code."""
+    from markupsafe import Markup, escape
+
+    # why str: the sub of a Markup would escape the tags
+    return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(_visible(text)))))

@@ -1,0 +1,115 @@
+"""`Files`: uniform access to the files of a shard set, in a local folder (`local.py`) or behind a URL (`remote.py`).
+
+A folder is read in place; a URL is read through a local disk cache (`disk_cache.py`). Errors are of two kinds:
+`StorageError` if the storage does not deliver (after retries), `DamagedSample` if a file exists but is too short.
+Contents are checked by the reader, not here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+from pipeline.errors import ResoluteError
+
+if TYPE_CHECKING:
+    from .disk_cache import CacheSettings
+
+__all__ = ["MAX_OPEN_FILES", "Files", "OpenFile", "is_url", "open_files"]
+
+MAX_OPEN_FILES = 256  # that `Files` keeps open: well below the usual limit of 1024 per process
+
+
+class Files(Protocol):
+    """The files of one shard set, by POSIX path relative to its root. All methods are thread-safe."""
+
+    @property
+    def root(self) -> str: ...  # folder or URL for messages, without credentials
+    @property
+    def remote(self) -> bool: ...  # True: `local` and `read` may send requests
+
+    @property
+    def chunk_bytes(self) -> int: ...  # reads are fetched in aligned ranges of this size; 0: exactly as requested
+
+    def where(self, name: str) -> str:
+        """Path or URL of a file, for messages."""
+
+    def size(self, name: str) -> int | None:
+        """The file's size in bytes, never cached; None if it does not exist. Raises `StorageError`."""
+        identity = self.identity(name)
+        return None if identity is None else identity[0]
+
+    def identity(self, name: str) -> tuple[int, str] | None:
+        """(size in bytes, change marker: mtime or ETag); None if the file does not exist. Raises `StorageError`."""
+
+    def local(self, name: str) -> Path:
+        """Path of the file, or of a complete local copy of a small remote file (manifest, index).
+
+        A copy stays until `close`. Raises `FileNotFoundError` if the file does not exist, `StorageError` on failure.
+        """
+
+    def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
+        """Read `nbytes` bytes from `offset` on. `fresh`: bypass cached data and open handles.
+
+        Raises `StorageError` if the storage fails after retries (`Missing` if the file does not exist),
+        `FileEndsEarly` if the file exists but ends too early.
+        """
+
+    def locate(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
+        """(open local file, offset) at which these bytes can be read; None: use `read`. Remote bytes are fetched first.
+
+        The file stays open for as long as the `OpenFile` lives. Raises as `read`.
+        """
+        return None
+
+    def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
+        """Hint that these bytes will be read soon: start fetching them. False: too much is pending, ask again later."""
+
+    def release(self) -> None:
+        """Close cached file handles; the next `locate` or `read` opens them again."""
+
+    def interrupt(self) -> None:
+        """End running reads, their retries and pending prefetches with `Interrupted`; later reads work."""
+
+    def close(self) -> None:
+        """End threads, connections and open files. A read that is still running either completes or fails."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class OpenFile:
+    """An open file that closes with its last reference, so a thread can still read it after its eviction."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+def is_url(root: str | Path) -> bool:
+    return "://" in str(root)
+
+
+def open_files(root: str | Path, *, cache: CacheSettings | None = None) -> Files:
+    """Open a folder, a `file://` URL or an fsspec URL (`s3://`, `gs://`, `http(s)://`, ...).
+
+    `cache` is only for remote URLs; None: the defaults of `CacheSettings`.
+    Raises `ResoluteError` if the URL's driver is not installed, the cache cannot be written, or `cache` is set for a
+    folder.
+    """
+    if is_url(root) and not str(root).startswith(("file://", "local://")):
+        from .remote import Remote  # why here: it imports this file
+
+        return Remote(str(root), cache)
+    if cache is not None:
+        raise ResoluteError(f"{root}: got a cache for a folder, expected it for a URL only; leave it out")
+    from .local import Folder
+
+    return Folder(str(root))

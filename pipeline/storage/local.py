@@ -1,0 +1,132 @@
+"""`Folder`: the files of a shard set in a local or mounted folder, read in place; retries of local reads."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.errors import FileEndsEarly, Missing
+
+from .base import MAX_OPEN_FILES, Files, OpenFile, is_url
+from .read_at import read_at
+from .retry import retry_call
+
+__all__ = ["Folder", "retry_local"]
+
+Answer = TypeVar("Answer")
+
+# Attempts of a local read that fails (EIO, ESTALE, ...) and the first wait: 25 to 50 s in all, about the time a file
+# server takes to restart.
+_TRIES, _FIRST_WAIT_S = 10, 0.1
+
+
+class Folder(Files):
+    """A folder on a local or mounted disk; files are read in place."""
+
+    remote = False
+    chunk_bytes = 0
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._base = root.partition("://")[2] if is_url(root) else root
+        self._stop = threading.Event()  # replaced by `interrupt`: set for the reads that began before
+        base = self._base  # why: a reference to `self` in the cache would keep the folder's files open for ever
+        self._open: Callable[[str], OpenFile] = functools.lru_cache(MAX_OPEN_FILES)(lambda n: OpenFile(f"{base}/{n}"))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Folder, (self._root,)
+
+    @property
+    def root(self) -> str:
+        return self._root
+
+    def where(self, name: str) -> str:
+        return os.path.join(self._base, name)  # noqa: PTH118  # why: per sample, and a third of Path's cost
+
+    def identity(self, name: str) -> tuple[int, str] | None:
+        def stat_file() -> tuple[int, str]:
+            stat = os.stat(self.where(name))  # noqa: PTH116
+            return stat.st_size, str(stat.st_mtime_ns)
+
+        try:
+            return self._retry(name, stat_file)
+        except FileNotFoundError:
+            return None
+
+    def local(self, name: str) -> Path:
+        path = Path(self.where(name))
+        self._retry(name, path.stat)
+        return path
+
+    def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
+        if fresh:
+            self.release()
+
+        def read_file() -> bytes:
+            try:
+                file = self._open(name)  # why a variable: keeps it open until the read is done
+                data = read_at(file.fd, nbytes, offset)
+            except OSError:
+                self.release()  # why: after ESTALE the file must be opened again
+                raise
+            return data
+
+        try:
+            data = self._retry(name, read_file)
+        except FileNotFoundError:
+            raise Missing(
+                f"{self.where(name)}: not found, expected a file of the set; put it back or mount its volume, then run "
+                "the same command again: it continues"
+            ) from None
+        if len(data) != nbytes:
+            raise FileEndsEarly(
+                f"{self.where(name)}: ends too early, got {len(data)} bytes at offset {offset}, expected {nbytes}; "
+                "run `make verify` on the set that it belongs to", len(data),
+            )  # fmt: skip
+        return data
+
+    def locate(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
+        try:
+            return self._open(name), offset
+        except OSError:
+            return None
+
+    def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
+        return True  # the operating system reads ahead by itself
+
+    def release(self) -> None:
+        self._open.cache_clear()  # type: ignore[attr-defined]  # an lru_cache
+
+    def interrupt(self) -> None:
+        stopped, self._stop = self._stop, threading.Event()
+        stopped.set()
+
+    def close(self) -> None:
+        self.interrupt()
+        self.release()
+
+    def _retry(self, name: str, ask: Callable[[], Answer]) -> Answer:
+        return retry_local(ask, self.where(name), stop=self._stop)
+
+
+def retry_local(ask: Callable[[], Answer], where: object, *, stop: threading.Event | None = None) -> Answer:
+    """Return `ask()`, a read from a disk, retried for up to a minute if it fails (EIO, ESTALE, ...).
+
+    Raises `FileNotFoundError` immediately; `StorageError` if access is refused or all retries failed; `Interrupted` if
+    `stop` is set.
+    """
+
+    def checked() -> Answer:
+        try:
+            return ask()
+        except NotADirectoryError:  # a parent folder was replaced by a file
+            raise FileNotFoundError(2, "No such file or directory", str(where)) from None
+
+    return retry_call(
+        checked, where=str(where), tries=_TRIES, first_wait_s=_FIRST_WAIT_S, stop=stop or threading.Event(),
+        source="disk or the mount", retried=OSError,
+    )  # fmt: skip

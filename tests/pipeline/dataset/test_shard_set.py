@@ -1,0 +1,147 @@
+"""A shard set that is not whole is refused before training starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.dataset.index_array import checksums, checksums_name
+from pipeline.dataset.shard_set import FORMAT, VERSION, ShardSet, manifest_bytes, read_manifest
+from pipeline.errors import ResoluteError, differences
+from pipeline.storage.base import open_files
+from prep.__main__ import main as prep
+from tests.conftest import make_photos
+
+
+@pytest.fixture
+def copy(shard_root: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shard_root, tmp_path / "copy"))
+
+
+def test_open_gives_classes_splits_and_records(shard_set: ShardSet) -> None:
+    assert shard_set.classes == ("class0", "class1", "class2")
+    assert shard_set.resolutions == (32, 48, 64)
+    train = shard_set.splits["train"]
+    assert (len(train), len(shard_set.splits["val"]), len(train.shards)) == (75, 15, 3)
+    for res in shard_set.resolutions:
+        assert (np.minimum(train.stored[res]["width"], train.stored[res]["height"]) <= shard_set.short_side(res)).all()
+    assert np.bincount(train.samples["label"]).tolist() == [25, 25, 25]
+
+
+def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResoluteError, match=r"manifest\.json: not found.*make shards"):
+        ShardSet.open(tmp_path)
+
+
+def test_a_resolution_that_is_not_there_is_named(shard_root: Path) -> None:
+    with pytest.raises(ResoluteError, match=r"no shards at 96 px, got 32,48,64.*RES=32,48,64,96"):
+        ShardSet.open(shard_root, resolutions=(32, 96))
+
+
+def test_another_format_version_is_refused(copy: Path) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
+    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 3"):
+        ShardSet.open(copy)
+    flipped = json.dumps({**manifest, "classes": manifest["classes"][::-1]}, indent=1) + "\n"
+    longer, cut = manifest_bytes(manifest) + b"\n", manifest_bytes(manifest)[:-1]
+    for data in (flipped.encode(), longer, cut, b" " + manifest_bytes(manifest)):
+        (copy / "manifest.json").write_bytes(data)
+        with pytest.raises(ResoluteError, match="damaged, got bytes that do not match its own hash"):
+            ShardSet.open(copy)
+    (copy / "manifest.json").write_text("{")
+    with pytest.raises(ResoluteError, match="unreadable"):
+        ShardSet.open(copy)
+
+
+def test_a_shard_cut_short_is_refused_by_name_and_size(copy: Path) -> None:
+    tar = copy / "48" / "train-000001.tar"
+    size = tar.stat().st_size
+    with tar.open("r+b") as file:
+        file.truncate(size - 512)
+    with pytest.raises(ResoluteError, match=rf"train-000001\.tar: cut short.*got {size - 512} bytes, expected {size}"):
+        ShardSet.open(copy)
+    assert ShardSet.open(copy, resolutions=(32,)).splits["train"].stored.keys() == {32}
+    tar.unlink()
+    with pytest.raises(ResoluteError, match=r"train-000001\.tar: not found, expected \d+ bytes"):
+        ShardSet.open(copy)
+
+
+def test_a_changed_index_is_refused(copy: Path) -> None:
+    for name, words in (("train-32.npy", "got CRC-32 .* at byte 0"), ("train-32.crc.npy", "got SHA-256")):
+        index = copy / "index" / name
+        data = index.read_bytes()
+        index.write_bytes(data[:-5] + bytes([data[-5] ^ 1]) + data[-4:])
+        with pytest.raises(ResoluteError, match=rf"{name}: changed since prep, {words}"):
+            ShardSet.open(copy)
+        assert 48 in ShardSet.open(copy, resolutions=(48,)).splits["train"].stored
+        index.write_bytes(data)
+    index.unlink()
+    with pytest.raises(ResoluteError, match=r"train-32\.crc\.npy: not found, expected \d+ bytes"):
+        ShardSet.open(copy)
+
+
+def test_the_manifest_names_and_hashes_the_checksums_of_every_array_that_is_opened(shard_root: Path) -> None:
+    files = json.loads((shard_root / "manifest.json").read_text())["files"]
+    for split in ("train", "val"):
+        for name in (f"index/{split}.npy", *(f"index/{split}-{res}.npy" for res in (32, 48, 64))):
+            data = (shard_root / checksums_name(name)).read_bytes()
+            assert hashlib.sha256(data).hexdigest() == files[checksums_name(name)]["sha256"]
+            np.testing.assert_array_equal(np.load(shard_root / checksums_name(name)),
+                                          checksums([(shard_root / name).read_bytes()]))  # fmt: skip
+
+
+def test_a_large_manifest_opens_at_once(tmp_path: Path) -> None:
+    """60 000 files, as 100 million samples have: an old way to check it took seconds."""
+    entry = {"bytes": 123456789, "sha256": "0" * 64}
+    files = {f"{res}/train-{n:06d}.{kind}": entry
+             for res in (1, 2, 3) for n in range(10_000) for kind in ("tar", "idx")}  # fmt: skip
+    (tmp_path / "manifest.json").write_bytes(manifest_bytes({"format": FORMAT, "version": VERSION, "files": files}))
+    began = time.process_time()
+    manifest, _ = read_manifest(open_files(tmp_path))
+    assert time.process_time() - began < 1.5  # 0.15 s on a quiet machine
+    assert manifest["files"] == files
+
+
+def test_the_identity_of_a_run_survives_an_added_resolution_and_no_other_change(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", each=8)
+
+    def made(name: str, *words: str, res: str = "32,48") -> ShardSet:
+        argv = ["--src", photos, "--out", tmp_path / name, "--res", res, "--val-frac", "0.2", "--workers", "1"]
+        assert prep([str(word) for word in [*argv, *words]]) == 0
+        return ShardSet.open(tmp_path / name)
+
+    before = made("shards")
+    at_32, at_48, both = before.identity([32]), before.identity([48]), before.identity()
+    assert len({at_32, at_48, both}) == 3
+    assert both == before.identity([48, 32])
+    after = made("shards", res="32,48,64")
+    assert after.hash != before.hash
+    assert (after.identity([32]), after.identity([48]), after.identity([32, 48])) == (at_32, at_48, both)
+    assert ShardSet.open(tmp_path / "shards", resolutions=(32,)).identity() == at_32
+    for change in (["--seed", "1"], ["--quality", "60"], ["--margin", "1.5"]):
+        changed = made(change[0].strip("-"), *change)
+        assert changed.identity([32]) != at_32
+        assert differences(changed.contents([32]), before.contents([32]))
+    with pytest.raises(ResoluteError, match=r"64 px is not open, got \[32, 48\]; name it in ShardSet\.open"):
+        before.identity([32, 64])
+    told = "; ".join(differences(ShardSet.open(tmp_path / "quality").contents([32]), before.contents([32])))
+    assert "train images at 32 px got " in told
+    assert "classes" not in told
+
+
+def test_differences_name_each_value_that_is_another() -> None:
+    one = {"seed": 1, "stages": [{"res": 32, "order": None}, {"res": 48}], "gone": 1}
+    two = {"seed": 1, "stages": [{"res": 32, "order": "full"}, {"res": 64}], "new": "x"}
+    assert differences(one, one) == []
+    assert differences(one, two) == [
+        "stages[0].order got None, expected 'full'", "stages[1].res got 48, expected 64", "gone got 1, expected None",
+        "new got None, expected 'x'",
+    ]  # fmt: skip
+    assert differences({"stages": [1, 2]}, {"stages": [1]}) == ["stages got [1, 2], expected [1]"]

@@ -1,0 +1,113 @@
+"""The examples do what they say: they learn from every batch, count every sample, and go on where they stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import Augment, Loader, Plan, ShardSet, Stage
+from pipeline.examples import plain, timm_loop
+from pipeline.examples.start import soft_targets
+from tests import ROOT
+from tests.support.commands import Ended
+
+WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25"]
+
+
+def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name in one if not torch.equal(one[name].cpu(), other[name].cpu())]
+
+
+def test_soft_targets_are_the_weights_of_both_labels(shard_set: ShardSet) -> None:
+    mixing = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_mode="elem")
+    stage = Stage(res=32, epochs=1, batch_size=25, augment=mixing)
+    with Loader(Plan(shard_set, [stage])) as loader:
+        batch = next(loader)
+    got = soft_targets(batch, 3)
+    assert (batch.lam < 1).any()
+    for row, own, other, lam in zip(got, batch.labels, batch.partner_labels, batch.lam, strict=True):
+        expected = torch.zeros(3)
+        expected[own] += lam
+        expected[other] += 1 - lam
+        torch.testing.assert_close(row, expected)
+
+
+def test_plain_goes_on_after_a_stop_to_the_same_weights(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = plain.main([str(shard_root), *WORDS, "--checkpoint", str(tmp_path / "whole.pt")])
+    said = capsys.readouterr().out
+    assert [line.partition(":")[0] for line in said.splitlines()] == ["epoch 0 32 px", "epoch 1 48 px"]
+    cut = [str(shard_root), *WORDS, "--checkpoint", str(tmp_path / "cut.pt")]
+    first = plain.main([*cut, "--stop", "1"])
+    assert differ(whole, first)
+    second = plain.main(cut)
+    assert differ(whole, second) == []
+    assert capsys.readouterr().out == said
+
+
+def test_timm_sees_every_sample_once_in_passes_of_the_told_length(
+    shard_root: Path, shard_set: ShardSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    top1 = timm_loop.main([str(shard_root), *WORDS])
+    assert top1.count == len(shard_set.splits["val"])
+    assert capsys.readouterr().out.count(f"% of {top1.count}") == 2
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=20)], eval_batch_size=4)
+    with Loader(plan) as loader:
+        parts = [timm_loop.PassLoader(loader, segment, 3) for segment in plan.passes]
+        train, val = (list(part) for part in parts)
+    assert [len(train), len(val)] == [len(part) for part in parts]
+    assert sum(len(images) for images, _ in train) == len(shard_set.splits["train"])
+    assert all(target.shape == (len(images), 3) for images, target in train)
+    labels = torch.cat([target for _, target in val]).numpy()
+    assert labels.tolist() == shard_set.splits["val"].samples["label"].tolist()
+
+
+def test_the_loop_of_the_readme_runs(shard_root: Path, shard_set: ShardSet) -> None:
+    text = (ROOT / "README.md").read_text().split("## In your own loop")[1]
+    code = text.split("```python\n")[1].split("```")[0]
+    for old, new in (('"shards"', repr(str(shard_root))), ("128", "32"), ("160", "48"), ("epochs=10", "epochs=1"),
+                     ("epochs=5", "epochs=1"), ("256", "25"), ('"cuda"', '"cpu"')):  # fmt: skip
+        assert old in code
+        code = code.replace(old, new)
+    losses: list[torch.Tensor] = []
+    counts: list[torch.Tensor] = []
+    states: list[dict[str, Any]] = []
+    names = {
+        "resuming": True, "state": {"loader": {"next_batch": 0}}, "step": losses.append, "count": counts.append,
+        "save": lambda loader: states.append(loader), "loss_fn": torch.nn.CrossEntropyLoss(reduction="none"),
+        "model": lambda images: images.mean((2, 3)),
+    }  # fmt: skip
+    exec(code, names)
+    assert len(torch.cat(losses)) == 2 * len(shard_set.splits["train"])
+    assert len(torch.cat(counts)) == 2 * len(shard_set.splits["val"])
+    assert len(states) == 2
+
+
+@pytest.mark.parametrize("example", [plain, timm_loop])
+def test_an_example_runs_on_the_cpu_at_resolutions_of_the_set_unless_told_otherwise(
+    example: Any, shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, whose bits are others
+    example.main([str(shard_root), *WORDS[2:], "--checkpoint", str(tmp_path / "x.pt")])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["epoch 0 32 px", "epoch 1 48 px"]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--res", "96"], "no shards at 96 px, got 32,48,64"),
+    (["--res", "32,x"], "--res: got 32,x, expected px such as 128,160"),
+    (["--device", "cuda:99"], "device"),
+    (["--nonsense"], "unrecognized arguments: --nonsense"),
+])  # fmt: skip
+def test_an_impossible_request_to_an_example_is_one_line(
+    shard_root: Path, tmp_path: Path, forked: Callable[..., Ended], words: list[str], message: str
+) -> None:
+    ended = forked("pipeline.examples.plain", shard_root, *words, "--checkpoint", tmp_path / "x")
+    assert ended.status == 2, ended.err
+    assert message in ended.err
+    assert len(ended.err.splitlines()) == 1

@@ -1,0 +1,178 @@
+"""Augmentation from recipe to batch: what is refused, what a stage has off, and pixels that follow the sample."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
+from pipeline.graph.kernels import augment as kernels
+from pipeline.loader.loader import Loader
+from pipeline.plan import autoaugment as p
+from pipeline.plan.plan import Plan
+from pipeline.plan.sampling import features, pack_ops
+from pipeline.plan.stage import Augment, Stage
+from tests.support import reference
+from train.recipe.schema import Recipe
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ALL = Augment(scale=(0.3, 1.0), policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), jitter_prob=0.8, grey_prob=0.2,
+              blur_prob=0.3, random_erasing_prob=0.5, random_erasing_fill="noise", vflip_prob=0.3)  # fmt: skip
+PLAIN = Augment(scale=(0.3, 1.0))
+Images = dict[tuple[int, int], NDArray[np.float32]]
+
+
+def seen(plan: Plan, **options: Any) -> Images:
+    """Training images of a run by epoch and sample, normalised (3, res, res)."""
+    out: Images = {}
+    with Loader(plan, **options) as loader:
+        for batch in loader:
+            if batch.spec.split == "train":
+                for sample, image in zip(batch.spec.ids, batch.images.numpy(), strict=True):
+                    out[batch.spec.epoch, int(sample)] = image.copy()
+    return out
+
+
+def levels(image: NDArray[np.float32]) -> NDArray[np.uint8]:
+    exact = (image.transpose(1, 2, 0) * STD + MEAN) * 255
+    assert np.abs(exact - np.rint(exact)).max() < 1e-2
+    return np.rint(exact).astype(np.uint8)
+
+
+def stage(augment: Augment, batch_size: int = 16, res: int = 32) -> Stage:
+    return Stage(res=res, epochs=1, batch_size=batch_size, augment=augment)
+
+
+@pytest.fixture(scope="module")
+def expected(shard_set: ShardSet) -> Images:
+    return seen(Plan(shard_set, [stage(ALL)] * 2, eval_batch_size=7))
+
+
+def test_a_sample_gets_the_same_pixels_at_any_place_in_a_batch(shard_set: ShardSet, expected: Images) -> None:
+    other = seen(Plan(shard_set, [stage(ALL, 13)] * 2, eval_batch_size=None))
+    assert other.keys() == expected.keys()
+    for key, image in other.items():
+        np.testing.assert_array_equal(image, expected[key])
+    assert any(not np.array_equal(expected[0, i], expected[1, i]) for i in range(75))
+
+
+def test_the_stream_is_crop_then_operations_then_erasing_then_mixing(shard_set: ShardSet) -> None:
+    """Against the plain stream's own pixels, worked on sample by sample."""
+    augment = dataclasses.replace(ALL, mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.7, mixup_mode="elem",
+                                  random_erasing_fill="mean")  # fmt: skip
+    plan = Plan(shard_set, [stage(augment)], eval_batch_size=None)
+    plain = {key: levels(image) for key, image in seen(Plan(shard_set, [stage(PLAIN)], eval_batch_size=None)).items()}
+    slots = features([augment]).slots
+    with Loader(plan) as loader:
+        for batch in loader:
+            spec, images = batch.spec, []
+            kinds, values = pack_ops(spec.augment_params, slots, len(spec))
+            for i, sample in enumerate(spec.ids):
+                image = plain[0, int(sample)]
+                image = np.ascontiguousarray(image[::-1]) if spec.augment_params["vflips"][i] else image.copy()
+                kernels.apply_ops(image, kinds[i], values[i])
+                x, y, w, h = spec.augment_params["erase_boxes"][i]
+                image[y : y + h, x : x + w] = np.rint(255 * np.array(MEAN))
+                images.append(image)
+            mixed = reference.mix(np.stack(images), spec)
+            for i in range(len(spec)):
+                error = np.abs(levels(batch.images[i].numpy()).astype(int) - mixed[i])
+                # why: where the window is turned, resizing rounds otherwise, and the operations spread that
+                upright = not (spec.augment_params["vflips"][i] or spec.augment_params["vflips"][spec.partners[i]])
+                assert error.max() <= 1 if upright else np.median(error) <= 4
+
+
+def test_a_vertical_flip_is_pils(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [stage(dataclasses.replace(PLAIN, vflip_prob=0.5))], eval_batch_size=None)
+    turned = 0
+    with Loader(plan) as loader:
+        for batch in loader:
+            for i in range(len(batch.spec)):
+                error = np.abs(levels(batch.images[i].numpy()) - reference.view(shard_set, batch.spec, i).astype(float))
+                assert error.mean() < 0.6
+                turned += batch.spec.augment_params["vflips"][i]
+    assert 20 < turned < 55
+
+
+def test_a_stage_with_all_off_and_validation_are_exactly_the_plain_stream(shard_set: ShardSet) -> None:
+    mixing = dataclasses.replace(ALL, mixup_alpha=0.8, mixup_mode="elem")
+    run = Plan(shard_set, [stage(mixing), stage(PLAIN, res=48), stage(ALL)], eval_batch_size=7)
+    bare = Plan(shard_set, [stage(PLAIN), stage(PLAIN, res=48), stage(PLAIN)], eval_batch_size=7)
+    changed = 0
+    with Loader(run) as ours, Loader(bare) as plain:
+        for got, wanted in zip(ours, plain, strict=True):
+            if got.spec.split == "val" or got.spec.stage == 1:
+                assert not got.spec.augment_params
+                np.testing.assert_array_equal(got.images.numpy(), wanted.images.numpy())
+            else:
+                changed += not np.array_equal(got.images.numpy(), wanted.images.numpy())
+    assert changed == 10
+
+
+@pytest.mark.parametrize("policy", ["randaugment", "trivialaugment", "autoaugment", "3-augment"])
+def test_each_policy_runs_by_stage_from_a_recipe(shard_set: ShardSet, policy: str) -> None:
+    off = {"res": 32, "epochs": 1, "batch_size": 16, "augment": {"policy": "none"}}
+    table = {"augment": {"policy": policy}, "stages": [off, {**off, "augment": {}}]}
+    recipe = Recipe.parse(table, name="x")
+    assert [s.augment.policy for s in recipe.stages] == ["none", policy]
+    plan = Plan(shard_set, recipe.stages, eval_batch_size=None)
+    bare = Plan(shard_set, [stage(Augment())] * 2, eval_batch_size=None)
+    got, plain = seen(plan), seen(bare)
+    same = [np.array_equal(got[key], plain[key]) for key in sorted(got)]
+    assert all(same[:75])
+    assert sum(same[75:]) < (45 if policy == "autoaugment" else 30)
+    kinds = np.concatenate([plan.batch(i).augment_params["policy_kinds"] for i in range(5, 10)])
+    assert len(set(np.unique(kinds)) - {p.NONE}) >= 3
+
+
+ONE = {"res": 32, "epochs": 1, "batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"policy": "randaug"}, "augment.policy: got 'randaug', expected one of 'none', 'randaugment'"),
+        ({"policy": "randaugment", "magnitude": 31}, "augment.magnitude: got 31, expected 0 to 30"),
+        ({"policy": "randaugment", "num_ops": 0}, "augment.num_ops: got 0, expected 1 to 4"),
+        ({"jitter": [0.4, 0.4, 0.4]}, "augment.jitter: got [0.4, 0.4, 0.4], expected a list of 4 numbers"),
+        ({"jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.jitter: got [0.4, 0.4, 0.4, 0.6], expected [brightness"),
+        ({"blur_prob": 0.5, "blur_sigma": [0.0, 1.0]}, "augment.blur_sigma: got [0.0, 1.0], expected 0 < low"),
+        ({"random_erasing_prob": 1.2}, "augment.random_erasing_prob: got 1.2, expected a probability"),
+        ({"random_erasing_prob": 0.2, "random_erasing_scale": [0.2, 1.0]},
+         "augment.random_erasing_scale: got [0.2, 1.0], expected 0 < low"),
+        ({"random_erasing_prob": 0.2, "random_erasing_ratio": [3.0, 1.0]},
+         "augment.random_erasing_ratio: got [3.0, 1.0], expected 0 < low"),
+        ({"random_erasing_prob": 0.2, "random_erasing_fill": "black"},
+         "augment.random_erasing_fill: got 'black', expected one of 'mean'"),
+        ({"greyscale": 0.2}, "unknown key stages.augment.greyscale"),
+        ({"num_ops": 3}, "augment.num_ops: without effect, policy is not randaugment; remove it"),
+        ({"policy": "autoaugment", "magnitude": 3}, "augment.magnitude: without effect"),
+        ({"jitter_prob": 0.3}, "augment.jitter_prob: without effect, jitter is off; remove it"),
+        ({"blur_sigma": [0.1, 1.0]}, "augment.blur_sigma: without effect, blur_prob is 0"),
+        ({"random_erasing_fill": "noise"},
+         "augment.random_erasing_fill: without effect, random_erasing_prob is 0, off"),
+        ({"random_erasing_scale": [0.1, 0.2]}, "augment.random_erasing_scale: without effect"),
+        ({"mixup_mode": "elem"}, "augment.mixup_mode: without effect, no mixing is on"),
+        ({"mixup_alpha": 0.2, "mixup_switch_prob": 0.2}, "augment.mixup_switch_prob: without effect"),
+    ],
+)
+def test_what_is_wrong_or_without_effect_is_told_in_base_and_stage(table: dict[str, Any], told: str) -> None:
+    for whole in ({"augment": table, "stages": [ONE]}, {"stages": [{**ONE, "augment": table}]}):
+        with pytest.raises(ResoluteError) as caught:
+            Recipe.parse(whole, name="x")
+        assert told in str(caught.value).replace("stages.augment.", "augment.") or told in str(caught.value)
+
+
+def test_a_key_that_one_stage_needs_is_no_mistake() -> None:
+    base = {"policy": "randaugment", "num_ops": 3, "random_erasing_prob": 0.2, "random_erasing_fill": "noise",
+            "mixup_alpha": 0.1, "mixup_mode": "elem"}  # fmt: skip
+    off = {"policy": "none", "random_erasing_prob": 0.0, "mixup_prob": 0.0}
+    recipe = Recipe.parse({"augment": base, "stages": [{**ONE, "augment": off}, ONE]}, name="x")
+    assert recipe.stages[0].augment.policy == "none"
+    assert recipe.stages[1].augment.num_ops == 3
+    assert Recipe.parse({"augment": {"policy": "3-augment", "jitter_prob": 0.5}, "stages": [ONE]}, name="x")

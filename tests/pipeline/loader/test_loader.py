@@ -1,0 +1,424 @@
+"""The stream: right pixels, exact under any cut, clean at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import shutil
+import threading
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.cuda import usable
+from pipeline.dataset.index_array import Records
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import DamagedSample, ResoluteError, StorageError
+from pipeline.loader.loader import Batch, Loader
+from pipeline.loader.reader import Reader
+from pipeline.plan.plan import Plan
+from pipeline.plan.sampling import CUTMIX, MIXUP
+from pipeline.plan.stage import Augment, Stage
+from tests.support import reference
+
+MIXED = Augment(scale=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.8)
+STAGES = (
+    Stage(res=32, epochs=1, batch_size=16, augment=MIXED),
+    Stage(res=64, epochs=1, batch_size=10, fraction=0.5),
+    Stage(res=48, epochs=1, batch_size=32, augment=MIXED),
+)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture(scope="module")
+def plan(shard_set: ShardSet) -> Plan:
+    return Plan(shard_set, STAGES, seed=1, eval_batch_size=7)
+
+
+@pytest.fixture(scope="module")
+def batches(plan: Plan) -> list[Batch]:
+    with Loader(plan) as loader:
+        return list(loader)
+
+
+def pixels(batch: Batch) -> np.ndarray:
+    """Images as the graph had them before normalising: (N, res, res, 3), 0..255, not rounded."""
+    nhwc = batch.images.permute(0, 2, 3, 1).numpy().astype(np.float64)
+    return (nhwc * STD + MEAN) * 255
+
+
+def test_the_run_is_all_batches_of_the_plan_in_order(plan: Plan, batches: list[Batch]) -> None:
+    assert [batch.spec.index for batch in batches] == list(range(plan.total_batches))
+    for batch in batches:
+        spec = plan.batch(batch.spec.index)
+        assert tuple(batch.images.shape) == (len(spec), 3, spec.res, spec.res)
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert batch.images.dtype == torch.float32
+        labels = plan.shards.splits[spec.split].samples["label"]
+        np.testing.assert_array_equal(batch.labels, labels[spec.ids])
+        np.testing.assert_array_equal(batch.partner_labels, labels[spec.ids[spec.partners]])
+        np.testing.assert_array_equal(batch.lam, spec.lam)
+
+
+def test_pixels_equal_pil_within_two_levels(shard_set: ShardSet) -> None:
+    """Decode, crop, antialiased bilinear resize, flip and normalise against PIL on the same bytes.
+
+    The JPEG decoders differ by rounding (crop-region decode upsamples chroma from the region alone, so up to a few
+    levels at its border): mean within 0.6 levels, 99 % within 3.
+    """
+    plain = [dataclasses.replace(stage, augment=Augment(scale=(0.3, 1.0))) for stage in STAGES]
+    plan = Plan(shard_set, plain, seed=1, eval_batch_size=7)
+    with Loader(plan) as loader:
+        for batch in loader:
+            expected = np.stack([reference.view(shard_set, batch.spec, i) for i in range(len(batch.spec))])
+            error = np.abs(pixels(batch) - expected)
+            assert error.mean() < 0.6, batch.spec
+            assert np.quantile(error, 0.99) < 3.0, batch.spec
+
+
+def test_mixed_batches_equal_the_numpy_oracle_within_rounding(shard_set: ShardSet, batches: list[Batch]) -> None:
+    plain = [dataclasses.replace(s, augment=dataclasses.replace(s.augment, mixup_prob=0.0)) for s in STAGES]
+    seen = set()
+    with Loader(Plan(shard_set, plain, seed=1, eval_batch_size=7)) as loader:
+        for unmixed, mixed in zip(loader, batches, strict=True):
+            np.testing.assert_array_equal(unmixed.spec.crops, mixed.spec.crops)
+            before = pixels(unmixed)
+            np.testing.assert_allclose(before, np.rint(before), atol=1e-3)
+            expected = reference.mix(np.rint(before).astype(np.uint8), mixed.spec)
+            error = np.abs(pixels(mixed) - expected)
+            assert error.max() < 1.001  # one level, where the blend falls on a half
+            assert (error > 0.01).mean() < 0.01
+            seen |= set(np.unique(mixed.spec.modes))
+    assert {MIXUP, CUTMIX} <= seen
+
+
+def test_validation_is_the_exact_centre_without_flip_or_mix(plan: Plan, batches: list[Batch]) -> None:
+    for batch in batches:
+        if batch.spec.split == "val":
+            stored = plan.shards.splits["val"].stored[batch.spec.res][batch.spec.ids]
+            full = np.minimum(stored["width"], stored["height"]) == plan.shards.short_side(batch.spec.res)
+            assert (batch.spec.crops[full, 2:] == batch.spec.res).all()
+            assert not batch.spec.flips.any()
+            assert (batch.lam == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("eval_res", "stored_res", "frac"), [(40, 48, None), (48, 48, None), (64, 64, 0.7), (24, 32, 1.0)]
+)
+def test_validation_at_another_resolution_takes_shards_that_hold_its_detail(
+    shard_set: ShardSet, eval_res: int, stored_res: int, frac: float | None
+) -> None:
+    stage = Stage(res=32, epochs=1, batch_size=16, eval_res=eval_res, augment=Augment(scale=(0.3, 1.0)))
+    plan = Plan(shard_set, [stage], eval_batch_size=7, eval_crop_frac=frac)
+    seen = 0
+    with Loader(plan) as loader:
+        for batch in loader:
+            spec = batch.spec
+            res = eval_res if spec.split == "val" else 32
+            assert (spec.res, spec.stored_res) == (res, stored_res if spec.split == "val" else 32)
+            assert tuple(batch.images.shape[1:]) == (3, res, res)
+            expected = np.stack([reference.view(shard_set, spec, i) for i in range(len(spec))])
+            error = np.abs(pixels(batch) - expected)
+            assert error.mean() < 0.6, spec
+            assert np.quantile(error, 0.99) < 3.0, spec
+            if spec.split == "val":
+                seen += len(spec)
+                stored = shard_set.splits["val"].stored[stored_res][spec.ids]
+                short = np.minimum(stored["width"], stored["height"])
+                np.testing.assert_allclose(spec.crops[:, 2] / short, frac or 0.875, atol=0.6 / short.min())
+    assert seen == len(shard_set.splits["val"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"threads": 1, "depth": 1}, {"threads": 3, "depth": 5}]
+)
+def test_batches_do_not_depend_on_threads(plan: Plan, batches: list[Batch], options: dict[str, int]) -> None:
+    with Loader(plan, **options) as loader:
+        for got, expected in zip(loader, batches, strict=True):
+            assert torch.equal(got.images, expected.images)
+
+
+def test_a_resumed_run_continues_with_identical_batches(plan: Plan, batches: list[Batch]) -> None:
+    """At every border of epochs, stages and validation, and in between."""
+    borders = {s.first + d for s in plan.passes for d in (-1, 0, 1)} | {plan.total_batches - 1}
+    for start in sorted(b for b in borders if 0 <= b < plan.total_batches):
+        with Loader(plan, start=start) as loader:
+            assert len(loader) == plan.total_batches - start
+            for expected in batches[start : start + 2]:
+                got = next(loader)
+                assert torch.equal(got.images, expected.images)
+                assert torch.equal(got.labels, expected.labels)
+
+
+def test_the_state_of_another_plan_is_refused_with_what_differs(shard_root: Path, shard_set: ShardSet) -> None:
+    def planned(shards: ShardSet = shard_set, *, batch_size: int = 16, **options: Any) -> Plan:
+        return Plan(shards, [Stage(res=32, epochs=1, batch_size=batch_size)], **{"eval_batch_size": 7} | options)
+
+    others = {
+        r"seed got 1, expected 0": planned(seed=1),
+        r"order got 'block', expected 'full'; stages\[0\]\.order got 'block'": planned(order="block"),
+        r"stages\[0\]\.batch_size got 8, expected 16": planned(batch_size=8),
+        r"eval_batch_size got 4, expected 7": planned(eval_batch_size=4),
+        r"shards\.train images at 32 px got 'other', expected '[0-9a-f]{12}'": planned(
+            dataclasses.replace(shard_set, digests={**shard_set.digests, "train images at 32 px": "other"})
+        ),
+    }
+    with Loader(planned()) as loader:
+        for words, other in others.items():
+            with Loader(other) as stranger:
+                state = stranger.state_dict()
+            with pytest.raises(ResoluteError, match=f"the state of another plan: {words}.*; build the plan that"):
+                loader.load_state_dict(state)
+        same = dataclasses.replace(shard_set, digests={**shard_set.digests, "train images at 48 px": "other"})
+        with Loader(planned(ShardSet.open(shard_root, resolutions=(32,)))) as part, Loader(planned(same)) as wider:
+            next(part)
+            loader.load_state_dict(part.state_dict())
+            assert next(loader).spec.index == 1
+            loader.load_state_dict(wider.state_dict())
+        for index in (-1, len(loader) + 1):
+            with pytest.raises(ResoluteError, match=f"got {index}, expected 0 to "):
+                loader.load_state_dict({"next_batch": index})
+
+
+def test_too_many_ranks_are_refused_when_the_loader_is_made(plan: Plan) -> None:
+    with pytest.raises(ResoluteError, match="cannot feed 16 ranks"):
+        Loader(plan, rank=0, world_size=16)
+
+
+def test_batches_stay_valid_after_later_ones_and_after_close(plan: Plan, batches: list[Batch]) -> None:
+    with Loader(plan) as loader:
+        kept = [next(loader) for _ in range(12)]
+    del loader
+    gc.collect()
+    for got, expected in zip(kept, batches, strict=False):
+        assert torch.equal(got.images, expected.images)
+
+
+def test_no_threads_or_files_are_left_after_close_or_an_error_in_the_consumer(plan: Plan) -> None:
+    def left() -> tuple[set[str], int]:
+        gc.collect()
+        names = {t.name for t in threading.enumerate() if t.name.startswith("resolute")}
+        files = list(Path("/proc/self/fd").iterdir())
+        return names, sum(os.path.realpath(file).endswith(".tar") for file in files)
+
+    _, others = left()  # other tests' files
+    with Loader(plan) as loader:
+        next(loader)
+        assert left()[0]
+        assert left()[1] > others
+    assert left() == (set(), others)
+    with pytest.raises(ResoluteError, match=r"next\(\) after close"):
+        next(loader)
+
+    def consume() -> None:
+        with Loader(plan) as loader:
+            next(loader)
+            raise ValueError("consumer")
+
+    with pytest.raises(ValueError, match="consumer"):
+        consume()
+    assert left() == (set(), others)
+
+
+def spoil(shards: ShardSet, sample: int, *, res: int = 32) -> tuple[str, int]:
+    """Flip a bit in the middle of a stored training image; the name of its tar, and its offset there."""
+    record = shards.splits["train"].stored[res][sample]
+    tar = shards.path(res, shards.splits["train"].shards[record["shard"]])
+    data = bytearray(tar.read_bytes())
+    data[int(record["offset"]) + int(record["nbytes"]) // 2] ^= 4
+    tar.write_bytes(data)
+    return tar.name, int(record["offset"])
+
+
+@pytest.mark.parametrize("options", [{}, {"depth": 1}, {"depth": 6}])
+def test_a_damaged_sample_is_named_in_the_place_of_its_own_batch(
+    shard_root: Path, tmp_path: Path, options: dict[str, int]
+) -> None:
+    """All batches before it are delivered, and the state is never ahead of what was."""
+    shards = ShardSet.open(shutil.copytree(shard_root, tmp_path / "copy"))
+    plan = Plan(shards, [Stage(res=32, epochs=2, batch_size=5)], eval_batch_size=None)
+    bad = 10
+    name, offset = spoil(shards, int(plan.batch(bad).ids[2]))
+    sound = Plan(ShardSet.open(shard_root), plan.stages, eval_batch_size=None)
+    with Loader(sound) as loader:
+        expected = [batch.images for batch in loader]
+    with Loader(plan, **options) as loader:
+        for index in range(bad):
+            assert loader.state_dict()["next_batch"] == index
+            assert torch.equal(next(loader).images, expected[index])
+        where = rf"{name}: sample \d+ at offset {offset} is damaged, got CRC-32 [0-9a-f]+, expected"
+        for _ in range(2):  # it stays until the loader is moved on
+            with pytest.raises(DamagedSample, match=where):
+                next(loader)
+            assert loader.state_dict()["next_batch"] == bad
+        loader.load_state_dict({"next_batch": bad + 1})
+        assert torch.equal(next(loader).images, expected[bad + 1])
+    with Loader(plan, check_crc=False, start=bad) as loader:
+        assert len(next(loader).spec) == 5
+
+
+class DamagedAt:
+    """Index records of which one is damaged."""
+
+    def __init__(self, records: Records, bad: int) -> None:
+        self._records, self._bad = records, bad
+
+    def __getitem__(self, key: Any) -> Any:
+        if self._bad in np.asarray(key):
+            raise ResoluteError("train-64.npy: changed since prep")
+        return self._records[key]
+
+
+@pytest.mark.parametrize("batch_size", [5, 75])
+def test_a_damaged_index_ends_the_run_at_the_batch_that_needs_it(shard_set: ShardSet, batch_size: int) -> None:
+    split = shard_set.splits["train"]
+    stored: dict[int, Any] = {32: split.stored[32], 64: DamagedAt(split.stored[64], 7)}
+    shards = dataclasses.replace(shard_set, splits={"train": dataclasses.replace(split, stored=stored)})
+    stages = [Stage(res=res, epochs=1, batch_size=batch_size) for res in (32, 64)]
+    plan = Plan(shards, stages, eval_batch_size=None)
+    due = next(i for i in range(plan.passes[1].first, plan.total_batches) if 7 in plan.ids(i))
+    with Loader(plan) as loader:
+        for i in range(due):
+            assert next(loader).spec.index == i
+        with pytest.raises(ResoluteError, match=r"train-64\.npy: changed since prep"):
+            next(loader)
+        assert loader.state_dict()["next_batch"] == due
+
+
+@pytest.mark.parametrize("on_bad_sample", ["error", "skip"])
+def test_storage_that_was_away_is_no_damage_and_the_run_continues_with_the_same_batches(
+    shard_root: Path, tmp_path: Path, on_bad_sample: Literal["error", "skip"]
+) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=3, batch_size=5)], eval_batch_size=None)
+    with Loader(plan) as loader:
+        expected = [batch.images for batch in loader]
+    plan = Plan(ShardSet.open(root), plan.stages, eval_batch_size=None)
+    with Loader(plan, on_bad_sample=on_bad_sample) as loader:
+        for i in range(3):
+            assert torch.equal(next(loader).images, expected[i])
+        (root / "32").rename(root / "away")
+        plan.shards.files.release()  # as if many other files had been opened
+        with pytest.raises(StorageError, match=r"\.tar: not found, expected a file of the set"):  # noqa: PT012
+            for batch in loader:  # those that were read before are delivered
+                assert torch.equal(batch.images, expected[batch.spec.index])
+        state = loader.state_dict()
+        assert 3 <= state["next_batch"] < plan.total_batches
+        assert not loader.skipped
+        (root / "away").rename(root / "32")
+        assert torch.equal(next(loader).images, expected[state["next_batch"]])
+    with Loader(plan, on_bad_sample=on_bad_sample) as loader:
+        loader.load_state_dict(state)
+        for batch in loader:
+            assert torch.equal(batch.images, expected[batch.spec.index])
+        assert not loader.skipped
+
+
+def test_a_call_that_is_interrupted_loses_no_batch(
+    plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C anywhere in `next()`: before the batch is there, and when it is but was not returned."""
+    for name in ("_fill_graph", "_to_device"):
+        with Loader(plan) as loader:
+            assert next(loader).spec.index == 0
+            method, calls = getattr(loader, name), []
+
+            def interrupted(*args: Any, calls: list[int] = calls, method: Any = method, **words: Any) -> Any:
+                calls.append(1)
+                if len(calls) == 2:
+                    raise KeyboardInterrupt
+                return method(*args, **words)
+
+            monkeypatch.setattr(loader, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(loader)
+            assert loader.state_dict()["next_batch"] == 1
+            for expected in batches[1:6]:
+                got = next(loader)
+                assert got.spec.index == expected.spec.index
+                assert torch.equal(got.images, expected.images)
+
+
+@pytest.mark.parametrize("world", [1, 3, 8])
+def test_the_graph_is_made_for_the_largest_batch_of_the_rank(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, world: int
+) -> None:
+    made: dict[str, Any] = {}
+
+    class Made(Exception):
+        pass
+
+    def graph(**words: Any) -> None:
+        made.update(words)
+        raise Made
+
+    monkeypatch.setattr("pipeline.loader.loader.Graph", graph)
+    stages = [Stage(res=32, epochs=1, batch_size=37), Stage(res=64, epochs=2, batch_size=19)]
+    plan = Plan(shard_set, stages, eval_batch_size=15)
+    for rank in range(world):
+        with pytest.raises(Made):
+            Loader(plan, rank=rank, world_size=world)
+        specs = [plan.batch(i, rank=rank, world_size=world) for i in range(plan.total_batches)]
+        assert made["batch_size"] == max(map(len, specs))
+        assert made["largest_bytes"] == max(12 * spec.res**2 * len(spec) for spec in specs)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"threads": 0}, "threads: out of range, got 0"),
+    ({"depth": 0}, "depth: out of range, got 0"),
+    ({"rank": 2, "world_size": 2}, "rank: out of range, got 2, expected 0 to 1"),
+    ({"rank": -1}, "rank: out of range, got -1, expected 0 to 0"),
+    ({"world_size": 0}, "world_size: out of range, got 0"),
+    ({"start": -1}, "start: out of range, got -1"),
+    ({"on_bad_sample": "ignore"}, "on_bad_sample: got 'ignore', expected error or skip"),
+    ({"decode": "disk"}, "decode: got 'disk', expected cpu or gpu"),
+    ({"device": "meta"}, "device: got meta, expected cpu or cuda"),
+])  # fmt: skip
+def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ResoluteError, match=words) as error:
+        Loader(plan, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_cuda_without_an_index_is_the_currentusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1)
+    monkeypatch.setattr("pipeline.cuda.driver", driver)
+    assert usable("cuda") == torch.device("cuda", 1)
+    assert usable("cuda:0") == torch.device("cuda", 0)
+    assert usable("cpu") == torch.device("cpu")
+    with pytest.raises(ResoluteError, match="device cuda:2: got 2 CUDA devices, expected more"):
+        usable("cuda:2")
+
+
+def test_what_the_machine_or_the_set_lacks_is_told(shard_root: Path, plan: Plan) -> None:
+    part = ShardSet.open(shard_root, resolutions=(32,))
+    with pytest.raises(ResoluteError, match=r"48 px is not open, got \[32\]"):
+        Loader(Plan(part, [Stage(res=48, epochs=1, batch_size=8)], eval_batch_size=None))
+    with pytest.raises(ResoluteError, match=r"expected torch\.float32"):
+        Loader(plan, dtype=torch.bfloat16)
+    with pytest.raises(ResoluteError, match="decode: got gpu with device cpu"):
+        Loader(plan, decode="gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ResoluteError, match="no CUDA device found"):
+            Loader(plan, device="cuda")
+
+
+def test_the_batch_in_the_place_of_another_is_noticed_at_any_distance(plan: Plan) -> None:
+    """Numbers and addresses travel through the graph as integers of 64 bits."""
+    spec = plan.batch(0)
+    with Loader(plan) as loader, closing(Reader(plan.shards)) as reader:
+        graph = loader._graph
+        graph.drain()
+        for number in (0, 2**24 + 1, 2**53 + 1):
+            jpegs = reader.submit(spec.split, spec.stored_res, spec.ids).result().images
+            graph.start(dataclasses.replace(spec, index=number), jpegs)
+            graph.take(dataclasses.replace(spec, index=number), None)
+            graph.start(dataclasses.replace(spec, index=number), jpegs)
+            with pytest.raises(RuntimeError, match="DALI returned another one"):
+                graph.take(dataclasses.replace(spec, index=number + 2**24), None)

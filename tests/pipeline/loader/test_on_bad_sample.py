@@ -1,0 +1,152 @@
+"""A damaged sample with `on_bad_sample="skip"`: replaced, the same way everywhere, counted and told."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import DamagedSample, ResoluteError
+from pipeline.loader.loader import Loader
+from pipeline.loader.reader import EncodedBatch, Reader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Augment, Stage
+from tests.support import reference
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MIXED = Augment(scale=(0.3, 1.0), policy="randaugment", mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.8)
+
+
+def _spoil(root: Path, split: str, res: int, samples: list[int]) -> None:
+    shards = ShardSet.open(root)
+    for sample in samples:
+        record = shards.splits[split].stored[res][sample]
+        tar = shards.path(res, shards.splits[split].shards[record["shard"]])
+        data = bytearray(tar.read_bytes())
+        data[int(record["offset"]) + 20] ^= 255
+        tar.write_bytes(data)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_skipped_sample_is_replaced_by_the_next_good_one_everywhere(
+    shard_root: Path, tmp_path: Path, world: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In training and validation, at its resolution only; the others' batches, and a resumed run's, are the same."""
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    _spoil(root, "train", 32, [10, 11, 74])
+    _spoil(root, "val", 32, [14])
+    shards = ShardSet.open(root)
+    stages = [Stage(res=res, epochs=2, batch_size=16, augment=MIXED) for res in (32, 48)]
+    plan = Plan(shards, stages, seed=5, eval_batch_size=7)
+    sound = Plan(ShardSet.open(shard_root), stages, seed=5, eval_batch_size=7)
+    places = {("train", 32): {10: 12, 11: 12, 74: 0}, ("val", 32): {14: 0}}
+    for rank in range(world):
+        with Loader(plan, on_bad_sample="skip", rank=rank, world_size=world) as loader:
+            batches = list(loader)
+            assert len(batches) == plan.total_batches
+            for batch in batches:
+                spec = batch.spec
+                instead = places.get((spec.split, spec.res), {})
+                expected = sound.batch(spec.index, rank=rank, world_size=world)
+                ids = [instead.get(i, i) for i in expected.ids.tolist()]
+                assert spec.ids.tolist() == ids
+                labels = shards.splits[spec.split].samples[spec.ids]["label"]
+                np.testing.assert_array_equal(batch.labels, labels)
+                if ids == expected.ids.tolist():
+                    np.testing.assert_array_equal(spec.crops, expected.crops)
+                else:
+                    twin = sound.batch(spec.index, rank=rank, world_size=world, replacements=instead)
+                    np.testing.assert_array_equal(spec.crops, twin.crops)
+            seen = {(s, r, i) for s, r, i in loader.skipped}
+            if world == 1:
+                assert seen == {("train", 32, 10), ("train", 32, 11), ("train", 32, 74), ("val", 32, 14)}
+            for reason in loader.skipped.values():
+                assert "is damaged, got CRC-32" in reason
+            start = plan.passes[2].first + 1
+            loader.load_state_dict({"next_batch": start})
+            assert torch.equal(next(loader).images, batches[start].images)
+        with Loader(plan, on_bad_sample="skip", rank=rank, world_size=world, start=start) as again:
+            for expected_batch in batches[start : start + 8]:
+                assert torch.equal(next(again).images, expected_batch.images)
+    assert sum("sample 12 in its place" in message for message in caplog.messages) >= 2
+
+
+def test_pixels_and_labels_of_a_batch_follow_from_the_same_replacements(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches are read at once; one finds a sample damaged that the other had read whole."""
+    plan = Plan(shard_set, [Stage(res=32, epochs=3, batch_size=75, augment=Augment(scale=(0.3, 1.0)))],
+                eval_batch_size=None)  # fmt: skip
+    first, second = 20, 40
+    submit, reads = Reader.submit, 0
+
+    def injected(reader: Reader, split: str, res: int, ids: np.ndarray) -> Any:
+        nonlocal reads
+        pending = submit(reader, split, res, ids)
+        if len(ids) == 75:
+            reads += 1
+            bad = {2: first, 3: second}.get(reads)  # the first read is that of the largest batch, unseen
+            result = pending.result
+
+            def with_damage() -> EncodedBatch:
+                read = result()
+                places = np.flatnonzero(ids == bad).tolist() if bad is not None else []
+                return EncodedBatch(read.images, {place: DamagedSample(f"sample {bad}") for place in places})
+
+            monkeypatch.setattr(pending, "result", with_damage)
+        return pending
+
+    monkeypatch.setattr(Reader, "submit", injected)
+    replaced = []
+    with Loader(plan, on_bad_sample="skip") as loader:
+        for batch in loader:
+            replaced.append({i for i in (first, second) if i not in batch.spec.ids})
+            expected = np.stack([reference.view(shard_set, batch.spec, i) for i in range(len(batch.spec))])
+            pixels = (batch.images.permute(0, 2, 3, 1).numpy().astype(np.float64) * STD + MEAN) * 255
+            error = np.abs(pixels - expected).mean(axis=(1, 2, 3))
+            assert error.max() < 2, np.flatnonzero(error >= 2)
+            labels = shard_set.splits["train"].samples[batch.spec.ids]["label"]
+            np.testing.assert_array_equal(batch.labels, labels)
+    assert {first} <= replaced[0]
+    assert {second} <= replaced[1]
+
+
+def test_a_replacement_that_is_damaged_later_is_replaced_too(shard_root: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    _spoil(root, "train", 32, [10])
+    plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=12, batch_size=25)], eval_batch_size=None)
+    with Loader(plan, on_bad_sample="skip") as loader:
+        for _ in range(5):
+            next(loader)
+        _spoil(root, "train", 32, [11, 12])
+        rest = list(loader)
+    for batch in rest[-9:]:  # the last three epochs
+        assert not {10, 11, 12} & set(batch.spec.ids.tolist())
+    assert sum(batch.spec.ids.tolist().count(13) for batch in rest[-9:]) == 3 * 4
+
+
+def test_a_set_with_nothing_left_to_read_says_so(shard_root: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=2, batch_size=16)], eval_batch_size=None)
+    with Loader(plan, on_bad_sample="skip") as loader:
+        next(loader)
+        for tar in (root / "32").glob("train-*.tar"):
+            tar.write_bytes(b"")
+        with pytest.raises(ResoluteError, match=r"is damaged, got 0 bytes.*nor can the 74 samples after it be read"):
+            list(loader)
+
+
+def test_many_damaged_samples_of_many_sizes_do_not_stop_the_start(shard_root: Path, tmp_path: Path) -> None:
+    """The largest batch goes through the graph before the first one, with what can be read of it."""
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    plan = Plan(ShardSet.open(root), [Stage(res=64, epochs=1, batch_size=32)], eval_batch_size=None)
+    bad = plan.batch(0).ids[1:31].tolist()
+    _spoil(root, "train", 64, bad)
+    with Loader(plan, on_bad_sample="skip") as loader:
+        assert not set(next(loader).spec.ids.tolist()) & set(bad)
+    assert {sample for _, _, sample in loader.skipped} >= set(bad)

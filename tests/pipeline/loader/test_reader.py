@@ -1,0 +1,245 @@
+"""Reading ahead: the bytes of the tars, damage named sample by sample, many requests at a time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+import zlib
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.dataset.shard_set import ShardSet, manifest_bytes
+from pipeline.errors import DamagedSample, StorageError
+from pipeline.graph.kernels.pread import crc32, fetch
+from pipeline.loader.reader import EncodedBatch, Reader
+from tests.support.reference import stored_jpeg
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 31, 32, 1000, 12003])
+def test_the_checksum_is_zlibs(size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    assert crc32(data) == zlib.crc32(data.tobytes())
+
+
+def assert_members(shards: ShardSet, res: int, ids: np.ndarray, read: EncodedBatch) -> None:
+    assert len(read.images) == len(ids)
+    for place, i in enumerate(ids.tolist()):
+        if place not in read.errors:
+            expected = stored_jpeg(shards, "train", res, i)
+            assert read.images[place][: len(expected)].tobytes() == expected
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("threads", [1, 3, 20])
+def test_samples_are_the_members_of_the_tars(shard_set: ShardSet, threads: int, padded: bool) -> None:
+    ids = np.random.default_rng(0).permutation(75)
+    with closing(Reader(shard_set, threads=threads, padded=padded)) as reader:
+        found = {res: reader.submit("train", res, ids) for res in (32, 64)}
+        for res, pending in found.items():
+            assert_members(shard_set, res, ids, pending.result())
+            assert pending.done()
+
+
+def damaged(root: Path, to: Path) -> tuple[ShardSet, dict[int, str]]:
+    """A copy of a set with one changed and one cut sample; what is said of each."""
+    shards = ShardSet.open(shutil.copytree(root, to))
+    part = shards.splits["train"]
+    last = len(part) - 1
+    spoil(shards, 10)
+    end = part.stored[32][last]
+    assert end["shard"] == 2
+    tar = shards.path(32, part.shards[2])
+    tar.write_bytes(tar.read_bytes()[: int(end["offset"]) + 7])
+    return shards, {10: "got CRC-32", last: "got 7 bytes, expected"}
+
+
+def spoil(shards: ShardSet, sample: int) -> None:
+    part = shards.splits["train"]
+    record = part.stored[32][sample]
+    tar = shards.path(32, part.shards[record["shard"]])
+    data = bytearray(tar.read_bytes())
+    data[int(record["offset"]) + 5] ^= 1
+    tar.write_bytes(data)
+
+
+def test_a_damaged_sample_is_named_and_the_others_of_its_batch_are_there(shard_root: Path, tmp_path: Path) -> None:
+    shards, told = damaged(shard_root, tmp_path / "copy")
+    part = shards.splits["train"]
+    ids = np.array([0, *told, 20])
+    with closing(Reader(shards)) as reader:
+        read = reader.submit("train", 32, ids).result()
+    assert_members(shards, 32, ids, read)
+    assert sorted(read.errors) == [1, 2]
+    for place, (i, what) in enumerate(told.items(), start=1):
+        record = part.stored[32][i]
+        assert isinstance(read.errors[place], DamagedSample)
+        for word in (what, f"{int(part.samples[i]['key']):09d}", f"offset {record['offset']}", ".tar", "make verify"):
+            assert word in str(read.errors[place])
+    with closing(Reader(shards, check_crc=False)) as reader:
+        assert not reader.submit("train", 32, np.array([10])).result().errors
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ("a tar is gone", r"train-000001\.tar: not found, expected a file of the set; put it back"),
+    ("the set is gone", "the shard set is gone, expected it as it was opened; put it back or mount its volume"),
+    ("another set", r"the shard set was replaced while it was read: classes got .*put the old one back"),
+    ("being rebuilt", "the shard set is gone"),
+    ("a damaged manifest", "the shard set was replaced while it was read, got a manifest that cannot be used"),
+])  # fmt: skip
+def test_a_set_that_is_gone_or_replaced_is_not_called_damaged(
+    shard_root: Path, tmp_path: Path, change: str, words: str
+) -> None:
+    root = tmp_path / "copy"
+    shards = ShardSet.open(shutil.copytree(shard_root, root))
+    gone = next(i for i in range(75) if shards.splits["train"].stored[32][i]["shard"] == 1)
+    with closing(Reader(shards)) as reader:
+        reader.submit("train", 32, np.arange(gone)).result()
+        manifest = json.loads((root / "manifest.json").read_text())
+        if change == "a tar is gone":
+            shards.path(32, "train-000001").unlink()
+        elif change == "the set is gone":
+            shutil.rmtree(root)
+        elif change == "another set":
+            (root / "manifest.json").write_bytes(manifest_bytes({**manifest, "classes": ["x", "y", "z"]}))
+            spoil(shards, gone)
+        elif change == "being rebuilt":
+            (root / "manifest.json").unlink()
+            shards.path(32, "train-000001").write_bytes(b"")
+        else:
+            (root / "manifest.json").write_text("{")
+            spoil(shards, gone)
+        with pytest.raises(StorageError, match=words) as error:
+            reader.submit("train", 32, np.array([gone])).result()
+        assert "damaged" not in str(error.value)
+
+
+def test_a_resolution_that_was_added_replaces_nothing(shard_root: Path, tmp_path: Path) -> None:
+    root = tmp_path / "copy"
+    shards = ShardSet.open(shutil.copytree(shard_root, root), resolutions=(32,))
+    manifest = json.loads((root / "manifest.json").read_text())
+    (root / "manifest.json").write_bytes(manifest_bytes({**manifest, "resolutions": {
+        **manifest["resolutions"], "96": {"short_side": 110}}}))  # fmt: skip
+    spoil(shards, 10)
+    with closing(Reader(shards)) as reader:
+        assert isinstance(reader.submit("train", 32, np.array([10])).result().errors[0], DamagedSample)
+
+
+class Failing:
+    """Makes reads of tars fail: all of the compiled ones, and the first `times` of the others, with `number`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
+        self.left, self.lock, self._number, self._pread = times, threading.Lock(), number, os.pread
+        monkeypatch.setattr("pipeline.loader.reader.fetch", self.fetch)
+        monkeypatch.setattr("pipeline.storage.read_at.os.pread", self.pread)
+        monkeypatch.setattr("pipeline.storage.local._FIRST_WAIT_S", 0.001)
+        monkeypatch.setattr("pipeline.storage.local._TRIES", 5)
+
+    def fetch(self, files: Any, *rest: Any) -> Any:
+        return fetch(np.full_like(files, -1), *rest)
+
+    def pread(self, file: int, nbytes: int, offset: int) -> bytes:
+        if Path(f"/proc/self/fd/{file}").resolve().suffix == ".tar":
+            with self.lock:
+                self.left -= 1
+                if self.left >= 0:
+                    raise OSError(self._number, os.strerror(self._number))
+        return self._pread(file, nbytes, offset)
+
+
+@pytest.mark.parametrize("number", [errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM])
+def test_a_disk_that_fails_for_a_moment_damages_nothing(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    ids = np.arange(6)
+    Failing(monkeypatch, number, 3)
+    with closing(Reader(shard_set)) as reader:
+        read = reader.submit("train", 32, ids).result()
+        assert not read.errors
+        assert_members(shard_set, 32, ids, read)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_disk_that_keeps_failing_is_unavailable_and_nothing_is_damaged(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    failing = Failing(monkeypatch, number, 10**9)
+    with closing(Reader(shard_set)) as reader:
+        reason = os.strerror(number)
+        with pytest.raises(StorageError, match=rf"\.tar: .* got '{reason}'.*then run the same command again") as error:
+            reader.submit("train", 32, np.arange(3)).result()
+        assert not isinstance(error.value, DamagedSample)
+        assert "\n" not in str(error.value)
+        failing.left = 0
+        assert not reader.submit("train", 32, np.arange(3)).result().errors
+
+
+def test_one_huge_image_does_not_widen_a_whole_batch(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = np.arange(16)
+    with closing(Reader(shard_set)) as reader:
+        assert isinstance(reader.submit("train", 32, ids).result().images, np.ndarray)
+        monkeypatch.setattr("pipeline.loader.reader._MAX_PADDING", 0.5)
+        read = reader.submit("train", 32, ids).result()
+        assert [len(piece) for piece in read.images] == shard_set.splits["train"].stored[32][ids]["nbytes"].tolist()
+        assert_members(shard_set, 32, ids, read)
+
+
+class Slow:
+    """A set's files behind a storage that takes `delay_s` for each request, and counts those under way."""
+
+    remote = True
+
+    def __init__(self, files: Any, delay_s: float) -> None:
+        self._files, self._delay_s, self._lock = files, delay_s, threading.Lock()
+        self.under_way = self.most = self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def locate(self, *args: Any) -> None:
+        return None  # so that all is read here
+
+    def read(self, *args: Any, **options: Any) -> bytes:
+        with self._lock:
+            self.under_way, self.reads = self.under_way + 1, self.reads + 1
+            self.most = max(self.most, self.under_way)
+        time.sleep(self._delay_s)
+        with self._lock:
+            self.under_way -= 1
+        data: bytes = self._files.read(*args, **options)
+        return data
+
+
+def test_slow_storage_gets_many_requests_at_a_time(shard_root: Path, shard_set: ShardSet) -> None:
+    slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.01)))  # type: ignore[arg-type]
+    with closing(Reader(slow, threads=16)) as reader:
+        for pending in [reader.submit("train", 32, np.arange(64)) for _ in range(4)]:
+            pending.result()
+    assert 12 <= files.most <= 16
+
+
+def test_closing_with_reads_under_way_ends_every_thread(shard_root: Path, shard_set: ShardSet) -> None:
+    slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.005)))  # type: ignore[arg-type]
+    reader = Reader(slow, threads=4)
+    for _ in range(10):
+        reader.submit("train", 32, np.arange(75))
+    reader.close()
+    assert files.reads <= 4 * 32  # why: a thread ends the task it has; what was not begun of the 750 is dropped
+    assert not [t for t in threading.enumerate() if t.name.startswith("resolute-read")]
+
+
+def test_files_closed_to_make_room_are_still_read(shard_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.storage.local.MAX_OPEN_FILES", 1)
+    shard_set = ShardSet.open(shard_root)
+    with closing(Reader(shard_set, threads=4)) as reader:
+        ids = np.random.default_rng(1).permutation(75)
+        pending = [reader.submit("train", res, ids) for res in (32, 48, 64)]
+        for res, each in zip((32, 48, 64), pending, strict=True):
+            assert_members(shard_set, res, ids, each.result())

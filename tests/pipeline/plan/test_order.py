@@ -1,0 +1,150 @@
+"""Both orders: every sample once, parts that rotate or nest, any place at once, and blocks that stay together."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.plan.order import BLOCK_SAMPLES, WINDOW_BLOCKS, Order, block_samples, sample_ids
+from pipeline.plan.rng import stream_key
+from tests.support.reference_rng import permute
+
+ORDERS: tuple[Order, ...] = ("full", "block")
+TOTALS = (1, 2, 5, 63, 64, 75, 129, 1000, 4097)
+
+
+def epoch_ids(order: Order, *, total: int, samples: int | None = None, offset: int = 0, epoch: int = 0, seed: int = 3,
+              **sizes: Any) -> NDArray[np.int64]:  # fmt: skip
+    samples = total if samples is None else samples
+    return sample_ids(order, np.arange(samples), seed=seed, epoch=epoch, samples=samples, offset=offset, total=total,
+                      **sizes)  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("total", TOTALS)
+def test_parts_hold_every_sample_once_and_follow_each_other_on_the_ring(order: Order, total: int) -> None:
+    rng = np.random.default_rng(total)
+    for trial in range(30):
+        samples, offset = int(rng.integers(1, total + 1)), int(rng.integers(0, total))
+        sizes: dict[str, Any] = {} if order == "full" or trial % 2 else {
+            "block": 1 << int(rng.integers(0, 8)), "window": 1 << int(rng.integers(0, 5))
+        }  # fmt: skip
+        part = epoch_ids(order, total=total, samples=samples, offset=offset, epoch=trial, **sizes)
+        following = epoch_ids(order, total=total, samples=max(1, total - samples), offset=(offset + samples) % total,
+                              epoch=trial + 1, **sizes)  # fmt: skip
+        again = epoch_ids(order, total=total, samples=samples, offset=offset, epoch=trial + 2, **sizes)
+        assert set(part.tolist()) == set(again.tolist()) <= set(range(total))
+        assert len(set(part.tolist())) == samples
+        if samples < total:
+            assert sorted([*part, *following]) == list(range(total))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_smaller_fixed_parts_lie_in_larger_ones(order: Order) -> None:
+    parts = [set(epoch_ids(order, total=1000, samples=n, epoch=n).tolist()) for n in (10, 300, 301, 777, 1000)]
+    for small, large in itertools.pairwise(parts):
+        assert small < large
+
+
+def test_full_on_a_ring_of_blocks_takes_the_same_part_in_an_order_of_its_own() -> None:
+    how: dict[str, Any] = {"total": 5000, "samples": 1300, "offset": 4200, "epoch": 4}
+    full, block = epoch_ids("full", ring="block", **how), epoch_ids("block", **how)
+    assert sorted(full) == sorted(block)
+    assert (full == block).sum() < 8
+    assert len(np.unique(full[:100] // block_samples(5000))) > 18  # nearly all 20 blocks of its part, at once
+    assert set(full.tolist()) != set(epoch_ids("full", **how).tolist())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_any_place_of_any_epoch_is_found_alone(order: Order) -> None:
+    whole = epoch_ids(order, total=5000, samples=3210, offset=4000, epoch=7)
+    places = np.random.default_rng(0).permutation(3210)[:50]
+    alone = [int(sample_ids(order, places[i : i + 1], seed=3, epoch=7, samples=3210, offset=4000, total=5000)[0])
+             for i in range(50)]  # fmt: skip
+    assert alone == whole[places].tolist()
+    n = 100_000_000
+    far = sample_ids(order, np.asarray([0, 1, n - 1, 123_456]), seed=3, epoch=7, samples=n, offset=0, total=n)
+    assert len(set(far.tolist())) == 4
+    assert ((far >= 0) & (far < n)).all()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_epochs_and_seeds_give_unrelated_orders(order: Order) -> None:
+    n = 6400
+    first = epoch_ids(order, total=n)
+    for other in (epoch_ids(order, total=n, epoch=1), epoch_ids(order, total=n, seed=4)):
+        assert (first == other).sum() < 8  # Poisson(1): 8 or more has a probability of 1e-5
+        assert abs(np.corrcoef(first, other)[0, 1]) < 4 / np.sqrt(n)
+    assert (np.abs(np.diff(first)) == 1).sum() < (12 if order == "full" else 6400 * 4 / 64)
+    np.testing.assert_array_equal(first, epoch_ids(order, total=n))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_sample_is_as_likely_at_any_place(order: Order) -> None:
+    """Chi-square over 16 sixteenths of the epoch and 600 epochs, for samples in a whole block and in none."""
+    total, epochs = 1061, 600
+    places = np.zeros((epochs, total), np.int64)
+    for epoch in range(epochs):
+        places[epoch, epoch_ids(order, total=total, epoch=epoch)] = np.arange(total)
+    for sample in (0, 500, 1023, 1024, 1060):
+        counts = np.bincount(places[:, sample] * 16 // total, minlength=16)
+        assert ((counts - epochs / 16) ** 2 / (epochs / 16)).sum() < 44.3  # 15 degrees of freedom, 1e-4
+
+
+def test_full_is_the_permutation_of_a_permutation() -> None:
+    samples, offset, total = 700, 600, 1000
+    inner = permute(stream_key(3, 1, 5), np.arange(samples), samples)
+    expected = permute(stream_key(3, 0), (offset + inner) % total, total)
+    got = epoch_ids("full", total=total, samples=samples, offset=offset, epoch=5)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("block", "window", "blocks"), [(64, 16, 40), (64, 64, 70), (8, 4, 3), (16, 1, 9)])
+def test_a_slot_mixes_one_group_of_each_open_block_and_opens_one_more(block: int, window: int, blocks: int) -> None:
+    slots = epoch_ids("block", total=block * blocks, block=block, window=window).reshape(blocks, block)
+    groups = min(window, block)
+    opened = [np.bincount(slot // block, minlength=blocks) for slot in slots]
+    for t, counts in enumerate(opened):
+        assert counts.sum() == block
+        if groups <= blocks:
+            assert sorted(set(counts.tolist())) == ([0, block // groups] if groups < blocks else [block // groups])
+            new = (counts > 0) & (opened[t - 1] == 0)
+            assert new.sum() == (1 if 1 < groups < blocks else groups if groups == 1 else 0)
+    if block == 64:  # inside a slot the blocks are mixed: neighbours come from different ones
+        same = np.mean(np.diff(slots // block, axis=1) == 0)
+        assert abs(same - (block // groups - 1) / (block - 1)) < 0.05
+
+
+def test_samples_of_no_whole_block_are_spread_over_the_epoch() -> None:
+    total, samples, offset, block = 10_000, 6000, 7011, 256
+    ids = epoch_ids("block", total=total, samples=samples, offset=offset, block=block)
+    counts = np.bincount(ids // block, minlength=40)
+    broken = np.isin(ids // block, np.flatnonzero(counts < block))
+    spread = broken.sum()
+    assert 256 <= spread < 4 * 256  # the two ends of the part, and the last 16 of the set
+    gaps = np.diff(np.flatnonzero(broken))
+    assert gaps.max() - gaps.min() <= 1
+    assert abs(gaps.mean() - samples / spread) < 0.1
+
+
+def test_blocks_are_powers_of_two_and_small_sets_have_many() -> None:
+    for total in (*TOTALS, 65_535, 65_536, 1_281_167, 10**8):
+        size = block_samples(total)
+        assert size & (size - 1) == 0
+        assert 1 <= size <= BLOCK_SAMPLES
+        assert total < 64 or total // size >= 64
+    assert block_samples(1_281_167) == BLOCK_SAMPLES
+    assert WINDOW_BLOCKS & (WINDOW_BLOCKS - 1) == 0
+
+
+def test_block_order_is_that_of_this_format_version() -> None:
+    """A golden value: whoever changes it changes every run that is under way."""
+    digest = hashlib.sha256()
+    for total, samples, offset in ((75, 75, 0), (75, 40, 60), (100_000, 33_333, 90_000), (10**8, 1000, 99_999_990)):
+        digest.update(epoch_ids("block", total=total, samples=samples, offset=offset, epoch=2).tobytes())
+    assert digest.hexdigest()[:16] == "77bd048138e655f1"

@@ -1,0 +1,301 @@
+"""The plan is a pure function: exactly once, elastic, and equal to slow oracles."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
+from pipeline.plan.crops import centre_crops, random_crops
+from pipeline.plan.order import Order
+from pipeline.plan.plan import BatchSpec, Plan, batch_bounds, rank_bounds
+from pipeline.plan.rng import uniforms
+from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED
+from pipeline.plan.stage import Augment, Stage
+from tests.support.commands import Ended
+from tests.support.reference import crop_window
+
+MIXED = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mixup_prob=0.7)
+STAGES = (
+    Stage(res=32, epochs=4, batch_size=16, fraction=0.5, augment=MIXED),
+    Stage(res=48, epochs=4, batch_size=8, fraction=0.75),
+    Stage(res=64, epochs=2, batch_size=12),
+)
+
+
+def _plan(shards: ShardSet, *, mode: Literal["rotate", "fixed"] = "rotate", stages: Sequence[Stage] = STAGES,
+          seed: int = 3, order: Order = "full", eval_batch_size: int = 4) -> Plan:  # fmt: skip
+    return Plan(shards, stages, seed=seed, order=order, fraction_mode=mode, eval_batch_size=eval_batch_size,
+                eval_every_epochs=2)  # fmt: skip
+
+
+def _ids(plan: Plan, epoch: int, split: str = "train") -> list[int]:
+    specs = (plan.batch(i) for i in range(plan.total_batches))
+    return [int(i) for spec in specs if (spec.epoch, spec.split) == (epoch, split) for i in spec.ids]
+
+
+@pytest.mark.parametrize(("samples", "size"), [(1, 8), (8, 8), (9, 8), (16, 8), (17, 8), (75, 16), (1000, 7)])
+def test_parts_cover_every_sample_once_and_none_is_a_remnant(samples: int, size: int) -> None:
+    parts = [batch_bounds(samples, size, k) for k in range(-(-samples // size))]
+    assert [i for start, end in parts for i in range(start, end)] == list(range(samples))
+    lengths = [end - start for start, end in parts]
+    assert max(lengths) <= size
+    assert lengths[:-2] == [size] * (len(parts) - 2)
+    assert min(lengths) >= min(samples, size // 2)
+
+
+@pytest.mark.parametrize("order", ["full", "block"])
+def test_every_epoch_sees_its_part_exactly_once(shard_set: ShardSet, order: Order) -> None:
+    plan = _plan(shard_set, order=order)
+    for epoch in range(10):
+        ids = _ids(plan, epoch)
+        assert len(ids) == len(set(ids)) == round(75 * STAGES[min(epoch // 4, 2)].fraction)
+    assert sorted(_ids(plan, 9)) == list(range(75))
+    assert sorted(_ids(plan, 9, "val")) == list(range(15))
+
+
+def test_rotating_parts_see_everything_equally_often(shard_set: ShardSet) -> None:
+    halves = Plan(shard_set, [Stage(res=32, epochs=75, batch_size=16, fraction=0.5)], eval_batch_size=None)
+    seen = Counter(i for spec in map(halves.batch, range(halves.total_batches)) for i in spec.ids.tolist())
+    assert set(seen) == set(range(75))
+    assert max(seen.values()) - min(seen.values()) <= 1
+    assert len(set(_ids(_plan(shard_set), 0)) & set(_ids(_plan(shard_set), 1))) <= 1
+
+
+@pytest.mark.parametrize("order", ["full", "block"])
+def test_a_fixed_part_is_one_nested_subset(shard_set: ShardSet, order: Order) -> None:
+    plan = _plan(shard_set, mode="fixed", order=order)
+    parts = [set(_ids(plan, epoch)) for epoch in (0, 3, 4, 7)]
+    assert parts[0] == parts[1] < parts[2] == parts[3]
+
+
+def test_epochs_have_different_orders_and_a_seed_fixes_them(shard_set: ShardSet) -> None:
+    plan = _plan(shard_set)
+    assert _ids(plan, 8) != _ids(plan, 9)
+    assert _ids(plan, 8) == _ids(_plan(shard_set), 8)
+    assert _ids(plan, 8) != _ids(_plan(shard_set, seed=4), 8)
+
+
+def test_auto_is_no_order_to_plan_with(shard_set: ShardSet) -> None:
+    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; choose one"):
+        _plan(shard_set, order="auto")  # type: ignore[arg-type]
+
+
+def test_a_stage_may_have_an_order_of_its_own(shard_set: ShardSet) -> None:
+    mixed = _plan(shard_set, stages=[dataclasses.replace(STAGES[0], order="block"), *STAGES[1:]])
+    full, block = _plan(shard_set), _plan(shard_set, order="block")
+    assert _ids(full, 0) != _ids(block, 0)
+    for epoch in range(10):
+        assert sorted(_ids(mixed, epoch)) == sorted(_ids(block, epoch))  # one ring: parts go on where they were
+        assert (_ids(mixed, epoch) == _ids(block, epoch)) == (epoch < 4)
+        assert _ids(mixed, epoch, "val") == _ids(full, epoch, "val") == _ids(block, epoch, "val")
+
+
+def test_order_and_augmentation_are_those_of_this_format_version(shard_set: ShardSet) -> None:
+    """A golden value: whoever changes it changes every run that is under way."""
+    plan, digest = _plan(shard_set), hashlib.sha256()
+    for index in range(plan.total_batches):
+        spec = plan.batch(index)
+        digest.update(spec.ids.tobytes() + spec.flips.tobytes() + spec.modes.tobytes() + spec.boxes.tobytes())
+    assert digest.hexdigest()[:16] == "c50e2b8276bd1b5c"
+
+
+def _joined(parts: Sequence[BatchSpec], name: str) -> NDArray[Any]:
+    return np.concatenate([getattr(part, name) for part in parts])
+
+
+@pytest.mark.parametrize("order", ["full", "block"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_the_ranks_parts_are_the_batch_whatever_their_number(shard_set: ShardSet, world: int, order: Order) -> None:
+    augment = dataclasses.replace(MIXED, mixup_mode="elem", random_erasing_prob=0.5)
+    stages = [Stage(res=32, epochs=2, batch_size=32, augment=MIXED),
+              Stage(res=48, epochs=2, batch_size=40, augment=augment)]  # fmt: skip
+    plan = _plan(shard_set, stages=stages, order=order, eval_batch_size=8)
+    for index in range(plan.total_batches):
+        whole = plan.batch(index)
+        if whole.split == "val" and world == 8:
+            continue
+        parts = [plan.batch(index, rank=rank, world_size=world) for rank in range(world)]
+        assert min(map(len, parts)) > 0
+        for name in ("ids", "crops", "flips", "modes", "lam", "boxes"):
+            np.testing.assert_array_equal(_joined(parts, name), getattr(whole, name))
+        for name in whole.augment_params:
+            joined = np.concatenate([part.augment_params[name] for part in parts])
+            np.testing.assert_array_equal(joined, whole.augment_params[name])
+        assert {part.global_size for part in parts} == {len(whole)}
+        if whole.split == "train":
+            partners = np.concatenate([part.ids[part.partners] for part in parts])
+            np.testing.assert_array_equal(partners, whole.ids[whole.partners])
+
+
+@pytest.mark.parametrize("eval_batch_size", [4, 7, 8, 15, 16])
+def test_validation_counts_every_sample_once_on_up_to_four_ranks(shard_set: ShardSet, eval_batch_size: int) -> None:
+    """Exact top-1 of a made-up model: the ranks' counts add up to that of all samples, though batches are uneven."""
+    plan = _plan(shard_set, eval_batch_size=eval_batch_size, stages=[Stage(res=32, epochs=2, batch_size=16)])
+    labels = shard_set.splits["val"].samples["label"]
+    predicted = np.random.default_rng(1).integers(0, 3, len(labels))
+    batches = [index for index in range(plan.total_batches) if plan.pass_at(index).split == "val"]
+    for world in (1, 2, 3, 4) if eval_batch_size > 4 else (1, 2):
+        plan.check_ranks(world)
+        right, seen = 0, []
+        for rank in range(world):
+            specs = [plan.batch(index, rank=rank, world_size=world) for index in batches]
+            assert len(specs) == len(batches)
+            assert min(map(len, specs)) >= 1
+            ids = np.concatenate([spec.ids for spec in specs])
+            right += int((predicted[ids] == labels[ids]).sum())
+            seen += ids.tolist()
+        assert sorted(seen) == list(range(15))
+        assert right == int((predicted == labels).sum())
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_parts_of_ranks_are_even_and_never_empty(pairs: bool) -> None:
+    for world in (1, 2, 3, 4, 8, 31):
+        for size in range((2 * world - 1) if pairs else world, 4 * world + 3):
+            parts = [rank_bounds(5, 5 + size, rank=rank, world_size=world, pairs=pairs) for rank in range(world)]
+            assert [i for low, high in parts for i in range(low, high)] == list(range(5, 5 + size))
+            lengths = [high - low for low, high in parts]
+            assert min(lengths) >= 1
+            assert max(lengths) - min(lengths) <= (3 if pairs else 1)
+            assert not pairs or all(length % 2 == 0 for length in lengths[:-1])
+
+
+def test_too_many_ranks_for_a_batch_are_refused_before_the_run(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8)], eval_batch_size=4)
+    plan.check_ranks(3)  # the smallest training batch has 5 samples, the smallest of validation 3
+    for world, words in ((4, "epoch 0, train: a batch of 5 samples cannot feed 4 ranks, expected 2 per rank"),
+                         (8, "a batch of 5 samples cannot feed 8 ranks")):  # fmt: skip
+        with pytest.raises(ResoluteError, match=words):
+            plan.check_ranks(world)
+    with pytest.raises(ResoluteError, match="cannot feed 8 ranks"):
+        plan.batch(0, rank=0, world_size=8)
+    few = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=75)], eval_batch_size=4)
+    with pytest.raises(ResoluteError, match=r"0, val: a batch of 3 .* 5 ranks, expected 1 per rank.*eval\.batch_size"):
+        few.check_ranks(5)
+
+
+def test_steps_count_training_batches_over_the_whole_run(shard_set: ShardSet) -> None:
+    plan = _plan(shard_set)
+    specs = [plan.batch(i) for i in range(plan.total_batches)]
+    assert [s.step for s in specs if s.split == "train"] == list(range(plan.total_steps))
+    assert [s.index for s in specs] == list(range(plan.total_batches))
+    assert [s.epoch for s in specs if s.split == "val" and s.last] == [1, 3, 5, 7, 9]
+    with pytest.raises(IndexError):
+        plan.batch(plan.total_batches)
+
+
+def test_crops_equal_the_loop_of_the_formula() -> None:
+    rng = np.random.default_rng(0)
+    sizes = np.concatenate([rng.integers(20, 600, (4000, 2)), rng.integers(1, 9, (400, 1)) * [[60, 1]],
+                            rng.integers(1, 9, (400, 1)) * [[1, 60]], [[400, 3]]])  # fmt: skip
+    u = uniforms(5, np.arange(len(sizes)), 22)
+    for augment in (Augment(), Augment(scale=(0.08, 1.0)), Augment(ratio=(1.0, 1.0))):
+        got = random_crops(sizes, u, augment)
+        expected = [crop_window(int(w), int(h), u[i], augment.scale, augment.ratio)
+                    for i, (w, h) in enumerate(sizes)]  # fmt: skip
+        np.testing.assert_array_equal(got, expected)
+        assert (got[:, :2] >= 0).all()
+        assert (got[:, :2] + got[:, 2:] <= sizes).all()
+
+
+def test_crop_areas_and_flips_have_the_recipes_distribution(shard_set: ShardSet) -> None:
+    stage = Stage(res=64, epochs=60, batch_size=75, augment=Augment(scale=(0.3, 0.6), flip_prob=0.25))
+    plan = Plan(shard_set, [stage], eval_batch_size=None)
+    specs = [plan.batch(i) for i in range(plan.total_batches)]
+    stored = shard_set.splits["train"].stored[64]
+    full = stored["width"].astype(float) * stored["height"]
+    areas = np.concatenate([s.crops[:, 2].astype(float) * s.crops[:, 3] / full[s.ids] for s in specs])
+    assert abs(areas.mean() - 0.45) < 0.01
+    assert areas.min() > 0.27
+    assert areas.max() < 0.63
+    flips = np.concatenate([s.flips for s in specs])
+    assert abs(flips.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / len(flips))
+
+
+def test_centre_crops_are_exact_at_full_size_and_the_same_part_of_smaller_images() -> None:
+    sizes = np.asarray([[341, 256], [256, 300], [256, 256], [100, 80]])
+    got = centre_crops(sizes, 224 / 256)
+    np.testing.assert_array_equal(got[:3], [[58, 16, 224, 224], [16, 38, 224, 224], [16, 16, 224, 224]])
+    np.testing.assert_array_equal(got[3], [15, 5, 70, 70])
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_evaluation_is_the_validation_of_a_run_over_any_split(shard_set: ShardSet, split: str) -> None:
+    plan = Plan.evaluation(shard_set, [32, 40], split=split, batch_size=7, crop_frac=0.8)
+    as_val = dataclasses.replace(shard_set, splits={"train": shard_set.splits["val"], "val": shard_set.splits[split]})
+    stages = [Stage(res=32, epochs=1, batch_size=8), Stage(res=48, eval_res=40, epochs=1, batch_size=8)]
+    run = Plan(as_val, stages, eval_batch_size=7, eval_crop_frac=0.8)
+    validations = [spec for spec in map(run.batch, range(run.total_batches)) if spec.split == "val"]
+    assert plan.total_batches == len(validations)
+    for spec, wanted in zip(map(plan.batch, range(plan.total_batches)), validations, strict=True):
+        assert (spec.split, spec.stage, spec.res, spec.stored_res, spec.last, spec.global_size) == (
+            "val", wanted.stage, wanted.res, wanted.stored_res, wanted.last, wanted.global_size)  # fmt: skip
+        np.testing.assert_array_equal(spec.ids, wanted.ids)
+        np.testing.assert_array_equal(spec.crops, wanted.crops)
+
+
+def test_an_evaluation_of_an_unknown_split_or_size_is_an_error(shard_set: ShardSet) -> None:
+    with pytest.raises(ResoluteError, match="got split nosuch, expected one of train, val"):
+        Plan.evaluation(shard_set, [32], split="nosuch")
+    with pytest.raises(ResoluteError, match=r"nothing to validate at 65 px with, got 32,48,64 px, expected 65 or more"):
+        Plan.evaluation(shard_set, [65])
+
+
+def test_validating_at_more_than_the_shards_hold_is_an_error(shard_set: ShardSet) -> None:
+    with pytest.raises(ResoluteError, match=r"nothing to validate at 65 px with, got 32,48,64 px, expected 65 or more"):
+        Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8, eval_res=65)])
+
+
+def test_mixing_follows_its_probabilities_and_lam_is_the_area_kept(shard_set: ShardSet) -> None:
+    augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_prob=0.6, mixup_switch_prob=0.25)
+    plan = Plan(shard_set, [Stage(res=64, epochs=80, batch_size=4, augment=augment)], eval_batch_size=None)
+    specs = [plan.batch(i) for i in range(plan.total_batches)]
+    kinds = Counter(int(spec.modes[0]) for spec in specs)
+    n = len(specs)
+    for mode, part in ((UNMIXED, 0.4), (MIXUP, 0.45), (CUTMIX, 0.15)):
+        assert abs(kinds[mode] / n - part) < 4 * np.sqrt(part * (1 - part) / n)
+    for spec in specs:
+        assert len(np.unique(spec.modes)) == 1
+        if spec.modes[0] == CUTMIX:
+            x, y, w, h = spec.boxes[0]
+            assert 0 <= x < x + w <= 64
+            assert 0 <= y < y + h <= 64
+            assert spec.lam[0] == np.float32(1 - w * h / 64**2)
+        elif spec.modes[0] == UNMIXED:
+            assert (spec.lam == 1).all()
+    lam = np.asarray([spec.lam[0] for spec in specs if spec.modes[0] == MIXUP])
+    assert abs(lam.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(lam))
+
+
+def test_the_fingerprint_is_that_of_the_batches(shard_set: ShardSet, forked: Callable[..., Ended]) -> None:
+    """Equal in another process and for what changes no batch; another for anything that does."""
+    plan = _plan(shard_set)
+    same = [dataclasses.replace(stage, order="full", lr_scale=2.0, unfreeze_to="none") for stage in STAGES]
+    assert _plan(shard_set, stages=same).fingerprint == plan.fingerprint == _plan(shard_set).fingerprint
+    first, *rest = STAGES
+    changed = [
+        _plan(shard_set, mode="fixed"), _plan(shard_set, seed=4), _plan(shard_set, order="block"),
+        _plan(shard_set, eval_batch_size=5), _plan(shard_set, stages=STAGES[:2]),
+        Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=1),
+        Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=2, eval_crop_frac=0.9),
+        *(_plan(shard_set, stages=[dataclasses.replace(first, **{name: value}), *rest]) for name, value in (
+            ("res", 64), ("epochs", 3), ("batch_size", 15), ("fraction", 0.25), ("order", "block"), ("eval_res", 48),
+            ("augment", Augment(flip_prob=0.4)),
+        )),
+    ]  # fmt: skip
+    found = [plan.fingerprint, *(other.fingerprint for other in changed)]
+    assert len(set(found)) == len(found)
+    code = (
+        "import sys; from tests.pipeline.plan.test_plan import _plan, ShardSet; print(_plan(ShardSet.open(sys.argv[1]))"
+        ".fingerprint)"
+    )
+    assert forked("tests.support.execute", code, shard_set.root).out.strip() == plan.fingerprint

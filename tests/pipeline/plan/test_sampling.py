@@ -1,0 +1,293 @@
+"""The numbers of the augmentation: what each is distributed as, and that they follow from the sample alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torchvision.transforms import v2
+
+from pipeline.plan import autoaugment as p
+from pipeline.plan.crops import random_crops
+from pipeline.plan.rng import stream_key, uniforms
+from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, features, mix_params, pack_ops
+from pipeline.plan.stage import Augment
+from tests.support import reference_ops
+
+N = 40_000
+IDS = np.arange(N) * 977
+ALL = Augment(policy="randaugment", jitter=(0.4, 0.3, 0.2, 0.1), jitter_prob=0.8, grey_prob=0.2, blur_prob=0.3,
+              random_erasing_prob=0.25, random_erasing_fill="noise", vflip_prob=0.1)  # fmt: skip
+
+
+def numbers(augment: Augment, *, ids: NDArray[np.int64] = IDS, res: int = 224, epoch: int = 3) -> dict[str, NDArray]:
+    return augment_params(augment, seed=1, epoch=epoch, ids=ids, res=res)
+
+
+def assert_follows(values: NDArray[np.float64], cdf: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> None:
+    """Kolmogorov-Smirnov, at a level of 0.001."""
+    expected, n = cdf(np.sort(values)), len(values)
+    distance = max(np.abs(expected - np.arange(n) / n).max(), np.abs(expected - np.arange(1, n + 1) / n).max())
+    assert distance < 1.95 / math.sqrt(n)
+
+
+def assert_frequencies(counts: Counter, expected: dict, n: int) -> None:
+    """Chi-square within four deviations of what it is for fair draws; nothing else may occur."""
+    assert set(counts) <= set(expected)
+    total = sum((counts[key] - n * part) ** 2 / (n * part) for key, part in expected.items())
+    assert sum(expected.values()) == pytest.approx(1)
+    assert total < len(expected) + 4 * math.sqrt(2 * len(expected))
+
+
+def uniform(low: float, high: float) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    return lambda x: np.clip((x - low) / (high - low), 0, 1)
+
+
+Rows = list[tuple[int, list[float]]]
+
+
+def magnitudes(space: type, name: str, bins: int, res: int) -> list[float]:
+    """All signed magnitudes of torchvision's own table, each as likely as the others."""
+    table, signed = space._AUGMENTATION_SPACE[name]
+    values = table(bins, res, res)
+    if values is None:
+        return [0.0]
+    return [sign * float(v) for v in values for sign in ((1, -1) if signed else (1,))]
+
+
+def classify(kinds: NDArray[np.int32], values: NDArray[np.float32], rows: Rows) -> NDArray[np.int64]:
+    """Which of `rows` (distinct) each drawn operation (...,) is, within 2e-3 px or 1e-3."""
+    flat = np.concatenate([kinds.reshape(-1, 1), values.reshape(-1, 6)], axis=1)
+    table = np.array([[kind, *numbers] for kind, numbers in rows], np.float64)
+    drawn, inverse = np.unique(flat + 0.0, axis=0, return_inverse=True)
+    distance = np.abs(drawn[:, None] - table[None]).max(axis=2)
+    assert distance.min(axis=1).max() < 2e-3
+    return distance.argmin(axis=1)[inverse.reshape(-1)].reshape(kinds.shape)
+
+
+def distinct(weighted: list[tuple[tuple[int, list[float]], float]]) -> tuple[Rows, list[float]]:
+    rows: Rows = []
+    parts: list[float] = []
+    for (kind, numbers_), part in weighted:
+        for k, (other, there) in enumerate(rows):
+            if other == kind and np.abs(np.array(there) - numbers_).max() < 4e-3:
+                parts[k] += part
+                break
+        else:
+            rows.append((kind, numbers_))
+            parts.append(part)
+    return rows, parts
+
+
+@pytest.mark.parametrize(("magnitude", "ops", "res"), [(9, 2, 224), (0, 1, 32), (30, 3, 128), (17, 4, 160)])
+def test_randaugment_draws_torchvisions_operations_equally_often(magnitude: int, ops: int, res: int) -> None:
+    drawn = numbers(Augment(policy="randaugment", num_ops=ops, magnitude=magnitude), res=res)
+    assert drawn["policy_kinds"].shape == (N, ops)
+    weighted = []
+    for name in v2.RandAugment._AUGMENTATION_SPACE:
+        table = magnitudes(v2.RandAugment, name, 31, res)
+        chosen = table if len(table) == 1 else table[2 * magnitude : 2 * magnitude + 2] if len(table) == 62 else [
+            table[magnitude]]  # fmt: skip
+        weighted += [(reference_ops.row(name, m, res), 1 / 14 / len(chosen)) for m in chosen]
+    rows, parts = distinct(weighted)
+    which = classify(drawn["policy_kinds"], drawn["policy_values"], rows)
+    for slot in range(ops):
+        assert_frequencies(Counter(which[:, slot]), dict(enumerate(parts)), N)
+    for first, second in itertools.pairwise(range(ops)):
+        assert abs(np.corrcoef(which[:, first], which[:, second])[0, 1]) < 4 / math.sqrt(N)
+
+
+def test_trivialaugment_draws_every_operation_and_strength_equally_often() -> None:
+    drawn = numbers(Augment(policy="trivialaugment"))
+    weighted = []
+    for name in v2.TrivialAugmentWide._AUGMENTATION_SPACE:
+        table = magnitudes(v2.TrivialAugmentWide, name, 31, 224)
+        weighted += [(reference_ops.row(name, m, 224), 1 / 14 / len(table)) for m in table]
+    rows, parts = distinct(weighted)
+    assert len(rows) > 400
+    which = classify(drawn["policy_kinds"], drawn["policy_values"], rows)
+    assert_frequencies(Counter(which[:, 0]), dict(enumerate(parts)), N)
+
+
+def test_autoaugment_draws_the_25_pairs_with_their_probabilities() -> None:
+    drawn = numbers(Augment(policy="autoaugment"))
+    pairs = v2.AutoAugment()._policies
+
+    def outcomes(name: str, probability: float, magnitude: int | None) -> list[tuple[tuple[int, list[float]], float]]:
+        table = magnitudes(v2.AutoAugment, name, 10, 224)
+        k = magnitude or 0
+        chosen = table if len(table) == 1 else table[2 * k : 2 * k + 2] if len(table) == 20 else [table[k]]
+        off = [((p.NONE, [0.0] * 6), 1 - probability)]
+        return off + [(reference_ops.row(name, m, 224), probability / len(chosen)) for m in chosen]
+
+    rows, _ = distinct([o for pair in pairs for op in pair for o in outcomes(*op) if o[0][0] != p.NONE])
+    # values of an operation that is not applied stay with it: only its kind says so
+    kinds = drawn["policy_kinds"]
+    values = np.where(kinds[..., None] == p.NONE, 0, drawn["policy_values"])
+    rows.append((p.NONE, [0.0] * 6))
+    which = classify(kinds, values, rows)
+
+    def index(row: tuple[int, list[float]]) -> int:
+        return next(i for i, (kind, there) in enumerate(rows)
+                    if kind == row[0] and np.abs(np.array(there) - row[1]).max() < 4e-3)  # fmt: skip
+
+    expected: Counter = Counter()
+    for first, second in pairs:
+        for (a, pa), (b, pb) in itertools.product(outcomes(*first), outcomes(*second)):
+            if pa * pb:
+                expected[index(a), index(b)] += pa * pb / 25
+    assert_frequencies(Counter(map(tuple, which.tolist())), dict(expected), N)
+
+
+def test_three_augment_is_one_of_three_and_then_a_jitter() -> None:
+    drawn = numbers(Augment(policy="3-augment"))
+    kinds, values = drawn["policy_kinds"][:, 0], drawn["policy_values"][:, 0]
+    assert_frequencies(Counter(kinds.tolist()), dict.fromkeys((p.SATURATION, p.POINT, p.BLUR), 1 / 3), N)
+    assert (values[kinds == p.SATURATION] == 0).all()
+    assert (values[kinds == p.POINT, :2] == (128, 255)).all()
+    assert_follows(values[kinds == p.BLUR, 0], uniform(0.1, 2.0))
+    assert drawn["jitter_kinds"].shape == (N, 3)
+    assert_follows(drawn["jitter_values"][..., 0].reshape(-1), uniform(0.7, 1.3))
+    stronger = numbers(Augment(policy="3-augment", jitter=(0.0, 0.6, 0.0, 0.0)))
+    assert_follows(stronger["jitter_values"][:, 0, 0], uniform(0.4, 1.6))
+
+
+def test_jitter_comes_in_every_order_with_uniform_factors() -> None:
+    drawn = numbers(ALL)
+    kinds, factors = drawn["jitter_kinds"], drawn["jitter_values"][..., 0]
+    on = (kinds != p.NONE).all(axis=1)
+    assert ((kinds == p.NONE).all(axis=1) == ~on).all()
+    assert abs(on.mean() - 0.8) < 4 * math.sqrt(0.16 / N)
+    orders = dict.fromkeys(itertools.permutations((p.BRIGHTNESS, p.CONTRAST, p.SATURATION, p.HUE)), 1 / 24)
+    assert_frequencies(Counter(map(tuple, kinds[on].tolist())), orders, on.sum())
+    for kind, low, high in ((p.BRIGHTNESS, 0.6, 1.4), (p.CONTRAST, 0.7, 1.3), (p.SATURATION, 0.8, 1.2),
+                            (p.HUE, -0.6, 0.6)):  # fmt: skip
+        assert_follows(factors[kinds == kind], uniform(low, high))
+    two = numbers(Augment(jitter=(0.0, 0.2, 0.0, 0.1)))["jitter_kinds"]
+    assert_frequencies(Counter(map(tuple, two.tolist())), {(p.CONTRAST, p.HUE): 0.5, (p.HUE, p.CONTRAST): 0.5}, N)
+
+
+def test_greyscale_blur_and_upside_down_come_with_their_probabilities() -> None:
+    drawn = numbers(ALL)
+    for part, kind, prob in (("grey", p.SATURATION, 0.2), ("blur", p.BLUR, 0.3)):
+        assert set(np.unique(drawn[f"{part}_kinds"])) == {p.NONE, kind}
+        assert abs((drawn[f"{part}_kinds"] == kind).mean() - prob) < 4 * math.sqrt(prob * (1 - prob) / N)
+    assert_follows(drawn["blur_values"][drawn["blur_kinds"] == p.BLUR][:, 0], uniform(0.1, 2.0))
+    assert (drawn["grey_values"] == 0).all()
+    assert abs(drawn["vflips"].mean() - 0.1) < 4 * math.sqrt(0.09 / N)
+
+
+def test_erased_area_ratio_and_place_follow_torchvision() -> None:
+    res, narrow = 512, Augment(random_erasing_prob=1.0, random_erasing_scale=(0.05, 0.2),
+                               random_erasing_ratio=(0.5, 2.0), random_erasing_fill="noise")  # fmt: skip
+    drawn = numbers(narrow, res=res)
+    x, y, w, h = drawn["erase_boxes"].astype(float).T
+    assert_follows(w * h / res**2 + np.random.default_rng(0).normal(0, 1e-4, N), uniform(0.05, 0.2))
+    assert np.abs(np.median(np.log(h / w))) < 0.02
+    for place, side in ((x, w), (y, h)):
+        assert_follows((place + np.random.default_rng(1).random(N)) / (res - side + 1), uniform(0, 1))
+    assert drawn["erase_from"].min() == 0
+    assert drawn["erase_from"].max() == 255
+    plain = Augment(random_erasing_prob=0.4)
+    for wide in (plain, replace(plain, random_erasing_scale=(0.3, 0.9), random_erasing_ratio=(0.1, 1.0))):
+        scale, ratio = wide.random_erasing_scale, wide.random_erasing_ratio
+        ids, key = IDS[:500], stream_key(1, 20, 3)
+        got = numbers(wide, ids=ids, res=64)
+        assert (got["erase_from"] == -1).all()
+        for box, u in zip(got["erase_boxes"], uniforms(key, ids, 25), strict=True):
+            expected = reference_ops.erased_box(u, 64, scale, ratio) if u[0] < 0.4 else (0,) * 4
+            assert tuple(box) == expected
+
+
+@pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (1.0, 0.2), (0.8, 0.8), (4.0, 0.1)])
+def test_mixing_by_sample_draws_beta_weights_and_timms_boxes(alpha: float, other: float) -> None:
+    augment = Augment(mixup_alpha=alpha, cutmix_alpha=other, mixup_prob=0.7, mixup_switch_prob=0.4, mixup_mode="elem")
+    modes, lam, boxes = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS, res=1000)
+    rng = np.random.default_rng(0)
+    small = (1000 * np.sqrt(1 - rng.beta(other, other, 400_000)) < 2).mean()  # a box of no pixel mixes nothing
+    for mode, part in ((UNMIXED, 0.3 + 0.28 * small), (MIXUP, 0.42), (CUTMIX, 0.28 * (1 - small))):
+        assert abs((modes == mode).mean() - part) < 4 * math.sqrt(0.25 / N)
+    # why: below and above, weights of a small alpha crowd at the ends of float32
+    beta = np.sort(rng.beta(alpha, alpha, 400_000))
+    beta, weights = (v[(v > 1e-6) & (v < 1 - 1e-6)] for v in (beta, lam[modes == MIXUP].astype(float)))
+    assert_follows(weights, lambda x: np.searchsorted(beta, x) / len(beta))
+    assert abs(len(weights) / (modes == MIXUP).sum() - len(beta) / 400_000) < 4 * math.sqrt(0.25 / len(weights))
+    assert (lam[modes == UNMIXED] == 1).all()
+    x, y, w, h = boxes[modes == CUTMIX].astype(np.int64).T
+    np.testing.assert_allclose(lam[modes == CUTMIX], 1 - w * h / 1e6, atol=1e-6)
+    inside = (x > 0) & (y > 0) & (x + w < 1000) & (y + h < 1000)
+    assert (w[inside] == h[inside]).all()
+    assert (boxes[modes != CUTMIX] == 0).all()
+    u = uniforms(stream_key(1, 22, 0), IDS[:3000], 4)
+    for i in np.flatnonzero(modes[:3000] == CUTMIX):  # the box's own lam is lost where the border cuts it
+        x0, y0, width, height = boxes[i]
+        if width == height and min(x0, y0) > 0 and max(x0, y0) + width < 1000:
+            rebuilt = reference_ops.mixed_box(1 - (width / 1000) ** 2 - 1e-9, u[i, 2], u[i, 3], 1000)
+            assert tuple(boxes[i]) == rebuilt
+
+
+def test_one_kind_of_mixing_leaves_the_other_out() -> None:
+    for kind, augment in ((MIXUP, Augment(mixup_alpha=0.5, mixup_mode="elem")),
+                          (CUTMIX, Augment(cutmix_alpha=0.5, mixup_mode="elem"))):  # fmt: skip
+        modes, _, _ = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS[:500], res=224)
+        assert set(np.unique(modes)) <= {UNMIXED, kind}
+        assert (modes == kind).mean() > 0.6
+
+
+def test_crop_areas_are_uniform_and_ratios_log_uniform() -> None:
+    augment = Augment(scale=(0.1, 0.5))
+    windows = random_crops(np.full((N, 2), 4000), uniforms(5, IDS, 22), augment).astype(float)
+    assert_follows(windows[:, 2] * windows[:, 3] / 16e6, uniform(0.1, 0.5))
+    assert_follows(np.log(windows[:, 2] / windows[:, 3]), uniform(math.log(3 / 4), math.log(4 / 3)))
+
+
+def test_a_samples_numbers_depend_on_it_its_epoch_and_nothing_else() -> None:
+    whole = numbers(ALL)
+    part = np.random.default_rng(0).permutation(N)[:50]
+    other, reseeded = numbers(ALL, epoch=4), augment_params(ALL, seed=2, epoch=3, ids=IDS, res=224)
+    for name, values in numbers(ALL, ids=IDS[part]).items():
+        np.testing.assert_array_equal(values, whole[name][part])
+        if name != "grey_values":
+            assert not np.array_equal(other[name], whole[name])
+            assert not np.array_equal(reseeded[name], whole[name])
+    mixing = Augment(mixup_alpha=0.3, cutmix_alpha=1.0, mixup_mode="elem")
+    expected = mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[:5000], res=96)
+    some = part[part < 5000]
+    for got, all_ in zip(mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[some], res=96), expected, strict=True):
+        np.testing.assert_array_equal(got, all_[some])
+
+
+def test_switching_one_operation_leaves_the_numbers_of_the_others() -> None:
+    whole = numbers(ALL)
+    only = {"policy": Augment(policy="randaugment"), "blur": Augment(blur_prob=0.3), "vflips": Augment(vflip_prob=0.1),
+            "grey": Augment(grey_prob=0.2), "erase": Augment(random_erasing_prob=0.25, random_erasing_fill="noise"),
+            "jitter": Augment(jitter=(0.4, 0.3, 0.2, 0.1), jitter_prob=0.8)}  # fmt: skip
+    for part, augment in only.items():
+        drawn = numbers(augment)
+        assert drawn
+        assert all(name.startswith(part) for name in drawn)
+        for name, values in drawn.items():
+            np.testing.assert_array_equal(values, whole[name])
+    assert numbers(Augment()) == {}
+
+
+def test_a_runs_slots_hold_what_its_stages_use_and_are_neutral_elsewhere() -> None:
+    assert features([Augment(), Augment(flip_prob=0.0, vflip_prob=0.5)]) == Features()
+    jitter = Augment(jitter=(0.4, 0.0, 0.0, 0.1))
+    run = features([Augment(policy="autoaugment"), jitter, Augment(grey_prob=0.1), Augment(mixup_alpha=0.2)])
+    assert [part for part, _ in run.slots] == ["policy", "policy", "jitter", "jitter", "grey"]
+    assert [kinds for part, kinds in run.slots if part == "jitter"] == [{p.BRIGHTNESS, p.HUE}] * 2
+    assert run.mixing
+    assert not run.fills
+    kinds, values = pack_ops(numbers(jitter, ids=IDS[:9]), run.slots, 9)
+    assert (kinds[:, [0, 1, 4]] == p.NONE).all()
+    np.testing.assert_array_equal(kinds[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_kinds"])
+    np.testing.assert_array_equal(values[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_values"])
+    assert features([Augment(mixup_alpha=0.2, mixup_prob=0.0)]) == Features()
+    assert features([Augment(jitter=(0.4, 0.0, 0.0, 0.1), jitter_prob=0.0)]) == Features()

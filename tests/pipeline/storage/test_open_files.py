@@ -1,0 +1,72 @@
+"""A folder is read in place, a URL that cannot be read is told why, and only what may pass is asked for again."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ResoluteError
+from pipeline.storage.base import open_files
+from pipeline.storage.retry import is_final, wait_s
+from tests.pipeline.storage.test_remote import TAR, opened, read_everywhere, settings
+
+
+def test_a_folder_is_read_in_place(tmp_path: Path) -> None:
+    (tmp_path / "32").mkdir()
+    (tmp_path / "32" / "a.tar").write_bytes(TAR)
+    for root in (tmp_path, f"file://{tmp_path}"):
+        with open_files(root) as files:
+            assert not files.remote
+            assert files.size("32/a.tar") == len(TAR)
+            assert files.size("32/gone.tar") is None
+            assert files.size("32/a.tar/below") is None
+            assert files.local("32/a.tar") == tmp_path / "32" / "a.tar"
+            assert files.where("32/a.tar") == str(tmp_path / "32" / "a.tar")
+            assert files.prefetch("32/a.tar", 0, 1)
+            read_everywhere(files)
+            with pytest.raises(FileNotFoundError):
+                files.local("gone")
+            with pytest.raises(ResoluteError, match=r"a\.tar: ends too early, got 7 bytes at offset .*, expected 8"):
+                files.read("32/a.tar", len(TAR) - 7, 8)
+            with pytest.raises(ResoluteError, match="gone: not found, expected a file of the set"):
+                files.read("gone", 0, 8)
+            assert pickle.loads(pickle.dumps(files)).root == files.root
+    with pytest.raises(ResoluteError, match="got a cache for a folder"):
+        open_files(tmp_path, cache=settings(tmp_path))
+
+
+def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
+    for url, words in (("s3://b/set", r"run `pip install -e '\.\[s3\]'`"), ("gs://b/set", r"pip install gcsfs")):
+        with pytest.raises(ResoluteError, match=words):
+            open_files(url, cache=settings(tmp_path))
+    with pytest.raises(ResoluteError, match="not understood"):
+        open_files("nosuch://b/set", cache=settings(tmp_path))
+
+
+def test_a_password_is_not_told(tmp_path: Path) -> None:
+    with opened("http://me:secret@127.0.0.1:9/set", tmp_path, tries=1) as files:
+        assert files.where("a") == "http://127.0.0.1:9/set/a"
+        with pytest.raises(ResoluteError, match="cannot be read") as error:
+            files.read("a", 0, 1)
+        assert "secret" not in str(error.value)
+
+
+def test_waits_double_and_scatter() -> None:
+    for tried, longest in ((1, 0.25), (2, 0.5), (5, 4.0), (30, 20.0)):
+        waits = [wait_s(tried, 0.25) for _ in range(200)]
+        assert longest / 2 <= min(waits) < longest * 0.55
+        assert longest * 0.95 < max(waits) <= longest
+
+
+def test_only_what_may_pass_is_tried_again() -> None:
+    for error in (OSError("reset"), TimeoutError(), ConnectionResetError(104, "x"), ValueError("odd")):
+        assert not is_final(error)
+    for final in (FileNotFoundError("x"), PermissionError("x"), OSError(22, "bad argument")):
+        assert is_final(final)

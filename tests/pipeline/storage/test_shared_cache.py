@@ -1,0 +1,96 @@
+"""A cache that several processes share, or that outlives its set, gives the bytes of the store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from pipeline.errors import ResoluteError
+from tests import ROOT
+from tests.pipeline.storage.test_remote import INDEX, STEP, TAR, manifest, opened, s3_server, url  # noqa: F401
+from tests.support.s3 import Front, front  # noqa: F401
+
+
+def test_a_set_that_changed_never_gets_the_old_bytes(tmp_path: Path, url: str, front: Front) -> None:  # noqa: F811
+    fs, new = fsspec.filesystem("s3"), TAR[::-1]  # as long as the old one
+    with opened(url, tmp_path) as files:
+        assert files.read("32/a.tar", 0, 9) == TAR[:9]  # known by its ETag
+        files.local("manifest.json")
+        assert files.read("32/a.tar", 0, 9) == TAR[:9]  # known by its SHA-256
+    fs.pipe(f"{url}/32/a.tar", new)
+    with opened(url, tmp_path) as files:
+        assert files.read("32/a.tar", 0, 9) == new[:9]
+        files.local("manifest.json")
+        # the manifest of old still lists the old tar: its CRCs tell the reader, who asks for fresh bytes
+        assert files.read("32/a.tar", 0, 9) == TAR[:9]
+        assert files.read("32/a.tar", 0, 9, fresh=True) == new[:9]
+        changed = manifest({"32/a.tar": new, "index/a.npy": INDEX})
+        fs.pipe(f"{url}/manifest.json", changed)
+        assert files.local("manifest.json").read_bytes() == changed
+        assert files.read("32/a.tar", 0, 9) == new[:9]
+        fs.pipe(f"{url}/index/a.npy", INDEX[::-1])
+        with pytest.raises(ResoluteError, match="not what the set's manifest lists"):
+            files.local("index/a.npy")
+
+
+READ_ALL = """
+import random, sys, time
+from pathlib import Path
+from pipeline.storage.disk_cache import CacheSettings
+from pipeline.storage.base import open_files
+url, folder, step, total, seed = sys.argv[1:]
+step, total = int(step), int(total)
+settings = CacheSettings(folder=Path(folder), limit_bytes=4 << 20, chunk_bytes=step, stall_s=30.0)
+with open_files(url, cache=settings) as files:
+    files.local("manifest.json"), files.local("index/a.npy")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    order = list(range(0, total, step))
+    random.Random(int(seed)).shuffle(order)
+    for at in order:
+        sys.stdout.write(files.read("32/a.tar", at, min(step, total - at)).hex() + f" {at}\\n")
+"""
+
+
+def reading(where: str, folder: Path, seed: int) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", READ_ALL, where, str(folder), str(STEP), str(len(TAR)), str(seed)]
+    return subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            text=True, env=os.environ)  # fmt: skip
+
+
+def test_processes_that_share_a_cache_fetch_each_chunk_once_and_outlive_one_that_is_killed(
+    tmp_path: Path, url: str, front: Front  # noqa: F811
+) -> None:
+    front.faults.append("hang")  # the first request, of whoever it is
+    doomed = reading(url, tmp_path, 0)
+    assert doomed.stdin
+    assert doomed.stdout
+    front.faults.clear()
+    assert doomed.stdout.readline() == "ready\n"
+    asked = dict(front.asked)
+    front.faults.append("hang")
+    doomed.stdin.write("\n")
+    doomed.stdin.flush()
+    while len(front.asked) == len(asked):
+        time.sleep(0.01)
+    doomed.kill()  # in the middle of a fetch
+    doomed.communicate()
+    (lost,) = set(front.asked) - set(asked)
+    both = [reading(url, tmp_path, seed) for seed in (1, 2)]
+    for one in both:
+        assert one.stdout
+        assert one.stdout.readline() == "ready\n"
+    front.slow_bytes_per_s = 1 << 20
+    for one in both:
+        out, _ = one.communicate("\n", timeout=60)
+        assert one.returncode == 0
+        parts = dict(reversed(line.split()) for line in out.splitlines())
+        assert b"".join(bytes.fromhex(parts[str(at)]) for at in range(0, len(TAR), STEP)) == TAR
+    assert {key: n for key, n in front.asked.items() if n > 1} == {lost: 2}
+    assert not list(tmp_path.rglob("*.part"))

@@ -1,0 +1,79 @@
+"""Compiled numbers are the same on every processor, need no folder to be kept in, and leave the others running."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import pipeline.jit as compiled_module
+from pipeline.jit import compiled
+from pipeline.plan.crops import random_crops
+from pipeline.plan.order import sample_ids
+from pipeline.plan.rng import uniforms
+from pipeline.plan.stage import Augment
+from tests import ROOT
+
+
+def digest() -> str:
+    """Of everything of a batch that is drawn: places, numbers and crops."""
+    ids = [sample_ids(order, np.arange(3000), seed=1, epoch=2, samples=3000, offset=900, total=4001)
+           for order in ("full", "block")]  # fmt: skip
+    u = uniforms(3, ids[0], 22)
+    sizes = np.random.default_rng(0).integers(1, 700, (3000, 2))
+    crops = random_crops(sizes, u, Augment(scale=(0.08, 1.0)))
+    return hashlib.sha256(ids[0].tobytes() + ids[1].tobytes() + u.tobytes() + crops.tobytes()).hexdigest()
+
+
+def test_older_processors_draw_the_same_and_no_folder_to_cache_in_is_needed() -> None:
+    old = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": "/proc/none"}
+    code = "from tests.pipeline.test_jit import digest; print(digest())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **old}, capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    assert done.stdout.strip() == digest()
+
+
+@compiled
+def _busy(rounds: int) -> int:
+    total = 0
+    for i in range(rounds):
+        total = (total * 1103515245 + i) % 4294967296
+    return total
+
+
+def test_other_threads_go_on_while_a_compiled_loop_runs() -> None:
+    _busy(1)
+    began = time.perf_counter()
+    _busy(30_000_000)
+    alone_s = time.perf_counter() - began
+    thread = threading.Thread(target=_busy, args=(30_000_000,))
+    thread.start()
+    slept = 0
+    while thread.is_alive():
+        time.sleep(alone_s / 100)
+        slept += 1
+    assert slept > 5  # with the GIL held it would be one
+
+
+def _twice(value: int) -> int:
+    return 2 * value
+
+
+def test_a_change_in_any_file_of_ours_compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba itself would keep what was compiled with a function of another file as that was before."""
+    compiled(_twice)(1)
+    kept = compiled(_twice)
+    assert kept(1) == 2
+    assert sum(kept.stats.cache_hits.values()) == 1
+    files = {name for name, _, _ in compiled_module._STAMP}
+    assert {"graph/kernels/augment.py", "plan/autoaugment.py", "graph/kernels/resize.py", "plan/rng.py"} <= files
+    monkeypatch.setattr(compiled_module, "_STAMP", (("resize.py", 1, 1),))
+    anew = compiled(_twice)
+    assert anew(1) == 2
+    assert not anew.stats.cache_hits

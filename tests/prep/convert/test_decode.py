@@ -1,0 +1,270 @@
+"""Any image becomes upright RGB, or a reject with a reason."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from prep.convert.decode import MAX_BYTES, MAX_PIXELS, MAX_SCANS, Reject, decode
+
+Scene = Callable[..., NDArray[np.uint8]]
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def psnr_db(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
+    assert a.shape == b.shape
+    error = np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)
+    return float(10 * np.log10(255**2 / max(error, 1e-9)))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_exif_orientations_come_out_upright(scene: Scene, kind: str, orientation: int) -> None:
+    image = Image.fromarray(scene(1, 40, 24))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
+    data = encoded(image, kind, exif=exif, **options)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    assert psnr_db(decode(data), expected) > 45
+    assert decode(data).flags.c_contiguous
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_impossible_orientations_are_ignored(scene: Scene, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(scene(1, 40, 24))
+    assert np.array_equal(decode(encoded(image, "JPEG", exif=exif)), decode(encoded(image, "JPEG")))
+
+
+def test_lossless_formats_keep_every_pixel(scene: Scene) -> None:
+    pixels = scene(2, 33, 21)
+    image = Image.fromarray(pixels)
+    for kind, options in (("PNG", {}), ("BMP", {}), ("TIFF", {}), ("WEBP", {"lossless": True})):
+        assert np.array_equal(decode(encoded(image, kind, **options)), pixels), kind
+
+
+def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16)[None].repeat(8, 0)
+    got = decode(encoded(Image.fromarray(ramp), "PNG"))
+    assert np.array_equal(got[..., 0], np.arange(256, dtype=np.uint8)[None].repeat(8, 0))
+    assert np.array_equal(got[..., 0], got[..., 2])
+
+
+def test_alpha_is_laid_over_white() -> None:
+    rgba = np.zeros((10, 30, 4), np.uint8)
+    rgba[:, :10] = (255, 0, 0, 255)
+    rgba[:, 10:20] = (255, 0, 0, 0)
+    rgba[:, 20:] = (0, 0, 0, 128)
+    got = decode(encoded(Image.fromarray(rgba), "PNG"))
+    assert got[5, 5].tolist() == [255, 0, 0]
+    assert got[5, 15].tolist() == [255, 255, 255]
+    assert np.abs(got[5, 25].astype(int) - 127).max() <= 1
+
+
+def test_palette_transparency_is_laid_over_white() -> None:
+    image = Image.new("P", (6, 4), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30] + [0] * 762)
+    image.paste(0, (0, 0, 3, 4))
+    got = decode(encoded(image, "PNG", transparency=0))
+    assert got[0, 0].tolist() == [255, 255, 255]
+    assert got[0, 5].tolist() == [10, 20, 30]
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "1"])
+def test_other_modes_match_pillows_conversion(scene: Scene, mode: str) -> None:
+    image = Image.fromarray(scene(3, 48, 32)).convert(mode)
+    data = encoded(image, "TIFF" if mode == "1" else "JPEG")
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert psnr_db(decode(data), expected) > 45
+
+
+def test_deep_integers_are_refused_and_not_guessed() -> None:
+    data = encoded(Image.fromarray(np.arange(64, dtype=np.int32).reshape(8, 8)), "TIFF")
+    with pytest.raises(Reject, match=r"^depth not supported"):
+        decode(data)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_truncated_images_are_never_taken(scene: Scene, kind: str, part: float) -> None:
+    data = encoded(Image.fromarray(scene(4, 200, 150)), kind)
+    with pytest.raises(Reject):
+        decode(data[: int(len(data) * part)])
+
+
+def test_no_image_at_all_says_so() -> None:
+    with pytest.raises(Reject, match=r"^empty file$"):
+        decode(b"")
+    with pytest.raises(Reject, match=r"^not an image$"):
+        decode(b"version https://git-lfs.github.com/spec/v1\n")
+
+
+def test_absurd_sizes_are_refused_from_the_header() -> None:
+    side = int(MAX_PIXELS**0.5) + 1
+    small = bytearray(encoded(Image.new("RGB", (8, 8)), "JPEG"))
+    frame = small.index(b"\xff\xc0")
+    small[frame + 5 : frame + 9] = side.to_bytes(2, "big") * 2
+    with pytest.raises(Reject, match=f"^too many pixels: {side}x{side}$"):
+        decode(bytes(small))
+    with pytest.raises(Reject, match=r"^side out of range"):
+        decode(encoded(Image.new("1", (70_000, 1)), "PNG"))
+
+
+def test_broken_exif_is_no_reason_to_reject_and_pillows_warnings_do_not_escape(scene: Scene) -> None:
+    pixels = scene(5, 32, 24)
+    broken = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x02\0\xff\xff\0\0\xff\xff\0\0"
+    data = encoded(Image.fromarray(pixels), "JPEG", quality=95, exif=broken)
+    with pytest.warns(UserWarning, match="EXIF|Tag data"), Image.open(io.BytesIO(data)) as image:
+        image.getexif()
+    assert decode(data).shape == pixels.shape  # pytest turns warnings into errors
+
+
+def jpeg_with_restarts(scene: Scene) -> bytes:
+    image = Image.fromarray(scene(5, 320, 240))
+    return encoded(image, "JPEG", quality=95, restart_marker_rows=2)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_jpeg_that_ends_in_the_middle_is_not_taken_with_a_grey_half(scene: Scene, mode: str) -> None:
+    data = encoded(Image.fromarray(scene(5, 320, 240)).convert(mode), "JPEG", quality=95)
+    half = len(data) // 2
+    with pytest.raises(Reject, match=r"^damaged: Corrupt JPEG data: premature end"):
+        decode(data[:half] + b"\xff\xd9")
+
+
+def test_junk_in_the_scan_is_damage_but_filling_at_its_end_is_not(scene: Scene) -> None:
+    data = jpeg_with_restarts(scene)
+    restart = data.index(b"\xff\xd3")
+    with pytest.raises(Reject, match=r"^damaged: Corrupt JPEG data: 36 extraneous bytes before marker 0xd3"):
+        decode(data[:restart] + b"junk" * 9 + data[restart:])
+    with pytest.raises(Reject, match=r"^damaged: Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9"):
+        decode(data[:-2] + b"junk" * 9 + data[-2:])
+    assert np.array_equal(decode(data[:-2] + bytes(36) + data[-2:]), decode(data))
+
+
+@pytest.mark.parametrize(("bits", "compression"), [(8, 1), (4, 2)])
+def test_run_length_encoded_bmps_are_refused_even_if_complete(bits: int, compression: int) -> None:
+    runs = b"\x08\x11\x00\x00" * 2 + b"\x00\x01"  # two lines of eight pixels, end of bitmap
+    palette = bytes(4 << bits)
+    head = struct.pack("<IiiHHIIiiII", 40, 8, 2, 1, bits, compression, len(runs), 0, 0, 1 << bits, 0)
+    start = 14 + len(head) + len(palette)
+    bmp = b"BM" + struct.pack("<IHHI", start + len(runs), 0, 0, start) + head + palette + runs
+    with pytest.raises(Reject, match="run-length encoded BMP"):
+        decode(bmp)
+
+
+def test_a_progressive_jpeg_without_its_last_scans_is_a_whole_picture(scene: Scene) -> None:
+    data = encoded(Image.fromarray(scene(6, 320, 240)), "JPEG", quality=95, progressive=True)
+    last = data.rindex(b"\xff\xda")
+    assert psnr_db(decode(data[: last + 200] + b"\xff\xd9"), decode(data)) > 25
+    first = data.index(b"\xff\xda")
+    with pytest.raises(Reject, match=r"^damaged"):
+        decode(data[: first + 200] + b"\xff\xd9")
+
+
+def test_bombs_of_scans_and_of_bytes_are_refused_unread(scene: Scene) -> None:
+    data = encoded(Image.fromarray(scene(6, 64, 64)), "JPEG", progressive=True)
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    with pytest.raises(Reject, match=r"^too many scans"):
+        decode(data[:-2] + scan * MAX_SCANS + data[-2:])
+    with pytest.raises(Reject, match=r"^too many bytes"):
+        decode(bytes(MAX_BYTES + 1))
+
+
+def test_a_png_with_a_wrong_checksum_is_damaged(scene: Scene) -> None:
+    data = bytearray(encoded(Image.fromarray(scene(6, 64, 64)), "PNG"))
+    data[data.index(b"IEND") - 5] ^= 1  # the last byte of the checksum of IDAT
+    with pytest.raises(Reject, match="checksum"):
+        decode(bytes(data))
+
+
+def png(header: bytes, rows: list[bytes]) -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+
+    pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def test_sixteen_bit_colour_keeps_its_high_bits(scene: Scene) -> None:
+    pixels = scene(7, 20, 10)
+    header = (20).to_bytes(4, "big") + (10).to_bytes(4, "big") + bytes([16, 2, 0, 0, 0])
+    assert np.array_equal(decode(png(header, [(row.astype(">u2") * 257).tobytes() for row in pixels])), pixels)
+
+
+INKS = {(0, 255, 255, 0): (255, 0, 0), (0, 0, 0, 255): (0, 0, 0), (255, 0, 0, 0): (0, 255, 255), (0,) * 4: (255,) * 3}
+
+
+@pytest.mark.parametrize(("ink", "colour"), INKS.items())
+def test_inks_become_the_colours_they_print(ink: tuple[int, ...], colour: tuple[int, ...]) -> None:
+    for kind, options in (("JPEG", {"quality": 95}), ("TIFF", {})):
+        got = decode(encoded(Image.new("CMYK", (16, 16), ink), kind, **options))
+        assert np.abs(got[8, 8].astype(int) - colour).max() <= 3, kind
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "MPO", "TIFF"])
+def test_the_first_of_several_frames_is_taken(kind: str) -> None:
+    frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime", "blue")]
+    got = decode(encoded(frames[0], kind, save_all=True, append_images=frames[1:]))
+    assert got.shape == (16, 24, 3)
+    assert np.abs(got[8, 8].astype(int) - (255, 0, 0)).max() <= 3
+
+
+def test_what_a_file_is_called_does_not_matter_but_what_it_is(scene: Scene) -> None:
+    image = Image.fromarray(scene(8, 40, 30))
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+        assert decode(encoded(image, kind)).shape == (30, 40, 3)
+    with pytest.raises(Reject, match=r"^not an image$"):
+        decode(encoded(image, "PPM"))
+
+
+PEAK = """
+import resource, sys
+from prep.convert.decode import decode
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+data = open(sys.argv[1], "rb").read()
+before = peak_bytes()
+assert decode(data).shape == (4096, 4096, 3)
+print((peak_bytes() - before) / 4096**2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "options", "most"),
+    [
+        ("JPEG", "RGB", {}, 4),
+        ("JPEG", "RGB", {"progressive": True, "subsampling": 0}, 11),
+        ("JPEG", "CMYK", {"progressive": True}, 13),
+        ("PNG", "RGBA", {"compress_level": 1}, 9),
+        ("PNG", "I;16", {"compress_level": 1}, 8),
+        ("BMP", "RGB", {}, 9),
+        ("WEBP", "RGBA", {"method": 0, "quality": 20}, 13 * 2),
+    ],
+)
+def test_memory_for_a_large_image_has_a_bound(
+    tmp_path: Path, kind: str, mode: str, options: dict[str, object], most: float
+) -> None:
+    """At most 13 bytes a pixel: with `MAX_PIXELS` less than 850 MB. WebP may have half as many pixels."""
+    ramp = (np.arange(4096, dtype=np.uint16)[None] + np.arange(4096, dtype=np.uint16)[:, None]) * 8
+    image = Image.fromarray(ramp) if mode == "I;16" else Image.fromarray((ramp >> 8).astype(np.uint8)).convert(mode)
+    (tmp_path / "large").write_bytes(encoded(image, kind, **options))
+    done = subprocess.run([sys.executable, "-c", PEAK, tmp_path / "large"], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < most

@@ -1,0 +1,140 @@
+"""The collection of real files that trip decoders: each does what its index says, in bounded time and memory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from prep.convert.decode import decode
+from tests import SHARED_DATA
+
+FOLDER = SHARED_DATA / "difficult"
+# why: most of these files are not ours to pass on; test_decode.py makes one of each kind itself and always runs
+ABSENT = "its 80 files are other people's, not licensed to be published here; test_decode.py runs the same kinds"
+INDEX = (FOLDER / "INDEX.tsv").read_text() if FOLDER.is_dir() else ""
+ROWS = list(csv.DictReader(INDEX.splitlines(), delimiter="\t"))
+# `bad` in the index, and yet taken: no decoder has a complaint, and the picture is whole.
+WHOLE_TO_THE_DECODERS = {"corrupt__mdx__316be81dfdeeb942e904feb3a77f4f83.jpg"}
+# `ok` in the index for its broken EXIF, and yet rejected: the scan is damaged too, a chequered grey in any decoder.
+DAMAGED_TOO = {"exif__pillow__hopper_bad_exif.jpg"}
+# `ok` in the index, and yet refused: Pillow cannot tell complete runs from damaged ones.
+RUN_LENGTH_ENCODED = {"otherfmt__mdx__pal8rle.bmp"}
+
+CHILD = """
+import json, resource, signal, sys, time
+from pathlib import Path
+import numpy as np
+from prep.convert.decode import Reject, decode
+from prep.convert.resize import resize_and_encode
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+out = Path(sys.argv[1])
+for number, path in enumerate(sys.argv[2:]):
+    signal.alarm(20)  # ends this process
+    began = time.process_time()
+    try:
+        pixels = decode(Path(path).read_bytes())
+        stored = resize_and_encode(pixels, (32, 146), 90)
+        np.save(out / f"{number}.npy", pixels)
+        told = {"stored": [list(size) for _, *size in stored]}
+    except Reject as reject:
+        told = {"reject": str(reject)}
+    print(json.dumps({"seconds": time.process_time() - began, **told}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    """What became of each file, in one child process with 3 GiB of addresses and 20 s for each."""
+    folder = tmp_path_factory.mktemp("pixels")
+    paths = [str(FOLDER / row["file"]) for row in ROWS]
+    done = subprocess.run([sys.executable, "-c", CHILD, folder, *paths], capture_output=True, text=True, check=False)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    found = {}
+    for number, (row, outcome) in enumerate(zip(ROWS, told, strict=False)):
+        found[row["file"]] = {**outcome, "pixels": folder / f"{number}.npy"}
+    assert len(told) == len(ROWS), f"{ROWS[len(told)]['file']} ended the process: {done.stderr[-500:]}"
+    return found
+
+
+def as_pillow_sees_it(path: Path) -> NDArray[np.uint8]:
+    """The oracle: Pillow's own conversions of the whole image, over white, upright."""
+    with warnings.catch_warnings(), Image.open(path) as opened:
+        warnings.simplefilter("ignore")  # pytest makes errors of them; some files have broken EXIF
+        image = ImageOps.exif_transpose(opened)
+    if image.mode == "I;16":
+        grey = np.rint(np.asarray(image).astype(np.float64) / 257).astype(np.uint8)
+        return np.stack([grey] * 3, -1)
+    rgba = image.convert("RGBA")
+    return np.asarray(Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB"))
+
+
+def of(*cases: str) -> pytest.MarkDecorator:
+    files = [row["file"] for row in ROWS if row["case"] in cases]
+    # where the files are not: skipped by name, since without them there is nothing to decode
+    missing = pytest.param("", marks=pytest.mark.skip(reason=ABSENT))
+    return pytest.mark.parametrize("name", files or [missing])
+
+
+@of("ok")
+def test_good_files_come_out_as_pillow_shows_them(name: str, outcomes: dict[str, dict[str, object]]) -> None:
+    outcome = outcomes[name]
+    if name in DAMAGED_TOO:
+        assert str(outcome["reject"]).startswith("damaged: Corrupt JPEG data")
+        return
+    if name in RUN_LENGTH_ENCODED:
+        assert "run-length encoded" in str(outcome["reject"])
+        return
+    assert "reject" not in outcome, outcome
+    ours, theirs = np.load(str(outcome["pixels"])), as_pillow_sees_it(FOLDER / name)
+    assert ours.shape == theirs.shape
+    assert ours.dtype == np.uint8
+    error = np.abs(ours.astype(np.int16) - theirs)
+    assert error.max() <= 2, f"{error.max()} levels"
+
+
+@of("bad")
+def test_damaged_files_are_rejected_with_a_reason(name: str, outcomes: dict[str, dict[str, object]]) -> None:
+    outcome = outcomes[name]
+    if name in WHOLE_TO_THE_DECODERS:
+        assert np.load(str(outcome["pixels"])).shape == as_pillow_sees_it(FOLDER / name).shape
+    else:
+        assert len(str(outcome["reject"])) >= len("empty file")
+
+
+@of("refuse")
+def test_bombs_are_refused_at_once(name: str, outcomes: dict[str, dict[str, object]]) -> None:
+    outcome = outcomes[name]
+    assert "reject" in outcome
+    assert float(str(outcome["seconds"])) < 2
+
+
+@pytest.mark.skipif(not ROWS, reason=ABSENT)
+def test_every_file_ends_soon_either_way(outcomes: dict[str, dict[str, object]]) -> None:
+    for name, outcome in outcomes.items():
+        assert ("stored" in outcome) != ("reject" in outcome), name
+        assert float(str(outcome["seconds"])) < 10, name
+
+
+@pytest.mark.skipif(not ROWS, reason=ABSENT)
+def test_colours_are_those_that_the_pictures_name() -> None:
+    """Oracles that need no decoder: one picture's paper is white, one says RED, a colour key is transparent."""
+
+    def pixels(name: str) -> NDArray[np.int16]:
+        return decode((FOLDER / name).read_bytes()).astype(np.int16)
+
+    assert pixels("cmyk__jpegdec__jpg-cmyk-2.jpg")[-8:].min() > 250
+    red = pixels("cmyk__pillow__pil_sample_cmyk.jpg")[1, 4]
+    assert red[0] > 220
+    assert red[1:].max() < 60
+    assert pixels("png__mdx__tbrn2c08.png")[0, 0].tolist() == [255, 255, 255]
+    grey = pixels("gray__twelvemonkeys__gray-sample.jpg")
+    assert (grey == grey[..., :1]).all()

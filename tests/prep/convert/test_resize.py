@@ -1,0 +1,159 @@
+"""Stored images: their size, how true they are, and what kind of JPEG they are."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from prep.convert.decode import decode
+from prep.convert.resize import fit, resize, resize_and_encode
+from tests import SHARED_DATA
+
+PHOTOS = SHARED_DATA / "imagenet_like"
+Scene = Callable[..., NDArray[np.uint8]]
+
+
+def filtered(length: int, shorter: int, a: float | None) -> NDArray[np.float64]:
+    """(shorter, length): one axis of an antialiased cubic of that `a`, or of Lanczos-3; the slow oracle."""
+    scale = max(length / shorter, 1.0)
+    reach = (3 if a is None else 2) * scale
+    centres = (np.arange(shorter) + 0.5) * length / shorter
+    weights = np.zeros((shorter, length))
+    for i, centre in enumerate(centres):
+        taps = np.arange(max(0, int(centre - reach + 0.5)), min(length, int(centre + reach + 0.5)))
+        x = np.abs((taps + 0.5 - centre) / scale)
+        if a is None:
+            weights[i, taps] = np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0)
+        else:
+            near, far = ((a + 2) * x - (a + 3)) * x * x + 1, (((x - 5) * x + 8) * x - 4) * a
+            weights[i, taps] = np.where(x < 1, near, np.where(x < 2, far, 0))
+    return weights / weights.sum(1, keepdims=True)
+
+
+def exact(pixels: NDArray[np.uint8], width: int, height: int, a: float | None) -> NDArray[np.float64]:
+    h, w, _ = pixels.shape
+    down, across = filtered(h, height, a), filtered(w, width, a)
+    return np.clip(np.einsum("yh,hwc,xw->yxc", down, pixels.astype(np.float64), across, optimize=True), 0, 255)
+
+
+def psnr_db(a: NDArray[np.uint8], b: NDArray[np.float64]) -> float:
+    return float(10 * np.log10(255**2 / np.mean((a.astype(np.float64) - b) ** 2)))
+
+
+SIZES = [(300, 200), (201, 317), (500, 90), (146, 600), (71, 72), (5, 900), (1, 400), (900, 5), (800, 600)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_resized_pixels_are_exact_but_for_rounding(scene: Scene, size: tuple[int, int]) -> None:
+    pixels = scene(1, *size)
+    w, h = size
+    for width, height in (fit(w, h, 70), fit(w, h, 3), (max(1, w // 2), h), (w, max(1, h // 3)), (1, 1)):
+        small = resize(pixels, width, height)
+        assert small.shape == (height, width, 3)
+        assert small.dtype == np.uint8
+        assert small.flags.c_contiguous
+        assert np.abs(small - exact(pixels, width, height, -0.57)).max() < 0.6
+
+
+def test_flat_images_stay_flat_and_overshoot_is_clipped() -> None:
+    for level in (0, 1, 127, 254, 255):
+        for scale in (1.01, 3.3, 45.0):
+            flat = np.full((int(70 * scale) + 1, int(50 * scale) + 1, 3), level, np.uint8)
+            assert (resize(flat, 50, 70) == level).all()
+    stripes = np.zeros((200, 300, 3), np.uint8)
+    stripes[:, ::40] = stripes[:, 1::40] = stripes[:, 2::40] = stripes[::30] = 255
+    assert np.abs(resize(stripes, 150, 100) - exact(stripes, 150, 100, -0.57)).max() < 0.6
+
+
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="wants third-party photos, shared/data/imagenet_like")
+def test_photos_are_near_to_bicubic_and_to_lanczos_at_every_size() -> None:
+    found: dict[tuple[int, float | None], list[float]] = {}
+    for path in sorted(PHOTOS.glob("*/*"))[::32]:
+        pixels = decode(path.read_bytes())
+        height, width = pixels.shape[:2]
+        for short_side in (146, 183, 256):
+            size = fit(width, height, short_side)
+            if size != (width, height):
+                small = resize(pixels, *size)
+                for a in (-0.5, None):
+                    found.setdefault((short_side, a), []).append(psnr_db(small, exact(pixels, *size, a)))
+    for (_, a), values in found.items():
+        assert np.mean(values) > (45 if a is None else 55)
+
+
+def test_pixels_do_not_depend_on_memory_around_them(scene: Scene) -> None:
+    """The kernel reads whole vectors: nothing but the image itself may get into the result."""
+    pixels = scene(3, 43, 150)
+    expected = resize(pixels, 20, 70)
+    for filler in (0, 255):
+        buffer = np.full(pixels.size + 4096, filler, np.uint8)
+        inner = buffer[2048 : 2048 + pixels.size].reshape(pixels.shape)
+        inner[:] = pixels
+        assert np.array_equal(resize(inner, 20, 70), expected)
+        assert (buffer[:2048] == filler).all()
+        assert (buffer[2048 + pixels.size :] == filler).all()
+
+
+def test_older_processors_get_the_same_bytes_and_no_folder_to_cache_in_is_needed(scene: Scene) -> None:
+    code = (
+        "import sys, numpy as np; from prep.convert.resize import resize; "
+        "pixels = np.frombuffer(sys.stdin.buffer.read(), np.uint8).reshape(77, 123, 3); "
+        "sys.stdout.buffer.write(resize(pixels, 61, 38).tobytes())"
+    )
+    pixels = scene(9, 123, 77)
+    old = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": "/proc/none"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pixels.tobytes(), env={**os.environ, **old}, capture_output=True, check=True
+    )
+    assert done.stdout == resize(pixels, 61, 38).tobytes()
+
+
+def test_short_side_is_met_and_aspect_kept() -> None:
+    assert fit(500, 375, 146) == (195, 146)
+    assert fit(375, 500, 146) == (146, 195)
+    assert fit(400, 400, 146) == (146, 146)
+
+
+def test_nothing_is_enlarged() -> None:
+    assert fit(100, 80, 146) == (100, 80)
+    assert fit(1, 500, 146) == (1, 500)
+    assert fit(146, 200, 146) == (146, 200)
+
+
+def test_every_size_comes_from_the_full_image(scene: Scene) -> None:
+    pixels = scene(2, 300, 240)
+    together = resize_and_encode(pixels, (40, 60, 90), 90)
+    alone = [resize_and_encode(pixels, (short_side,), 90)[0] for short_side in (40, 60, 90)]
+    assert together == alone
+
+
+def test_stored_jpegs_are_plain(scene: Scene) -> None:
+    for data, width, height in resize_and_encode(scene(3, 123, 77), (40, 200), 90):
+        image = Image.open(io.BytesIO(data))
+        assert (image.size, image.mode, image.format) == ((width, height), "RGB", "JPEG")
+        assert not image.info.get("progressive")
+        assert not image.getexif()
+        assert "icc_profile" not in image.info
+        assert [part[1:3] for part in image.layer] == [(2, 2), (1, 1), (1, 1)]  # 4:2:0
+
+
+def test_quality_is_libjpegs_scale(scene: Scene) -> None:
+    pixels = scene(4, 64, 64)
+    ours = Image.open(io.BytesIO(resize_and_encode(pixels, (64,), 77)[0][0]))
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=77)
+    assert ours.quantization == Image.open(buffer).quantization
+
+
+def test_small_images_keep_their_size_at_every_resolution(scene: Scene) -> None:
+    stored = resize_and_encode(scene(5, 50, 60), (55, 70, 90), 90)
+    assert [(width, height) for _, width, height in stored] == [(50, 60)] * 3
+    assert stored[0][0] == stored[2][0]

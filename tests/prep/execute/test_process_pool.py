@@ -1,0 +1,172 @@
+"""Do chunks come back in order and whole, when decoders die, hang or have bugs?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipeline.errors import ResoluteError
+from prep.convert.batch import Batch, BatchResult, EncodeOptions
+from prep.convert.worker import convert
+from prep.execute import process_pool as pooling
+from prep.execute.process_pool import Pool
+from prep.sources.image_ref import ByteRange
+from tests.support.dying import serve, serve_nobody
+
+JOB = EncodeOptions(quality=90, label_digits=4)
+
+
+@pytest.fixture
+def files(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> list[Path]:
+    """40 small JPEGs."""
+    paths = [tmp_path / f"{i:02d}.jpg" for i in range(40)]
+    for i, path in enumerate(paths):
+        Image.fromarray(scene(i, 40, 30)).save(path)
+    return paths
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    opened = Pool(2, "fork", serve, hang_s=1.0)
+    yield opened
+    opened.end()
+
+
+def tasks(files: list[Path]) -> list[Batch]:
+    return [
+        Batch(
+            first_key=first,
+            byte_ranges=tuple(ByteRange(str(path)) for path in files[first : first + 4]),
+            labels=(1,) * len(files[first : first + 4]),
+            short_sides=(16, 24),
+        )
+        for first in range(0, len(files), 4)
+    ]
+
+
+def keys(chunks: list[BatchResult]) -> list[int]:
+    return [key for chunk in chunks for key in chunk.samples["key"].tolist()]
+
+
+def same(one: BatchResult, other: BatchResult) -> bool:
+    return (
+        one.tars == other.tars
+        and one.samples.tobytes() == other.samples.tobytes()
+        and [rows.tobytes() for rows in one.stored] == [rows.tobytes() for rows in other.stored]
+    )
+
+
+def test_chunks_come_in_order_as_one_process_would_make_them(pool: Pool, files: list[Path]) -> None:
+    chunks = list(pool.run(JOB, tasks(files)))
+    assert keys(chunks) == list(range(40))
+    assert all(same(chunk, convert(JOB, task)) for chunk, task in zip(chunks, tasks(files), strict=True))
+
+
+def test_a_decoder_that_dies_loses_that_one_image(pool: Pool, files: list[Path]) -> None:
+    for dead in (5, 21, 22):
+        files[dead].write_bytes(b"die")
+    chunks = list(pool.run(JOB, tasks(files)))
+    assert keys(chunks) == [key for key in range(40) if key not in (5, 21, 22)]
+    rejects = [reject for chunk in chunks for reject in chunk.rejects]
+    assert rejects == [(5, "decoder died: SIGSEGV"), (21, "decoder died: SIGSEGV"), (22, "decoder died: SIGSEGV")]
+
+
+def test_a_worker_killed_from_outside_costs_no_image(pool: Pool, files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "mark").touch()
+    files[9].write_bytes(b"die once " + bytes(tmp_path / "mark"))
+    assert keys(list(pool.run(JOB, tasks(files)))) == list(range(40))
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("how", [b"hang", b"spin"])
+def test_an_image_that_hangs_is_rejected_in_bounded_time(pool: Pool, files: list[Path], how: bytes) -> None:
+    files[13].write_bytes(how)
+    chunks = list(pool.run(JOB, tasks(files)))
+    assert [reject for chunk in chunks for reject in chunk.rejects] == [(13, "decoder hung: more than 1 s")]
+    assert keys(chunks) == [key for key in range(40) if key != 13]
+
+
+def test_a_stopped_worker_rejects_no_image(pool: Pool, files: list[Path], tmp_path: Path) -> None:
+    files[13].write_bytes(b"slow " + bytes(tmp_path / "pid"))
+    stopped = threading.Event()
+
+    def stop() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.005)
+        pid = int((tmp_path / "pid").read_text())
+        os.kill(pid, signal.SIGSTOP)
+        stopped.set()
+        time.sleep(3.5)  # the limit is 1 s
+        os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    chunks = list(pool.run(JOB, tasks(files)))
+    thread.join()
+    assert stopped.is_set()
+    assert [reject for chunk in chunks for reject in chunk.rejects] == []
+    assert keys(chunks) == list(range(40))
+
+
+def test_time_in_which_nobody_looked_is_not_held_against_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the whole run is stopped with Ctrl-Z, or its container is paused: the clock jumps between two looks."""
+    clock, state, cpu_s = 1000.0, "S", 5.0
+    monkeypatch.setattr(pooling, "monotonic", lambda: clock)
+    monkeypatch.setattr(pooling, "_main_thread", lambda pid: (state, cpu_s))
+    watch = pooling._Watch(image=(-1, -1))
+
+    def look(after_s: float, cpu: float, now: str) -> float:
+        nonlocal clock, state, cpu_s
+        clock, state, cpu_s = clock + after_s, now, cpu_s + cpu
+        watch.observe((3, 1), 0)
+        return watch.busy_s
+
+    assert look(0.5, 0.1, "R") == 0.0
+    assert look(0.5, 0.0, "S") == 0.5
+    assert look(3600.0, 0.0, "S") == 1.5  # everything was stopped for an hour
+    assert look(3600.0, 0.0, "T") == 1.5  # the worker was
+    assert look(60.0, 0.25, "R") == 1.75  # it waited for a core
+    assert look(60.0, 0.0, "D") == 1.75  # and for a disk
+    watch.observe((3, 2), 0)
+    assert watch.busy_s == 0.0
+
+
+def test_a_bug_of_ours_is_not_a_reject_and_leaves_the_pool_fit(pool: Pool, files: list[Path]) -> None:
+    good = files[6].read_bytes()
+    files[6].write_bytes(b"bug")
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        list(pool.run(JOB, tasks(files)))
+    files[6].write_bytes(good)
+    assert keys(list(pool.run(JOB, tasks(files)))) == list(range(40))
+
+
+def test_workers_that_cannot_even_start_end_the_run(files: list[Path]) -> None:
+    pool = Pool(2, "fork", serve_nobody)
+    with pytest.raises(ResoluteError, match="worker processes died before their first image"):
+        list(pool.run(JOB, tasks(files)))
+    pool.end()
+
+
+def test_tasks_are_taken_only_as_they_are_needed(pool: Pool, files: list[Path]) -> None:
+    taken = 0
+
+    def counted() -> Iterator[Batch]:
+        nonlocal taken
+        for _ in range(50):
+            for task in tasks(files):
+                taken += 1
+                yield task
+
+    chunks = pool.run(JOB, counted())
+    next(chunks)
+    assert taken <= 4 * 2 + 16 + 1
+    chunks.close()

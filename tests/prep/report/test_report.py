@@ -1,0 +1,233 @@
+"""The report shows what is in the set, in one page that needs nothing else and takes names as text."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipeline.dataset.shard_set import SOURCE, ShardSet
+from prep.config import Settings
+from prep.execute.stats import RunStats
+from prep.prepare import BuildResult, build
+from prep.report.charts import SourceCounts, class_chart, class_counts, source_chart
+from prep.report.report import write_report
+from prep.storage.output import LocalStore, open_store
+
+ODD = ["<b>bold</b> & \"co\"", "$x_1$ 猫", "a" * 90]  # fmt: skip
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Checks nesting; collects text, images by kind, sheets (images of each <details>) and titles."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: Counter[str] = Counter()
+        self.text = ""
+        self.images: list[tuple[str, bytes, dict[str, str | None]]] = []
+        self.sheets: list[list[bytes]] = []
+        self.titles: list[str] = []
+        self.feed(data.decode())
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] += 1
+        known = dict(attrs)
+        assert not any(name.startswith("on") or name == "href" for name in known)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "details":
+            self.sheets.append([])
+        if tag == "figure":
+            self.titles.append(known["title"] or "")
+        if tag == "img":
+            head, _, body = (known["src"] or "").partition(",")
+            data = base64.b64decode(body, validate=True)
+            kind = head.removeprefix("data:image/").removesuffix(";base64")
+            self.images.append((kind, data, known))
+            if "details" in self.open:
+                self.sheets[-1].append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data + "\n"
+
+
+def made(src: Path, out: Path, **settings: Any) -> tuple[BuildResult, Page]:
+    words: dict[str, Any] = {"resolutions": (32, 48), "workers": 2, "shard_samples": 20, **settings}
+    built = build(Settings(src=str(src), out=str(out), **words))
+    assert write_report(LocalStore(out), built) == f"{out}/report.html"
+    return built, Page((out / "report.html").read_bytes())
+
+
+def test_report_holds_the_samples_as_they_are_stored(photos: Path, tmp_path: Path) -> None:
+    _, page = made(photos, tmp_path / "s")
+    opened = ShardSet.open(tmp_path / "s")
+    split = opened.splits["train"]
+    names = [json.loads(line) for line in (tmp_path / "s" / "index" / "train.sources.jsonl").read_text().splitlines()]
+    assert [len(sheet) for sheet in page.sheets] == [48, 48]
+    for res, sheet in zip((32, 48), page.sheets, strict=True):
+        rows = split.stored[res]
+        stored = [
+            opened.path(res, split.shards[row["shard"]]).read_bytes()[row["offset"] :][: row["nbytes"]] for row in rows
+        ]
+        assert [stored.index(jpeg) for jpeg in sheet] == sorted({stored.index(jpeg) for jpeg in sheet})
+        for jpeg, title in zip(sheet, page.titles[: len(sheet)], strict=True):
+            row = stored.index(jpeg)
+            assert title == f"{split.samples['key'][row]:09d} {names[row]}"
+    for kind, data, attrs in page.images:
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+            assert image.format == kind.upper()
+            if kind == "jpeg":
+                ratio = int(attrs["width"] or 0) / int(attrs["height"] or 0)
+                assert ratio == pytest.approx(image.width / image.height, rel=0.05)
+    assert page.seen["script"] == page.seen["link"] == 0
+
+
+def test_report_tells_the_numbers_of_the_set(photos: Path, tmp_path: Path) -> None:
+    (photos / "bee" / "twin.jpg").write_bytes((photos / "cat" / "01.jpg").read_bytes())
+    (photos / "bee" / "bad.jpg").write_bytes(b"\xff\xd8 nothing")
+    (photos / "apple" / "worse.jpg").write_bytes(b"")
+    built, page = made(photos, tmp_path / "s", max_bad=0.5)
+    words = page.text
+    assert f"{built.manifest['splits']['train']['samples']}\n" in words
+    assert "train samples" in words
+    assert "2 of 63 images were rejected." in words
+    assert "bee/bad.jpg: " in words
+    assert "apple/worse.jpg: empty file" in words
+    assert "1 images are exact copies of others, in 1 groups" in words
+    assert "1 groups have two or more labels" in words
+    assert "bee/twin.jpg" in words
+    for res in ("32", "48"):
+        tars = [i["bytes"] for n, i in built.manifest["files"].items() if n.startswith(f"{res}/") and n.endswith("tar")]
+        assert f"{sum(tars) / 1e6:,.1f}" in words
+    sizes = sorted(((p.stat().st_size, p) for p in photos.rglob("*.*") if p.name[0].isdigit()), reverse=True)
+    for size, path in sizes[:12]:
+        assert str(path.relative_to(photos)) in words
+        assert f"{size / 1e3:,.1f} kB" in words
+    assert built.stats is not None
+    assert all(seconds > 0 for seconds, _, _ in built.stats.slowest)
+    assert "Slowest images" in words
+    assert "63 images in" in words
+
+
+def test_names_are_text_whatever_they_are(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> None:
+    for name in ODD:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(4):
+            odd = tmp_path / "photos" / name / f"<img src=x onerror=alert(1)> \u202egpj{i}\n.jpg"
+            Image.fromarray(scene(i, 60, 50)).save(odd, format="JPEG")
+    _, page = made(tmp_path / "photos", tmp_path / "s", val_frac=0.3)
+    for name in ODD:
+        assert name in page.text
+    assert "<img src=x onerror=alert(1)> \\u202egpj" in page.text
+    assert page.seen["b"] == 8  # the headline's own
+
+
+def test_one_sample_a_class_of_one_size_is_enough(tmp_path: Path) -> None:
+    for label in range(3):
+        (tmp_path / "photos" / f"c{label}").mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (40, 40), (label * 90, i * 200, 0)).save(tmp_path / "photos" / f"c{label}" / f"{i}.png")
+    _, page = made(tmp_path / "photos", tmp_path / "s", val_frac=0.4, resolutions=(64,))
+    assert [len(sheet) for sheet in page.sheets] == [3]
+    assert "Training samples per class: 1 to 1, median 1." in page.text
+    assert "6 are smaller than the 73 px stored for 64 px; they were not enlarged." in page.text
+
+
+def test_a_thousand_classes_get_a_curve_and_its_ends(tmp_path: Path, shard_root: Path) -> None:
+    manifest = json.loads((shard_root / "manifest.json").read_text())
+    manifest["classes"] = [f"name {i}" for i in range(1000)]
+    shutil.copytree(shard_root, tmp_path / "s")
+    built = BuildResult(manifest=manifest, ignored=Counter(), stats=None, kept_shards=0, elapsed_s=1.0)
+    write_report(LocalStore(tmp_path / "s"), built)
+    page = Page((tmp_path / "s" / "report.html").read_bytes())
+    assert [kind for kind, *_ in page.images].count("png") == 2
+    assert "997 of 1000 classes have no training sample." in page.text
+    assert page.text.count("name 999") == 1
+    assert "name 500\n" not in page.text
+    assert "The set was already complete" in page.text
+
+
+def test_panoramas_keep_their_aspect_and_do_not_fill_the_page(tmp_path: Path) -> None:
+    for i in range(6):
+        (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((2000, 80), 20).convert("RGB").save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.jpg")
+    _, page = made(tmp_path / "photos", tmp_path / "s", resolutions=(64,))
+    sizes = [(int(a["width"] or 0), int(a["height"] or 0)) for kind, _, a in page.images if kind == "jpeg"]
+    assert set(sizes) == {(146, 6)}
+
+
+def test_report_is_replaced_and_is_not_part_of_the_set(photos: Path, tmp_path: Path) -> None:
+    made(photos, tmp_path / "s")
+    manifest = (tmp_path / "s" / "manifest.json").read_bytes()
+    assert b"report" not in manifest
+    built = build(Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32, 48), shard_samples=20, workers=2))
+    assert built.stats is None
+    write_report(open_store(str(tmp_path / "s")), built)
+    assert "no images were converted" in (tmp_path / "s" / "report.html").read_text()
+    assert not list((tmp_path / "s").glob(".*.partial"))
+
+
+def test_source_histograms_count_every_source() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.zeros(5000, SOURCE)
+    rows["width"], rows["height"] = rng.integers(1, 65_536, (2, 5000))
+    counts = SourceCounts()
+    counts.add(rows[:3000])
+    counts.add(rows[3000:])
+    short = np.minimum(rows["width"], rows["height"])
+    assert counts.sides.sum() == counts.aspect.sum() == counts.short.sum() == 5000
+    assert counts.smaller_than(1000) == (short < 1000).sum()
+    assert counts.quantile(0.5) == np.sort(short)[2499]
+    with Image.open(io.BytesIO(source_chart(counts, [146, 256]))) as image:
+        assert image.size == (1824, 528)
+        assert np.asarray(image)[..., 3].min() == 0  # why: it lies on a light or a dark page
+
+
+@pytest.mark.parametrize("classes", [2, 41, 1000])
+def test_class_counts_and_chart_for_any_number_of_classes(classes: int) -> None:
+    samples = np.zeros(classes * 3, [("label", "<u4")])
+    samples["label"] = np.repeat(np.arange(classes), 3)
+    assert class_counts(samples, classes + 1).tolist() == [3] * classes + [0]
+    with Image.open(io.BytesIO(class_chart(class_counts(samples, classes + 1)))) as image:
+        assert image.size == (1824, 448)
+
+
+def test_full_disk_is_told_like_any_other(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.errors import ResoluteError
+    from prep.storage import hashed_file as writer
+
+    built = build(Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), workers=2))
+
+    class Full(io.RawIOBase):
+        def write(self, data: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    opened = writer.AtomicFile.__init__
+
+    def open_full(part: writer.AtomicFile, *args: Any) -> None:
+        opened(part, *args)
+        part._file = Full()  # type: ignore[assignment]
+
+    monkeypatch.setattr(writer.AtomicFile, "__init__", open_full)
+    with pytest.raises(ResoluteError, match="disk full"):
+        write_report(LocalStore(tmp_path / "s"), built)
+    assert isinstance(built.stats, RunStats)

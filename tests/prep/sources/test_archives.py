@@ -1,0 +1,217 @@
+"""Archives, WebDataset samples and Parquet: what is inside is read as it is, and leads nowhere else."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ResoluteError
+from prep.plan.catalog import write_catalog
+from prep.sources.detect import open_source
+from prep.sources.fetch import fetch_many
+from tests.support.packed import (
+    catalog,
+    files_in,
+    jpeg,
+    make_tree,
+    pack_parquet,
+    pack_samples,
+    pack_tar,
+    pack_zip,
+    same,
+)
+from tests.support.s3 import s3_server  # noqa: F401
+
+
+def test_nothing_in_an_archive_leads_out_of_it(tmp_path: Path, work: Path) -> None:
+    good = {"a/1.jpg": jpeg(1), "b/2.jpg": jpeg(2)}
+    bad = ["/a/x.jpg", "../x.jpg", "a/../../x.jpg", "a\\x.jpg", "C:/a/x.jpg"]
+    members = [*good.items(), *((name, b"x") for name in bad)]
+    with zipfile.ZipFile(pack_zip(tmp_path / "p.zip", members), "a") as archive:
+        link = zipfile.ZipInfo("a/link.jpg")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+    with tarfile.open(pack_tar(tmp_path / "p.tar", members), "a") as tar:
+        for name, kind in (
+            ("a/link.jpg", tarfile.SYMTYPE),
+            ("a/hard.jpg", tarfile.LNKTYPE),
+            ("a/dev.jpg", tarfile.CHRTYPE),
+        ):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "a/1.jpg"
+            tar.addfile(info)
+    before = sorted(tmp_path.rglob("*.jpg"))
+    for name, links in (("p.zip", 1), ("p.tar", 3)):
+        got = catalog(work, tmp_path / name)
+        same(got, good)
+        assert got.ignored == {"unsafe names": 5, "links and devices": links}
+    assert sorted(tmp_path.rglob("*.jpg")) == before
+
+
+def test_broken_archives_are_told(tmp_path: Path, work: Path) -> None:
+    files = {f"{c}/{i}.jpg": jpeg(i) for c in "ab" for i in range(20)}
+
+    def told(path: Path) -> str:
+        with pytest.raises(ResoluteError) as error:
+            catalog(work, path)
+        return str(error.value)
+
+    whole = pack_tar(tmp_path / "p.tar", files.items()).read_bytes()
+    (tmp_path / "p.tar").write_bytes(whole[:20_000])
+    assert "p.tar" in told(tmp_path / "p.tar")
+    (tmp_path / "p.tar").write_bytes(whole[:4_608] + b"!" * 512 + whole[5_120:])
+    assert "damaged tar" in told(tmp_path / "p.tar")
+    for how in ("gz", "bz2", "xz"):
+        path = pack_tar(tmp_path / f"p.tar.{how}", files.items(), how)
+        path.write_bytes(path.read_bytes()[:-30])
+        assert f"p.tar.{how}: cannot be read" in told(path)
+        assert not list((work / "spool").glob(".*.partial"))
+    data = pack_zip(tmp_path / "p.zip", files.items()).read_bytes()
+    (tmp_path / "p.zip").write_bytes(data[:-200])
+    assert "not a zip archive, or cut short" in told(tmp_path / "p.zip")
+    locked = bytearray(data)
+    at = data.index(b"PK\1\2")
+    locked[at + 8] |= 1
+    (tmp_path / "p.zip").write_bytes(locked)
+    assert "got an encrypted member a/0.jpg" in told(tmp_path / "p.zip")
+
+
+def test_a_tar_for_each_class_is_understood(tmp_path: Path, work: Path) -> None:
+    files = {f"n{c}/n{c}_{i}.JPEG": jpeg(i) for c in range(2) for i in range(3)}
+    (tmp_path / "p").mkdir()
+    for c in range(2):
+        pack_tar(
+            tmp_path / "p" / f"n{c}.tar",
+            [(name[3:], data) for name, data in files.items() if name.startswith(f"n{c}/")],
+        )
+    same(catalog(work, tmp_path / "p"), files)
+
+
+def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
+    (tmp_path / "p").mkdir()
+    pack_samples(tmp_path / "p" / "x-000000.tar", [
+        ("./k/000.jpg", jpeg(0), {"cls": b"0003\n"}),
+        ("k/001.PNG", jpeg(1), {"json": b'{"caption": "x", "label": 1}'}),
+        ("k/002.jpg", jpeg(2), {"json": b"7", "txt": b"a caption"}),
+        ("k/003.jpg", jpeg(3), {"png": jpeg(4), "cls": b"1"}),
+        ("k/004.jpg", jpeg(5), {"json": b"{}"}),
+        ("k/005.json", b"{}", {"cls": b"1"}),
+    ])  # fmt: skip
+    pack_samples(tmp_path / "p" / "x-000001.tar", [("000.webp", jpeg(6), {"cls": b"0"})])
+    expected = {
+        "x-000000.tar/k/000.jpg": 3,
+        "x-000000.tar/k/001.PNG": 1,
+        "x-000000.tar/k/002.jpg": 7,
+        "x-000001.tar/000.webp": 0,
+    }
+    for src in ("p", "p/*.tar", "p/x-{000000..000001}.tar"):
+        got = catalog(work, tmp_path / src)
+        assert {got.name(i): int(got.labels[i]) for i in range(len(got))} == expected
+        assert got.classes == tuple(map(str, range(8)))
+        assert got.ignored == {"samples with several images": 1, "unlabelled": 1, "samples without an image": 1}
+        assert fetch_many([got.byte_range(i) for i in range(4)]) == [jpeg(0), jpeg(1), jpeg(2), jpeg(6)]
+
+
+def test_compressed_samples_are_unpacked_once(tmp_path: Path, work: Path) -> None:
+    (tmp_path / "p").mkdir()
+    for n in range(2):
+        members = [("0.jpg", jpeg(n)), ("0.cls", b"%d" % n), ("1.jpg", jpeg(n + 2)), ("1.cls", b"0")]
+        pack_tar(tmp_path / "p" / f"x{n}.tar.gz", members, "gz")
+    got = catalog(work, tmp_path / "p")
+    assert [got.name(i) for i in range(4)] == [f"x{n}.tar.gz/{i}.jpg" for n in range(2) for i in range(2)]
+    assert got.labels.tolist() == [0, 0, 1, 0]
+    assert fetch_many([got.byte_range(i) for i in range(4)]) == [jpeg(0), jpeg(2), jpeg(1), jpeg(3)]
+
+
+def test_samples_with_words_are_not_numbered(tmp_path: Path, work: Path) -> None:
+    pack_samples(tmp_path / "x.tar", [("0.jpg", jpeg(0), {"cls": b"1"}), ("1.jpg", jpeg(1), {"txt": b"dog"})])
+    got = catalog(work, tmp_path / "x.tar")
+    assert got.classes == ("1", "dog")
+
+
+def test_tars_that_webdataset_writes_are_understood(tmp_path: Path, work: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "w.tar")) as sink:
+        for i in range(5):
+            sink.write({"__key__": f"s{i:04d}", "jpg": jpeg(i), "cls": i % 2})
+    got = catalog(work, tmp_path / "w.tar")
+    assert got.labels.tolist() == [0, 1, 0, 1, 0]
+    assert fetch_many([got.byte_range(i) for i in range(5)]) == [jpeg(i) for i in range(5)]
+
+
+def test_files_of_several_splits_or_of_one_name_are_told(tmp_path: Path, work: Path) -> None:
+    for name in ("train-00.tar", "val-00.tar", "a/x.tar", "b/x.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pack_samples(tmp_path / name, [("0.jpg", jpeg(0), {"cls": b"1"})])
+    with pytest.raises(ResoluteError, match=r"holds splits, got train, val.*SRC='.*/train-\*' VAL='.*/val-\*'"):
+        open_source(str(tmp_path / "*.tar"), scan_cache=work)
+    with pytest.raises(ResoluteError, match=r"duplicate file names, got 2 files named x\.tar"):
+        open_source(str(tmp_path / "?/x.tar"), scan_cache=work)
+
+
+def test_parquet_from_the_hub_is_read_as_it_is(tmp_path: Path, work: Path) -> None:
+    rows = [(jpeg(i), f"p/{i}.jpg", i % 3 - (i == 4) * 2) for i in range(7)]
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    pack_parquet(tmp_path / "hub" / "data" / "train-0.parquet", rows, ["z", "a", "m"])
+    for src in ("hub", "hub/data", "hub/data/*.parquet", "hub/data/train-0.parquet"):
+        got = catalog(work, tmp_path / src)
+        kept = [i for i in range(7) if i != 4]
+        assert [got.name(i) for i in range(6)] == [f"train-0.parquet/{i:09d}.jpg" for i in kept]
+        assert got.classes == ("z", "a", "m")  # numbers are kept, not sorted by name
+        assert got.labels.tolist() == [i % 3 for i in kept]
+        assert got.ignored == {"unlabelled": 1}
+        assert fetch_many([got.byte_range(i) for i in range(6)]) == [jpeg(i) for i in kept]
+    (tmp_path / "sorted").mkdir()
+    for label in "amz":
+        (tmp_path / "sorted" / label).mkdir()
+        (tmp_path / "sorted" / label / "1.jpg").write_bytes(jpeg(1))
+    train = catalog(work, tmp_path / "sorted")
+    val = write_catalog(open_source(str(tmp_path / "hub"), scan_cache=work), work / "val", training=train)
+    assert val.labels.tolist() == ["amz".index("zam"[i % 3]) for i in kept]  # by name where both have names
+
+
+def test_parquet_of_other_makers_is_understood_or_told(tmp_path: Path, work: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"n": [1, 2], "photo": [jpeg(1), jpeg(2)], "breed": ["elk", "pug"], "thumb": [b"x", b"y"]})
+    pq.write_table(table.drop_columns("thumb"), tmp_path / "a.parquet")
+    assert catalog(work, tmp_path / "a.parquet").classes == ("elk", "pug")
+    pq.write_table(table, tmp_path / "b.parquet")
+    with pytest.raises(ResoluteError, match=r"ambiguous columns, got n, photo, breed, thumb.*COLUMNS"):
+        catalog(work, tmp_path / "b.parquet")
+    assert catalog(work, tmp_path / "b.parquet", columns="photo,n").classes == ("0", "1", "2")
+    with pytest.raises(ResoluteError, match="column breed has the wrong type, got string"):
+        catalog(work, tmp_path / "b.parquet", columns="breed,n")
+    (tmp_path / "c.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ResoluteError, match=r"c\.parquet: cannot be read"):
+        catalog(work, tmp_path / "c.parquet")
+
+
+def test_the_spool_is_used_again_until_the_file_changes_or_it_is_damaged(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make_tree(tmp_path / "photos")
+    path = pack_tar(tmp_path / "p.tar.gz", files_in(files, ""), "gz")
+    opened: list[str] = []
+    from prep.sources import archive
+
+    real = archive.open_tar
+    monkeypatch.setattr(archive, "open_tar", lambda path: opened.append(path) or real(path))
+    same(catalog(work, path), files)
+    same(catalog(work, path), files)
+    assert len(opened) == 1
+    (blob,) = (work / "spool").glob("*.blob")
+    blob.write_bytes(blob.read_bytes()[:-1])
+    same(catalog(work, path), files)
+    assert len(opened) == 2
+    del files["dog/1.jpg"]
+    pack_tar(path, files_in(files, ""), "gz")
+    os.utime(path, ns=(1, 1))
+    same(catalog(work, path), files)
+    assert len(opened) == 3
+    assert len(list((work / "spool").iterdir())) == 3

@@ -1,0 +1,265 @@
+"""The same photos are the same catalog, however they are packed; folders, tables and lists as users have them."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from pipeline.errors import ResoluteError
+from prep.plan.splits import make_splits
+from prep.sources.detect import open_source
+from prep.sources.fetch import fetch_many
+from tests.support.packed import (
+    catalog,
+    jpeg,
+    make_tree,
+    names,
+    pack,
+    pack_parquet,
+    pack_table,
+    pack_zip,
+    same,
+)
+from tests.support.s3 import s3_server  # noqa: F401
+
+
+@pytest.mark.parametrize("top", ["", "photos/", "./data/photos/"])
+@pytest.mark.parametrize("how", ["folder", "zip", "tar", "tar.gz", "tar.bz2", "tar.xz"])
+def test_a_folder_and_its_archives_are_one_catalog(tmp_path: Path, work: Path, how: str, top: str) -> None:
+    files = make_tree(tmp_path / "photos")
+    got = catalog(work, pack(tmp_path, how, files, top))
+    same(got, files)
+    assert got.by_class() == catalog(work, tmp_path / "photos").by_class()
+    assert not got.ignored
+
+
+def test_a_table_a_list_and_class_folders_agree(tmp_path: Path, work: Path) -> None:
+    files = make_tree(tmp_path / "photos")
+    by_folder = catalog(work, tmp_path / "photos").by_class()
+    labels = pack_table(tmp_path / "labels.csv", [(name, name.partition("/")[0]) for name in reversed(files)])
+    assert catalog(work, tmp_path / "photos", labels=str(labels)).by_class() == by_folder
+    rows = pack_table(tmp_path / "photos" / "list.csv", [(name, name.partition("/")[0]) for name in files])
+    assert catalog(work, rows).by_class() == by_folder
+
+
+def test_names_that_are_no_text_come_through(tmp_path: Path, work: Path) -> None:
+    odd = os.fsdecode(b"b\xff\n\xe4.jpg")
+    files = {f"a/{odd}": jpeg(1), "b/\u00e4.jpg": jpeg(2)}
+    for name, data in files.items():
+        (tmp_path / "photos" / name).parent.mkdir(parents=True)
+        (tmp_path / "photos" / name).write_bytes(data)
+    same(catalog(work, tmp_path / "photos"), files)
+    with tarfile.open(tmp_path / "p.tar", "w", errors="surrogateescape") as archive:
+        archive.add(tmp_path / "photos", "photos")
+    same(catalog(work, tmp_path / "p.tar"), files)
+
+
+def test_folders_yield_ascending_bytes_whatever_the_names(tmp_path: Path, work: Path) -> None:
+    for name in ("a/x.jpg", "a.b/x.jpg", "a-b/x.jpg", "a/b/x.jpg", "a/b.jpg", "a/b-.jpg", "\u00e9/x.jpg", "Z/x.jpg"):
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / name).write_bytes(b"x")
+    got = names(open_source(str(tmp_path / "p"), scan_cache=work))
+    assert len(got) == 8
+    assert got == sorted(got, key=os.fsencode)
+
+
+def test_what_is_no_image_is_counted_by_its_kind(tmp_path: Path, work: Path) -> None:
+    make_tree(tmp_path / "p")
+    for name in ("cat/notes.txt", "loose.jpg", "cat/.hidden.jpg", ".git/a.jpg", "cat/Thumbs.db", "__MACOSX/cat/1.jpg",
+                 "empty/more/readme", "cat/._1.jpg", "cat/.DS_Store"):  # fmt: skip
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / name).write_bytes(b"x")
+    os.mkfifo(tmp_path / "p" / "cat" / "pipe.jpg")
+    source = open_source(str(tmp_path / "p"), scan_cache=work)
+    for _ in range(2):  # the counts are those of one iteration
+        assert len(names(source)) == 10
+        assert source.ignored == {
+            ".txt": 1, "other files": 1, "outside class folders": 1, "hidden": 2, "junk": 4, "empty classes": 1,
+            "pipes and devices": 1,
+        }  # fmt: skip
+
+
+def test_linked_folders_are_followed_but_not_for_ever(tmp_path: Path, work: Path) -> None:
+    make_tree(tmp_path / "p")
+    (tmp_path / "p" / "dog").rename(tmp_path / "elsewhere")
+    (tmp_path / "p" / "dog").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "p" / "cat" / "loop").symlink_to(tmp_path / "p")
+    (tmp_path / "p" / "cat" / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    source = open_source(str(tmp_path / "p"), scan_cache=work)
+    found = {found.name: found.nbytes for found in source}
+    assert len(found) == 11
+    assert found["cat/gone.jpg"] == 0
+    assert source.ignored == {"links to a folder read already": 1}
+
+
+def test_a_tree_of_links_lists_each_real_folder_once(tmp_path: Path, work: Path) -> None:
+    depth = 12  # followed by every path, the last folder would be listed 4 096 times
+    for level in range(depth):
+        (tmp_path / f"{level}").mkdir()
+        for link in ("a", "b"):
+            (tmp_path / f"{level}" / link).symlink_to(tmp_path / f"{level + 1}")
+    (tmp_path / f"{depth}").mkdir()
+    (tmp_path / f"{depth}" / "x.jpg").write_bytes(b"x")
+    (tmp_path / f"{depth}" / "up").symlink_to(tmp_path / "0")
+    source = open_source(str(tmp_path / "0"), kind="folders", scan_cache=work)
+    assert names(source) == ["a/" * depth + "x.jpg"]
+    assert source.ignored == {"links to a folder read already": depth + 1}
+    assert names(source) == ["a/" * depth + "x.jpg"]  # what was visited counts for one iteration
+
+
+def test_no_row_of_a_table_names_a_file_outside_its_folder(tmp_path: Path, work: Path) -> None:
+    files = ("photos/cat/1.jpg", "photos/dog/2.jpg", "photos/odd\\name.jpg", "secret/x.jpg", "linked/y.jpg")
+    for number, name in enumerate(files):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg(number))
+    (tmp_path / "photos" / "more").symlink_to(tmp_path / "linked")
+    unsafe = (
+        "../secret/x.jpg", f"{tmp_path}/secret/x.jpg", "cat/../../secret/x.jpg", "./../secret/x.jpg",
+        f"file://{tmp_path}/secret/x.jpg", f"{tmp_path}/photos/../secret/x.jpg", "s3://bucket/x.jpg",
+    )  # fmt: skip
+    inside = ("./cat//1.jpg", f"{tmp_path}/photos/dog/2.jpg", "odd\\name.jpg", "more/y.jpg")
+    rows = [(name, label) for names, label in ((unsafe, "a"), (inside, "b")) for name in names]
+    table = pack_table(tmp_path / "labels.csv", [*rows, ("gone.jpg", "a")])
+    source = open_source(str(tmp_path / "photos"), labels=str(table), scan_cache=work)
+    assert sorted(names(source)) == sorted(["cat/1.jpg", "dog/2.jpg", "odd\\name.jpg", "more/y.jpg", "gone.jpg"])
+    assert source.ignored == {"unsafe names": len(unsafe)}
+    got = catalog(work, tmp_path / "photos", labels=str(table))
+    secret = (tmp_path / "secret" / "x.jpg").read_bytes()
+    assert secret not in fetch_many([got.byte_range(i) for i in range(len(got))])
+
+
+def test_no_name_in_a_store_or_a_remote_table_leads_to_files_of_this_machine(tmp_path: Path, work: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    chain = f"memory://x.jpg::file://{tmp_path}/x.jpg"
+    for name in ("cat/1.jpg", "dog/2.jpg", "cat/3::4.jpg"):
+        fs.pipe(f"/folder/{name}", b"x")
+    source = open_source("memory://folder", kind="folders", scan_cache=work)
+    assert names(source) == ["cat/1.jpg", "dog/2.jpg"]
+    assert source.ignored == {"unsafe names": 1}
+    unsafe = (chain, "a::b.jpg", "/etc/x.jpg", "../x.jpg", "file:///x.jpg")
+    table = pack_table(tmp_path / "labels.csv", [("cat/1.jpg", "a"), ("2.jpg", "b"), *((name, "a") for name in unsafe)])
+    source = open_source("memory://folder", labels=str(table), scan_cache=work)
+    assert names(source) == ["cat/1.jpg", "dog/2.jpg"]
+    assert source.ignored == {"unsafe names": 1 + len(unsafe)}
+
+
+def test_a_list_of_validation_names_chooses_among_the_images_of_the_source_alone(tmp_path: Path, work: Path) -> None:
+    make_tree(tmp_path / "photos")
+    (tmp_path / "secret.jpg").write_bytes(jpeg(1))
+    got = catalog(work, tmp_path / "photos")
+    for name in ("../secret.jpg", str(tmp_path / "secret.jpg")):
+        (tmp_path / "val.txt").write_text(f"{name}\n")
+        with pytest.raises(ResoluteError, match="1 of 1 paths are not images of"):
+            make_splits(got, val_list=tmp_path / "val.txt")
+
+
+def test_paths_inside_parquet_rows_are_never_opened(tmp_path: Path, work: Path) -> None:
+    secret = tmp_path / "secret.jpg"
+    secret.write_bytes(jpeg(1))
+    rows = [(jpeg(2), str(secret), 0), (jpeg(3), "../../x.jpg", 1), (None, str(secret), 0)]
+    source = open_source(str(pack_parquet(tmp_path / "x.parquet", rows, None)), scan_cache=work)
+    assert names(source) == ["x.parquet/000000000.jpg", "x.parquet/000000001.jpg"]
+    assert source.ignored == {"rows without an image's bytes": 1}
+
+
+def test_folders_of_splits_are_told(tmp_path: Path, work: Path) -> None:
+    make_tree(tmp_path / "p" / "train")
+    make_tree(tmp_path / "p" / "val")
+    with pytest.raises(ResoluteError, match=r"holds splits, got train, val.*/train' VAL='.*/val'"):
+        open_source(str(tmp_path / "p"), scan_cache=work)
+    pack_zip(tmp_path / "p.zip", [(f"p/{s}/{c}/1.jpg", b"x") for s in ("train", "test") for c in "ab"])
+    with pytest.raises(ResoluteError, match="holds splits, got test, train"):
+        catalog(work, tmp_path / "p.zip")
+
+
+@pytest.mark.parametrize(
+    "header", ["id,breed", "Image,Label", "file_name,class", '"id","breed"', "id;breed", "id\tbreed"]
+)
+def test_usual_tables_are_understood(tmp_path: Path, work: Path, header: str) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "a.jpg").write_bytes(jpeg(1))
+    (tmp_path / "p" / "b c.png").write_bytes(jpeg(2, "PNG"))
+    (tmp_path / "p" / "extra.jpg").write_bytes(jpeg(3))
+    mark = next(sign for sign in ",;\t" if sign in header)
+    (tmp_path / "l.csv").write_text(
+        f'\ufeff{header}\r\na{mark}"pug{mark} ""old"""\r\n\r\nb c.png{mark}elk\r\ngone{mark}elk\r\n'
+    )
+    got = catalog(work, tmp_path / "p", labels=str(tmp_path / "l.csv"))
+    assert [got.name(i) for i in range(3)] == ["a.jpg", "b c.png", "gone"]
+    assert got.classes == ("elk", f'pug{mark} "old"')
+    assert got.ignored == {"unlabelled": 1}
+    assert [str(data)[:10] for data in fetch_many([got.byte_range(2)])] == ["not there:"]
+
+
+def test_tables_that_do_not_fit_are_told(tmp_path: Path, work: Path) -> None:
+    (tmp_path / "p").mkdir()
+    for name in ("a.jpg", "a.png", "b.jpg"):
+        (tmp_path / "p" / name).write_bytes(b"x")
+
+    def told(text: str, columns: str | None = None) -> str:
+        (tmp_path / "l.csv").write_text(text)
+        with pytest.raises(ResoluteError) as error:
+            catalog(work, tmp_path / "p", labels=str(tmp_path / "l.csv"), columns=columns)
+        return str(error.value)
+
+    assert "line 2 names several files, got a" in told("id,breed\na,pug\n")
+    assert "a.jpg: belongs to two classes" in told("id,breed\na.jpg,pug\na.jpg,elk\n")
+    assert "name the two with COLUMNS" in told("who,what\na.jpg,pug\n")
+    assert "has no column what, got id, breed" in told("id,breed\n", "id,what")
+    assert "COLUMNS: not two names" in told("id,breed\n", "id")
+    assert "line 3 is incomplete" in told("id,breed\nb,pug\nb\n")
+    assert "no rows" in told("id,breed\n")
+
+
+@pytest.mark.parametrize("separator", [" ", "\t", ",", "   "])
+def test_lists_keep_their_numbers(tmp_path: Path, work: Path, separator: str) -> None:
+    (tmp_path / "p").mkdir()
+    rows = [("p/a b.jpg", 10), ("./p/c,d.jpg", 2), (f"{tmp_path}/p/e.JPEG", 2)]
+    for i, (name, _) in enumerate(rows):
+        (tmp_path / name).write_bytes(jpeg(i))
+    (tmp_path / "train.txt").write_text("".join(f"{name}{separator}{label}\n" for name, label in rows))
+    got = catalog(work, tmp_path / "train.txt")
+    assert got.classes == tuple(map(str, range(11)))
+    assert {got.name(i): int(got.labels[i]) for i in range(3)} == {
+        "p/a b.jpg": 10,
+        "p/c,d.jpg": 2,
+        f"{tmp_path}/p/e.JPEG": 2,
+    }
+    assert sorted(map(len, fetch_many([got.byte_range(i) for i in range(3)]))) == sorted(len(jpeg(i)) for i in range(3))
+
+
+def test_a_remote_list_cannot_name_files_of_this_machine(tmp_path: Path, work: Path) -> None:
+    files = fsspec.filesystem("memory")
+    lines = [
+        "/etc/a.jpg 0",
+        "../a.jpg 0",
+        "file:///etc/a.jpg 0",
+        "simplecache::file:///etc/a.jpg 1",
+        "cat/1.jpg 0",
+        "2.jpg 1",
+    ]
+    files.pipe("/remote/list.txt", "\n".join(lines).encode())
+    source = open_source("memory://remote/list.txt", scan_cache=work)
+    assert names(source) == ["cat/1.jpg", "2.jpg"]
+    assert source.ignored == {"unsafe names": 4}
+
+
+def test_what_is_not_understood_is_told(tmp_path: Path, work: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"")
+    for src, words in (
+        ("gone", "no such folder, got nothing there"),
+        ("a.jpg", r"not recognised, got a file named a\.jpg"),
+        ("*.tar", "no such file, got no match of the pattern"),
+    ):
+        with pytest.raises(ResoluteError, match=words):
+            open_source(str(tmp_path / src), scan_cache=work)
+    with pytest.raises(ResoluteError, match="KIND: unknown, got x"):
+        open_source(str(tmp_path), kind="x", scan_cache=work)
+    with pytest.raises(ResoluteError, match="COLUMNS: has no effect"):
+        open_source(str(tmp_path), columns="a,b", scan_cache=work)
+    with pytest.raises(ResoluteError, match=r"nope://.*cannot be listed"):
+        open_source("nope://x/y", scan_cache=work)

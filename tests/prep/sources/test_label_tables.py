@@ -1,0 +1,138 @@
+"""Tables and lists of labels: what they may look like, and errors that name the line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ResoluteError
+from prep.plan.classes import read_classes
+from prep.sources.label_file import label_rows
+
+Prep = Callable[..., Any]
+
+
+def rows(path: Path, text: str | bytes, columns: str | None = None) -> list[tuple[str, str]]:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return [(row.name, row.label) for row in label_rows(str(path), columns)]
+
+
+def error(path: Path, text: str | bytes, columns: str | None = None) -> str:
+    with pytest.raises(ResoluteError) as raised:
+        rows(path, text, columns)
+    return str(raised.value)
+
+
+TABLE = "".join(f"{i}.jpg,cat\n" for i in range(40))
+
+
+@pytest.mark.parametrize("line", [2, 7, 41])
+@pytest.mark.parametrize("row", ['7.jpg,"cat\n', '"7.jpg,cat\n'])
+@pytest.mark.parametrize("later", ["", 'x.jpg,"dog"\n', 'x.jpg,"the ""best"" dog"\n'])
+def test_an_open_quote_is_reported_at_the_line_where_it_opens(tmp_path: Path, line: int, row: str, later: str) -> None:
+    lines = ["id,label\n", *TABLE.splitlines(keepends=True)]
+    lines[line - 1] = row
+    assert f"line {line} " in error(tmp_path / "t.csv", "".join(lines) + later)
+
+
+def test_an_open_quote_in_a_huge_table_is_reported_there_too(tmp_path: Path) -> None:
+    assert "line 3 " in error(tmp_path / "t.csv", 'id,label\na.jpg,cat\nb.jpg,"cat\n' + TABLE * 1000)
+
+
+def test_quoted_fields_of_several_lines_are_fine_in_other_columns(tmp_path: Path) -> None:
+    text = 'id,note,label\na.jpg,"one\ntwo",cat\nb.jpg,,dog\nc.jpg\n'
+    assert "line 5 is incomplete" in error(tmp_path / "t.csv", text)
+    assert rows(tmp_path / "t.csv", text.removesuffix("c.jpg\n")) == [("a.jpg", "cat"), ("b.jpg", "dog")]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.txt"])
+@pytest.mark.parametrize(("text", "got"), [("", "an empty file"), ("id,label\n", "only a header"), ("\n\n", "")])
+def test_an_empty_table_is_called_so(tmp_path: Path, name: str, text: str, got: str) -> None:
+    if name.endswith("txt") and "id" in text:
+        text = ""
+        got = "an empty file"
+    assert f"no rows, got {got}" in error(tmp_path / name, text)
+
+
+def test_an_empty_table_does_not_speak_of_class_folders(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    (tmp_path / "t.csv").write_text("id,label\n")
+    ran = prep("--src", photos, "--labels", tmp_path / "t.csv", "--out", tmp_path / "s", "--res", "32")
+    assert ran.status == 2
+    assert "no rows" in ran.err
+    assert "folder" not in ran.err
+
+
+def test_a_table_without_a_header_can_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    assert rows(path, "a,x,cat\nb,y,dog\n", "0,2") == [("a", "cat"), ("b", "dog")]
+    assert rows(path, "cat,a\ndog,b\n", "1,0") == [("a", "cat"), ("b", "dog")]
+    assert rows(path, 'a b.jpg,"big, cat"\nb.jpg,0\n') == [("a b.jpg", "big, cat"), ("b.jpg", "0")]
+    assert rows(path, "id,x,label\na,x,cat\n", "0,2") == [("a", "cat")], "a header is no row"
+    assert rows(path, "1,0\na,cat\n", "1,0") == [("a", "cat")], "names come before positions"
+    assert "COLUMNS=0,1" in error(path, "a,x,cat\nb,y,dog\n")
+    assert "has no column 3" in error(path, "a,x,cat\n", "0,3")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("cat/1.jpg 0", ("cat/1.jpg", "0")),
+        ("my cats/1 (2).jpg 0", ("my cats/1 (2).jpg", "0")),
+        ("my cats/1.jpg big cat", ("my cats/1.jpg", "big cat")),
+        ('my cats/1.jpg "big cat"', ("my cats/1.jpg", "big cat")),
+        ('"my cats/1.jpg" "big cat"', ("my cats/1.jpg", "big cat")),
+        ('"my cats/1.jpg" 0', ("my cats/1.jpg", "0")),
+        ('"my cats/1.jpg",big cat', ("my cats/1.jpg", "big cat")),
+        ("my cats/1.jpg, big cat", ("my cats/1.jpg", "big cat")),
+        ("my cats/1.jpg\tbig cat", ("my cats/1.jpg", "big cat")),
+        ("cat.jpg/my 1.jpg big, cat", ("cat.jpg/my 1.jpg", "big, cat")),
+        ('a.jpg 12"', ("a.jpg", '12"')),
+    ],
+)
+def test_paths_and_labels_of_a_list_may_hold_spaces(tmp_path: Path, line: str, expected: tuple[str, str]) -> None:
+    assert rows(tmp_path / "l.txt", f"x.jpg 1\n{line}\n") == [("x.jpg", "1"), expected]
+
+
+@pytest.mark.parametrize("line", ['my cats/1.jpg "big cat', '"my cats/1.jpg 0', 'a.jpg ""', "a.jpg", "cat 0"])
+def test_a_line_that_is_no_image_and_label_is_named(tmp_path: Path, line: str) -> None:
+    assert "line 2 is not an image and its label" in error(tmp_path / "l.txt", f"x.jpg 1\n{line}\n")
+
+
+@pytest.mark.parametrize(("name", "first"), [("t.csv", "id,label\n"), ("l.txt", "x.jpg dog\n")])
+def test_other_encodings_are_named_with_their_line(tmp_path: Path, name: str, first: str) -> None:
+    separator = "," if name == "t.csv" else " "
+    text = f"{first}a.jpg{separator}cat\nb.jpg{separator}größe\n"
+    path = tmp_path / name
+    for encoding in ("utf-8", "utf-8-sig"):
+        assert rows(path, text.encode(encoding))[-1] == ("b.jpg", "größe")
+    assert "not UTF-8, line 3" in error(path, text.encode("latin-1"))
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        assert "not UTF-8, line 1: got UTF-16" in error(path, text.encode(encoding))
+
+
+def test_a_name_in_another_encoding_is_named_unless_there_is_such_a_file(
+    photos: Path, tmp_path: Path, prep: Prep
+) -> None:
+    names = sorted((photos / "bee").glob("*.jpg"))
+    names[0].rename(photos / "bee" / "größe.jpg")
+    text = "id,label\n" + "".join(f"bee/{path.name},{i % 2}\n" for i, path in enumerate(names[1:]))
+    argv = ("--src", photos, "--labels", tmp_path / "t.csv", "--out", tmp_path / "s", "--res", "32")
+    (tmp_path / "t.csv").write_bytes((text + "bee/größe.jpg,0\n").encode("latin-1"))
+    ran = prep(*argv)
+    assert ran.status == 2
+    assert f"not UTF-8, line {len(names) + 1}" in ran.err
+    (tmp_path / "t.csv").write_text(text + "bee/größe.jpg,0\n")
+    assert prep(*argv).status == 0
+
+
+def test_class_names_are_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "classes.txt"
+    path.write_text("cat\ngröße\n", encoding="utf-8-sig")
+    assert read_classes(path) == ("cat", "größe")
+    for encoding, line in (("latin-1", 2), ("utf-16", 1)):
+        path.write_text("cat\ngröße\n", encoding=encoding)
+        with pytest.raises(ResoluteError, match=f"not UTF-8, line {line}"):
+            read_classes(path)

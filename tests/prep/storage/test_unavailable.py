@@ -1,0 +1,269 @@
+"""Storage that does not deliver never decides what is in a set: it is tried again, then ends the command."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ResoluteError, StorageError
+from prep import prepare as building
+from prep.config import Settings
+from prep.convert.batch import Batch, EncodeOptions
+from prep.convert.worker import convert
+from prep.sources.detect import open_source
+from prep.sources.fetch import fetch, fetch_many
+from prep.sources.image_ref import MISSING, ByteRange
+from prep.storage import retry
+from tests.conftest import make_photos
+from tests.support.trees import tree
+
+Prep = Callable[..., Any]
+UNAVAILABLE = [errno.EIO, errno.EINTR, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ETIMEDOUT,
+               errno.ENOTCONN, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO]  # fmt: skip
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that were waited between tries, none of them in truth."""
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    return waited
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, times: int) -> None:
+    """Let `os.CALL` raise `number` for its first `times` calls."""
+    works, left = getattr(os, call), times
+
+    def fail(*args: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise OSError(number, os.strerror(number))
+        return works(*args, **options)
+
+    monkeypatch.setattr(os, call, fail)
+
+
+@pytest.mark.parametrize("number", UNAVAILABLE)
+@pytest.mark.parametrize("call", ["open", "pread", "fstat", "stat"])
+def test_an_io_error_is_tried_again_and_then_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: list[float], call: str, number: int
+) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"0123456789")
+    place = ByteRange(str(tmp_path / "a.jpg"), *((2, 3) if call == "stat" else (-1, 10)))
+    with monkeypatch.context() as patch:
+        failing(patch, call, number, len(retry.WAITS_S))
+        assert fetch(place) == (b"234" if call == "stat" else b"0123456789")
+    assert waits == list(retry.WAITS_S)
+    with monkeypatch.context() as patch:
+        failing(patch, call, number, 99)
+        with pytest.raises(StorageError, match=r"a\.jpg: .*run the same command again"):
+            fetch(place)
+        task = Batch(first_key=0, byte_ranges=(place,), labels=(0,), short_sides=(16,))
+        with pytest.raises(StorageError):
+            convert(EncodeOptions(quality=90, label_digits=4), task)
+
+
+def test_one_wait_serves_all_files_that_fail_together(tmp_path: Path, waits: list[float]) -> None:
+    with pytest.raises(StorageError):
+        fetch_many([ByteRange(str(tmp_path / f"{i}.jpg")) for i in range(16)])
+    assert waits == list(retry.WAITS_S)
+
+
+def test_a_stale_handle_of_an_archive_is_opened_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: list[float]
+) -> None:
+    (tmp_path / "a.tar").write_bytes(b"0123456789")
+    place = ByteRange(str(tmp_path / "a.tar"), 2, 3)
+    assert fetch(place) == b"234"
+    whole, stale = os.pread, set()
+
+    def pread(descriptor: int, nbytes: int, offset: int) -> bytes:
+        if not stale or descriptor in stale:
+            stale.add(descriptor)
+            os.dup(descriptor)  # why: so that a new one has another number
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return whole(descriptor, nbytes, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert fetch(place) == b"234"
+
+
+def test_a_file_of_another_size_than_listed_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"half")
+    with pytest.raises(ResoluteError, match="changed since it was listed, got 4 bytes, expected 9"):
+        fetch(ByteRange(str(tmp_path / "a.jpg"), nbytes=9))
+
+
+def shards_in(out: Path) -> int:
+    return len(list(out.glob("records/*-48.rec")))
+
+
+@pytest.mark.parametrize("max_bad", [0.0, 0.5])
+def test_photos_that_are_away_for_a_while_cost_nothing(
+    photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, max_bad: float
+) -> None:
+    argv = ("--src", photos, "--res", "32,48", "--shard-samples", 6, "--max-bad", max_bad)
+    assert prep(*argv, "--out", tmp_path / "fresh").status == 0
+    last = json.loads((tmp_path / "fresh" / "index" / "train.sources.jsonl").read_text().splitlines()[-1])
+    listed = building.list_inputs
+
+    def then_away(*args: Any) -> Any:
+        inputs = listed(*args)
+        (photos / last).rename(tmp_path / "away")
+        return inputs
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "list_inputs", then_away)
+        ran = prep(*argv, "--out", tmp_path / "s")
+    assert ran.status == 2
+    assert ran.err.count("\n") == 1
+    assert f"{last}: storage is unavailable, got 'No such file or directory' 3 times" in ran.err
+    assert not (tmp_path / "s" / "manifest.json").exists()
+    assert not (tmp_path / "s" / "rejects.jsonl").exists()
+    kept = shards_in(tmp_path / "s")
+    assert kept > 0
+    (tmp_path / "away").rename(photos / last)
+    ran = prep(*argv, "--out", tmp_path / "s")
+    assert ran.status == 0, ran.err
+    assert f"{kept} shards were kept" in ran.out
+    assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
+
+
+def test_a_run_stops_as_soon_as_too_many_are_rejected(photos: Path, tmp_path: Path) -> None:
+    for path in photos.rglob("*.JPEG"):
+        path.write_bytes(b"junk")
+    done = 0
+
+    def progress(tally: Any) -> None:
+        nonlocal done
+        done = tally.images
+
+    settings = Settings(
+        src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), shard_samples=1, max_bad=0.05, workers=1
+    )
+    with pytest.raises(ResoluteError, match=r"too many unusable images, got 4 of 60 so far \(4 not an image\)"):
+        building.build(settings, progress=progress)
+    assert 4 <= done < 20
+    assert len((tmp_path / "s" / "rejects.jsonl").read_text().splitlines()) == 4
+    began = building.build
+    with pytest.raises(ResoluteError, match="too many unusable images, got 4 of 60"):  # those of kept shards count
+        began(settings, progress=progress)
+
+
+def test_what_is_not_there_is_known_before_anything_is_converted(photos: Path, tmp_path: Path) -> None:
+    for i in range(4):
+        (photos / "cat" / f"lost{i}.jpg").symlink_to(photos / "nowhere.jpg")
+    (photos / "cat" / "notes").symlink_to("nowhere")
+    settings = Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), max_bad=0.05, workers=1)
+
+    def progress(tally: Any) -> None:
+        raise AssertionError("converted")
+
+    with pytest.raises(ResoluteError, match=r"too many unusable images, got 4 of 64 \(4 not there\)"):
+        building.build(settings, progress=progress)
+    rows = [json.loads(line) for line in (tmp_path / "s" / "rejects.jsonl").read_text().splitlines()]
+    assert {row["path"] for row in rows} == {f"cat/lost{i}.jpg" for i in range(4)}
+
+
+def test_a_list_tells_a_missing_file_from_a_missing_folder(
+    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "a.jpg").write_bytes(b"1234")
+    (tmp_path / "list.txt").write_text("p/a.jpg 0\np/gone.jpg 1\np/a.jpg/b.jpg 1\n")
+    source = open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path)
+    listed = {image.name: (image.nbytes, image.packed) for image in source}
+    assert listed == {"p/a.jpg": (4, 0), "p/gone.jpg": (0, MISSING), "p/a.jpg/b.jpg": (0, 0)}
+    (tmp_path / "list.txt").write_text("p/a.jpg 0\nlost/gone.jpg 1\n")
+    with pytest.raises(StorageError, match=r"lost/gone\.jpg: storage is unavailable"):
+        list(open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("call", ["scandir", "stat"])
+def test_a_folder_that_cannot_be_listed_is_tried_again_and_then_ends_the_run(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], call: str, number: int
+) -> None:
+    listed = [image.name for image in open_source(str(photos), scan_cache=tmp_path)]
+    with monkeypatch.context() as patch:
+        failing(patch, call, number, 2)
+        assert [image.name for image in open_source(str(photos), scan_cache=tmp_path)] == listed
+    with monkeypatch.context() as patch:
+        failing(patch, call, number, 999)
+        with pytest.raises(StorageError, match=re.escape(os.strerror(number))):
+            list(open_source(str(photos), scan_cache=tmp_path))
+
+
+def test_a_link_that_leads_in_a_circle_is_a_reject(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    (photos / "cat" / "loop.jpg").symlink_to("loop.jpg")
+    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 0.1)
+    assert ran.status == 0, ran.err
+    assert "1 (1 unreadable)" in ran.out
+
+
+@pytest.mark.parametrize(
+    "call", ["os.scandir", "os.stat", "os.open", "os.fsync", "os.replace", "io.open", "os.listdir", "os.lstat"]
+)
+@pytest.mark.parametrize("after", [0, 5, 40])
+def test_a_stale_file_handle_anywhere_is_one_line(
+    photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, waits: list[float], call: str, after: int
+) -> None:
+    """Of the calls for files of OUT or the photos, all from the one after so many on fail with ESTALE."""
+    module, name = call.split(".")
+    works, left = getattr(importlib.import_module(module), name), after
+
+    def stale(path: Any, *args: Any, **options: Any) -> Any:
+        nonlocal left
+        if isinstance(path, int) or os.fspath(path).startswith((str(photos), str(tmp_path / "s"))):
+            left -= 1
+            if left < 0:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), None if isinstance(path, int) else str(path))
+        return works(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module}.{name}", stale)
+        ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--workers", 1)
+    if ran.status == 0:  # nobody makes so many of these calls, or nothing depends on them
+        assert "rejected: 0" in ran.out
+        return
+    assert ran.status == 2
+    assert ran.err.count("\n") == 1, ran.err
+    assert ran.err.startswith("prep: ")
+    assert "Stale file handle" in ran.err
+    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--workers", 1)
+    assert ran.status == 0, ran.err
+    assert json.loads((tmp_path / "s" / "manifest.json").read_bytes())["source"]["rejected"] == 0
+
+
+def test_a_set_whose_folder_was_replaced_meanwhile_gets_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume that is unmounted leaves an empty mount point, which must not be taken for the set."""
+    out, away = tmp_path / "out", tmp_path / "away"
+    drop_lost = building.Records.drop_lost
+
+    def replace_folder(records: Any) -> None:
+        drop_lost(records)
+        if records.files() and not away.exists():
+            out.rename(away)
+            out.mkdir()
+            (out / ".prep").mkdir()
+
+    monkeypatch.setattr(building.Records, "drop_lost", replace_folder)
+    photos = make_photos(tmp_path / "photos", each=6)
+    settings = Settings(src=str(photos), out=str(out), resolutions=(32,), workers=1)
+    with pytest.raises(StorageError, match="replaced while prep was writing"):
+        building.build(settings)
+    assert not (out / "manifest.json").exists()
+    away.rename(out)
+    monkeypatch.undo()
+    assert building.build(settings).kept_shards > 0

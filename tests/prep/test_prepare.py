@@ -1,0 +1,172 @@
+"""A shard set: whole, true to its sources, the same bytes every time, and openable by everyone."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipeline.dataset.index_array import checksums, checksums_name
+from pipeline.dataset.shard_set import ShardSet, key_name
+from prep.shards.tar_format import dali_index
+from tests.support.trees import tree
+
+Prep = Callable[..., Any]
+RES = (32, 48)
+
+
+@pytest.fixture
+def shards(photos: Path, tmp_path: Path, prep: Prep) -> Path:
+    ran = prep("--src", photos, "--out", tmp_path / "shards", "--res", "32,48", "--shard-samples", 20)
+    assert ran.status == 0, ran.err
+    return tmp_path / "shards"
+
+
+def test_index_points_at_the_jpegs_in_the_tars(shards: Path) -> None:
+    opened = ShardSet.open(shards)
+    assert opened.classes == ("apple", "bee", "cat")
+    assert {name: len(split) for name, split in opened.splits.items()} == {"train": 54, "val": 6}
+    for name, split in opened.splits.items():
+        for res in RES:
+            members: list[tuple[str, bytes]] = []
+            offsets: list[int] = []
+            for shard in split.shards:
+                with tarfile.open(opened.path(res, shard)) as tar:
+                    members += [(m.name, tar.extractfile(m).read()) for m in tar]  # type: ignore[union-attr]
+                    offsets += [m.offset_data for m in tar]
+            assert len(members) == 2 * len(split)
+            for i, (sample, stored) in enumerate(zip(split.samples, split.stored[res], strict=True)):
+                (jpeg_name, jpeg), (label_name, label) = members[2 * i : 2 * i + 2]
+                assert jpeg_name == f"{key_name(sample['key'])}.jpg"
+                assert label_name == f"{key_name(sample['key'])}.cls"
+                assert label == b"%04d" % sample["label"]
+                assert (stored["offset"], stored["nbytes"]) == (offsets[2 * i], len(jpeg))
+                assert stored["crc32"] == zlib.crc32(jpeg)
+                whole = opened.path(res, split.shards[stored["shard"]]).read_bytes()
+                assert whole[stored["offset"] :][: stored["nbytes"]] == jpeg
+                assert (stored["width"], stored["height"]) == Image.open(io.BytesIO(jpeg)).size
+            assert np.array_equal(split.samples["key"] // 20, split.stored[res]["shard"]), name
+
+
+def test_stored_pictures_are_their_sources(shards: Path, photos: Path) -> None:
+    opened = ShardSet.open(shards)
+    for name, split in opened.splits.items():
+        lines = (shards / "index" / f"{name}.sources.jsonl").read_text().splitlines()
+        assert len(lines) == len(split)
+        for line, sample, stored in zip(lines, split.samples, split.stored[48], strict=True):
+            path = json.loads(line)
+            assert opened.classes[sample["label"]] == path.split("/")[0]
+            source = Image.open(photos / path).convert("RGB")
+            tar = opened.path(48, split.shards[stored["shard"]]).read_bytes()
+            jpeg = Image.open(io.BytesIO(tar[stored["offset"] :][: stored["nbytes"]]))
+            short_side = min(opened.short_side(48), *source.size)
+            assert min(jpeg.size) == short_side
+            expected = np.asarray(source.resize(jpeg.size, Image.Resampling.LANCZOS), np.float64)
+            error = np.mean((np.asarray(jpeg, np.float64) - expected) ** 2)
+            assert 10 * np.log10(255**2 / error) > 25, path  # quality 90 and 4:2:0 of noisy pictures
+
+
+def test_manifest_accounts_for_every_file(shards: Path) -> None:
+    manifest = json.loads((shards / "manifest.json").read_text())
+    found = tree(shards)
+    del found["manifest.json"]
+    assert {name: info["sha256"] for name, info in manifest["files"].items()} == found
+    assert all((shards / name).stat().st_size == info["bytes"] for name, info in manifest["files"].items())
+    assert manifest["resolutions"] == {"32": {"short_side": 37}, "48": {"short_side": 55}}
+    assert manifest["source"]["images"] == 60
+    assert manifest["source"]["rejected"] == 0
+    assert str(shards.parent) not in (shards / "manifest.json").read_text()
+
+
+def test_everything_derived_agrees_with_the_index(shards: Path) -> None:
+    """verify compares files with their hashes alone, so what they say to each other is checked here."""
+    manifest = json.loads((shards / "manifest.json").read_text())
+    for name, split in ShardSet.open(shards).splits.items():
+        samples, sources = np.load(shards / "index" / f"{name}.npy"), np.load(shards / "index" / f"{name}.source.npy")
+        assert (np.diff(samples["key"].astype(np.int64)) > 0).all()
+        assert samples["label"].max() < 3
+        assert all(sources[column].min() > 0 for column in ("nbytes", "width", "height"))
+        counts = np.bincount(split.stored[32]["shard"]).tolist()
+        for res, prefix, folder in ((32, "", "32"), (48, "", "48"), (48, "48/", "")):
+            info = json.loads((shards / folder / "_info.json").read_text())["splits"][name]
+            assert info["filenames"] == [f"{prefix}{shard}.tar" for shard in split.shards]
+            assert (info["num_samples"], info["shard_lengths"]) == (len(split), counts)
+            arrays = [f"index/{name}.npy", f"index/{name}-{res}.npy"]
+            for array in arrays:
+                crcs = np.load(shards / checksums_name(array))
+                assert np.array_equal(crcs, checksums([(shards / array).read_bytes()]))
+            stored = np.load(shards / arrays[1])
+            short_side = manifest["resolutions"][str(res)]["short_side"]
+            sides = np.minimum(np.minimum(sources["width"], sources["height"]), short_side)
+            assert np.array_equal(np.minimum(stored["width"], stored["height"]), sides)
+            for number, shard in enumerate(split.shards):
+                rows = stored["shard"] == number
+                idx = dali_index(samples[rows], stored[rows], 4)
+                assert (shards / str(res) / f"{shard}.idx").read_bytes() == idx
+                assert f"records/{shard}-{res}.rec" in manifest["files"]
+
+
+def test_same_bytes_with_any_number_of_workers(
+    shards: Path, photos: Path, tmp_path: Path, prep: Prep
+) -> None:
+    argv = ("--src", photos, "--res", "32,48", "--shard-samples", 20)
+    for workers in (1, 3):
+        assert prep(*argv, "--out", tmp_path / str(workers), "--workers", workers).status == 0
+        assert tree(tmp_path / str(workers)) == tree(shards)
+
+
+def test_another_seed_gives_another_order_and_held_out_part(
+    shards: Path, photos: Path, tmp_path: Path, prep: Prep
+) -> None:
+    argv = ("--src", photos, "--res", "32,48", "--shard-samples", 20, "--seed", 1, "--out", tmp_path / "other")
+    assert prep(*argv).status == 0
+    for name in ("train", "val"):
+        one, other = (
+            (folder / "index" / f"{name}.sources.jsonl").read_text().splitlines()
+            for folder in (shards, tmp_path / "other")
+        )
+        assert len(one) == len(other)
+        assert sorted(one) != sorted(other)
+
+
+def test_separate_validation_folder_keeps_class_numbers(
+    photos: Path, tmp_path: Path, prep: Prep, scene: Callable[..., NDArray[np.uint8]]
+) -> None:
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    Image.fromarray(scene(0, 60, 60)).save(tmp_path / "val" / "cat" / "00.png")
+    ran = prep("--src", photos, "--val", tmp_path / "val", "--out", tmp_path / "s", "--res", "32")
+    assert ran.status == 0, ran.err
+    opened = ShardSet.open(tmp_path / "s")
+    assert len(opened.splits["train"]) == 60
+    assert opened.splits["val"].samples["label"].tolist() == [2]
+
+
+def test_validation_list_is_held_out_exactly(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    listed = ["apple/01.jpg", "cat/more/04.JPEG", "./bee/03.jpg"]
+    (tmp_path / "val.txt").write_text("\n".join(listed) + "\n\n")
+    argv = ("--src", photos, "--val-list", tmp_path / "val.txt", "--out", tmp_path / "s", "--res", "32")
+    assert prep(*argv).status == 0
+    lines = (tmp_path / "s" / "index" / "val.sources.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line) for line in lines) == ["apple/01.jpg", "bee/03.jpg", "cat/more/04.JPEG"]
+    assert len(ShardSet.open(tmp_path / "s").splits["train"]) == 57
+
+
+def test_held_out_part_is_stratified(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    for path in sorted((photos / "apple").rglob("[0-9]*"))[2:]:
+        path.unlink()
+    for path in sorted((photos / "bee").rglob("[0-9]*"))[1:]:
+        path.unlink()
+    argv = ("--src", photos, "--val-frac", 0.25, "--out", tmp_path / "s", "--res", "32")
+    assert prep(*argv).status == 0
+    splits = ShardSet.open(tmp_path / "s").splits
+    assert np.bincount(splits["train"].samples["label"]).tolist() == [1, 1, 15]
+    assert np.bincount(splits["val"].samples["label"], minlength=3).tolist() == [1, 0, 5]

@@ -1,0 +1,154 @@
+"""Whole runs from every kind of source; folds, fixed classes, duplicates, and a run that writes nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
+from tests.support.packed import files_in, pack_parquet, pack_tar, pack_zip
+from tests.support.trees import tree
+
+Prep = Callable[..., Any]
+
+
+def contents(photos: Path) -> dict[str, bytes]:
+    """{path relative to photos: bytes} of the images."""
+    paths = [path for path in photos.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg") and path.name[0] != "."]
+    return {str(path.relative_to(photos)): path.read_bytes() for path in sorted(paths)}
+
+
+def test_one_set_comes_of_folders_zip_tar_list_and_url(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    argv = ("--res", "32,48", "--shard-samples", 20)
+    images = contents(photos)
+    sources: dict[str, Path | str] = {
+        "folders": photos,
+        "url": f"file://{photos}",
+        "zip": pack_zip(tmp_path / "p.zip", files_in(images, "photos/")),
+        "tar": pack_tar(tmp_path / "p.tar", files_in(images, "photos/")),
+        "tar.gz": pack_tar(tmp_path / "p.tar.gz", files_in(images, "photos/"), "gz"),
+    }
+    (photos / "list.txt").write_text("".join(f"{name} {name.split('/')[0]}\n" for name in reversed(images)))
+    sources["list"] = photos / "list.txt"
+    trees = {}
+    for name, src in sources.items():
+        ran = prep("--src", src, "--out", tmp_path / f"s-{name}", *argv)
+        assert ran.status == 0, ran.err
+        trees[name] = tree(tmp_path / f"s-{name}")
+        assert trees[name] == trees["folders"], name
+
+
+def test_a_set_of_a_tables_rows_has_their_labels(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    with (tmp_path / "labels.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("id", "breed"))
+        for n, (name, data) in enumerate(contents(photos).items()):
+            (flat / f"{n:03d}.jpg").write_bytes(data)
+            rows.writerow((f"{n:03d}", name.split("/")[0]))
+    ran = prep("--src", flat, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "s", "--res", "32")
+    assert ran.status == 0, ran.err
+    opened = ShardSet.open(tmp_path / "s")
+    assert opened.classes == ("apple", "bee", "cat")
+    assert np.bincount(opened.splits["train"].samples["label"]).tolist() == [18, 18, 18]
+
+
+def test_parquet_goes_on_after_a_failure_without_being_unpacked_again(
+    photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["apple", "bee", "cat"]
+    rows = [(data, name, names.index(name.split("/")[0])) for name, data in contents(photos).items()]
+    rows[7] = (b"junk", *rows[7][1:])
+    pack_parquet(tmp_path / "train-00000-of-00001.parquet", rows, names)
+    argv = ("--src", tmp_path / "train-00000-of-00001.parquet", "--out", tmp_path / "s", "--res", "32")
+    assert prep(*argv).status == 2  # too many rejects
+    assert list((tmp_path / "s" / ".prep" / "spool").rglob("*.blob"))
+
+    def unpack(*args: object) -> None:
+        raise AssertionError("unpacked again")
+
+    monkeypatch.setattr("prep.sources.parquet._fill", unpack)
+    ran = prep(*argv, "--max-bad", 0.1)
+    assert ran.status == 0, ran.err
+    assert not (tmp_path / "s" / ".prep").exists()
+    assert ShardSet.open(tmp_path / "s").classes == ("apple", "bee", "cat")
+
+
+def test_folds_cover_every_sample_once_and_evenly(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32,48", "--folds", 3, "--shard-samples", 20)
+    assert ran.status == 0, ran.err
+    seen: list[int] = []
+    for fold in range(3):
+        opened = ShardSet.open(tmp_path / "s", fold=fold)
+        train, val = opened.splits["train"], opened.splits["val"]
+        assert set(train.samples["key"]).isdisjoint(val.samples["key"])
+        assert len(train) + len(val) == 60
+        assert all(6 <= count <= 7 for count in np.bincount(val.samples["label"]))
+        assert len(val.stored[48]) == len(val)
+        seen += val.samples["key"].tolist()
+    assert sorted(seen) == list(range(60))
+    for fold, words in ((None, "got no fold, expected 0 to 2"), (3, "got fold 3, expected 0 to 2")):
+        with pytest.raises(ResoluteError, match=words):
+            ShardSet.open(tmp_path / "s", fold=fold)
+
+
+def test_a_fold_of_a_set_without_folds_is_an_error(shard_root: Path) -> None:
+    with pytest.raises(ResoluteError, match="got fold 0, expected none: the set has no folds"):
+        ShardSet.open(shard_root, fold=0)
+
+
+def test_a_file_fixes_the_classes_and_their_order(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    (tmp_path / "classes.txt").write_text("cat\nzebra\nbee\napple\n")
+    argv = ("--src", photos, "--res", "32", "--classes", tmp_path / "classes.txt")
+    assert prep(*argv, "--out", tmp_path / "s").status == 0
+    opened = ShardSet.open(tmp_path / "s")
+    assert opened.classes == ("cat", "zebra", "bee", "apple")
+    assert np.bincount(opened.splits["train"].samples["label"]).tolist() == [18, 0, 18, 18]
+    (tmp_path / "classes.txt").write_text("cat\nbee\n")
+    ran = prep(*argv, "--out", tmp_path / "t")
+    assert ran.status == 2
+    assert "apple" in ran.err
+    assert "classes.txt" in ran.err
+
+
+def test_duplicates_are_kept_counted_and_listed(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    shutil.copy(photos / "apple" / "01.jpg", photos / "apple" / "99.jpg")
+    shutil.copy(photos / "apple" / "03.jpg", photos / "bee" / "99.jpg")
+    (tmp_path / "val.txt").write_text("cat/05.jpg\n")
+    shutil.copy(photos / "cat" / "05.jpg", photos / "cat" / "99.jpg")
+    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--val-list", tmp_path / "val.txt")
+    assert ran.status == 0, ran.err
+    assert "3 images are exact copies of others; all are kept" in ran.out
+    assert "WARNING: 1 files have two or more labels" in ran.out
+    assert "WARNING: 1 files are in both train and val" in ran.out
+    told = json.loads((tmp_path / "s" / "manifest.json").read_text())["source"]["duplicates"]
+    assert told == {"groups": 3, "extra": 3, "two_labels": 1, "across_splits": 1}
+    lines = [json.loads(line) for line in (tmp_path / "s" / "duplicates.jsonl").read_text().splitlines()]
+    assert {frozenset(row["path"] for row in rows) for rows in lines} == {
+        frozenset({"apple/01.jpg", "apple/99.jpg"}),
+        frozenset({"apple/03.jpg", "bee/99.jpg"}),
+        frozenset({"cat/05.jpg", "cat/99.jpg"}),
+    }
+    assert sum(len(split) for split in ShardSet.open(tmp_path / "s").splits.values()) == 63
+
+
+def test_a_dry_run_counts_and_estimates_and_writes_nothing(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32,48")
+    ran = prep(*argv, "--dry-run")
+    assert ran.status == 0, ran.err
+    assert "60 images, 3 classes, train 54, val 6" in ran.out
+    assert "nothing was written" in ran.out
+    assert not (tmp_path / "s").exists()
+    (kilobytes,) = [float(line.split(", ")[-1].split()[0]) for line in ran.out.splitlines() if " 48 px:" in line]
+    assert prep(*argv).status == 0
+    tars = sum(path.stat().st_size for path in (tmp_path / "s" / "48").glob("*.tar"))
+    assert kilobytes == pytest.approx(tars / 60 / 1e3, rel=0.35)  # the end of a tar is up to 10 kB

@@ -1,0 +1,230 @@
+"""Run the command lines as processes, forked from a server that has loaded torch, timm, DALI and prep already.
+
+A fresh interpreter takes seconds to load them; a fork takes milliseconds. Each command still is a process of its own,
+with its own working folder, standard streams and signals, and runs its module as `python -m MODULE` does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.soak.processes import end_process, load_compiled, redirect_streams, trace_graph
+from tests import ROOT
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What a command left: its exit status (128 + the signal that ended it), and its outputs."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Server:
+    """The process that forks the commands: one a test session, single-threaded."""
+
+    _running: Server | None = None
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.commands"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, start_new_session=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # why: it starts its threads as it is loaded
+        )  # fmt: skip
+        atexit.register(self.stop)
+
+    @classmethod
+    def get(cls) -> Server:
+        if cls._running is None:
+            cls._running = cls()
+        return cls._running
+
+    def ask(self, **request: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.communicate()
+
+
+class Command:
+    """A command line that was started. `out` and `err` are the paths of its outputs."""
+
+    def __init__(
+        self, module: str, arguments: Sequence[object], *, folder: Path, scratch: Path, stdout: str = "",
+        closed: Sequence[int] = (), unprivileged: bool = False,
+    ) -> None:  # fmt: skip
+        """`stdout`: a file in place of the one in `scratch`; `closed`: descriptors that are not open at its start."""
+        number = f"{time.monotonic_ns()}"
+        self.out, self.err = scratch / f"{number}.out", scratch / f"{number}.err"
+        self.out.touch()
+        self.err.touch()
+        self._status: int | None = None
+        self.pid: int = Server.get().ask(
+            start=module, arguments=[str(word) for word in arguments], folder=str(folder),
+            out=stdout or str(self.out), err=str(self.err), closed=list(closed), unprivileged=unprivileged,
+        )  # fmt: skip
+
+    @property
+    def running(self) -> bool:
+        if self._status is None:
+            self._status = Server.get().ask(wait=self.pid)
+        return self._status is None
+
+    def wait_for(self, text: str, *, seconds: float = 60.0) -> None:
+        """Wait until one of the outputs contains `text`."""
+        until = time.monotonic() + seconds
+        while text not in self.out.read_text(errors="replace") + self.err.read_text(errors="replace"):
+            assert self.running, f"ended before {text!r}: {self.err.read_text()}"
+            assert time.monotonic() < until, f"no {text!r} after {seconds} s"
+            time.sleep(0.01)
+
+    def send(self, number: int) -> None:
+        """A signal; nothing if the command has ended."""
+        if self.running:
+            os.kill(self.pid, number)
+
+    def end(self, *, seconds: float = 120.0) -> Ended:
+        until = time.monotonic() + seconds
+        while self.running and time.monotonic() < until:
+            time.sleep(0.005)
+        if self.running:
+            os.killpg(self.pid, signal.SIGKILL)
+            pytest.fail(f"still running after {seconds} s; stderr: {self.err.read_text(errors='replace')}")
+        assert self._status is not None
+        return Ended(
+            status=self._status if self._status >= 0 else 128 - self._status,
+            out=self.out.read_text(errors="replace"), err=self.err.read_text(errors="replace"),
+        )  # fmt: skip
+
+
+def run(module: str, arguments: Sequence[object], *, folder: Path, scratch: Path, **words: Any) -> Ended:
+    """Run a command line to its end."""
+    return Command(module, arguments, folder=folder, scratch=scratch, **words).end()
+
+
+def _serve() -> None:
+    """Fork a command for each {"start": module, ...} on stdin; answer {"wait": pid} with its status, or null."""
+    import tests.support.preloaded  # noqa: F401
+
+    load_compiled()
+    trace_graph()
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208
+    assert len(threads) == 1, "a fork would lose the other threads"
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            pid, status = os.waitpid(request["wait"], os.WNOHANG)
+            answer: Any = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            # why: neither the hooks of fork nor `_run` are the command's; it lets signals in once it is guarded
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            answer = os.fork()
+            if answer == 0:
+                _run(request.pop("start"), **request)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _run(
+    module: str, *, arguments: list[str], folder: str, out: str, err: str, closed: list[int], unprivileged: bool
+) -> None:
+    os.setpgid(0, 0)
+    os.chdir(folder)
+    redirect_streams(Path(out), Path(err))
+    if unprivileged and os.geteuid() == 0:
+        _obey_permissions()
+    for descriptor in closed:
+        os.close(descriptor)
+        setattr(sys, ("stdin", "stdout", "stderr")[descriptor], None)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    sys.argv = [module, *arguments]
+    warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)  # why: it was loaded beforehand
+    status: object = 0
+    _unblock_after_guard()
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code
+    except BaseException:  # why: what Python itself would print of an error that nobody caught
+        traceback.print_exc()
+        status = 1
+    end_process(status if isinstance(status, int) else 0 if status is None else 1)
+
+
+def _unblock_after_guard() -> None:
+    """Let signals reach the command once it has called `guard_process`: before that they meet Python's own start."""
+    import pipeline.cli
+
+    guard = pipeline.cli.guard_process
+
+    def guard_and_unblock() -> None:
+        guard()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+    pipeline.cli.guard_process = guard_and_unblock
+
+
+def _obey_permissions() -> None:
+    """Give up root's right to read and write everything, for this process and all that it starts.
+
+    Source: capabilities(7), capset(2): version 3 takes two words of each of effective, permitted, inheritable.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, words = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, words) == 0
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        assert libc.prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
+        for word in range(3):
+            words[word] &= ~(1 << capability)
+    assert libc.capset(header, words) == 0
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file below `folder`: {name: (mode, content)}, folders with their mode alone."""
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def assert_one_line(ended: Ended) -> None:
+    """The form of every error: exactly one line *where: got X, expected Y; do Z*, status 2, no traceback."""
+    assert ended.status == 2, (ended.status, ended.err)
+    # what is indexed is said before its errors can be known
+    lines = [line for line in ended.err.splitlines() if ": indexing " not in line]
+    assert len(lines) == 1, ended.err
+    assert re.match(r"\w+: .+: .+", lines[0]), lines[0]
+    assert ";" in lines[0], lines[0]
+    assert "Traceback" not in ended.out
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,14 @@
+"""`python -m tests.support.execute CODE ARGUMENTS…` is `python -c CODE ARGUMENTS…`, so that it can be forked."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from pipeline.cli import guard_process
+
+if __name__ == "__main__":
+    guard_process()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a fresh interpreter
+    code, sys.argv = sys.argv[1], ["-c", *sys.argv[2:]]
+    exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})

@@ -1,0 +1,52 @@
+"""`make` with an environment that does nothing but write its calls down."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import ROOT
+
+# In place of the environment's Python: writes its arguments down, one JSON list a line.
+STUB = f"""#!{sys.executable} -IS
+import json, sys
+with open("calls", "a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+"""
+
+
+class Make:
+    """`make` in a copy of the checkout that holds nothing but the Makefile and an environment that is ready."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("Makefile", "pyproject.toml"):
+            shutil.copy(ROOT / name, folder)
+        (folder / ".venv" / "bin").mkdir(parents=True)
+        (folder / ".venv" / "bin" / "python").write_text(STUB)
+        (folder / ".venv" / "bin" / "python").chmod(0o755)
+        for stamp in (".resolute-ready", ".resolute-tools"):
+            (folder / ".venv" / stamp).touch()
+
+    def __call__(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        # why so little: `make test` exports its own SHARDS and RECIPE to the tests
+        env = {"PATH": os.environ["PATH"], **variables}
+        return subprocess.run(["make", *words], cwd=self.folder, env=env, capture_output=True, text=True, check=False)
+
+    def calls(self, *words: str, **variables: str) -> list[list[str]]:
+        """The arguments of each Python that `make` has started."""
+        done = self(*words, **variables)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in (self.folder / "calls").read_text().splitlines()]
+
+    def refusal(self, *words: str) -> str:
+        """What `make` says instead of starting anything."""
+        done = self(*words)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert not (self.folder / "calls").exists()
+        return done.stderr

@@ -1,0 +1,79 @@
+"""Run prep and kill it, again and again, at random moments, until it gets to its end. Prints a line a kill.
+
+`python tests/support/kills.py KILLS SEED SHARDS ARGUMENTS-OF-PREP…`: the larger size is 48 px. Worker processes are
+forked, so that a try costs a tenth of a second instead of torch's import; everything else is prep as it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import prep.convert.worker
+import prep.execute.process_pool
+import prep.prepare
+from prep.__main__ import main
+
+
+def attempt(argv: list[str]) -> int:
+    """A process group of its own that runs prep; its number."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        prep.execute.process_pool.open_pool = partial(prep.execute.process_pool.open_pool, method="fork")
+        try:
+            os._exit(main(argv))
+        finally:
+            os._exit(99)
+    return child
+
+
+def finished_shards(out: Path) -> int:
+    return len(list(out.glob("records/*-48.rec")))
+
+
+def _wait_for_lock(out: Path) -> None:
+    """Until forked workers, which hold their parent's open files, are gone too."""
+    while (out / ".prep" / "lock").exists():
+        with (out / ".prep" / "lock").open("r+") as lock:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.001)
+
+
+def run(kills: int, seed: int, argv: list[str]) -> int:
+    """The first kills fall anywhere from the start on, a little further each; the last four after the last shard."""
+    rng = random.Random(seed)
+    out = Path(argv[argv.index("--out") + 1])
+    for n in range(kills):
+        child = attempt(argv)
+        late = n >= kills - 4
+        goal = SHARDS if late else rng.randrange(1 + SHARDS * n // kills)
+        while finished_shards(out) < goal:
+            time.sleep(0.0005)
+        time.sleep(rng.uniform(0, 0.01 if late else 0.03))
+        if rng.random() < 0.5:  # the main process alone; its workers have to notice
+            os.kill(child, signal.SIGKILL)
+            time.sleep(0.03)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        _wait_for_lock(out)
+        print(f"kill {n}: {finished_shards(out)} of {SHARDS} shards, status {status}", flush=True)
+        if not os.WIFSIGNALED(status):
+            return 1
+    _, status = os.waitpid(attempt(argv), 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    SHARDS = int(sys.argv[3])
+    sys.exit(run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]))

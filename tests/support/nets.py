@@ -1,0 +1,52 @@
+"""Tiny networks of timm's, and images and batches for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from pipeline.loader.loader import Batch
+from pipeline.plan.plan import BatchSpec
+from train.models import build_model
+from train.recipe.schema import Model
+
+CPU = torch.device("cpu")
+
+
+def net(name: str = "test_resnet", *, classes: int = 7, device: torch.device = CPU, **keys: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(Model(name=name, **keys), classes=classes, channels_last=True, device=device)
+
+
+def some_images(n: int = 8) -> torch.Tensor:
+    return torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def make_batch(
+    index: int = 0, n: int = 8, split: Any = "train", *, last: bool = False, stage: int = 0, classes: int = 7
+) -> Batch:
+    """Batch `index` of a run whose stages have one epoch each: n random images of 32 px, mixed with weight 0.7."""
+    generator = torch.Generator().manual_seed(index)
+    labels = torch.randint(0, classes, (n,), generator=generator)
+    spec = BatchSpec(
+        index=index, step=index, split=split, stage=stage, epoch=stage, res=32, stored_res=32, last=last,
+        global_size=n, ids=np.arange(n), crops=np.zeros((n, 4), np.int32), flips=np.zeros(n, bool),
+        partners=np.arange(n, dtype=np.int32), modes=np.zeros(n, np.int32), lam=np.ones(n, np.float32),
+        boxes=np.zeros((n, 4), np.int32),
+    )  # fmt: skip
+    images = torch.randn(n, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
+    return Batch(images=images, labels=labels, partner_labels=labels.flip(0), lam=torch.full((n,), 0.7), spec=spec)
+
+
+def saved(network: nn.Module, path: Path) -> Path:
+    save_file({name: value.contiguous() for name, value in network.state_dict().items()}, path)
+    return path
+
+
+def names_of(network: nn.Module) -> list[str]:
+    return list(network.state_dict())

@@ -1,0 +1,107 @@
+"""What a test has several ranks do, as the script that torchrun starts.
+
+As one rank: `how` "" runs all lines one after another, and else is what happens to rank 1 at step `cue` of its first
+life: it is killed, or has torchrun told to end and waits for the word. Each rank writes down which samples it saw.
+Without torchrun's variables: starts the ranks of such runs by torchrun's own launcher, forked, so that there are no
+imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from pipeline.cli import guard_process
+from pipeline.loader.loader import Batch
+from train import loop
+from train import trainer as runs
+from train.__main__ import main
+from train.distributed import Ranks, join
+
+
+def work(folder: str, how: str, cue: int, *lines: Any) -> None:
+    rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    train_step, stop, word = loop.Learner.train_step, runs._Session._stop, threading.Event()
+    place = Path(folder, "run")
+
+    def step(learner: loop.Learner, batch: Batch) -> tuple[torch.Tensor, float]:
+        if rank == 1 and life == 0 and batch.spec.step == cue:
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getppid(), signal.SIGTERM)
+            assert word.wait(60)
+        got = train_step(learner, batch)
+        with Path(f"{place}.seen{rank}").open("a") as file:
+            print(json.dumps([batch.spec.index, batch.spec.ids.tolist()]), file=file)
+        return got
+
+    def stopping(session: Any, *signal: Any) -> None:
+        word.set()
+        stop(session, *signal)
+
+    loop.Learner.train_step, runs._Session._stop = step, stopping
+    if how:
+        sys.exit(main(lines[0]))
+    with join("cpu") as ranks:
+        measure(ranks, Path(folder, f"measured{rank}"))
+        for shards, recipe, place in lines:
+            runs.run(runs.Options(shards=shards, recipe=Path(recipe), folder=Path(place), device="cpu", threads=1,
+                                  save_every_steps=2), ranks)
+
+
+def measure(ranks: Ranks, file: Path) -> None:
+    rank = ranks.rank
+    votes = [ranks.vote(*mine) for mine in ([rank, 0], [0, 5 if rank == 1 else 0], [0, 0], [0, 0])]
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    for layer in network:
+        torch.nn.init.ones_(layer.weight)
+    wrapped, gradients = [], []
+    for frozen in (True, True, False):
+        network[0].requires_grad_(not frozen)
+        wrapped.append(ranks.wrap(network))
+        for now in (False, True):
+            with ranks.averaging(wrapped[-1], now=now):
+                wrapped[-1](torch.full((1, 2), rank + 1.0)).sum().backward()
+        gradients.append([p.grad is not None and p.grad.sum().item() for p in (network[0].weight, network[1].bias)])
+        network.zero_grad(set_to_none=True)
+    drawn = []
+    for step in (4, 5, 4):
+        ranks.seed(0, step)
+        drawn.append(torch.rand(3).tolist())
+    statistics = torch.nn.BatchNorm1d(1)
+    statistics.running_mean += rank
+    ranks.broadcast_buffers(statistics)
+    norm = torch.nn.BatchNorm1d(1, momentum=0.5)
+    training = ranks.wrap(norm)
+    for _ in range(2):
+        training(torch.full((2, 1), float(rank))).sum().backward()
+    own_mean = norm.running_mean.item()
+    norm.bias.requires_grad_(False)  # another trainable set
+    ranks.wrap(norm)
+    file.write_text(json.dumps({
+        "own_mean": own_mean, "rewrapped_mean": norm.running_mean.item(),
+        "votes": votes, "kept": wrapped[0] is wrapped[1], "remade": wrapped[1] is not wrapped[2],
+        "gradients": gradients, "drawn": drawn, "mean": statistics.running_mean.item(),
+        "agreed": ranks.broadcast(rank + 7), "collected": ranks.gather({rank: "x"}),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    guard_process()
+    given = json.loads(sys.argv[1])
+    if "RANK" in os.environ:
+        work(*given)
+    else:
+        for count, restarts, *words in given:
+            elastic_launch(LaunchConfig(
+                min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=restarts, monitor_interval=0.1,
+                run_id=words[0], rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",
+            ), work)(*words)  # fmt: skip

@@ -1,0 +1,43 @@
+"""`python -m train` that sends itself signals at the nth call of a function: exact, whatever the machine's speed.
+
+`python -m tests.support.signalling MODULE:OWNER:FUNCTION:CALL:SIGNAL[,SIGNAL…] ARGUMENTS-OF-TRAIN…`; with --nohup
+before that, SIGHUP is ignored from the start.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from typing import Any
+
+from pipeline.cli import guard_process, run_main
+from train.__main__ import main
+
+
+def install(cue: str) -> None:
+    module, owner, name, call, numbers = cue.split(":")
+    holder: Any = importlib.import_module(module)
+    holder = getattr(holder, owner) if owner else holder
+    original, calls = getattr(holder, name), 0
+
+    def signalling(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == int(call):
+            for number in numbers.split(","):
+                os.kill(os.getpid(), int(number))
+        return original(*args, **kwargs)
+
+    setattr(holder, name, signalling)
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    if words[0] == "--nohup":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        words = words[1:]
+    guard_process()
+    install(words[0])
+    run_main(lambda: main(words[1:]))

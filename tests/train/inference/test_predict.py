@@ -1,0 +1,220 @@
+"""Predictions of a folder are those of its shards but for JPEG's noise; an ensemble is the mean of its members'."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import hashlib
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
+from prep.convert.decode import Reject, decode
+from prep.sources.image_folder import walk
+from prep.sources.names import is_image
+from train import checkpoint
+from train.__main__ import main
+from train.inference.predict import preprocess
+from train.inference.saved_run import open_saved_run
+
+
+def predict(run: Path, source: Path | str, out: Path, *more: str) -> list[dict[str, str]]:
+    words = ["predict", str(run), "--src", str(source), "--out", str(out), "--device", "cpu", "--threads", "1", *more]
+    assert main(words) == 0
+    with out.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def photos(shard_root: Path) -> dict[str, Path]:
+    """The photo that each validation sample was made from, by the sample's key."""
+    by_digest = {
+        int.from_bytes(hashlib.sha256(path.read_bytes()).digest()[:8], "little"): path
+        for path in (shard_root.parent / "photos").rglob("*.jpg")
+    }
+    keys = ShardSet.open(shard_root).splits["val"].samples[:]["key"].tolist()
+    digests = np.load(shard_root / "index" / "val.source.npy")["digest"].tolist()
+    return {key_name(key): by_digest[digest] for key, digest in zip(keys, digests, strict=True)}
+
+
+def test_a_folder_is_seen_as_its_shards_are(shard_set: ShardSet, photos: dict[str, Path]) -> None:
+    plan = Plan(shard_set, [Stage(res=48, epochs=1, batch_size=75)], eval_batch_size=15)
+    with Loader(plan, threads=1, mean=(0, 0, 0), std=(1, 1, 1), start=1) as loader:
+        theirs = (next(loader).images.permute(0, 2, 3, 1) * 255).numpy()
+    for pixels, path in zip(theirs, photos.values(), strict=True):
+        ours = preprocess(path, res=48, margin=shard_set.margin, crop_pct=None)
+        assert ours.shape == (48, 48, 3)
+        assert np.abs(ours - pixels).mean() < 3  # of 255: quality 90
+        moved = np.abs(np.roll(ours, 1, axis=1) - pixels).mean()
+        assert np.abs(ours - pixels).mean() < moved  # not off by a pixel
+
+
+def test_probabilities_of_shards_are_the_networks_and_those_of_the_folder_nearly_so(
+    trained: Path, shard_root: Path, photos: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = predict(trained, shard_root, tmp_path / "shards.csv")
+    assert [row["image"] for row in rows] == list(photos)
+    saved, shards = open_saved_run(trained), ShardSet.open(shard_root)
+    network = saved.network(saved.best_weights, torch.device("cpu"))
+    plan = Plan(shards, [Stage(res=48, epochs=1, batch_size=75)], eval_batch_size=8)
+    expected = []
+    with Loader(plan, threads=1, start=1) as loader, torch.no_grad():
+        for batch in loader:
+            images = batch.images
+            expected.append(((network(images) + network(images.flip(3))) / 2).softmax(1))  # the recipe flips
+    for row, values in zip(rows, torch.cat(expected), strict=True):
+        names = [row[f"class{k}"] for k in (1, 2, 3)]
+        got = torch.tensor([float(row[f"prob{1 + names.index(name)}"]) for name in saved.classes])
+        torch.testing.assert_close(got, values, atol=2e-5, rtol=0)
+        assert row["label"] == photos[row["image"]].parent.name
+    folder = predict(trained, shard_root.parent / "photos", tmp_path / "folder.csv", "--topk", "1")
+    by_name = {row["image"]: row for row in folder}
+    assert len(folder) == 90
+    for row in rows:
+        path = photos[row["image"]]
+        found = by_name[f"{path.parent.name}/{path.name}"]
+        assert abs(float(found["prob1"]) - float(row["prob1"])) < 0.02
+        assert found["label"] == ""
+
+
+def test_an_ensemble_of_folds_is_the_mean_of_their_probabilities(
+    trained: Path, shard_root: Path, tmp_path: Path
+) -> None:
+    state = torch.load(trained / "best.pt", weights_only=True)
+    for k, scale in enumerate((1.0, -3.0)):
+        (tmp_path / f"fold-{k}").mkdir()
+        state["model"]["fc.weight"] = state["model"]["fc.weight"] * scale
+        checkpoint.save(tmp_path / f"fold-{k}" / "best.pt", state)
+    each = [predict(tmp_path / f"fold-{k}", shard_root, tmp_path / "one.csv", "--weights", "raw") for k in (0, 1)]
+    rows = predict(tmp_path, shard_root, tmp_path / "both.csv", "--weights", "raw")
+
+    def of(row: dict[str, str], name: str) -> float:
+        return next(float(row[f"prob{k}"]) for k in (1, 2, 3) if row[f"class{k}"] == name)
+
+    assert len(rows) == 15
+    for row, first, second in zip(rows, *each, strict=True):
+        for name in ("class0", "class1", "class2"):
+            assert of(row, name) == pytest.approx((of(first, name) + of(second, name)) / 2, abs=2e-6)
+
+
+def test_images_come_upright_on_white_and_never_enlarged_before_the_crop(tmp_path: Path) -> None:
+    left = Image.new("RGB", (90, 60), "red")
+    left.paste("blue", (45, 0, 90, 60))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn clockwise to show
+    left.save(tmp_path / "turned.jpg", quality=95, exif=exif)
+    pixels = preprocess(tmp_path / "turned.jpg", res=32, margin=256 / 224, crop_pct=None).astype(int)
+    assert (pixels[:12, :, 0] > 200).all()  # red on top, blue below
+    assert (pixels[-12:, :, 2] > 200).all()
+    Image.new("RGBA", (40, 40), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert (preprocess(tmp_path / "clear.png", res=32, margin=1.2, crop_pct=None) == 255).all()
+    Image.fromarray(np.full((40, 40), 40000, np.uint16)).save(tmp_path / "deep.png")
+    assert (preprocess(tmp_path / "deep.png", res=32, margin=1.2, crop_pct=None) == 40000 >> 8).all()
+
+
+def test_an_unreadable_image_is_told_in_its_row_and_the_others_are_predicted(
+    trained: Path, photos: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    for i, path in enumerate(list(photos.values())[:9]):
+        shutil.copy(path, tmp_path / "in" / f"{i}.jpg")
+    whole = predict(trained, tmp_path / "in", tmp_path / "whole.csv")
+    (tmp_path / "in" / "3.jpg").write_bytes(b"\xff\xd8 no photo")
+    rows = predict(trained, tmp_path / "in", tmp_path / "pred.csv")
+    assert "9 images; 1 could not be read" in capsys.readouterr().out
+    assert rows[3]["error"]
+    assert rows[3]["class1"] == ""
+    assert [row for row in rows if not row["error"]] == [row for i, row in enumerate(whole) if i != 3]
+
+
+def test_photos_are_found_as_prep_finds_them(trained: Path, photos: dict[str, Path], tmp_path: Path) -> None:
+    photo = next(iter(photos.values()))
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(photo, tmp_path / "elsewhere" / "a.jpg")
+    root = tmp_path / "in"
+    (root / "sub" / "deep").mkdir(parents=True)
+    for name in ("b.JPG", "c.jfif", ".hidden.jpg", "._mac.jpg", "sub/deep/d.jpe", "notes.txt"):
+        shutil.copy(photo, root / name)
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    (root / "sub" / "cycle").symlink_to(root)
+    (root / ".cache").mkdir()
+    shutil.copy(photo, root / ".cache" / "e.jpg")
+    os.mkfifo(root / "pipe.jpg")
+    rows = predict(trained, root, tmp_path / "pred.csv")
+    found = [name for name, entry in walk(str(root), Counter()) if entry.kind == "file" and is_image(name)]
+    assert [row["image"] for row in rows] == found == ["b.JPG", "c.jfif", "linked/a.jpg", "sub/deep/d.jpe"]
+    assert len({tuple(row[f"prob{k}"] for k in (1, 2, 3)) for row in rows}) == 1
+    assert rows[0]["error"] == ""
+
+
+def test_what_prep_rejects_is_not_classified(trained: Path, photos: dict[str, Path], tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    Image.fromarray(np.zeros((40, 40), np.float32)).save(root / "float.tif")
+    photo = next(iter(photos.values())).read_bytes()
+    (root / "cut.jpg").write_bytes(photo[: len(photo) // 2])
+    (root / "empty.png").touch()
+    (root / "gone.jpg").symlink_to("nowhere")
+    (root / "good.jpg").write_bytes(photo)
+    rows = {row["image"]: row for row in predict(trained, root, tmp_path / "pred.csv")}
+    assert set(rows) == {"float.tif", "cut.jpg", "empty.png", "gone.jpg", "good.jpg"}
+    for name in ("float.tif", "cut.jpg", "empty.png"):
+        with pytest.raises(Reject) as reject:
+            decode((root / name).read_bytes())
+        assert rows[name]["error"] == str(reject.value)
+        assert rows[name]["class1"] == ""
+    assert rows["gone.jpg"]["error"] == "a broken symbolic link"
+    assert rows["good.jpg"]["error"] == ""
+
+
+def test_a_photo_that_the_disk_does_not_deliver_ends_the_command(
+    trained: Path, photos: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "in").mkdir()
+    for i, path in enumerate(list(photos.values())[:3]):
+        shutil.copy(path, tmp_path / "in" / f"{i}.jpg")
+    read = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.name == "1.jpg":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    words = ["predict", str(trained), "--src", str(tmp_path / "in"), "--out", str(tmp_path / "p.csv")]
+    assert main([*words, "--device", "cpu"]) == 2
+    assert "1.jpg: cannot be read, got 'Input/output error'" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "--src", "."], "nowhere: no run or checkpoint"),
+        (["RUN", "--src", "nowhere"], "nowhere: no images, got nothing"),
+        (["RUN", "--src", "RUN"], "no images, got"),
+        (["RUN", "--src", "PHOTOS", "--topk", "0"], "argument --topk: got '0', expected a whole number from 1"),
+        (["RUN", "--src", "PHOTOS", "--out", "PHOTO/pred.csv"], "pred.csv: not written (No such folder)"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    trained: Path, photos: dict[str, Path], capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    photo = next(iter(photos.values()))
+    for name, path in (("RUN", trained), ("PHOTOS", photo.parent), ("PHOTO", photo)):
+        words = [word.replace(name, str(path)) if word.split("/")[0] == name else word for word in words]
+    assert main(["predict", *words, "--device", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

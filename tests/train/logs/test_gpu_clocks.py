@@ -1,0 +1,114 @@
+"""Step clocks on a GPU tell the device's time, and nobody waits for the device to tell it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.loader.loader import Batch
+from tests.support.fake_cuda import FakeCuda
+from tests.support.nets import make_batch
+from train.distributed import Ranks
+from train.logs.metrics import Meter, RunLogWriter, read_log
+from train.logs.run_log import RunLogReader, switch_costs
+from train.loop import run_batches
+
+LAUNCH_S = 0.001
+# (host blocked for the batch, work of the device): the device falls behind, then is starved, then has heavier steps
+STEPS = [(0.0, 0.1)] * 4 + [(0.05, 0.1)] * 2 + [(2.0, 0.1)] + [(0.0, 0.1)] + [(0.0, 0.3)] * 4
+
+
+class Reading(Ranks):
+    """Alone; what reads a tensor of the device waits for the device."""
+
+    def __init__(self, driver: FakeCuda) -> None:
+        super().__init__()
+        self.driver = driver
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.driver.synchronize("cuda:0")
+        return values
+
+
+class FakeLearner:
+    momentum = 0.9
+
+    def __init__(self, driver: FakeCuda) -> None:
+        self.driver = driver
+
+    def train_step(self, batch: Batch) -> tuple[torch.Tensor, float]:
+        self.driver.host_s += LAUNCH_S
+        self.driver.launch(STEPS[batch.spec.index][1])
+        return torch.tensor(1.0), 0.1
+
+
+def batches(driver: FakeCuda) -> Iterator[Batch]:
+    for index, (blocked_s, _) in enumerate(STEPS):
+        driver.host_s += blocked_s
+        yield make_batch(index, n=4, last=index == len(STEPS) - 1)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[FakeCuda, Meter, Any]]:
+    driver = FakeCuda().install(monkeypatch)
+    monkeypatch.setattr("time.perf_counter", lambda: driver.host_s)
+    with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
+        meter = Meter(log, device=torch.device("cpu"), ranks=Reading(driver))  # its sums need a real device
+        meter._device = torch.device("cuda", 0)
+        yield driver, meter, FakeLearner(driver)
+
+
+def test_compute_is_the_devices_time_and_a_wait_is_one_that_the_device_noticed(
+    run: tuple[FakeCuda, Meter, Any], tmp_path: Path
+) -> None:
+    driver, meter, learner = run
+    began = driver.host_s
+    assert run_batches(batches(driver), learner, meter, lambda spec: True)
+    train_s = meter.sums["train_s"]
+    meter.flush()
+    records = read_log(tmp_path / "run.jsonl")
+    assert [r["compute_s"] for r in records[:6]] == pytest.approx([0.1] * 6, abs=2 * LAUNCH_S)
+    assert [r["compute_s"] for r in records[8:]] == pytest.approx([0.3] * 4, abs=2 * LAUNCH_S)
+    # the host was blocked 0.05 s for the fifth and sixth batch, while the device still had work; 2 s were a stall
+    assert [r["wait_s"] for r in records[:6]] == pytest.approx([0.0] * 6)
+    assert 1.0 < records[6]["wait_s"] < 2.0
+    assert meter.sums["wait_s"] == pytest.approx(sum(r["wait_s"] for r in records))
+    assert train_s == pytest.approx(driver.host_s - began)  # the epoch's time ends with its last kernel
+    assert sum(r["wait_s"] + r["compute_s"] for r in records) == pytest.approx(train_s, rel=0.01)
+
+
+def test_the_hot_loop_does_not_synchronise_before_the_epochs_last_batch(run: tuple[FakeCuda, Meter, Any]) -> None:
+    driver, meter, learner = run
+    syncs = []
+
+    def after(spec: Any) -> bool:
+        syncs.append(driver.syncs)
+        return True
+
+    run_batches(batches(driver), learner, meter, after)
+    assert syncs == [0] * (len(STEPS) - 1) + [1]
+
+
+def test_the_cost_of_a_switch_is_the_devices_too(run: tuple[FakeCuda, Meter, Any], tmp_path: Path) -> None:
+    """A first step that tunes its kernels for 1 s costs that, though its launch took a millisecond."""
+    driver, meter, _ = run
+    for index in range(20):
+        batch = make_batch(index)
+        spec = batch.spec
+        object.__setattr__(spec, "stage", index // 10)
+        began = meter.mark()
+        driver.host_s += LAUNCH_S
+        driver.launch(1.0 if index == 10 else 0.1)
+        meter.step(spec, torch.tensor(1.0), 0.1, momentum=0.9, wait_s=0.0, compute_s=LAUNCH_S,
+                   marks=(began, meter.mark()))  # fmt: skip
+    meter.flush()
+    history = RunLogReader(tmp_path / "run.jsonl")
+    history.read()
+    (cost,) = switch_costs(history.steps["stage"], history.steps["time_s"])
+    assert cost["cost_s"] == pytest.approx(0.9, abs=0.02)
+    assert cost["slowest_ratio"] == pytest.approx(10, rel=0.05)

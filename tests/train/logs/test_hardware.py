@@ -1,0 +1,52 @@
+"""What a run says of its machine and of itself is so."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.fake_cuda import FakeCuda
+from train.logs.hardware import GpuUtilization, describe, peak_memory_bytes, process_age_s
+
+
+def test_the_age_of_a_process_counts_real_time_from_its_start() -> None:
+    before, began = process_age_s(), time.perf_counter()
+    time.sleep(0.5)
+    assert process_age_s() - before == pytest.approx(time.perf_counter() - began, abs=0.2)
+    assert before > time.process_time() / (os.cpu_count() or 1)  # it has worked before this
+
+
+def test_gpu_use_is_asked_now_and_then_and_given_up_where_nothing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, cuda = [10.0], torch.device("cuda")
+    monkeypatch.setattr("train.logs.hardware.time.monotonic", lambda: clock[0])
+    driver: Any = FakeCuda().install(monkeypatch)
+    use = GpuUtilization(cuda)
+    assert [use.poll(), use.poll()] == [0.4, None]
+    clock[0] += 3
+    assert use.poll() == 0.4
+
+    def refused(device: object) -> int:
+        raise RuntimeError("not supported")
+
+    clock[0] += 3
+    monkeypatch.setattr(driver, "utilization", refused)
+    assert use.poll() is None
+    clock[0] += 3
+    monkeypatch.setattr(driver, "utilization", lambda device: 40)
+    assert use.poll() is None
+    assert GpuUtilization(torch.device("cpu")).poll() is None
+
+
+def test_the_machine_is_described_without_its_name() -> None:
+    found = describe(torch.device("cpu"), threads=2)
+    assert found["cores"] >= 1
+    assert found["threads"] == 2
+    assert found["gpu"] is None
+    assert platform.node() not in json.dumps(found)
+    assert 10 * 2**20 < peak_memory_bytes(torch.device("cpu")) < found["ram_bytes"]

@@ -1,0 +1,293 @@
+"""What a run will take follows from a few steps of every stage, which leave no trace; the advice is true."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
+from train.__main__ import main
+from train.loop import Learner
+from train.planner import plan as before
+from train.planner.estimate import (
+    Forecast,
+    StageForecast,
+    advice,
+    calibration,
+    forecast,
+    parse_duration,
+    table,
+    with_doubled_batches,
+)
+from train.planner.measure import Pace, Stopwatch, measure, measure_stages, synthetic
+from train.recipe.schema import Recipe
+
+
+class Machine:
+    """A clock that only work moves; the first three batches after a jump take ten times as long."""
+
+    def __init__(self, plan: Plan, *, load_s: float, train_s: float, eval_s: float) -> None:
+        self.plan, self.load_s, self.train_s, self.eval_s = plan, load_s, train_s, eval_s
+        self.now, self.at, self.since_jump, self.seen = 0.0, 0, 0, 0
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.since_jump = state["next_batch"], 0
+
+    def __next__(self) -> Any:
+        spec = self.plan.batch(self.at)
+        self.at, self.since_jump = self.at + 1, self.since_jump + 1
+        self.now += self.load_s * (10 if self.since_jump <= 3 else 1)
+        return SimpleNamespace(spec=spec)
+
+    def train(self, batch: Any) -> None:
+        assert batch.spec.split == "train"
+        self.now += self.train_s
+
+    def validate(self, batch: Any) -> None:
+        assert batch.spec.split == "val"
+        self.now += self.eval_s
+
+
+def test_loader_model_and_both_are_timed_each_on_steady_batches(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=2), Stage(res=48, epochs=2, batch_size=1)],
+                eval_batch_size=1)  # fmt: skip
+    machine = Machine(plan, load_s=0.125, train_s=0.375, eval_s=0.5)
+    waits: list[int] = []
+    watch = Stopwatch(sync=lambda: waits.append(1), clock=lambda: machine.now)
+    for stage, size in ((0, 2), (1, 1)):
+        first = next(s.first for s in plan.passes if s.stage == stage)
+        got = measure(
+            plan, machine, stage, watch, train=machine.train, validate=machine.validate, memory=lambda: 7,
+            synthetic_batch=SimpleNamespace(spec=plan.batch(first)),  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert got.loader_images_per_s == size / 0.125
+        assert got.model_images_per_s == pytest.approx(size / 0.375)
+        assert got.live_images_per_s == pytest.approx(size / 0.5)
+        assert got.stall_frac == pytest.approx(0.25)
+        assert got.eval_images_per_s == pytest.approx(1 / 0.625)
+        assert got.memory_bytes == 7
+    assert waits
+
+
+def test_every_rank_does_the_first_ones_number_of_steps(shard_set: ShardSet) -> None:
+    """Else one would wait for another's gradients for ever."""
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=2)], eval_batch_size=1)
+    counts = []
+    for speed in (1.0, 30.0):
+        machine, steps = Machine(plan, load_s=0.1 * speed, train_s=0.1 * speed, eval_s=0.1), itertools.count()
+        agreed = iter([3, 5, 7, 2])
+        watch = Stopwatch(sync=lambda: None, clock=lambda m=machine: m.now, broadcast=lambda _, a=agreed: next(a))
+        measure(
+            plan, machine, 0, watch, train=lambda b, m=machine, s=steps: (next(s), m.train(b)),
+            validate=machine.validate, memory=lambda: 0, synthetic_batch=SimpleNamespace(spec=plan.batch(0)),  # type: ignore[arg-type]
+        )  # fmt: skip
+        counts.append(next(steps))
+    assert counts[0] == counts[1]
+
+
+def pace(loader: float, model: float, live: float, validation: float | None = 50.0) -> Pace:
+    return Pace(loader_images_per_s=loader, model_images_per_s=model, live_images_per_s=live, stall_frac=0.1,
+                eval_images_per_s=validation, memory_bytes=2**30)  # fmt: skip
+
+
+def forecast_of(*stages: tuple[int, int, int, Pace], folds: int = 1, save_s: float = 0.0) -> Forecast:
+    """A forecast of (batch size, epochs, images, pace) a stage, validated after each epoch on 100 images."""
+    return Forecast(
+        stages=tuple(
+            StageForecast(stage=i, res=32, batch_size=size, epochs=epochs, images=images, eval_images=100, pace=pace)
+            for i, (size, epochs, images, pace) in enumerate(stages)
+        ),
+        eval_every=1, start_s=2.0, save_s=save_s, save_every_s=300.0, folds=folds,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_the_total_is_the_sum_over_all_passes_of_the_plan(shard_set: ShardSet, every: int) -> None:
+    stages = [Stage(res=32, epochs=3, batch_size=16, fraction=0.5), Stage(res=48, epochs=2, batch_size=8)]
+    plan = Plan(shard_set, stages, eval_batch_size=7, eval_every_epochs=every)
+    paces = [pace(900, 30, 20, 40), pace(900, 12, 10, 25)]
+    got = forecast(plan, paces, eval_every=every, start_s=3, save_s=0.5, save_every_s=2.0)
+    total = 3.0
+    for segment in plan.passes:
+        used = paces[segment.stage]
+        rate = used.live_images_per_s if segment.split == "train" else used.eval_images_per_s
+        total += segment.samples / rate
+        if segment.split == "train":
+            total += 0.5 * (1 + segment.samples / rate // 2.0)
+    assert got.total_s() == pytest.approx(total)
+    assert [stage.steps for stage in got.stages] == [3 * 3, 2 * 10]
+    assert [record["step_s"] for record in calibration(got)] == [16 / 20, 8 / 10]
+    assert sum(got.parts_s().values()) == got.total_s()
+
+
+def test_a_stage_without_validation_has_its_guess_from_the_model(shard_set: ShardSet) -> None:
+    """One that is validated only when there are fewer epochs: a third of a training step."""
+    stage = forecast_of((8, 1, 80, pace(900, 30, 20, None))).stages[0]
+    assert stage.eval_s == pytest.approx(100 / 90)
+
+
+@pytest.mark.parametrize(
+    ("loader", "model", "live", "limit"),
+    [(100, 50, 48, "model"), (50, 100, 48, "loader"), (100, 90, 55, "both"), (1000, 50, 41, "model")],
+)
+def test_the_slower_one_is_what_limits(loader: float, model: float, live: float, limit: str) -> None:
+    assert forecast_of((8, 1, 80, pace(loader, model, live))).stages[0].limit == limit
+
+
+def test_a_run_within_its_budget_is_told_what_is_left() -> None:
+    result = forecast_of((8, 3, 80, pace(900, 30, 20)))  # 2 + 3 * (4 + 2) s
+    assert advice(result, 25.0, None) == ["fits the budget of 25.0 s: 5.0 s to spare"]
+
+
+def test_fewer_epochs_fit_and_one_more_would_not() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        stages = [(8, rng.randint(1, 20), 80, pace(900, 30, rng.uniform(5, 50))) for _ in range(rng.randint(1, 4))]
+        result = forecast_of(*stages)
+        want, least = [stage[1] for stage in stages], result.total_s([1] * len(stages))
+        budget = rng.uniform(least, result.total_s())
+        if sum(want) == len(want) or budget >= result.total_s():
+            continue
+        (line,) = [line for line in advice(result, budget, None) if "fewer epochs" in line]
+        found = [int(word) for word in line.split(": ")[1].split(" instead of ")[0].split(", ")]
+        assert all(1 <= few <= all_ for few, all_ in zip(found, want, strict=True))
+        assert result.total_s(found) <= budget
+        share = sum(found) / sum(want)
+        assert all(few == 1 or abs(few - share * all_) < 1 + len(want) for few, all_ in zip(found, want, strict=True))
+        dearest = max(stage.epoch_s + stage.eval_s for stage in result.stages)
+        # in other proportions there might be room for a cheaper epoch, not for one of each
+        assert result.total_s(found) + sum(s.epoch_s + s.eval_s for s in result.stages) + dearest > budget
+
+
+def test_what_does_not_help_alone_is_told() -> None:
+    result = forecast_of((8, 3, 80, pace(900, 30, 20)), folds=4)  # 4 * 20 s
+    assert result.total_s() == pytest.approx(80.0)
+    lines = advice(result, 45.0, None)
+    assert "35.0 s too long" in lines[0]
+    assert any("fewer epochs: 1 instead of 3: 32.0 s" in line for line in lines)
+    assert any("fewer folds: 2 of 4: 40.0 s" in line for line in lines)
+    lines = advice(result, 10.0, None)
+    assert any("fewer epochs: not enough, one epoch per stage takes 32.0 s" in line for line in lines)
+    assert any("fewer folds: not enough, one fold takes 20.0 s" in line for line in lines)
+
+
+def test_larger_batches_help_only_what_they_make_faster() -> None:
+    before = forecast_of((8, 3, 80, pace(100, 50, 40)), (16, 1, 80, pace(100, 50, 40)))
+    same = with_doubled_batches(before, [50.0, None], shared=True)
+    assert [stage.pace.live_images_per_s for stage in same.stages] == pytest.approx([40, 40])
+    assert [stage.batch_size for stage in same.stages] == [16, 16]
+    faster = with_doubled_batches(before, [80.0, None], shared=True)  # an image: 1/40 - 1/50 + 1/80 s
+    assert faster.stages[0].pace.live_images_per_s == pytest.approx(1 / (0.025 - 0.02 + 0.0125))
+    starved = forecast_of((8, 3, 80, pace(50, 100, 45)))
+    assert with_doubled_batches(starved, [200.0], shared=False).stages[0].pace.live_images_per_s == pytest.approx(45)
+    lines = advice(before, 10.0, faster)
+    assert any("16, 16 instead of 8, 16" in line and "still too long" in line for line in lines)
+    assert any("no gain" in line for line in advice(before, 10.0, same))
+
+
+def test_a_budget_is_a_number_with_a_unit() -> None:
+    assert [parse_duration(text) for text in ("90s", "11m", "1.5h")] == [90, 660, 5400]
+    for text in ("11", "0m", "m", "11 minutes", "-3m"):
+        with pytest.raises(ResoluteError, match=r"--budget: got .* expected a time like 90s"):
+            parse_duration(text)
+
+
+def test_the_table_has_a_line_a_stage_under_its_columns() -> None:
+    text = table(forecast_of((8, 3, 80, pace(900, 30, 20)), (8, 3, 80, pace(900, 30, 20))))
+    lines = text.splitlines()
+    assert len(lines) == 4
+    assert len({len(line) for line in lines[:3]}) == 1
+    assert lines[-1].startswith("total 38.0 s")
+    assert " 1000 " not in table(forecast_of((1000, 3, 44, pace(900, 30, 20)))), "no batch is larger than its epoch"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two stages of few steps, with an average, dropout and weights that thaw."""
+    path = tmp_path_factory.mktemp("small") / "small.toml"
+    path.write_text("""
+model = { name = "test_resnet", kwargs = { drop_rate = 0.1 } }
+precision = { amp = "off" }
+ema = { decay = 0.9 }
+eval = { batch_size = 8 }
+freeze = { mode = "unfreeze" }
+stages = [
+    { res = 32, epochs = 2, batch_size = 12, fraction = 0.5, unfreeze_to = "layer4" },
+    { res = 48, epochs = 1, batch_size = 18 },
+]
+""")
+    return path
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.planner.measure.measure", functools.partial(measure, about_s=0.01))
+    monkeypatch.setattr(before, "_with_doubled_batches", functools.partial(before._with_doubled_batches, about_s=0.01))
+
+
+@pytest.mark.usefixtures("quick")
+def test_measuring_changes_nothing_of_what_is_trained(shard_set: ShardSet, small: Path) -> None:
+    recipe = Recipe.load(small)
+    plan = Plan(shard_set, recipe.stages, seed=5, eval_batch_size=8)
+
+    def losses(*, measured: bool) -> list[float]:
+        learner = Learner(
+            recipe, classes=3, total_steps=plan.total_steps, device=torch.device("cpu"),
+            epoch_steps=[s.batches for s in plan.passes if s.split == "train"],
+        )  # fmt: skip
+        with Loader(plan, device="cpu") as loader:
+            found = [float(learner.train_step(next(loader))[0]) for _ in range(2)]
+            if measured:
+                paces = measure_stages(plan, loader, learner)
+                assert len(paces) == 2
+                assert all(p.live_images_per_s > 0 and p.memory_bytes > 0 for p in paces)
+                loader.load_state_dict({"next_batch": 2})
+            found.append(float(learner.train_step(next(loader))[0]))
+            return found + learner.eval_step(next(loader)).tolist()
+
+    assert losses(measured=True) == losses(measured=False)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_plan_says_what_will_be_and_leaves_nothing(
+    words: Callable[[Path], list[str]], small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.json"
+    line = [*words(tmp_path / "runs"), "--recipe", str(small), "--threads", "1"]
+    assert main(["plan", *line[1:], "--budget", "0.1s", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "does not fit the budget of 100 ms" in out
+    assert "fewer epochs" in out
+    assert "larger batches: 24, 36 instead of 12, 18" in out
+    got = json.loads(file.read_text())
+    assert [stage["steps"] for stage in got["stages"]] == [8, 5]
+    assert got["total_s"] == pytest.approx(sum(got["parts_s"].values()))
+    assert not (tmp_path / "runs").exists()
+    assert main(["plan", *line[1:], "--budget", "soon"]) == 2
+    assert "--budget: got 'soon'" in capsys.readouterr().err
+    assert main([*line, "--budget", "1s"]) == 2
+    assert "unrecognized arguments: --budget 1s" in capsys.readouterr().err
+
+
+def test_a_batch_of_random_numbers_takes_the_place_of_a_real_one(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=10)])
+    spec = plan.batch(0, rank=1, world_size=2)
+    for times, count in ((1.0, len(spec)), (2.0, 2 * len(spec))):
+        batch = synthetic(spec, device=torch.device("cpu"), dtype=torch.float32, times=times)
+        assert batch.images.shape == (count, 3, 32, 32)
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert (len(batch.spec), batch.spec.global_size) == (count, times * 10)
+        assert {len(batch.labels), len(batch.partner_labels), len(batch.lam)} == {count}

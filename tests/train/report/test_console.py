@@ -1,0 +1,125 @@
+"""Figures shown are those of the log."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ResoluteError
+from tests.support.synthetic import write_log
+from train.logs.run_log import RunLogReader, switch_costs
+from train.logs.tensorboard import TensorBoardWriter
+from train.report.console import EPOCH_HEADER, Reports, epoch_line, summary
+from train.setup import Options
+
+
+def _records() -> list[dict[str, Any]]:
+    steps = [0.1] * 10 + [0.6, 0.2, 0.2, 0.2, 0.2] + [0.2] * 20
+    records: list[dict[str, Any]] = [
+        {"kind": "step", "step": i, "stage": int(i >= 10), "epoch": int(i >= 10), "res": 32 if i < 10 else 64,
+         "samples": 8, "lr": 0.1, "loss": 2.0 - i / 40, "wait_s": t / 10, "compute_s": 0.9 * t}
+        for i, t in enumerate(steps)
+    ]  # fmt: skip
+    for epoch, top1 in enumerate((0.4, 0.35)):
+        records.append({
+            "kind": "epoch", "epoch": epoch, "stage": epoch, "res": 32, "batch_size": 8, "samples": 80, "train_s": 4.0,
+            "wait_s": 1.0, "eval_s": 0.5, "elapsed_s": 4.5 * (epoch + 1), "images_per_s": 20.0, "stall_frac": 0.25,
+            "lr": 0.1, "loss": 1.5, "top1": top1, "top5": 0.9, "ema_top1": 0.3, "ema_top5": 0.8, "eval_loss": 1.25,
+            "ema_eval_loss": 1.75, "memory_bytes": 3 * 2**29, "gpu_frac": None,
+        })  # fmt: skip
+    return records
+
+
+def test_switch_cost_is_the_first_steps_beyond_their_medians() -> None:
+    (cost,) = switch_costs(np.repeat([0.0, 1.0], [10, 25]), np.array([0.1] * 10 + [0.6] + [0.2] * 24))
+    assert cost["stage"] == 1
+    assert cost["cost_s"] == pytest.approx(0.4)
+    assert cost["median_s"] == pytest.approx(0.2)
+    assert cost["slowest_ratio"] == pytest.approx(3.0)
+
+
+def test_summary_comes_from_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    log.write_text("".join(json.dumps(record) + "\n" for record in _records()))
+    run = RunLogReader(log)
+    run.read()
+    text = summary(run, tmp_path)
+    assert "top-1 35.00 % at the end, best 40.00 % (epoch 0)" in text
+    assert "9.0 s: training 8.0 s, validation 1.0 s; waiting for data 25.00 %" in text
+    assert "switch to stage 1: +400 ms" in text
+
+
+def test_an_epochs_line_stands_under_its_headings_and_shows_dashes_for_what_there_is_none_of() -> None:
+    record = _records()[-1]
+    line = epoch_line(record)
+    assert line.split() == ["1", "1", "32", "8", "20.0", "25.00", "1.00", "3.00", "0.50", "0.1000", "1.500", "1.250",
+                            "35.00", "90.00", "1.750", "30.00", "80.00", "1.50", "-"]  # fmt: skip
+    assert len(line) == len(EPOCH_HEADER)
+    none = dict.fromkeys(("top1", "top5", "ema_top1", "ema_top5", "eval_loss", "ema_eval_loss"))
+    assert epoch_line({**record, **none}).split()[11:17] == ["-"] * 6
+
+
+class _Writer:
+    """As torch.utils.tensorboard.SummaryWriter is called here."""
+
+    def __init__(self, folder: str, purge_step: int) -> None:
+        self.scalars: dict[str, dict[int, float]] = {}
+        assert purge_step == 0
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.setdefault(name, {})[step] = value
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _check_scalars(scalars: dict[str, dict[int, float]], records: list[dict[str, Any]]) -> None:
+    steps = [record for record in records if record["kind"] == "step"]
+    assert scalars["step/loss"] == pytest.approx({record["step"]: record["loss"] for record in steps})
+    assert scalars["step/wait_s"] == pytest.approx({record["step"]: record["wait_s"] for record in steps})
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    assert scalars["epoch/top1"] == pytest.approx({5 * (e["epoch"] + 1) - 1: e["top1"] for e in epochs})
+    assert "epoch/gpu_frac" not in scalars
+
+
+def test_tensorboard_gets_the_scalars_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=_Writer))
+    records = write_log(tmp_path, steps=5)
+    half = "".join(json.dumps(record) + "\n" for record in records[:20])
+    whole = (tmp_path / "run.jsonl").read_text()
+    (tmp_path / "run.jsonl").write_text(half)
+    reports = Reports(tmp_path, on=True, tensorboard=True)
+    reports.update()
+    (tmp_path / "run.jsonl").write_text(whole)
+    reports.update()
+    assert reports._board is not None
+    _check_scalars(reports._board._writer.scalars, records)
+    reports.close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="the optional package tensorboard is not "
+                    "installed; pip install -e '.[tensorboard]'")  # fmt: skip
+def test_tensorboard_itself_reads_them(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    records = write_log(tmp_path, steps=5)
+    for _ in range(2):  # a process that goes on writes all of the log again
+        board = TensorBoardWriter(tmp_path / "tb")
+        board.add(records)
+        board.close()
+    found = EventAccumulator(str(tmp_path / "tb")).Reload()
+    _check_scalars({tag: {e.step: e.value for e in found.Scalars(tag)} for tag in found.Tags()["scalars"]}, records)
+
+
+def test_without_tensorboard_its_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ResoluteError, match=r"tensorboard is not installed.*pip install"):
+        Options(shards="x", recipe=Path("x"), folder=Path("x"), tensorboard=True)

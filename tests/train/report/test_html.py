@@ -1,0 +1,303 @@
+"""report.html stands alone, says what run.jsonl says, and names what limited the run."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ResoluteError
+from tests.support.synthetic import GPU, write_log
+from train.__main__ import main
+from train.logs.run_log import RunLogReader
+from train.report.diagnosis import diagnose
+from train.report.html import recipe_text, write_page
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class _Page(HTMLParser):
+    """Checks that every tag is closed in its order; keeps tables as rows of text, charts as their data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.charts: dict[str, Any] = {}
+        self._title = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not {"src", "href", "srcset", "data"} & {name for name, _ in attrs}
+        if tag == "path":
+            return
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag == "svg":
+            self._title = str(dict(attrs)["aria-label"])
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+        if self.open and self.open[-1] == "script" and data.startswith("{"):
+            self.charts[self._title] = json.loads(data)
+
+
+def _drawn(folder: Path) -> tuple[str, _Page]:
+    run = RunLogReader(folder / "run.jsonl")
+    run.read()
+    text = write_page(run, folder).read_text(encoding="utf-8")
+    return text, _Page(text)
+
+
+def _read(folder: Path) -> RunLogReader:
+    run = RunLogReader(folder / "run.jsonl")
+    run.read()
+    return run
+
+
+def test_the_page_is_well_formed_and_needs_no_network(tmp_path: Path) -> None:
+    folder = tmp_path / "a <run> & more"
+    write_log(folder, calibrated=True, machine=GPU)
+    text, page = _drawn(folder)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|fetch\(|XMLHttp", text)
+    assert "<run>" not in text
+    assert "A &lt;CPU&gt; &amp; more" in text
+    assert ["cpu", "A <CPU> & more"] in page.rows
+    assert [path.name for path in folder.iterdir() if path.suffix != ".jsonl"] == ["report.html"]
+
+
+def test_the_pages_figures_are_those_of_the_log(tmp_path: Path) -> None:
+    records = write_log(tmp_path, calibrated=True)
+    text, page = _drawn(tmp_path)
+    steps = [record for record in records if record["kind"] == "step"]
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    compute, wait = page.charts["Step time"]["series"]
+    assert compute["x"] == [s["step"] for s in steps]
+    assert compute["y"] == pytest.approx([1e3 * s["compute_s"] for s in steps], rel=1e-4)
+    assert wait["y"] == pytest.approx([1e3 * s["wait_s"] for s in steps], rel=1e-4)
+    for title, key in (("Learning rate", "lr"), ("Momentum", "momentum"), ("Loss", "loss")):
+        assert page.charts[title]["series"][0]["y"] == pytest.approx([s[key] for s in steps], rel=1e-4)
+    rates, loader, model = page.charts["Throughput"]["series"]
+    assert rates["y"] == pytest.approx([s["samples"] / (s["wait_s"] + s["compute_s"]) for s in steps], rel=1e-4)
+    assert loader["y"] == [900, 900, 800, 800, 700, 700]
+    assert model["y"] == [1000, 1000, 750, 750, 500, 500]
+    assert model["x"] == [0, 119, 120, 239, 240, 319]
+    raw, ema, _ = page.charts["Accuracy against time"]["series"]
+    assert raw["x"] == pytest.approx([e["elapsed_s"] for e in epochs], rel=1e-4)
+    assert raw["y"] == pytest.approx([100 * e["top1"] for e in epochs], rel=1e-4)
+    assert ema["y"] == pytest.approx([100 * e["ema_top1"] for e in epochs], rel=1e-4)
+    table = [row for row in page.rows if len(row) > 15]
+    assert len(table) == 1 + len(epochs)
+    for row, epoch in zip(table[1:], epochs, strict=True):
+        assert row[:4] == [str(epoch[key]) for key in ("epoch", "stage", "res", "batch_size")]
+        told = dict(zip(table[0], row, strict=True))
+        assert float(told["top-1"]) == pytest.approx(100 * epoch["top1"], abs=0.006)
+        assert float(told["waiting %"]) == pytest.approx(100 * epoch["stall_frac"], abs=0.006)
+        assert float(told["images/s"].replace(",", "")) == pytest.approx(epoch["images_per_s"], abs=0.06)
+    assert "# as written\nseed = 1" in text
+
+
+def test_without_calibration_average_or_a_single_step_the_page_is_drawn_all_the_same(tmp_path: Path) -> None:
+    write_log(tmp_path / "lean", ema=False, end=False)
+    _, page = _drawn(tmp_path / "lean")
+    assert [one["name"] for one in page.charts["Throughput"]["series"]] == ["images/s"]
+    assert [one["name"] for one in page.charts["Accuracy against time"]["series"]] == ["top-1", "top-5"]
+    log = (tmp_path / "lean" / "run.jsonl").read_text().splitlines(keepends=True)
+    for lines in (1, 2, 30):  # only the start, one step, no epoch yet
+        (tmp_path / "lean" / "run.jsonl").write_text("".join(log[:lines]))
+        text, page = _drawn(tmp_path / "lean")
+        assert ("No findings before the first step" in text) == (lines == 1)
+        assert f"{lines - 1} of 320 steps done" in text
+
+
+def test_a_long_run_is_thinned_and_keeps_its_maxima(tmp_path: Path) -> None:
+    records = write_log(tmp_path, steps=5000)
+    steps = [record for record in records if record["kind"] == "step"]
+    slow = steps[12_345]
+    slow["wait_s"] += 3.0
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = _read(tmp_path)
+    bins = run.binned(600)
+    assert 500 < len(bins["step"]) <= 603
+    assert bins["count"].sum() == len(steps)
+    assert (bins["count"] * bins["wait_s"]).sum() == pytest.approx(sum(s["wait_s"] for s in steps))
+    assert bins["time_s_max"].max() == pytest.approx(slow["wait_s"] + slow["compute_s"])
+    starts = np.append(bins["step"], len(steps)).astype(int)
+    for i in range(0, len(bins["step"]), 37):  # against the slow way
+        own = steps[starts[i] : starts[i + 1]]
+        assert {s["stage"] for s in own} == {bins["stage"][i]}
+        assert bins["wait_s_max"][i] == pytest.approx(max(s["wait_s"] for s in own))
+        assert bins["loss"][i] == pytest.approx(sum(s["loss"] for s in own) / len(own))
+    text, page = _drawn(tmp_path)
+    assert len(text) < 400_000  # what is drawn of 500 000 steps is no more
+    longest_ms = 1e3 * (slow["wait_s"] + slow["compute_s"])
+    assert max(page.charts["Step time"]["series"][2]["y"]) == pytest.approx(longest_ms, 1e-4)
+    assert "Longest step: 3," in text
+
+
+def test_the_log_is_read_on_from_where_it_was_and_no_half_line_is_taken(tmp_path: Path) -> None:
+    write_log(tmp_path, steps=4)
+    whole = (tmp_path / "run.jsonl").read_bytes()
+    expected = _read(tmp_path)
+    run, taken = RunLogReader(tmp_path / "run.jsonl"), 0
+    for cut in (0, 10, 5000, 5001, 9000, len(whole)):
+        (tmp_path / "run.jsonl").write_bytes(whole[:cut])
+        taken += len(run.read())
+        assert taken == whole[:cut].count(b"\n")
+    assert run.other_records == expected.other_records
+    for name, column in expected.steps.items():
+        np.testing.assert_array_equal(run.steps[name], column)
+
+
+def test_a_missing_or_damaged_log_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    assert "no run or checkpoint" in capsys.readouterr().err
+    write_log(tmp_path, steps=4)
+    lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run.jsonl").write_text("".join([*lines[:6], "{damaged\n", *lines[6:]]))
+    with pytest.raises(ResoluteError, match="line 7 is damaged"):
+        _read(tmp_path)
+    (tmp_path / "run.jsonl").write_text("".join(lines))
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ({"waits": (0.02, 0.02, 0.3), "calibrated": True, "machine": {"threads": 1}},
+         r"Stage 2 \(224 px\) waited .*alone, the loader \(700 .*Use more threads: `--threads 4` \(it ran with 1\)"),
+        ({"waits": (0.3, 0.02, 0.02), "calibrated": True, "machine": {**GPU, "threads": 4}},
+         r"the loader delivers 900 images/s, the model can use 1,000\. All cores are in use: .*`--decode gpu`"),
+        ({"waits": (0.02, 0.3, 0.02)}, r"Stage 1 \(160 px\) waited .* it ran at \d+ images/s, \d+ without the waits"),
+        ({"switch_s": 0.9}, r"change to 160 px took \d+ ms longer .* the slowest took 7\.\dx the median; \d+ ms of it"),
+        ({"machine": GPU}, r"GPU was busy only 70 % of the time"),
+        ({"steps": 8}, r"Validation took 33 % of the run \(4\.0 s\): `eval.every_epochs = 2` would save about 2\.0 s"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_what_limited_the_run(tmp_path: Path, log: dict[str, Any], expected: str) -> None:
+    steps = [record for record in write_log(tmp_path, **log) if record["kind"] == "step"]
+    bad = [finding.text for finding in diagnose(_read(tmp_path)) if finding.bad]
+    assert any(re.search(expected, text) for text in bad), bad
+    for stage, percent in re.findall(r"Stage (\d) \(\d+ px\) waited (\d+) %", " ".join(bad)):
+        own = [(s["wait_s"], s["wait_s"] + s["compute_s"]) for s in steps if s["stage"] == int(stage)]
+        assert float(percent) == pytest.approx(100 * sum(w for w, _ in own) / sum(t for _, t in own), abs=0.51)
+
+
+def test_steps_that_other_work_slows_are_told(tmp_path: Path) -> None:
+    records = write_log(tmp_path)
+    for step in [record for record in records if record["kind"] == "step" and record["stage"] == 1][20:24]:
+        step["compute_s"] *= 4
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (text,) = [finding.text for finding in diagnose(_read(tmp_path)) if finding.bad]
+    assert re.match(r"Stage 1 \(160 px\): 1 % of the steps took at least (3\.9|4\.0|4\.1)x the median compute", text)
+
+
+@pytest.mark.parametrize(("lost", "told"), [(0.02, True), (0.002, False)])
+def test_accuracy_that_was_lost_again_is_told(tmp_path: Path, lost: float, told: bool) -> None:
+    records = write_log(tmp_path, ema=False)
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    for number, epoch in enumerate(epochs):
+        epoch["top1"], epoch["eval_res"] = 0.8 - lost * (number != 4), 160
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    bad = [finding.text for finding in diagnose(_read(tmp_path)) if finding.bad]
+    assert [text for text in bad if "80.00 %, was reached in epoch 4 of 7; it ended at 78.00 %" in text] == bad
+    assert bool(bad) == told
+
+
+@pytest.mark.parametrize(
+    ("waited", "expected"),
+    [(0.9, r"slower than the others at 224 px, 9\d % of that waiting for data: cold files"),
+     (0.1, r"slower than the others at 224 px, in computing, not in waiting for data: other work on the machine\.$")],
+)  # fmt: skip
+def test_a_slow_first_epoch_is_judged_by_its_waits(tmp_path: Path, waited: float, expected: str) -> None:
+    records = write_log(tmp_path, epochs_of_last=4)
+    first = next(record for record in records if record["kind"] == "epoch" and record["stage"] == 2)
+    first["wait_s"] += waited * 0.2 * first["train_s"]
+    first["train_s"] *= 1.2
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (text,) = [finding.text for finding in diagnose(_read(tmp_path)) if "the first of stage 2" in finding.text]
+    assert re.search(expected, text), text
+    assert ("cold files" in text) == (waited > 0.5)
+
+
+def test_a_run_without_flaws_gets_no_advice_but_the_limit(tmp_path: Path) -> None:
+    write_log(tmp_path)
+    found = diagnose(_read(tmp_path))
+    assert [finding.text for finding in found if finding.bad] == []
+    assert any("The model was the limit: 98.0 %" in finding.text for finding in found)
+
+
+def test_waits_in_a_few_steps_are_told_apart_from_a_slow_loader(tmp_path: Path) -> None:
+    records = write_log(tmp_path, steps=100)
+    steps = [record for record in records if record["kind"] == "step" and record["stage"] == 1]
+    for step in steps[50:52]:
+        step["wait_s"] += 3.0
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (text,) = [finding.text for finding in diagnose(_read(tmp_path)) if "Stage 1 (160 px) waited" in finding.text]
+    assert "in 1 % of the steps (longest 3.0 s, at step 35" in text
+    assert "`data.order" in text
+
+
+def test_the_recipes_values_read_back_as_toml() -> None:
+    stages = [{"res": 32, "fold": None, "augment": {"kind": 'a "b"'}}, {"res": 48, "augment": {}}]
+    values = {"seed": 1, "none": None, "optim": {"lr": 0.5, "betas": [0.9, 0.99]}, "empty": {}, "stages": stages}
+    assert tomllib.loads(recipe_text(values)) == {
+        "seed": 1, "optim": values["optim"], "stages": [{"res": 32, "augment": {"kind": 'a "b"'}}, {"res": 48}],
+    }  # fmt: skip
+
+
+PROBE = """<!doctype html><title>-</title><iframe width="360" height="800" srcdoc="{page}"></iframe><script>
+onerror = message => { document.title = "error " + message; };
+document.querySelector("iframe").onload = event => {
+  const page = event.target.contentDocument, view = event.target.contentWindow;
+  const plot = page.querySelector(".plot"), box = plot.getBoundingClientRect();
+  plot.dispatchEvent(new view.PointerEvent("pointermove", { clientX: box.left + box.width / 2 }));
+  document.title = [page.documentElement.scrollWidth, page.querySelectorAll("svg").length, Math.round(box.height),
+    page.querySelector(".read").textContent].join("|");
+};
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="opens the page in a browser; no chromium or chrome found")
+def test_a_browser_shows_it_on_a_narrow_screen_and_reads_values_at_the_pointer(tmp_path: Path) -> None:
+    records = write_log(tmp_path, calibrated=True)
+    text, _ = _drawn(tmp_path)
+    (tmp_path / "probe.html").write_text(PROBE.replace("{page}", html.escape(text)), encoding="utf-8")
+    done = subprocess.run(
+        [str(BROWSER), "--headless", "--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else []),
+         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom",
+         (tmp_path / "probe.html").as_uri()],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    found = re.search("<title>(.*?)</title>", done.stdout)
+    assert found, done.stdout[:500]
+    width, charts, height, told = found[1].split("|")
+    assert int(width) <= 360
+    assert (charts, height) == ("7", "190")
+    step = next(record for record in records if record["kind"] == "step" and record["step"] == 160)
+    assert told.startswith(f"step 160 · compute {1e3 * step['compute_s']:.1f}")

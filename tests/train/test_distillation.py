@@ -1,0 +1,89 @@
+"""A teacher adds what Hinton et al. say, and nothing of it is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from pipeline.errors import ResoluteError
+from tests.support.nets import CPU, make_batch
+from tests.train.test_loop import TABLE
+from train.distillation import Teacher, distilled
+from train.loop import Learner
+from train.recipe.schema import Distill, Recipe
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+@pytest.fixture(scope="session")
+def teacher_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(9)
+    path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
+    save_file(timm.create_model("test_resnet", num_classes=7).state_dict(), path)
+    return path
+
+
+def _distill(file: Path, **keys: Any) -> Distill:
+    return Distill(teacher="test_resnet", weights=str(file), **keys)
+
+
+def test_the_loss_equals_hintons_formula() -> None:
+    torch.manual_seed(0)
+    logits, taught, losses = torch.randn(6, 5), torch.randn(6, 5), torch.rand(6)
+    p, q = (taught / 3.0).softmax(1), (logits / 3.0).softmax(1)
+    expected = 0.6 * losses + 0.4 * 9.0 * (p * (p / q).log()).sum(1)
+    got = distilled(losses, logits, taught, Distill(teacher="x", alpha=0.4, temperature=3.0))
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(distilled(losses, logits, logits, Distill(teacher="x", alpha=0.4)), 0.6 * losses)
+
+
+def test_hot_teachers_pull_as_logit_matching_does() -> None:
+    """Hinton et al., section 2.1: at a high temperature the gradient is (z - v) / N of zero-mean logits."""
+    torch.manual_seed(0)
+    logits, taught = (x - x.mean(1, keepdim=True) for x in torch.randn(2, 6, 5, dtype=torch.float64))
+    logits.requires_grad_()
+    distilled(torch.zeros(6), logits, taught, Distill(teacher="x", alpha=1.0, temperature=300.0)).sum().backward()
+    torch.testing.assert_close(logits.grad, (logits.detach() - taught) / 5, rtol=0.02, atol=2e-3)
+
+
+def test_a_step_takes_the_teachers_answers_and_leaves_the_teacher_alone(teacher_file: Path) -> None:
+    table = {**TABLE, "distill": {"teacher": "test_resnet", "weights": str(teacher_file), "alpha": 1.0}}
+    learner = Learner(Recipe.parse(table, name="x"), classes=7, total_steps=10, device=CPU)
+    assert learner.teacher is not None
+    before = {name: value.clone() for name, value in learner.teacher.state_dict().items()}
+    batch = make_batch(3)
+    same = timm.create_model("test_resnet", num_classes=7, checkpoint_path=str(teacher_file)).eval()
+    with torch.no_grad():
+        taught, logits = same(batch.images), learner.network(batch.images)
+    expected = distilled(torch.zeros(8), logits, taught, learner.recipe.distill).mean()
+    loss, _ = learner.train_step(batch)
+    torch.testing.assert_close(loss, expected)
+    assert not learner.teacher.network.training
+    assert all(value.equal(before[name]) for name, value in learner.teacher.state_dict().items())
+    assert all(p.grad is None for p in learner.teacher.parameters())
+    assert learner.state_dict()["model"].keys() == learner.network.state_dict().keys()
+
+
+def test_a_pretrained_teacher_gets_images_normalised_as_its_own_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = timm.create_model("test_resnet", num_classes=7)
+    assert network.pretrained_cfg["mean"] == (0.5, 0.5, 0.5)
+    monkeypatch.setattr("train.distillation.build_model", lambda *_, **__: network)
+    teacher = Teacher(Distill(teacher="test_resnet"), classes=7, **IMAGENET, channels_last=True, device=CPU)
+    images = torch.rand(4, 3, 32, 32)
+    mean, std = (torch.tensor(IMAGENET[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    torch.testing.assert_close(teacher((images - mean) / std), network((images - 0.5) / 0.5), rtol=1e-4, atol=1e-5)
+
+
+def test_a_teacher_of_other_classes_is_refused(teacher_file: Path) -> None:
+    with pytest.raises(ResoluteError, match=r"^distill: weights: .*test_resnet are for 7 classes, expected 3"):
+        Teacher(_distill(teacher_file), classes=3, **IMAGENET, channels_last=True, device=CPU)
+
+
+def test_keys_of_no_teacher_are_refused() -> None:
+    with pytest.raises(ResoluteError, match=r"distill\.alpha: without effect, distill\.teacher is empty"):
+        Recipe.parse({**TABLE, "distill": {"alpha": 0.3}}, name="x")

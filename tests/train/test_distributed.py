@@ -1,0 +1,283 @@
+"""Several processes under torchrun train as one does: the same order, losses, weights and counts, also after a cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.run
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from tests import ROOT
+from tests.support.commands import Ended
+from tests.support.fake_cuda import FakeCuda
+from tests.support.fake_make import Make
+from tests.train.conftest import stages, without_clocks
+from train.__main__ import main
+from train.distributed import Ranks, _raise_once
+from train.loop import Learner
+from train.recipe.schema import Recipe
+from train.warmup import shapes
+
+CPU, DRIVER = torch.device("cpu"), ROOT / "tests" / "support" / "ranks_driver.py"
+STAGES = stages((32, 1, 16), (48, 1, 11))
+# no statistics of batches: what a sample gives does not depend on who else is in its process
+EQUAL = """
+seed = 3
+model = { name = "test_convnext" }
+optim = { lr = 0.05, clip_norm = 1.0, grad_accum_steps = 2 }
+loss = { label_smoothing = 0.1 }
+precision = { amp = "off" }
+ema = { decay = 0.9 }
+augment = { mixup_alpha = 0.2, mixup_prob = 0.5 }
+eval = { batch_size = 7 }
+freeze = { mode = "unfreeze" }
+""" + STAGES.replace("epochs = 1", "epochs = 1\nunfreeze_to = 'stages.2'", 1)
+STATISTICS = f"""
+model = {{ name = "test_resnet" }}
+optim = {{ lr = 0.05 }}
+precision = {{ amp = "off" }}
+ema = {{ decay = 0.9 }}
+eval = {{ batch_size = 8 }}
+{STAGES}"""
+EARLY = f"""
+model = {{ name = "test_resnet" }}
+stop = {{ patience = 1, min_delta = 0.99 }}
+precision = {{ amp = "off" }}
+{stages((32, 9, 16))}"""
+
+
+class Made:
+    """The tiny recipes' folder; `words` is a run's command line, `torchrun` starts it on several ranks."""
+
+    def __init__(self, folder: Path, shards: Path) -> None:
+        self.folder, self.shards = folder, shards
+        for name, text in (("equal", EQUAL), ("statistics", STATISTICS), ("early", EARLY)):
+            (folder / f"{name}.toml").write_text(text)
+
+    def words(self, runs: str) -> list[str]:
+        return ["train", "--shards", str(self.shards), "--recipe", str(self.folder / "equal.toml"), "--runs",
+                str(self.folder / runs), "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
+
+    def seen(self, name: str) -> dict[int, list[int]]:
+        """The samples of each training batch, rank after rank, as the ranks of that run wrote them down."""
+        parts = [dict(json.loads(line) for line in path.read_text().splitlines())
+                 for path in sorted(self.folder.glob(f"{name}.seen*"))]  # fmt: skip
+        assert len({tuple(part) for part in parts}) == 1  # the same batches on each
+        return {index: [sample for part in parts for sample in part[index]] for index in parts[0]}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, shard_root: Path) -> Made:
+    return Made(tmp_path_factory.mktemp("ranks"), shard_root)
+
+
+@pytest.fixture(scope="module")
+def alone(made: Made) -> Path:
+    """The folder of the uninterrupted run of one process."""
+    assert main(made.words("alone")) == 0
+    return made.folder / "alone" / "equal"
+
+
+@pytest.fixture(scope="module")
+def told_to_end(made: Made) -> subprocess.CompletedProcess[str]:
+    """A run of two ranks, cut by a SIGTERM to torchrun in its third step."""
+    (made.folder / "cut").mkdir()
+    words = ["--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.1", str(DRIVER)]
+    given = [str(made.folder / "cut"), "end", 2, made.words("cut")]
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words, json.dumps(given)], cwd=ROOT,
+        capture_output=True, text=True, check=False, timeout=200,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def driven(made: Made, told_to_end: subprocess.CompletedProcess[str], forked: Callable[..., Ended]) -> str:
+    """What was printed by three ranks (the whole run, the cut run gone on with, one with batch statistics, one that
+    stops early), then by two of which one is killed."""
+    shutil.copytree(made.folder / "cut" / "equal", made.folder / "three" / "cut")
+    shards, equal = str(made.shards), str(made.folder / "equal.toml")
+    lines = [[shards, equal, str(made.folder / "three" / name)] for name in ("cut", "whole")]
+    for name in ("statistics", "early"):
+        lines.append([shards, str(made.folder / f"{name}.toml"), str(made.folder / "three" / name)])
+    (made.folder / "killed").mkdir()
+    done = forked("tests.support.ranks_driver", json.dumps([
+        [3, 0, str(made.folder / "three"), "", -1, *lines],
+        [2, 1, str(made.folder / "killed"), "kill", 7, made.words("killed")],
+    ]))  # fmt: skip
+    assert done.status == 0, done.err
+    return done.out
+
+
+def assert_same_within_rounding(got: Path, expected: Path) -> None:
+    """Every step's loss, every epoch's counts, the final weights and their average."""
+    ours, theirs = (without_clocks(folder / "run.jsonl") for folder in (got, expected))
+    steps, wanted = ([r for r in records if r["kind"] == "step"] for records in (ours, theirs))
+    assert [r["index"] for r in steps] == [r["index"] for r in wanted]
+    np.testing.assert_allclose([r["loss"] for r in steps], [r["loss"] for r in wanted], rtol=1e-5)
+    epochs, wanted = ([r for r in records if r["kind"] == "epoch"] for records in (ours, theirs))
+    for name in ("epoch", "samples", "top1", "top5", "ema_top1", "ema_top5"):
+        assert [r[name] for r in epochs] == [r[name] for r in wanted], name
+    state, other = (torch.load(folder / "last.pt", weights_only=True) for folder in (got, expected))
+    for part in ("model", "ema"):
+        assert state[part].keys() == other[part].keys()
+        for name, tensor in other[part].items():
+            torch.testing.assert_close(state[part][name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_three_ranks_train_as_one_does(made: Made, alone: Path, driven: str) -> None:
+    assert_same_within_rounding(made.folder / "three" / "whole", alone)
+    for name in ("whole", "statistics", "early"):
+        assert driven.count(f"{made.folder / 'three' / name}: starting") == 1  # only the first rank prints
+
+
+def test_two_ranks_of_which_one_is_killed_start_again_and_train_as_one_does(
+    made: Made, alone: Path, driven: str
+) -> None:
+    assert f"{made.folder / 'killed' / 'equal'}: resuming at batch" in driven
+    assert_same_within_rounding(made.folder / "killed" / "equal", alone)
+
+
+def test_a_signal_to_torchrun_saves_at_one_batch_and_leaves_cleanly(
+    made: Made, told_to_end: subprocess.CompletedProcess[str]
+) -> None:
+    assert told_to_end.stdout.count("stopped by SIGTERM and saved at batch") == 1
+    assert "error:" not in told_to_end.stderr
+    folder = made.folder / "cut" / "equal"
+    position = torch.load(folder / "last.pt", weights_only=True)["position"]
+    assert 3 <= position <= 5  # within two batches of the signal
+    steps = [json.loads(path.read_text().splitlines()[-1])[0] for path in (made.folder / "cut").glob("run.seen*")]
+    assert steps == [position - 1] * 2
+
+
+def test_a_run_cut_on_two_ranks_goes_on_with_one_and_with_three(
+    made: Made, alone: Path, driven: str
+) -> None:
+    shutil.copytree(made.folder / "cut" / "equal", made.folder / "one" / "equal")
+    assert main(made.words("one")) == 0
+    for folder in (made.folder / "one" / "equal", made.folder / "three" / "cut"):
+        assert_same_within_rounding(folder, alone)
+    assert f"{made.folder / 'three' / 'cut'}: resuming at batch" in driven
+
+
+def test_the_ranks_together_see_the_planned_samples_in_the_planned_order(
+    made: Made, driven: str, shard_set: ShardSet
+) -> None:
+    plan = Plan(shard_set, Recipe.load(made.folder / "equal.toml").stages, seed=3, eval_batch_size=7)
+    planned = {i: plan.batch(i).ids.tolist() for i in range(plan.total_batches) if plan.pass_at(i).split == "train"}
+    assert made.seen("three/whole") == planned
+    assert made.seen("cut/run") | made.seen("three/cut") == planned
+    assert not made.seen("cut/run").keys() & made.seen("three/cut").keys()
+
+
+def test_all_ranks_are_validated_with_the_first_ones_statistics(
+    made: Made, driven: str, shard_set: ShardSet
+) -> None:
+    """One process that loads the checkpoint counts what the three counted."""
+    recipe = Recipe.load(made.folder / "statistics.toml")
+    plan = Plan(shard_set, recipe.stages, eval_batch_size=8)
+    learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=CPU)
+    folder = made.folder / "three" / "statistics"
+    learner.load_state_dict(torch.load(folder / "last.pt", weights_only=True))
+    with Loader(plan, start=plan.passes[-1].first, threads=1) as loader:
+        counts = torch.stack([learner.eval_step(batch) for batch in loader]).sum(0) / 15
+    record = [r for r in without_clocks(folder / "run.jsonl") if r["kind"] == "epoch"][-1]
+    got = [record[name] for name in ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")]
+    assert got == pytest.approx(counts.tolist())
+
+
+def test_ranks_stop_early_together(made: Made, driven: str) -> None:
+    assert driven.count("stopped early: top-1 no better than") == 1
+    epochs = [r["epoch"] for r in without_clocks(made.folder / "three" / "early" / "run.jsonl") if r["kind"] == "epoch"]
+    assert epochs == [0, 1]
+    assert len(made.seen("three/early")) == 10  # two epochs of 5 steps, on each rank
+
+
+def test_what_ranks_put_together(made: Made, driven: str) -> None:
+    measured = [json.loads((made.folder / "three" / f"measured{rank}").read_text()) for rank in range(3)]
+    for rank, got in enumerate(measured):
+        assert got["votes"] == [[0, 0], [2, 0], [0, 5], [0, 0]]  # the largest of all, one call late
+        assert got["agreed"] == 7
+        assert got["collected"] == {"0": "x", "1": "x", "2": "x"}
+        assert got["mean"] == 0.0
+        # statistics are each rank's own in training, and the first rank's once another set of weights trains
+        assert got["own_mean"] == 0.75 * rank
+        assert got["rewrapped_mean"] == 0.0
+        assert got["kept"]
+        assert got["remade"]
+        # twice the mean of inputs (1, 2, 3), through weights of one; nothing for what is frozen
+        assert got["gradients"] == [[False, 2.0], [False, 2.0], [16.0, 2.0]]
+        assert got["drawn"][0] == got["drawn"][2] != got["drawn"][1]
+        assert all(got["drawn"] != other["drawn"] for other in measured[:rank])
+
+
+def test_every_rank_warms_up_as_many_shapes(shard_set: ShardSet) -> None:
+    stages = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": n} for n in (16, 11, 7)]}, name="x").stages
+    plan = Plan(shard_set, stages, eval_batch_size=4)
+    for world in (2, 3):
+        each = [shapes(plan, rank=rank, world_size=world) for rank in range(world)]
+        assert len({len(found) for found in each}) == 1
+        for rank, found in enumerate(each):
+            wanted = {(s.split, s.res, len(plan.batch(s.first + k, rank=rank, world_size=world)))
+                      for s in plan.passes for k in range(s.batches)}  # fmt: skip
+            assert set(found) == wanted
+        assert [shape[:2] for shape in each[0]] == [shape[:2] for shape in each[1]]
+
+
+@pytest.mark.parametrize("more", [[], ["NODES=1:2", "HEAD=first:29400"]])
+def test_make_hands_torchrun_the_words_of_a_run(tmp_path: Path, more: list[str]) -> None:
+    """And none of them is taken for one of torchrun's, such as --run for its --run-path."""
+    check, call = Make(tmp_path).calls("train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more)
+    assert check == ["-m", "train.device", "--gpus=2"]
+    assert call[:2] == ["-m", "torch.distributed.run"]
+    got = torch.distributed.run.parse_args(call[2:])
+    assert (got.module, got.training_script, got.nproc_per_node) == (True, "train", "2")
+    assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
+    assert got.training_script_args == [
+        "train", "--shards=s", "--recipe=train/recipes/demo.toml", "--run=x", "--from=best.pt"
+    ]
+
+
+def test_make_asks_for_no_gpus_where_the_cpu_is_named(tmp_path: Path) -> None:
+    (call,) = Make(tmp_path).calls("train", "GPUS=2", "DEVICE=cpu", "SHARDS=s")
+    assert call[:2] == ["-m", "torch.distributed.run"]
+
+
+def test_an_error_of_all_ranks_is_told_once() -> None:
+    store = dist.HashStore()
+    with pytest.raises(ResoluteError, match="rank 1: it broke"):
+        _raise_once(store, "rank 1: it broke")
+    with pytest.raises(SystemExit):
+        _raise_once(store, "rank 0: it broke")
+
+
+@pytest.mark.parametrize("wanted", ["cuda:1", "cuda"])
+def test_a_rank_without_a_gpu_of_its_own_is_told(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(devices=2).install(monkeypatch)
+    message = {"cuda:1": "got cuda:1 for 4 ranks", "cuda": "got 2 GPUs on this machine"}[wanted]
+    with pytest.raises(ResoluteError, match=message):
+        Ranks(rank=3, world_size=4, local_rank=2).device(wanted)
+
+
+def test_a_process_alone_asks_nobody(shard_set: ShardSet) -> None:
+    ranks, network, values = Ranks(), torch.nn.Linear(1, 1), torch.ones(2)
+    before = torch.get_rng_state()
+    ranks.seed(0, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert ranks.wrap(network) is network
+    assert ranks.sum(values) is values
+    assert ranks.vote(15, 3) == (15, 3)
+    assert not dist.is_initialized()

@@ -1,0 +1,166 @@
+"""A run that gets no better, or whose numbers are none, ends with what reproduces it, and what it saved is good."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.plan.plan import Plan
+from tests.train.conftest import SMALL, without_clocks
+from train import loop
+from train.__main__ import main
+from train.early_stopping import NotFinite, Progress, all_finite
+from train.logs.run_log import best_epoch
+from train.recipe.schema import Recipe, Stop
+
+
+def stopped_at(
+    top1: list[float], *, ema: list[float] | None = None, every: int = 1, res: list[int] | None = None, **stop: Any
+) -> tuple[int, int]:
+    """(epoch of the stop, or -1, best epoch) of validations `every` so many epochs, each at its `res`."""
+    progress = Progress(Stop(**stop), res or [224] * every * len(top1))
+    for i, value in enumerate(top1):
+        record = {"epoch": (i + 1) * every - 1, "top1": value, "ema_top1": ema[i] if ema else None}
+        progress.update(record, last=i + 1 == len(top1))
+        if progress.ended:
+            return record["epoch"], progress.best_epoch
+    return -1, progress.best_epoch
+
+
+def test_a_run_stops_after_so_many_epochs_without_a_better_one() -> None:
+    rising_then_flat = [0.1, 0.3, 0.5, 0.5, 0.4, 0.5, 0.6]
+    assert stopped_at(rising_then_flat, patience=3) == (5, 2)
+    assert stopped_at(rising_then_flat, patience=4) == (-1, 6)
+    assert stopped_at(rising_then_flat) == (-1, 6)
+    assert stopped_at(rising_then_flat, patience=4, every=2) == (9, 5)  # epochs, not validations
+
+
+def test_what_is_better_by_less_than_min_delta_does_not_count_but_is_still_the_best() -> None:
+    creeping = [0.50, 0.504, 0.508, 0.512, 0.516]
+    assert stopped_at(creeping, patience=2, min_delta=0.01) == (2, 2)
+    assert stopped_at(creeping, patience=2, min_delta=0.001) == (-1, 4)
+
+
+def test_the_best_is_compared_at_the_last_resolution_alone() -> None:
+    small_then_large = [128, 128, 224, 224, 224]
+    assert stopped_at([0.5, 0.9, 0.6, 0.7, 0.65], res=small_then_large) == (-1, 3)
+    assert stopped_at([0.5, 0.9, 0.6, 0.5, 0.4], res=small_then_large) == (-1, 2)
+    up_and_down = [128, 224, 160, 160, 224]  # what was made at the last resolution stays ahead of smaller ones
+    assert stopped_at([0.5, 0.8, 0.9, 0.95, 0.7], res=up_and_down) == (-1, 1)
+    assert stopped_at([0.5, 0.8, 0.9, 0.95, 0.85], res=up_and_down) == (-1, 4)
+    assert stopped_at([0.9, 0.3], res=[128, 160]) == (-1, 1)
+
+
+def test_a_change_of_resolution_is_neither_progress_nor_the_lack_of_it() -> None:
+    res = [128, 128, 128, 224, 224, 224]
+    assert stopped_at([0.5, 0.9, 0.9, 0.6, 0.7, 0.8], res=res, patience=2) == (-1, 5)  # lower at 224, and rising
+    assert stopped_at([0.5, 0.6, 0.6, 0.9, 0.9, 0.9, 0.9], res=[*res, 224], patience=2) == (5, 3)
+
+
+def test_reports_name_the_best_epoch_that_best_pt_holds() -> None:
+    for top1, res in (([0.5, 0.9, 0.6, 0.7], [128, 128, 224, 224]), ([0.5, 0.8, 0.9, 0.7], [128, 224, 160, 224])):
+        epochs = [{"epoch": i, "top1": value, "ema_top1": None, "eval_res": at}
+                  for i, (value, at) in enumerate(zip(top1, res, strict=True))]  # fmt: skip
+        best = best_epoch(epochs)
+        assert best is not None
+        assert best["epoch"] == stopped_at(top1, res=res)[1]
+    assert best_epoch([{"epoch": 0, "top1": None, "ema_top1": None, "eval_res": None}]) is None
+
+
+def test_averaged_weights_count_where_they_are_better() -> None:
+    assert stopped_at([0.5, 0.4, 0.4, 0.4], ema=[0.1, 0.2, 0.6, 0.5], patience=2) == (-1, 2)
+    progress = Progress(Stop(), [224])
+    progress.update({"epoch": 0, "top1": 0.2, "ema_top1": 0.3}, last=False)
+    assert (progress.best_top1, progress.best_weights) == (0.3, "ema")
+    again = Progress(Stop(), [224])
+    again.load_state_dict(json.loads(json.dumps(progress.state_dict())))
+    assert again.state_dict() == progress.state_dict()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_bad_weight_is_seen(bad: float) -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    assert all_finite(network)
+    with torch.no_grad():
+        network[1].weight[2] = bad
+    assert not all_finite(network)
+
+
+def run(folder: Path, shard_root: Path, text: str, *more: str) -> int:
+    (folder / "small.toml").write_text(text)
+    words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
+    return main([*map(str, words), "--threads", "1", *more])
+
+
+def test_a_stopped_run_is_whole_says_so_and_stays_stopped(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SMALL.replace("lr = 0.001", "lr = 1e-9").replace("res = 32", "res = 32\neval_res = 48")
+    text += "[stop]\npatience = 1\nmin_delta = 0.9\n"
+    assert run(tmp_path, shard_root, text) == 0
+    out = capsys.readouterr().out
+    assert "stopped early: top-1 no better than" in out
+    assert "best.pt is of epoch" in out
+    records = without_clocks(tmp_path / "small" / "run.jsonl")
+    assert [r["epoch"] for r in records if r["kind"] == "epoch"] == [0, 1]
+    assert records[-1]["kind"] == "end"
+    assert records[-1]["stopped_early"].startswith("top-1 no better than")
+    before = (tmp_path / "small" / "last.pt").read_bytes()
+    assert run(tmp_path, shard_root, text) == 0
+    assert "this run stopped early (top-1 no better than" in capsys.readouterr().out
+    assert (tmp_path / "small" / "last.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["loss", "weights"])
+def test_numbers_that_are_none_end_the_run_with_what_reproduces_the_step_and_are_not_saved(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """At step 7: a loss that is no number at once, weights when they would be saved (after step 7, a multiple of 4)."""
+    step = loop.Learner.train_step
+
+    def breaking(learner: loop.Learner, batch: loop.Batch) -> Any:
+        loss, lr = step(learner, batch)
+        if batch.spec.step == 7:
+            if what == "loss":
+                return loss * math.nan, lr
+            with torch.no_grad():
+                next(learner.network.parameters())[0, 0] = math.inf
+        return loss, lr
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Learner, "train_step", breaking)
+        assert run(tmp_path, shard_root, SMALL, "--save-every-steps", "4") == 2
+    err = capsys.readouterr().err
+    assert ("loss is nan" if what == "loss" else "weights are not finite") in err
+    assert "at step 7 (epoch 1, 48 px, lr " in err
+    recipe, shards = Recipe.parse(_table(), name="x"), ShardSet.open(shard_root)
+    plan = Plan(shards, recipe.stages, seed=3, eval_batch_size=8)
+    index = next(i for i in range(plan.total_batches) if plan.batch(i).step == 7 and plan.batch(i).split == "train")
+    told = json.loads((tmp_path / "small" / "not_finite.json").read_text())
+    keys = [key_name(int(key)) for key in shards.splits["train"].samples[plan.batch(index).ids]["key"]]
+    assert (told["step"], told["index"], told["keys"]) == (7, index, keys)
+    assert ", ".join(keys[:3]) in err
+    state = torch.load(tmp_path / "small" / "last.pt", weights_only=True)
+    assert state["step"] == 5  # the end of epoch 0
+    assert all(value.isfinite().all() for value in state["model"].values())
+    assert run(tmp_path, shard_root, SMALL) == 0  # with the fault mended it goes on
+    losses = [r for r in without_clocks(tmp_path / "small" / "run.jsonl") if r["kind"] == "step"]
+    assert [r["step"] for r in losses] == list(range(15))
+    assert losses[7]["lr"] == told["lr"]
+
+
+def test_an_error_is_told_without_the_plan_too() -> None:
+    step = {"index": 3, "step": 2, "epoch": 0, "stage": 0, "res": 32, "lr": 0.5, "loss": math.nan}
+    assert str(NotFinite("loss is nan", step)) == "loss is nan at step 2 (lr 0.5), expected finite numbers"
+
+
+def _table() -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads(SMALL)

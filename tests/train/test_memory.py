@@ -1,0 +1,62 @@
+"""Memory that was freed is there for the next batch without being faulted in again, and some more if asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+_CODE = """
+import json, resource, sys
+import numpy as np
+from train.memory import fault_in, keep_freed_memory
+
+took = keep_freed_memory() if sys.argv[1] in ("kept", "more") else None
+if sys.argv[1] == "loader":
+    from pipeline import Loader, Plan, ShardSet, Stage
+
+    with Loader(Plan(ShardSet.open(sys.argv[2]), [Stage(res=32, epochs=1, batch_size=16)])) as loader:
+        next(loader)
+counts = []
+if sys.argv[1] == "more":
+    np.ones(48 << 20, np.uint8)
+    fault_in(72 << 20)
+for _ in range(6):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones((64 if sys.argv[1] == "more" else 48) << 20, np.uint8)
+    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(json.dumps([took, counts]))
+"""
+
+
+def faults(way: str, *words: str) -> tuple[bool | None, list[int]]:
+    argv = [sys.executable, "-c", _CODE, way, *words]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    took, counts = json.loads(done.stdout)
+    return took, counts
+
+
+def test_the_second_batch_of_a_size_costs_no_page_faults() -> None:
+    took, counts = faults("kept")
+    if not took:
+        pytest.skip("the C library of this machine has no mallopt; memory is left as it comes")
+    assert counts[0] > 20  # 48 MiB are some thousand pages, or two dozen huge ones
+    assert max(counts[1:]) < counts[0] / 4
+
+
+def test_there_is_more_memory_than_was_freed_where_it_was_asked_for() -> None:
+    took, counts = faults("more")
+    if not took:
+        pytest.skip("the C library of this machine has no mallopt; memory is left as it comes")
+    assert counts[0] < faults("kept")[1][0] / 4  # 64 MiB, where 48 were freed
+
+
+def test_a_loader_leaves_the_memory_of_its_process_as_it_was(shard_root: Path) -> None:
+    """What is freed goes back to the system: other libraries of the process may rely on it."""
+    _, counts = faults("loader", str(shard_root))
+    assert min(counts) > 20  # each time anew; as above, 48 MiB are two dozen huge pages at least

@@ -1,0 +1,68 @@
+"""A run from shards on an object store is the run from the same shards in a folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from tests.support.s3 import running_s3
+from tests.train.conftest import stages
+from train.__main__ import main
+from train.logs.metrics import read_log
+
+RECIPE = f"""
+[model]
+name = "test_resnet"
+[data]
+on_bad_sample = "skip"
+[augment]
+policy = "randaugment"
+{stages((32, 1, 16), (48, 1, 16))}order = "block"
+"""
+
+
+def train(shards: str, folder: Path) -> list[dict]:
+    recipe = folder / "tiny.toml"
+    recipe.write_text(RECIPE)
+    assert main(["train", "--shards", shards, "--recipe", str(recipe), "--runs", str(folder), "--device", "cpu"]) == 0
+    return read_log(folder / "tiny" / "run.jsonl")
+
+
+@pytest.mark.slow
+def test_a_store_gives_the_run_of_the_folder(
+    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, and with a damaged sample told and replaced in both."""
+    root = Path(shutil.copytree(shard_root, tmp_path / "set"))
+    tar = root / "32" / "train-000000.tar"
+    data = bytearray(tar.read_bytes())
+    data[600] ^= 255
+    tar.write_bytes(data)
+    monkeypatch.setenv("RESOLUTE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    here = train(str(root), tmp_path / "here")
+    with running_s3() as url:
+        fsspec.filesystem("s3").put(f"{root}/", f"{url}/set/", recursive=True)
+        there = train(f"{url}/set", tmp_path / "there")
+    for kind in ("step", "epoch"):
+        runs = [[r["loss"] for r in log if r["kind"] == kind] for log in (here, there)]
+        assert runs[0] == runs[1]
+        assert runs[0]
+    for log in (here, there):
+        (skipped,) = (r for r in log if r["kind"] == "skipped")
+        assert "is damaged, got CRC-32" in skipped["reason"]
+    assert any((tmp_path / "cache").rglob("*"))
+
+
+@pytest.mark.slow
+def test_tars_that_others_made_are_trained_on(shard_root: Path, tmp_path: Path) -> None:
+    """Without a manifest, and so in one size, from which each resolution is taken."""
+    shutil.copytree(shard_root / "64", tmp_path / "wds", ignore=shutil.ignore_patterns("*.idx"))
+    log = train(str(tmp_path / "wds"), tmp_path)
+    assert [(r["train_samples"], r["val_samples"], r["classes"]) for r in log if r["kind"] == "start"] == [(75, 15, 3)]
+    assert [r["res"] for r in log if r["kind"] == "epoch"] == [32, 48]
+    assert {r["top1"] * 15 % 1 for r in log if r["kind"] == "epoch"} == {0.0}  # of all 15

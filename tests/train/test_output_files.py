@@ -1,0 +1,96 @@
+"""A place that an output file cannot have is one line, before the work, and nothing is left; so is a missing SRC."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main as bench
+from train.__main__ import main
+
+Command = Callable[[str], int]
+SUFFIXES = {"eval": ".json", "export": ".safetensors", "predict": ".csv", "lr": ".png", "show": ".png",
+            "plan": ".json", "bench": ".json"}  # fmt: skip
+
+
+@pytest.fixture
+def commands(trained: Path, shard_root: Path) -> dict[str, Command]:
+    """Each command as a function of its output file; returns its exit status."""
+    run, shards, recipe = str(trained), str(shard_root), str(trained.parent / "small.toml")
+    photos = str(shard_root.parent / "photos" / "class0")
+    return {
+        "eval": lambda out: main(["eval", run, "--shards", shards, "--json", out, "--device", "cpu"]),
+        "export": lambda out: main(["export", run, "--out", out]),
+        "predict": lambda out: main(["predict", run, "--src", photos, "--out", out, "--device", "cpu"]),
+        "lr": lambda out: main(["lr", "--recipe", recipe, "--samples", "99", "--out", out]),
+        "show": lambda out: main(["show", shards, "--recipe", recipe, "--out", out]),
+        "plan": lambda out: main(["plan", "--shards", shards, "--recipe", recipe, "--device", "cpu", "--json", out]),
+        "bench": lambda out: bench(["--shards", shards, "--out", out, "--device", "cpu"]),
+    }
+
+
+@pytest.mark.parametrize("command", SUFFIXES)
+def test_every_command_has_the_same_rule(
+    commands: dict[str, Command], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    suffix = SUFFIXES[command]
+    (tmp_path / f"folder{suffix}").mkdir()
+    (tmp_path / "photo.jpg").write_bytes(b"a photo")
+    before = sorted(tmp_path.rglob("*"))
+    for name, message in (
+        (f"missing/x{suffix}", "not written (No such folder)"),
+        (f"photo.jpg/x{suffix}", "not written (No such folder)"),
+        (f"folder{suffix}", "not written (Is a directory)"), ("photo.txt", "expected a name that ends in"),
+    ):  # fmt: skip
+        assert commands[command](name) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1
+        assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "photo.jpg").read_bytes() == b"a photo"
+
+
+@pytest.mark.parametrize(("command", "content"), [("predict", "name,price\n"), ("predict", ""), ("export", "weights")])
+def test_a_file_of_another_kind_is_not_replaced(
+    commands: dict[str, Command], command: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / f"x{SUFFIXES[command]}"
+    out.write_text(content)
+    assert commands[command](str(out)) == 2
+    assert "choose another" in capsys.readouterr().err
+    assert out.read_text() == content
+
+
+@pytest.mark.parametrize("command", ["predict", "export", "lr"])
+def test_an_earlier_result_is_replaced(commands: dict[str, Command], command: str, tmp_path: Path) -> None:
+    out = tmp_path / f"x{SUFFIXES[command]}"
+    for _ in range(2):
+        assert commands[command](str(out)) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+@pytest.mark.parametrize("source", ["", "  "])
+def test_predict_without_a_source_says_what_is_needed(
+    trained: Path, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", str(trained), "--src", source]) == 2
+    assert "SRC: got nothing, expected a folder of images" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_bench_without_a_batch_size_takes_what_a_small_set_has(
+    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.__main__._BATCH_SIZE", 1000)
+    monkeypatch.chdir(tmp_path)
+    assert bench(["--shards", str(shard_root), "--only", "loader", "--res", "32", "--seconds", "0.02", "--rounds", "1",
+                  "--threads", "1", "--device", "cpu"]) == 0  # fmt: skip
+    result = json.loads((tmp_path / "bench" / "bench-cpu.json").read_text())
+    assert result["settings"]["batch_size"] == 75
+    assert [entry["res"] for entry in result["loader"]["res"]] == [32]

@@ -1,0 +1,83 @@
+"""The contact sheet shows the very pixels and weights that training gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from train.__main__ import main
+from train.recipe.schema import Recipe
+from train.show import model_inputs
+
+TEXT = """
+seed = 3
+[augment]
+mixup_alpha = 1.0
+cutmix_alpha = 1.0
+[eval]
+batch_size = 8
+[[stages]]
+res = 32
+epochs = 1
+batch_size = 8
+augment = { mixup_prob = 0.0 }
+[[stages]]
+res = 48
+epochs = 2
+batch_size = 16
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    path = tmp_path / "two.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_rows_are_the_first_batches_of_each_stage_as_training_gets_them(shard_set: ShardSet, recipe_file: Path) -> None:
+    recipe = Recipe.load(recipe_file)
+    rows = model_inputs(shard_set, recipe, count=6)
+    assert [row.title.split(", epoch")[0] for row in rows] == [
+        "stage 0, training, 32 px", "stage 0, validation, 32 px", "stage 1, training, 48 px",
+        "stage 1, validation, 48 px",
+    ]  # fmt: skip
+    assert [row.pixels.shape for row in rows] == [(6, 32, 32, 3)] * 2 + [(6, 48, 48, 3)] * 2
+    plan = Plan(shard_set, recipe.stages, seed=recipe.seed, eval_batch_size=8)
+    wanted = next(s for s in plan.passes if s.stage == 1 and s.split == "train").first
+    with Loader(plan, device="cpu") as loader:
+        batch = next(batch for batch in loader if batch.spec.index == wanted)
+    mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
+    pixels = batch.images[:6].permute(0, 2, 3, 1).numpy() * std + mean
+    assert np.abs(rows[2].pixels / 255 - pixels).max() <= 0.5 / 255 + 1e-6
+    for i, line in enumerate(rows[2].lines):
+        own, other = (shard_set.classes[int(labels[i])] for labels in (batch.labels, batch.partner_labels))
+        lam = float(batch.lam[i])
+        assert line == (own if lam == 1 else f"{lam:.2f} {own}\n{1 - lam:.2f} {other}")
+    assert all(" " not in line for row in (rows[0], rows[1], rows[3]) for line in row.lines)  # not mixed: a name
+
+
+def test_the_sheet_is_drawn_and_mistakes_are_one_line(
+    shard_root: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["show", str(shard_root), "--recipe", str(recipe_file)]
+    assert main([*words, "--out", str(tmp_path / "seen.png"), "--count", "5"]) == 0
+    with Image.open(tmp_path / "seen.png") as sheet:
+        assert sheet.size == (5 * 180, 4 * 240)
+    for wrong, told in (
+        (["--out", str(tmp_path / "a.nosuch")], "a.nosuch, expected a name that ends in .png or"),
+        (["--out", str(tmp_path / "new" / "a.png")], "a.png: not written (No such folder)"),
+        (["--count", "0"], "argument --count: got '0'"),
+        (["--colour"], "--colour"),
+    ):
+        capsys.readouterr()
+        assert main([*words, *wrong]) == 2
+        err = capsys.readouterr().err
+        assert told in err
+        assert err.count("\n") == 1

@@ -1,0 +1,326 @@
+"""A run ends well, goes on after any cut as if nothing had happened, and says what is wrong in one line."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.plan.plan import Plan
+from prep.__main__ import main as prep
+from tests import ROOT
+from tests.conftest import make_photos
+from tests.support.commands import Ended
+from tests.train.conftest import without_clocks
+from train.__main__ import main
+from train.logs.metrics import read_log
+from train.recipe.schema import Recipe
+
+Words = Callable[[Path], list[str]]
+Started = Callable[..., Ended]
+STEP, SAVE, EVAL = "train.loop:Learner:train_step", "train.checkpoint::save", "train.loop:Learner:eval_step"
+pytestmark = pytest.mark.slow
+SYNC = "os::fsync"  # in the middle of a save: the log, or the part file, is written, nothing is promised yet
+
+
+@pytest.fixture(scope="module")
+def words(words: Words) -> Words:
+    return lambda runs: [*words(runs), "--threads", "2"]  # sums of several threads are exact as well
+
+
+@pytest.fixture(scope="module")
+def train_process(words: Words, forked: Started) -> Started:
+    """train_process(runs, more arguments): the tiny run's command line, in a process of its own."""
+    return lambda runs, *more: forked("train", *words(runs), *more)
+
+
+@pytest.fixture(scope="module")
+def killed(words: Words, forked: Started) -> Started:
+    """killed(runs, "module:Owner:function:nth call:signal"): as `train_process`, with that signal at that call."""
+    return lambda runs, *cue: forked("tests.support.signalling", *cue, *words(runs))
+
+
+@pytest.fixture(scope="module")
+def finished(train_process: Started, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run. why: a process of its own, as the cut runs are: same thread pools."""
+    runs = tmp_path_factory.mktemp("whole")
+    done = train_process(runs)
+    assert done.status == 0, done.err
+    assert "no GPU found" not in done.out  # it was told to use the CPU
+    assert "top-1" in done.out
+    return runs / "tiny"
+
+
+def assert_equal_runs(got: Path, expected: Path) -> None:
+    assert without_clocks(got / "run.jsonl") == without_clocks(expected / "run.jsonl")
+    ours, theirs = (torch.load(folder / "last.pt", weights_only=True) for folder in (got, expected))
+    for part in ("model", "ema"):
+        for name, tensor in theirs[part].items():
+            assert torch.equal(ours[part][name], tensor), (part, name)
+    assert torch.equal(ours["rng"], theirs["rng"])
+    assert ours["position"] == theirs["position"]
+
+
+def test_a_finished_run_has_its_files_and_saw_each_sample_of_each_epoch_once(
+    finished: Path, shard_set: ShardSet, recipe_file: Path
+) -> None:
+    checkpoints = {"last.pt", "best.pt", "step-00000024.pt", "step-00000026.pt"}
+    assert {f.name for f in finished.iterdir()} == {"run.jsonl", "report.html"} | checkpoints
+    records = without_clocks(finished / "run.jsonl")
+    assert [r["kind"] for r in records if r["kind"] != "step"] == ["start", *["epoch"] * 5, "end"]
+    plan = Plan(shard_set, Recipe.load(recipe_file).stages, seed=5, eval_batch_size=8)
+    logged = [r["index"] for r in records if r["kind"] == "step"]
+    assert logged == [i for i in range(plan.total_batches) if plan.pass_at(i).split == "train"]
+    seen = Counter((plan.pass_at(i).epoch, int(sample)) for i in logged for sample in plan.batch(i).ids)
+    assert set(seen.values()) == {1}
+    assert Counter(epoch for epoch, _ in seen) == {0: 38, 1: 38, 2: 75, 3: 56, 4: 56}
+    for record in records:
+        if record["kind"] == "epoch":
+            assert 0 <= record["top1"] <= record["top5"] == 1.0  # three classes
+            assert record["samples"] == [38, 38, 75, 56, 56][record["epoch"]]
+
+
+@pytest.mark.timeout(1200)
+def test_a_run_killed_ten_times_equals_the_uninterrupted_one_bit_for_bit(
+    finished: Path, killed: Started, train_process: Started, tmp_path: Path
+) -> None:
+    """kill -9 at random steps, at both stage changes (steps 6 and 16), in a save and in a validation."""
+    rng = random.Random(0)
+    cues = [f"{STEP}:{rng.randint(2, 4)}:9" for _ in range(4)]
+    cues[1:1] = [f"{SYNC}:2:9", f"{SYNC}:3:9"]
+    cues += [f"{EVAL}:1:9", f"{EVAL}:2:9", f"{STEP}:1:9", f"{SAVE}:2:9"]
+    positions = []
+    for cue in cues:
+        assert killed(tmp_path, cue).status == 137
+        last = tmp_path / "tiny" / "last.pt"
+        positions.append(torch.load(last, weights_only=True)["position"] if last.exists() else 0)
+    assert positions == sorted(positions)
+    assert positions[-1] > 0
+    for step in (6, 16):  # the first steps of a new stage, from a checkpoint that is made there
+        fresh = tmp_path / f"change{step}"
+        assert killed(fresh, f"{STEP}:{step + 2}:9").status == 137
+        done = train_process(fresh)
+        assert done.status == 0, done.err
+        assert_equal_runs(fresh / "tiny", finished)
+    done = train_process(tmp_path)
+    assert done.status == 0, done.err
+    assert "resuming at batch" in done.out
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+@pytest.mark.parametrize(("cue", "status"), [(f"{STEP}:9:15", 143), (f"{EVAL}:3:2", 130), (f"{STEP}:8:1", 129)])
+def test_a_signal_saves_and_leaves_cleanly(
+    finished: Path, killed: Started, train_process: Started, tmp_path: Path, cue: str, status: int
+) -> None:
+    cut = killed(tmp_path, cue)
+    assert cut.status == status
+    assert "saved at batch" in cut.out
+    assert "Traceback" not in cut.err
+    done = train_process(tmp_path)
+    assert done.status == 0, done.err
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(
+    finished: Path, killed: Started, tmp_path: Path
+) -> None:
+    done = killed(tmp_path, "--nohup", f"{STEP}:8:1")
+    assert done.status == 0, done.err
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+def test_ctrl_c_in_the_warm_up_stops_before_its_next_shape(
+    finished: Path, killed: Started, words: Words, tmp_path: Path
+) -> None:
+    cut = killed(tmp_path, "torch:Tensor:backward:1:2")  # that of the first shape
+    assert cut.status == 130, cut.err
+    assert "stopped by SIGINT before its first batch; the same command continues" in cut.out
+    assert "warmed up" not in cut.out
+    assert "Traceback" not in cut.err
+    assert main(words(tmp_path)) == 0
+    assert without_clocks(tmp_path / "tiny" / "run.jsonl")[-1] == without_clocks(finished / "run.jsonl")[-1]
+
+
+@pytest.mark.parametrize("first", [2, 15, 1])
+def test_a_second_ctrl_c_ends_the_run_at_once_without_a_traceback(killed: Started, tmp_path: Path, first: int) -> None:
+    cut = killed(tmp_path, f"{STEP}:1:{first},2")
+    assert cut.status == 130
+    assert "Traceback" not in cut.err
+    assert cut.err.endswith("stopped at once, without a save; the same command continues\n")
+
+
+def test_a_reader_of_stdout_that_leaves_does_not_end_the_run(finished: Path, words: Words, tmp_path: Path) -> None:
+    line = shlex.join([sys.executable, "-m", "train", *words(tmp_path)])
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line} | head -1"], cwd=ROOT, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+def test_a_folder_in_which_a_run_trains_is_refused_to_others_and_can_be_read(
+    finished: Path, words: Words, tmp_path: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first run is stopped for good (SIGSTOP) after its first checkpoints, and continues in the end."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / ".last.pt.0123456789ab.partial").write_text("left by a killed process")
+    first = subprocess.Popen([sys.executable, "-m", "tests.support.signalling", f"{STEP}:11:19", *words(tmp_path)],
+                             cwd=ROOT, stdout=subprocess.DEVNULL)  # fmt: skip
+    try:
+        _, status = os.waitpid(first.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        log = (folder / "run.jsonl").read_bytes()
+        assert main(words(tmp_path)) == 2
+        err = capsys.readouterr().err
+        assert f"tiny: another training is writing here, got host {socket.gethostname()}, pid {first.pid}, since" in err
+        assert "choose another RUN" in err
+        assert err.count("\n") == 1
+        assert (folder / "run.jsonl").read_bytes() == log
+        assert main(["plan", *words(tmp_path)[1:]]) == 0
+        assert main(["eval", str(folder), "--shards", str(shard_root), "--device", "cpu", "--threads", "1"]) == 0
+        assert main(["export", str(folder)]) == 0
+        assert main(["report", str(folder)]) == 0
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+        assert first.wait(120) == 0
+    assert_equal_runs(folder, finished)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in finished.iterdir()} | {
+        "eval.json", "model.safetensors"}  # fmt: skip
+
+
+def test_a_finished_run_is_left_alone(finished: Path, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (finished / "last.pt").read_bytes()
+    assert main(words(finished.parent)) == 0
+    assert "this run is finished" in capsys.readouterr().out
+    assert (finished / "last.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("lr = 0.1", "lr = 0.2"), "made with another recipe: recipe.optim.lr got 0.1, expected 0.2"),
+        (("res = 48", "res = 96"), "no shards at 96 px, got 32,48,64"),
+        (("seed = 5", "sead = 5"), "unknown key sead; did you mean seed?"),
+        (('"test_resnet"', '"no_such_net"'), "timm cannot build 'no_such_net'"),
+        (("seed = 5", 'seed = 5\nprecision = { amp = "fp16" }'), "got fp16 on cpu, expected bf16 or off"),
+        (("drop_rate", "drop_rat"), "timm cannot build 'test_resnet' with {'drop_rat': 0.1}"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_touches_nothing(
+    finished: Path, recipe_file: Path, words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    change: tuple[str, str], message: str,
+) -> None:  # fmt: skip
+    shutil.copytree(finished, tmp_path / "tiny")
+    before = (tmp_path / "tiny" / "run.jsonl").read_bytes()
+    other = tmp_path / "tiny.toml"
+    other.write_text(recipe_file.read_text().replace(*change))
+    line = [*words(tmp_path), "--recipe", str(other)]
+    assert main(line) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert (tmp_path / "tiny" / "run.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:99", "cpu:0"])
+def test_a_device_that_is_not_there_is_told(words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                            device: str) -> None:  # fmt: skip
+    assert main([*words(tmp_path), "--device", device]) == 2
+    assert f"{device}" in capsys.readouterr().err
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_a_full_disk_under_the_log_is_told_and_the_run_goes_on_later(
+    finished: Path, words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert main(words(tmp_path)) == 2
+    assert "run.jsonl: not written (No space left on device); make room and run again" in capsys.readouterr().err
+    assert main(words(tmp_path)) == 0
+    assert without_clocks(tmp_path / "tiny" / "run.jsonl")[-1] == without_clocks(finished / "run.jsonl")[-1]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(
+    finished: Path, words: Words, train_process: Started, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, tmp_path / "tiny")
+    last = tmp_path / "tiny" / "last.pt"
+    for file in (last, tmp_path / "tiny" / "step-00000026.pt"):  # two names of one file, before it was copied
+        file.write_bytes(file.read_bytes()[:-1000])
+    assert main(words(tmp_path)) == 2
+    err = capsys.readouterr().err
+    assert "last.pt: damaged or no checkpoint" in err
+    assert "step-00000024.pt (step 24) is good: resume with --from step-00000024.pt" in err
+    done = train_process(tmp_path, "--from", "step-00000024.pt")
+    assert done.status == 0, done.err
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+def test_a_resolution_that_is_added_to_the_set_changes_nothing_and_new_photos_are_told_in_words(
+    finished: Path, forked: Started, recipe_file: Path, shard_root: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(shard_root, tmp_path / "set")
+    words = ["train", "--shards", str(tmp_path / "set"), "--recipe", str(recipe_file), "--runs", str(tmp_path),
+             "--device", "cpu", "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
+    assert forked("tests.support.signalling", f"{STEP}:9:15", *words).status == 143
+    photos = str(shard_root.parent / "photos")
+    again = ["--val-frac", "0.17", "--shard-samples", "32", "--workers", "1", "--out", str(tmp_path / "set")]
+    assert prep(["--src", photos, "--res", "32,40,48,64", *again]) == 0
+    done = forked("train", *words)
+    assert done.status == 0, done.err
+    ours, theirs = (without_clocks(folder / "run.jsonl") for folder in (tmp_path / "tiny", finished))
+    assert [r for r in ours if r["kind"] != "start"] == [r for r in theirs if r["kind"] != "start"]
+    assert prep(["--src", photos, "--res", "32,48,64", "--quality", "50", "--rebuild", *again]) == 0
+    capsys.readouterr()
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert "made with other data: got a set that differs in train images at 32 px, " in err
+    assert "(equal: classes, " in err
+
+
+def test_the_log_has_the_digest_of_each_checkpoint(finished: Path) -> None:
+    digests = {r["file"]: r["sha256"] for r in read_log(finished / "run.jsonl") if r["kind"] == "checkpoint"}
+    assert set(digests) == {f"step-{step:08d}.pt" for step in (3, 6, 9, 12, 15, 16, 18, 21, 24, 26)}
+    for name in ("step-00000024.pt", "step-00000026.pt"):
+        assert hashlib.sha256((finished / name).read_bytes()).hexdigest() == digests[name]
+
+
+def test_a_run_trains_on_all_folds_but_the_one_that_validates(
+    tmp_path: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = make_photos(tmp_path / "photos", each=10)
+    set_words = ["--src", photos, "--out", tmp_path / "s", "--res", "32", "--folds", "3", "--workers", "1"]
+    assert prep([str(word) for word in set_words]) == 0
+    text = recipe_file.read_text().split("[[stages]]")[0]
+    stage = "[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n"
+    run_words = ["train", "--shards", str(tmp_path / "s"), "--runs", str(tmp_path / "runs"), "--device", "cpu"]
+    (tmp_path / "fold1.toml").write_text(f"{text}[data]\nfold = 1\n{stage}")
+    assert main([*run_words, "--recipe", str(tmp_path / "fold1.toml")]) == 0
+    (epoch,) = [r for r in without_clocks(tmp_path / "runs" / "fold1" / "run.jsonl") if r["kind"] == "epoch"]
+    held_out = len(ShardSet.open(tmp_path / "s", fold=1).splits["val"])
+    assert epoch["samples"] == 30 - held_out
+    (tmp_path / "none.toml").write_text(f"{text}{stage}")
+    capsys.readouterr()
+    assert main([*run_words, "--recipe", str(tmp_path / "none.toml")]) == 2
+    assert "got no fold, expected 0 to 2: the set has 3 folds" in capsys.readouterr().err
