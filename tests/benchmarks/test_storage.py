@@ -8,11 +8,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.proc import evict_files
 from benchmarks.storage.__main__ import Delayed, main, paced
 from benchmarks.storage.object_store import store
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.reader import Reader
 from pipeline.storage.base import open_files
 from pipeline.storage.disk_cache import CacheSettings
 
@@ -39,6 +42,10 @@ def test_delayed_files_have_the_same_bytes_later(shard_root: Path) -> None:
     assert slow.read(name, 7, 100) == files.read(name, 7, 100)
     assert time.perf_counter() - began >= 0.03
     assert (slow.root, slow.size(name), slow.local(name)) == (files.root, files.size(name), files.local(name))
+    with Reader(ShardSet.open(shard_root, files=slow)) as reader:  # type: ignore[arg-type]
+        began = time.perf_counter()
+        assert not reader.submit("train", 32, np.arange(2)).result().errors
+        assert time.perf_counter() - began >= 0.03
     evict_files([shard_root / name])
     assert slow.read(name, 7, 100) == files.read(name, 7, 100)
 
