@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import random
@@ -30,6 +31,8 @@ from train.__main__ import main
 from train.inference.evaluate import main as evaluate
 from train.inference.export import main as export
 from train.logs.metrics import read_log
+from train.planner import plan as planner
+from train.planner.measure import measure
 from train.recipe.schema import Recipe
 from train.report.html import main as page
 
@@ -177,8 +180,9 @@ def test_a_reader_of_stdout_that_leaves_does_not_end_the_run(finished: Path, wor
 
 
 def test_a_folder_in_which_a_run_trains_is_refused_to_others_and_can_be_read(
-    finished: Path, words: Words, tmp_path: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    finished: Path, words: Words, tmp_path: Path, shard_root: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """The first run is stopped for good (SIGSTOP) after its first checkpoints, and continues in the end."""
     folder = tmp_path / "tiny"
     folder.mkdir()
@@ -195,6 +199,7 @@ def test_a_folder_in_which_a_run_trains_is_refused_to_others_and_can_be_read(
         assert "choose another RUN" in err
         assert err.count("\n") == 1
         assert (folder / "run.jsonl").read_bytes() == log
+        monkeypatch.setattr(planner, "measure", functools.partial(measure, about_s=0.01))
         assert main([*words(tmp_path), "--plan"]) == 0
         assert evaluate([str(folder), "--shards", str(shard_root), "--device", "cpu", "--threads", "1"]) == 0
         assert export([str(folder)]) == 0
