@@ -154,7 +154,7 @@ export: $(READY)  ## RUN=name [OUT=model.safetensors] the best weights, and the 
 report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
 	@$(PY) -m train report -- "$$RUN"
 
-bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, switch cost, stalls, beside a torch DataLoader (bench/)
+bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, cost of a change, stalls, beside a torch DataLoader (bench/)
 	@$(PY) -m benchmarks --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device)
 
 # why worksteal: neighbouring tests, which share fixtures, stay in one worker

@@ -1,101 +1,173 @@
-"""Throughput of the loader in images/s at each resolution, compared with torch's DataLoader and Pillow.
+"""How many images per second do image loaders deliver, at what CPU cost, and how exact are their pixels?
 
-Both read the same stored training images, apply random resized crop, flip and normalisation, and deliver float32
-batches on the device. They run one at a time, interleaved; after a warm-up each is drained for a few seconds. Host time
-is the CPU time of the main thread alone: what loading costs the training loop's thread.
+    python -m benchmarks.loader --shards shards [--only ours,pillow] [--batch-size 256]
+
+Every loader applies random resized crop, flip and normalisation to the same stored images and delivers float32 batches
+on the CPU with the same number of workers or threads. Each runs in its own process, one at a time, in rounds (A B C,
+A B C, ...), after a warm-up. benchmarks/loaders/ffcv.py explains how to install FFCV.
 """
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import io
 import math
-import time
-from collections.abc import Callable, Generator
-from contextlib import closing
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
-from pipeline.dataset.shard_set import ShardSet
+from .cli import Parser, check_numbers, command, repeated, show_progress, spread, summarize, text_table
+from .loaders.registry import LOADERS
+from .loaders.run import Runner, add_arguments, compare
+from .loaders.tars import Tars
 
-from .ours import full_batches, our_batches, train_plan
-from .peer import peer_batches
-from .table import each_repeated, spread, text_table
+__all__ = ["SAME_DB", "main", "measure_quality", "measure_rates", "psnr_db", "quality_table", "rates_table",
+           "reference"]  # fmt: skip
 
-__all__ = ["drain", "measure", "synchronise", "table"]
+SAME_DB = 99.0  # reported for identical images
+_FASTEST = 100_000  # images/s; upper bound, so that no loader runs out of batches
+_CENTRE_SQUARES = (1.0, 0.5)  # sides in short sides: one that is shrunk, one that is enlarged
+_IMAGES = 64
 
-_FASTEST = 100_000  # images/s; upper bound of any loader, so that none runs out of batches
 
+def measure_rates(runner: Runner) -> dict[str, Any]:
+    """{"warm_up_batches", "res": [{"res", "loaders": {name: results of `rate`, and "ours_times"}}]}, all `repeated`.
 
-def measure(
-    shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, seconds: float, repeats: int,
-    show_progress: Callable[[str], None],
-) -> dict[str, Any]:  # fmt: skip
-    """{"res": [{"res", "loaders": {name: {"images_per_s", "host_us_per_image", "first_batch_s"}}}]}.
-
-    Every value is `repeated`; each repeat measures `seconds` s after a warm-up.
+    `ours_times`: our rate / the loader's rate in the same round.
     """
-    warm_up = max(8, 2 * threads)
-    batches = warm_up + math.ceil(seconds * _FASTEST / batch_size)
-    results = []
-    for res in shards.resolutions:
-        plan = train_plan(shards, [full_batches(shards, res, batches=batches, batch_size=batch_size)])
-
-        def ours(decode: Any = None, plan: Any = plan) -> Generator[torch.Tensor, None, None]:
-            return our_batches(plan, device=device, threads=threads, decode=decode)
-
-        def peer(res: int = res) -> Generator[torch.Tensor, None, None]:
-            return peer_batches(shards, [res], batches=batches, batch_size=batch_size, device=device, workers=threads)
-
-        loaders: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {"ours": ours, "peer": peer}
-        if device.type == "cuda":
-            loaders["ours, CPU decode"] = lambda ours=ours: ours("cpu")  # type: ignore[misc]
-        raw: dict[str, list[dict[str, float]]] = {name: [] for name in loaders}
-        for repeat in range(repeats):
-            for name, start in loaders.items():
-                show_progress(f"loader: {res} px, {name}, repeat {repeat + 1} of {repeats}")
-                with closing(start()) as stream:
-                    raw[name].append(drain(stream, seconds=seconds, warm_up=warm_up, device=device))
-        results.append({"res": res, "loaders": {name: each_repeated(each) for name, each in raw.items()}})
+    job, results = runner.job, []
+    names = [name for name in runner.loaders if LOADERS[name].has_rate]
+    # why: two rounds of every worker's batches ahead are in the queues when the clock starts, not more
+    warm_up = max(8, 8 * job.workers)
+    batches = warm_up + math.ceil(job.seconds * _FASTEST / job.batch_size)
+    for res in job.resolutions:
+        raw: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for number in range(runner.rounds):
+            for name in names:
+                show_progress(f"{res} px, round {number + 1} of {runner.rounds}: {name}")
+                raw[name].append(runner.run(name, task="rate", resolutions=(res,), batches=batches, warm_up=warm_up))
+        loaders = {name: summarize(each) for name, each in raw.items()}
+        for name in names if "ours" in names else ():
+            pairs = zip(raw["ours"], raw[name], strict=True)
+            loaders[name]["ours_times"] = repeated([a["images_per_s"] / b["images_per_s"] for a, b in pairs])
+        results.append({"res": res, "loaders": loaders})
     return {"warm_up_batches": warm_up, "res": results}
 
 
-def drain(
-    stream: Generator[torch.Tensor, None, None], *, seconds: float, warm_up: int, device: torch.device
-) -> dict[str, float]:
-    """Rates while taking batches as fast as possible for `seconds` s, after `warm_up` batches."""
-    began = time.perf_counter()
-    next(stream)
-    synchronise(device)
-    first_batch_s = time.perf_counter() - began
-    for _ in range(warm_up - 1):
-        next(stream)
-    synchronise(device)
-    images, started, busy = 0, time.perf_counter(), time.thread_time()
-    while time.perf_counter() - started < seconds or not images:
-        images += len(next(stream))
-    busy = time.thread_time() - busy
-    synchronise(device)
-    elapsed_s = time.perf_counter() - started
-    return {
-        "images_per_s": images / elapsed_s, "host_us_per_image": 1e6 * busy / images, "first_batch_s": first_batch_s
-    }  # fmt: skip
+def measure_quality(runner: Runner) -> list[dict[str, Any]]:
+    """[{"res", "crop_frac", "images", "psnr_db": {name: mean}}] against Pillow's antialiased bilinear.
+
+    Every loader resizes the same centre square (side: `crop_frac` x short side) of the first images of the validation
+    split; each result is compared with Pillow's on exactly the crop that the loader used.
+    """
+    job = runner.job
+    tars_of = {res: Tars(job.shards, res, "val") for res in job.resolutions}
+    names = [name for name in runner.loaders if LOADERS[name].has_crops]
+    if not names or not all(map(len, tars_of.values())):
+        return []
+    files = {}
+    for name in names:
+        show_progress(f"quality: {name}")
+        files[name] = runner.run(name, task="crops", crop_fracs=_CENTRE_SQUARES, images=_IMAGES)
+    results = []
+    for res, tars in tars_of.items():
+        jpegs = [tars.jpeg(i) for i in range(min(_IMAGES, len(tars)))]
+        for frac in _CENTRE_SQUARES:
+            values = {}
+            for name, file_of in files.items():
+                with np.load(Path(job.scratch, file_of[f"{res} {frac}"])) as made:
+                    exact = reference(jpegs, made["crops"], res)
+                    values[name] = statistics.fmean(map(psnr_db, made["images"], exact))
+            results.append({"res": res, "crop_frac": frac, "images": len(jpegs), "psnr_db": values})
+    return results
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # sync: ends the timed interval; batches and steps are asynchronous
+def reference(jpegs: Sequence[bytes], crops: NDArray[np.int64], res: int) -> list[NDArray[np.uint8]]:
+    """Pillow's antialiased bilinear resize of each crop (N, 4) x, y, w, h in px to (res, res, 3) uint8."""
+    images = [Image.open(io.BytesIO(jpeg)).convert("RGB") for jpeg in jpegs]
+    return [
+        np.asarray(image.crop((x, y, x + w, y + h)).resize((res, res), Image.Resampling.BILINEAR))
+        for image, (x, y, w, h) in zip(images, crops.tolist(), strict=True)
+    ]
 
 
-def table(result: dict[str, Any]) -> str:
-    """One row per resolution and loader; the ratio is ours / the peer's, of medians."""
+def psnr_db(image: NDArray[np.float32], exact: NDArray[np.uint8]) -> float:
+    """Peak signal to noise ratio of two images of levels 0..255, at most `SAME_DB`."""
+    error = float(np.mean((image.astype(np.float64) - exact) ** 2))
+    return min(SAME_DB, 10 * float(np.log10(255**2 / error))) if error else SAME_DB
+
+
+def rates_table(result: dict[str, Any]) -> str:
     rows = []
     for entry in result["res"]:
-        base = entry["loaders"]["peer"]["images_per_s"]["median"]
         for name, values in entry["loaders"].items():
+            used, busy = values["cpu_s_per_1000"], values["cores_busy"]
             rows.append([
-                f"{entry['res']} px", "DataLoader + Pillow" if name == "peer" else name,
-                spread(values["images_per_s"]), f"{values['images_per_s']['median'] / base:.2f}x",
-                f"{values['host_us_per_image']['median']:.1f}", f"{values['first_batch_s']['median']:.2f}",
+                f"{entry['res']} px", LOADERS[name].title, spread(values["images_per_s"]),
+                spread(values["ours_times"], 2) if "ours_times" in values else "",
+                spread(used, 2) if used else "", f"{busy['median']:.1f}" if busy else "",
+                f"{values['host_us_per_image']['median']:.1f}", f"{values['processes']} / {values['threads']}",
+                values["layout"], f"{values['first_batch_s']['median']:.1f}",
             ])  # fmt: skip
-    header = ["", "loader", "images/s", "ratio", "host us/image", "first batch s"]
-    return text_table("loader alone: median (min..max)", header, rows, left=2)
+    header = ["", "loader", "images/s", "ours is times", "CPU s / 1000", "cores", "host us/image",
+              "processes / threads", "memory", "first batch s"]  # fmt: skip
+    return text_table("loader alone, float32 batches: median (min..max)", header, rows, left=2)
+
+
+def quality_table(results: list[dict[str, Any]]) -> str:
+    """dB to Pillow of the loaders that resize known crops; `main` describes the others in words."""
+    if not results:
+        return "quality: nothing to compare: no validation images in the set, or no loader that resizes known crops"
+    names = list(results[0]["psnr_db"])
+    header = ["centre square of", "", *names]
+    rows = [
+        [f"{entry['crop_frac']:g} short sides", f"-> {entry['res']} px",
+         *(f"{entry['psnr_db'][name]:.1f}" for name in names)]
+        for entry in results
+    ]  # fmt: skip
+    title = f"PSNR in dB to Pillow's antialiased bilinear, mean of {results[0]['images']} images (99: identical)"
+    return text_table(title, header, rows, left=2)
+
+
+def _measure(runner: Runner) -> tuple[dict[str, Any], str]:
+    results: dict[str, Any] = {"loader": measure_rates(runner), "quality": measure_quality(runner)}
+    resizes = [f"  {name:16s} {LOADERS[name].resize}" for name in runner.loaders]
+    return results, "\n\n".join([rates_table(results["loader"]), quality_table(results["quality"]),
+                                 "\n".join(["how they resize", *resizes])])  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
+    parser = Parser(
+        prog="python -m benchmarks.loader",
+        description="Measure on your own shards what image loaders deliver: ours, torch's DataLoader with Pillow and "
+        "with torchvision v2, timm's, webdataset's, stock DALI, FFCV.",
+        epilog="Takes about rounds x resolutions x loaders x (seconds + 8 s). Other work on the machine shows as a "
+        "wide (min..max); CPU s / 1000 suffers least. Exit status: 0 done, 2 for a problem that the one line on stderr "
+        "explains, 130 interrupted.",
+        allow_abbrev=False,
+    )
+    add_arguments(parser, "loader.json")
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="S",
+                        help="length of a measurement (default: %(default)s)")  # fmt: skip
+
+    def work(args: Any) -> None:
+        check_numbers(args)
+        compare(args, _measure, rates=True, seconds=args.seconds)
+
+    return command(parser, work, argv)
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

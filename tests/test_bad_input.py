@@ -60,7 +60,7 @@ REPORT = ("train", "report", "{run}")
 LR = ("train", "lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.png")
 SHOW = ("train", "show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.png")
 INDEX = ("pipeline", "index", "{foreign}", "--index", "{out}")
-BENCH = ("benchmarks", "--shards", "{shards}", "--only", "loader", "--seconds", "0.2", "--repeats", "1", *CPU,
+BENCH = ("benchmarks", "--shards", "{shards}", "--only", "loader", "--seconds", "0.2", "--rounds", "1", *CPU,
          "--out", "{out}.json")  # fmt: skip
 COMMANDS = {"prep": PREP, "verify": VERIFY, "train": TRAIN, "plan": PLAN, "eval": EVAL, "predict": PREDICT,
             "export": EXPORT, "report": REPORT, "lr": LR, "show": SHOW, "index": INDEX, "bench": BENCH}  # fmt: skip
@@ -133,7 +133,7 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("index", "--threads", "0"), ("index", "--val", "7"), ("index", "--classes", "{missing}"),
         ("index", "--label", ""),
         ("verify", "--workers", "-1"), ("bench", "--only", "nothing"), ("bench", "--seconds", "0"),
-        ("bench", "--repeats", "0"), ("bench", "--batch-size", "0"), ("bench", "--model", "no_such_net"),
+        ("bench", "--rounds", "0"), ("bench", "--batch-size", "0"), ("bench", "--model", "no_such_net"),
     ):  # fmt: skip
         yield f"{name}: {option} {value or 'empty'!r}", (*COMMANDS[name], option, value)
     yield "train: another recipe in the run folder", (

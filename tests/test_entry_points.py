@@ -18,7 +18,7 @@ from tests.support.trees import tree
 
 # programs for others to copy, and processes that only our own ones start
 NO_COMMANDS = {"pipeline/examples/accelerate_loop.py", "pipeline/examples/plain.py", "pipeline/examples/start.py",
-               "pipeline/examples/timm_loop.py", "benchmarks/peers/child.py", "benchmarks/double.py",
+               "pipeline/examples/timm_loop.py", "benchmarks/loaders/child.py", "benchmarks/storage/object_store.py",
                "benchmarks/soak/objects.py"}  # fmt: skip
 ENTRY_POINTS = sorted(
     path.relative_to(ROOT)

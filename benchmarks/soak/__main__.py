@@ -23,16 +23,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.shell import header, ready_to_write, write
-from pipeline.cli import Parser, command
+from benchmarks.cli import Parser, command
+from benchmarks.record import check_writable, header, write
 from pipeline.errors import ResoluteError
 
 from .faults import compile_library, preload
 
 __all__ = ["main"]
 
-FORMAT = "resolute-soak-1"
-_INSIDE = "RESOLUTE_SOAK_FOLDER"  # set in the process that was started with the library of faults loaded
+_INSIDE = "RESOLUTE_SOAK_FOLDER"  # set in the process that was started with the fault library
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,10 +61,10 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
             raise ResoluteError(f"--{name}: got {getattr(args, name)}, expected at least 0; correct it")
     if sys.platform != "linux":
         raise ResoluteError(f"soak: got {sys.platform}, expected Linux; run it there")
-    ready_to_write(args.out)
+    check_writable(args.out)
     if _INSIDE in os.environ:
         return _soak(args)
-    # why: only processes started with the fault library can be disturbed
+    # why: faults reach only processes that were started with the fault library
     folder = Path(tempfile.mkdtemp(prefix="resolute-soak-")).resolve()
     library = compile_library(folder)
     environ = {**os.environ, _INSIDE: str(folder), "OPENBLAS_NUM_THREADS": "1"}
@@ -76,10 +75,10 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _soak(args: argparse.Namespace) -> int:
     folder = Path(os.environ.pop(_INSIDE))
-    from .processes import leftovers
-    from .run import Soak  # why: it imports everything
+    from .processes import end_leftovers
+    from .run import Soak  # why here: it imports everything
 
-    # why: commands in sessions of their own, the object store and the folder must not outlive the soak
+    # why: the commands, each in its own session, the object store and the folder must not outlive the soak
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.ExitStack() as stack:
@@ -87,15 +86,13 @@ def _soak(args: argparse.Namespace) -> int:
                 folder, stack, seed=args.seed, kills=args.kills, faults=args.faults, minutes=args.minutes,
                 only=[word for word in args.only.split(",") if word], index=args.index, keep=args.keep,
             )  # fmt: skip
-            soak.go()
-        result = {**header(FORMAT), **soak.result()}
-        write(args.out, result, indent=None)
+            soak.run()
+        write(args.out, {**header(args), **soak.result()}, indent=None)
     finally:
-        leftovers(grace_s=0.0)
+        end_leftovers(grace_s=0.0)
         if not (args.keep and (folder / "cycle").exists()):
             shutil.rmtree(folder, ignore_errors=True)
     print(soak.summary())
-    print(f"written: {args.out}")
     return 1 if soak.findings else 0
 
 

@@ -32,7 +32,7 @@ def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]
     for names, kind in (
         (expected.keys() - got.keys(), "missing"),
         (got.keys() - expected.keys(), "left over"),
-        ({name for name in got.keys() & expected.keys() if got[name] != expected[name]}, "of other bytes"),
+        ({name for name in got.keys() & expected.keys() if got[name] != expected[name]}, "with different content"),
     ):
         if names:
             problems.append(f"{what}: {len(names)} files {kind}: {', '.join(sorted(names)[:4])}")
@@ -40,9 +40,9 @@ def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]
 
 
 def leftover_files(what: str, folder: Path, allowed: Sequence[str] = ()) -> list[str]:
-    """Findings for everything in a folder that should be empty but for `allowed`.
+    """Findings for everything in a folder that should be empty except for `allowed`.
 
-    But for multiprocessing's `pymp-*` with the fork server's socket, which a killed process leaves: it has no bytes.
+    Also allowed: multiprocessing's `pymp-*` with the fork server's socket, which a killed process leaves: no bytes.
     """
     paths = sorted(folder.rglob("*")) if folder.exists() else []
     names = [str(path.relative_to(folder)) for path in paths
@@ -57,12 +57,12 @@ def planned_samples(shards: str, recipe: Path) -> list[tuple[int, int, list[int]
     from pipeline.plan.plan import Plan
     from train.recipe.schema import Recipe
 
-    read = Recipe.load(recipe)
-    assert read.data.order != "auto"
+    parsed = Recipe.load(recipe)
+    assert parsed.data.order != "auto"
     plan = Plan(
-        ShardSet.open(shards, resolutions=read.resolutions), read.stages, seed=read.seed, order=read.data.order,
-        fraction_mode=read.data.fraction_mode, eval_batch_size=read.eval.batch_size,
-        eval_every_epochs=read.eval.every_epochs,
+        ShardSet.open(shards, resolutions=parsed.resolutions), parsed.stages, seed=parsed.seed, order=parsed.data.order,
+        fraction_mode=parsed.data.fraction_mode, eval_batch_size=parsed.eval.batch_size,
+        eval_every_epochs=parsed.eval.every_epochs,
     )  # fmt: skip
     specs = [plan.batch(i) for i in range(plan.total_batches)]
     return [(spec.epoch, spec.step, spec.ids.tolist()) for spec in specs if spec.split == "train"]
@@ -73,7 +73,7 @@ def _log(run: Path) -> list[dict[str, Any]]:
 
 
 def _seen(folder: Path) -> dict[int, dict[int, Counter[int]]]:
-    """{step: {attempt: how often each sample was trained on}}, over all ranks. A torn last line does not count."""
+    """{step: {attempt: how often each sample was trained on}}, over all ranks, without incomplete last lines."""
     seen: dict[int, dict[int, Counter[int]]] = {}
     for file in sorted(folder.glob("*")) if folder.exists() else []:
         attempt = int(file.name.partition(".")[0])
@@ -90,30 +90,35 @@ def check_training(
 ) -> list[str]:  # fmt: skip
     """Findings of a finished run against an undisturbed one.
 
-    seen: folder with a file ATTEMPT.RANK of [step, ids] lines. exact: bit for bit, else within 1e-6.
-    complete: every attempt wrote down what it saw.
+    seen: folder with a file ATTEMPT.RANK of [step, ids] lines. exact: must be bit-identical, else within 1e-6.
+    complete: every attempt recorded its samples.
     """
     import torch
 
     problems = []
-    ours, theirs = _log(run), _log(reference)
+    log, reference_log = _log(run), _log(reference)
     for kind, field in (("step", "step"), ("epoch", "epoch")):
-        got, expected = ([record[field] for record in log if record["kind"] == kind] for log in (ours, theirs))
+        got, expected = (
+            [record[field] for record in records if record["kind"] == kind] for records in (log, reference_log)
+        )
         if got != expected:
             problems.append(f"run.jsonl: got {len(got)} {kind} records {got[:3]}…, expected {len(expected)}, each once")
-    losses, wanted = ({r["step"]: r["loss"] for r in log if r["kind"] == "step"} for log in (ours, theirs))
-    apart = [abs(losses[step] - wanted[step]) / abs(wanted[step]) for step in losses.keys() & wanted.keys()]
+    losses, expected_losses = (
+        {r["step"]: r["loss"] for r in records if r["kind"] == "step"} for records in (log, reference_log)
+    )
+    differences = [abs(losses[step] - expected_losses[step]) / abs(expected_losses[step])
+                   for step in losses.keys() & expected_losses.keys()]  # fmt: skip
     limit = 0.0 if exact else _TOLERANCE
-    if apart and max(apart) > limit:
-        problems.append(f"losses: up to {max(apart):.1e} from the undisturbed run's, expected at most {limit:.0e}")
+    if differences and max(differences) > limit:
+        problems.append(f"losses: differ by up to {max(differences):.1e}, expected at most {limit:.0e}")
     for name in ("last.pt", "best.pt"):
-        left, right = (torch.load(folder / name, weights_only=True) for folder in (run, reference))
+        state, expected_state = (torch.load(folder / name, weights_only=True) for folder in (run, reference))
         for part in ("model", "ema"):
-            for key in (right.get(part) or {}):
-                a, b = left[part][key].double(), right[part][key].double()
+            for key in (expected_state.get(part) or {}):
+                a, b = state[part][key].double(), expected_state[part][key].double()
                 difference = float((a - b).abs().max()) if a.numel() else 0.0
                 if difference > limit * max(1.0, float(b.abs().max()) if b.numel() else 1.0):
-                    problems.append(f"{name}: {part}.{key} is {difference:.1e} from the undisturbed run's")
+                    problems.append(f"{name}: {part}.{key} differs by {difference:.1e} from the undisturbed run's")
                     break
     names, expected_names = (sorted(p.name for p in folder.iterdir()) for folder in (run, reference))
     if names != expected_names:

@@ -40,16 +40,16 @@ def compile_library(folder: Path) -> Path | None:
 
 
 def preload(library: Path, page: Path) -> dict[str, str]:
-    """Make the page; the environment variables of processes that shall obey its `Control`."""
+    """Create the page; returns the environment variables for processes that are to obey its `Control`."""
     page.write_bytes(bytes(_FIELDS.size))
     return {"LD_PRELOAD": str(library), _VARIABLE: str(page)}
 
 
 class Control:
-    """The shared page of memory. Every method replaces the active fault; this process itself is not affected.
+    """The shared memory page. Every method replaces the active fault; this process itself is not affected.
 
-    prefix: a file or folder; only calls on it and on what is below count. ops: kinds of calls, added together.
-    after: matching calls that pass first. limit: calls that are hit then, -1 for all.
+    prefix: a file or folder; only calls on it and on files below it match. ops: kinds of calls, combined with `|`.
+    after: number of matching calls that pass first. limit: number of calls that are hit then, -1 for all.
     """
 
     def __init__(self, page: Path) -> None:
@@ -64,13 +64,13 @@ class Control:
         text = os.fsencode(prefix)
         fields = (action, ops, error, group, after, limit, round(wait_s * 1e6), 0, 0, os.getpid(), text)
         self._page[4:] = _FIELDS.pack(*fields)[4:]
-        self._page[:4] = struct.pack("<i", action)  # last: the rest has to be there when it is seen
+        self._page[:4] = struct.pack("<i", action)  # last: the other fields must be complete when a process sees it
 
     def clear(self) -> None:
         self._page[:4] = struct.pack("<i", _NONE)
 
     def count(self, prefix: Path, ops: int) -> None:
-        """Only count."""
+        """Only count matching calls."""
         self._set(_COUNT, prefix, ops)
 
     def fail(self, prefix: Path, ops: int, *, error: int, after: int = 0, limit: int = -1) -> None:
@@ -78,15 +78,15 @@ class Control:
         self._set(_ERROR, prefix, ops, after=after, limit=limit, error=error)
 
     def shorten(self, prefix: Path, ops: int, *, after: int = 0, limit: int = -1) -> None:
-        """Reads and writes take half of the bytes, as the system may at any time."""
+        """Reads and writes transfer half of the bytes, as the system may do at any time."""
         self._set(_SHORT, prefix, ops, after=after, limit=limit)
 
     def slow(self, prefix: Path, ops: int, *, wait_s: float, after: int = 0, limit: int = -1) -> None:
-        """Calls wait first."""
+        """Calls wait `wait_s` first."""
         self._set(_SLOW, prefix, ops, after=after, limit=limit, wait_s=wait_s)
 
     def kill(self, prefix: Path, ops: int, *, after: int, group: bool) -> None:
-        """The call `after` the first kills its process, or the whole process group; a write is torn in half."""
+        """The call after `after` others kills its process or its process group; a write writes half of its bytes."""
         self._set(_KILL, prefix, ops, after=after, limit=1, group=int(group))
 
     def counts(self) -> tuple[int, int]:

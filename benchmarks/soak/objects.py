@@ -1,4 +1,4 @@
-"""An S3 server on loopback that fails on command: moto behind a layer that can answer, delay or cut requests.
+"""An S3 server on loopback that fails on command: moto, wrapped by a layer that can fail, delay or cut requests.
 
     with object_store() as store:
         store.variables            # environment variables for its clients
@@ -36,7 +36,7 @@ _HEADERS = {
 
 
 class ObjectStore:
-    """The running server; `pid` is its process."""
+    """The running server; `pid`: its process ID."""
 
     def __init__(self, port: int, pid: int) -> None:
         self.pid, self._url = pid, f"http://127.0.0.1:{port}"
@@ -46,16 +46,16 @@ class ObjectStore:
         }  # fmt: skip
 
     def fail(self, kind: str, *, after: int, limit: int = -1, wait_s: float = 0.0) -> None:
-        """Let `after` requests pass, then do `kind` to the next `limit` (-1: all)."""
-        self._ask({"kind": kind, "after": after, "limit": limit, "wait_s": wait_s})
+        """Let `after` requests pass, then inject `kind` into the next `limit` requests (-1: all)."""
+        self._control({"kind": kind, "after": after, "limit": limit, "wait_s": wait_s})
 
     def clear(self) -> tuple[int, int]:
-        """End the fault; (requests, requests hit) since the last change."""
-        requests, hits = self._ask({"kind": None})
+        """End the fault; returns (requests, requests hit) since the last change."""
+        requests, hits = self._control({"kind": None})
         return requests, hits
 
-    def _ask(self, wanted: dict[str, Any]) -> Any:
-        with urlopen(Request(self._url + _CONTROL, json.dumps(wanted).encode(), method="POST")) as answer:
+    def _control(self, fault: dict[str, Any]) -> Any:
+        with urlopen(Request(self._url + _CONTROL, json.dumps(fault).encode(), method="POST")) as answer:
             return json.loads(answer.read())
 
     def _s3(self, method: str, key: str, data: bytes | None = None) -> bytes:
@@ -64,7 +64,7 @@ class ObjectStore:
             return content
 
     def empty(self) -> None:
-        """Delete everything; an empty bucket is there then."""
+        """Delete everything and create an empty bucket."""
         urlopen(Request(f"{self._url}/moto-api/reset", b"", method="POST")).close()
         self._s3("PUT", "", b"")
 
@@ -94,7 +94,7 @@ class ObjectStore:
         return self._s3("GET", key)
 
     def uploads(self) -> int:
-        """Multipart uploads that were begun and never ended."""
+        """Number of multipart uploads that were started and never ended."""
         return self._s3("GET", "?uploads").count(b"<UploadId>")
 
     def delete(self, prefix: str) -> None:
@@ -123,38 +123,38 @@ def object_store() -> Iterator[ObjectStore]:
 class _Faults:
     """A WSGI layer that applies the active fault to requests."""
 
-    def __init__(self, behind: Callable[..., Iterable[bytes]]) -> None:
-        self._behind, self._lock = behind, threading.Lock()
-        self._wanted: dict[str, Any] = {"kind": None}
+    def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
+        self._app, self._lock = app, threading.Lock()
+        self._fault: dict[str, Any] = {"kind": None}
         self._requests = self._hits = 0
 
     def __call__(self, environ: dict[str, Any], answer: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] == _CONTROL:
-            wanted = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            fault = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
             with self._lock:
                 counts = [self._requests, self._hits]
-                self._wanted, self._requests, self._hits = wanted, 0, 0
+                self._fault, self._requests, self._hits = fault, 0, 0
             answer("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(counts).encode()]
         with self._lock:
-            wanted, number = self._wanted, self._requests
+            fault, number = self._fault, self._requests
             self._requests += 1
-            kind = wanted["kind"]
-            if kind and (number < wanted["after"] or 0 <= wanted["limit"] <= number - wanted["after"]):
+            kind = fault["kind"]
+            if kind and (number < fault["after"] or 0 <= fault["limit"] <= number - fault["after"]):
                 kind = None
             self._hits += kind is not None
         if kind is None:
-            return self._behind(environ, answer)
+            return self._app(environ, answer)
         if kind == "slow":
-            time.sleep(wanted["wait_s"])
-            return self._behind(environ, answer)
+            time.sleep(fault["wait_s"])
+            return self._app(environ, answer)
         if kind == "cut":
             return self._cut(environ, answer)
         if kind == "hang":
-            until = time.monotonic() + wanted["wait_s"]
-            while self._wanted is wanted and time.monotonic() < until:
+            until = time.monotonic() + fault["wait_s"]
+            while self._fault is fault and time.monotonic() < until:
                 time.sleep(0.02)
-            raise ConnectionAbortedError  # why: werkzeug hangs up then
+            raise ConnectionAbortedError  # why: werkzeug then closes the connection
         environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         code = {"403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}[kind]
         body = b"" if environ["REQUEST_METHOD"] == "HEAD" else (
@@ -165,8 +165,8 @@ class _Faults:
 
     def _cut(self, environ: dict[str, Any], answer: Callable[..., Any]) -> Iterable[bytes]:
         status: list[Any] = []
-        body = b"".join(self._behind(environ, lambda *words: status.extend(words[:2])))
-        if environ["REQUEST_METHOD"] == "HEAD":  # why: half of no body would be an answer
+        body = b"".join(self._app(environ, lambda *words: status.extend(words[:2])))
+        if environ["REQUEST_METHOD"] == "HEAD":  # why: half of an empty body would be a complete response
             raise ConnectionAbortedError
         headers = [(name, value) for name, value in status[1] if name.lower() != "content-length"]
         answer(status[0], [*headers, ("Content-Length", str(len(body)))])
@@ -184,7 +184,7 @@ def _serve() -> None:
 
     class Handler(WSGIRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # why: else every answer waits 40 ms for an acknowledgement
+        disable_nagle_algorithm = True  # why: otherwise every response waits 40 ms for an acknowledgement
 
         def connection_dropped(self, error: BaseException, environ: Any = None) -> None:
             self.close_connection = True
@@ -192,7 +192,7 @@ def _serve() -> None:
         def log(self, *_words: Any) -> None:
             pass
 
-    sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # why: connections that are cut on purpose are no news
+    sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # why: it would report connections that are cut on purpose
     server = make_server(
         "127.0.0.1", 0, _Faults(DomainDispatcherApplication(create_backend_app)), threaded=True,
         request_handler=Handler,

@@ -1,8 +1,8 @@
 """Runs commands as forks of this preloaded interpreter, and detects processes that they leave behind.
 
-A fork needs no imports, so a command starts in milliseconds. Each command is its own session with its output in files.
-This process is a subreaper: processes that a command leaves behind become its children and `leftovers` finds them.
-Linux only.
+A fork needs no imports, so a command starts in milliseconds; `load_compiled` and `trace_graph` prepare what every fork
+would otherwise repeat. Each command is its own session with its output in files. This process is a subreaper: processes
+that a command leaves behind become its children, and `end_leftovers` finds them. Linux only.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from benchmarks.proc import descendants, stat_fields
 from pipeline.cli import guard_process, run_main
 from pipeline.errors import ResoluteError
 
-__all__ = ["Command", "Process", "adopt_orphans", "check_single_threaded", "in_child", "leftovers", "start"]
+__all__ = ["Command", "Process", "adopt_orphans", "check_single_threaded", "end_leftovers", "end_process", "in_child",
+           "load_compiled", "redirect_streams", "start", "trace_graph"]  # fmt: skip
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.002
@@ -40,7 +42,7 @@ RANK_GRACE_S = 20.0  # for the remaining ranks to end after one is killed
 class Command:
     """One command line: what `python -m module arguments` does, on `ranks` processes.
 
-    main: its `main(arguments)` with everything already imported. real: start the interpreter anew instead of forking.
+    main: its `main(arguments)` with everything already imported. new_interpreter: start one instead of forking.
     """
 
     module: str
@@ -48,11 +50,11 @@ class Command:
     arguments: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     ranks: int = 1
-    real: bool = False
+    new_interpreter: bool = False
 
 
 class Process:
-    """A running command. `status` as `subprocess` has it (negative: a signal); `stderr` is complete after `wait`."""
+    """A running command. `status` as in `subprocess` (negative: a signal); `stderr` is complete after `wait`."""
 
     def __init__(self, pid: int, stdout: Path, stderr: Path) -> None:
         self.pid, self._stdout, self._stderr = pid, stdout, stderr
@@ -76,13 +78,13 @@ class Process:
 
     def members(self) -> list[int]:
         """The command's process and all its living descendants."""
-        return [] if self.poll() is not None else [self.pid, *(pid for pid in _descendants(self.pid) if _stat(pid))]
+        return [] if self.poll() is not None else [self.pid, *descendants(self.pid)]
 
-    def send(self, sent: signal.Signals, pids: Sequence[int] | None = None) -> None:
-        """A signal to these processes, or to all of the command."""
+    def send(self, number: signal.Signals, pids: Sequence[int] | None = None) -> None:
+        """Send a signal to these processes, or to all of the command."""
         for pid in self.members() if pids is None else pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sent)
+                os.kill(pid, number)
 
     def dump_stacks(self) -> None:
         """Have every process of the command write the stacks of its threads to stderr."""
@@ -114,27 +116,24 @@ def check_single_threaded() -> None:
         raise ResoluteError(f"soak: got {threads} threads before a fork, expected 1; a bug of the soak")
 
 
-def leftovers(known: Sequence[int] = (), *, grace_s: float = 10.0) -> list[str]:
-    """Wait for descendants other than `known` to end by themselves; command lines of those that do not, now killed."""
-    until = time.monotonic() + grace_s
-    while True:
-        left = [pid for pid in _descendants(os.getpid()) if pid not in known]
-        for pid in left:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        left = [pid for pid in _descendants(os.getpid()) if pid not in known]
-        if not left or time.monotonic() > until:
-            break
-        time.sleep(_POLL_S)
-    names = [_name(pid) for pid in left]
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    while [pid for pid in _descendants(os.getpid()) if pid not in known]:
-        for pid in _descendants(os.getpid()):
+def end_leftovers(known: Sequence[int] = (), *, grace_s: float = 10.0) -> list[str]:
+    """Wait for descendants other than `known` to end; kill those that do not, and return their command lines."""
+
+    def remaining() -> list[int]:
+        for pid in descendants(os.getpid()):
             with contextlib.suppress(ChildProcessError):
                 if pid not in known:
                     os.waitpid(pid, os.WNOHANG)
+        return [pid for pid in descendants(os.getpid()) if pid not in known]
+
+    until = time.monotonic() + grace_s
+    while (pids := remaining()) and time.monotonic() <= until:
+        time.sleep(_POLL_S)
+    names = [_name(pid) for pid in pids]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    while remaining():
         time.sleep(_POLL_S)
     return names
 
@@ -145,9 +144,9 @@ def start(command: Command, folder: Path, *, prepare: Callable[[], None] = lambd
     stdout, stderr = folder / "stdout", folder / "stderr"
     for path in (stdout, stderr):
         path.touch()  # why here: a forked process may be killed before it opens them
-    if command.real:
-        several = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(command.ranks), "-m", "--"]
-        words = [sys.executable, "-m", *(several if command.ranks > 1 else []), command.module, *command.arguments]
+    if command.new_interpreter:
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(command.ranks), "-m", "--"]
+        words = [sys.executable, "-m", *(torchrun if command.ranks > 1 else []), command.module, *command.arguments]
         with stdout.open("wb") as out, stderr.open("wb") as err:
             running = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
@@ -163,7 +162,10 @@ def start(command: Command, folder: Path, *, prepare: Callable[[], None] = lambd
 
 
 def in_child(work: Callable[[], object]) -> object:
-    """What `work` returns (JSON), computed in a fork, so that no threads start here. Raises `ResoluteError`."""
+    """The result of `work` (JSON), computed in a fork, so that this process starts no threads.
+
+    Raises `ResoluteError` if it fails.
+    """
     check_single_threaded()
     read, write = os.pipe()
     pid = os.fork()
@@ -189,16 +191,11 @@ def in_child(work: Callable[[], object]) -> object:
 
 
 def _run(command: Command, stdout: Path, stderr: Path, prepare: Callable[[], None]) -> NoReturn:
-    """In the fork: become the command, and never return."""
+    """In the fork: run the command; never returns."""
     status = 1
     try:
         os.setsid()
-        for descriptor, path in ((0, Path(os.devnull)), (1, stdout), (2, stderr)):
-            handle = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.dup2(handle, descriptor)
-            os.close(handle)
-        # why closefd: `run_main` puts others in their place, and these would close the descriptors as they go
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, mode, closefd=False) for i, mode in enumerate("rww"))
+        redirect_streams(stdout, stderr)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
@@ -213,7 +210,17 @@ def _run(command: Command, stdout: Path, stderr: Path, prepare: Callable[[], Non
     except BaseException:
         traceback.print_exc()
     finally:
-        _exit(status)
+        end_process(status)
+
+
+def redirect_streams(stdout: Path, stderr: Path) -> None:
+    """In a fork: append its output to these files, and let it read nothing."""
+    for descriptor, path in ((0, Path(os.devnull)), (1, stdout), (2, stderr)):
+        handle = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(handle, descriptor)
+        os.close(handle)
+    # why closefd: `run_main` replaces these objects, and otherwise they would close the descriptors
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, mode, closefd=False) for i, mode in enumerate("rww"))
 
 
 def _main(command: Command) -> int:
@@ -227,8 +234,8 @@ def _main(command: Command) -> int:
     return 1
 
 
-def _exit(status: int) -> NoReturn:
-    """End as the interpreter does: wait for threads, run what is registered, flush."""
+def end_process(status: int) -> NoReturn:
+    """In a fork: end as the interpreter does: wait for threads, run the exit handlers, flush."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
@@ -240,13 +247,13 @@ def _exit(status: int) -> NoReturn:
 
 
 def _launch(command: Command, prepare: Callable[[], None]) -> int:
-    """Fork the ranks and keep their store, as torchrun does without restarts; the first bad status, else 0.
+    """Fork the ranks and serve their store, as torchrun does without restarts; returns the first status other than 0.
 
-    A rank that dies takes no other with it at once: those that have met have to notice by themselves. The rest get
-    SIGTERM after a while, as from torchrun.
+    The other ranks are not ended at once if one dies: they have to notice it by themselves. After half of
+    `RANK_GRACE_S` they get SIGTERM, as from torchrun.
     """
-    passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until there are ranks to pass them on to
+    forwarded = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # until there are ranks to forward them to
     listener = socket.create_server(("127.0.0.1", 0))
     shared = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1]), "WORLD_SIZE": str(command.ranks),
@@ -259,12 +266,12 @@ def _launch(command: Command, prepare: Callable[[], None]) -> int:
             status = 1
             try:
                 listener.close()
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
                 os.environ.update({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
                 prepare()
                 status = _main(command)
             finally:
-                _exit(status)
+                end_process(status)
         pids.append(pid)
 
     def forward(number: int, _frame: object) -> None:
@@ -272,51 +279,37 @@ def _launch(command: Command, prepare: Callable[[], None]) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    for number in passed_on:
+    for number in forwarded:
         signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
     from torch.distributed import TCPStore
 
     store = TCPStore(
         "127.0.0.1", int(shared["MASTER_PORT"]), is_master=True, wait_for_workers=False,
         master_listen_fd=listener.fileno(),
     )  # fmt: skip
-    bad, term_at, until = 0, float("inf"), float("inf")
+    first_status, term_at, until = 0, float("inf"), float("inf")
     while pids:
         for pid in list(pids):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 pids.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
-                if code and not bad:
-                    bad, now = (code if code > 0 else 128 - code), time.monotonic()
+                if code and not first_status:
+                    first_status, now = (code if code > 0 else 128 - code), time.monotonic()
                     term_at, until = now + RANK_GRACE_S / 2, now + RANK_GRACE_S
         if time.monotonic() > term_at:
             forward(signal.SIGTERM, None)
             term_at = float("inf")
         if time.monotonic() > until:
-            print(f"soak: {len(pids)} ranks did not end after one did ({bad})", file=sys.stderr, flush=True)
+            print(f"soak: {len(pids)} ranks did not end after one did ({first_status})", file=sys.stderr, flush=True)
             forward(signal.SIGUSR1, None)
             time.sleep(0.5)
             forward(signal.SIGKILL, None)
             until = float("inf")
         time.sleep(_POLL_S)
     del store
-    return bad
-
-
-def _living() -> Iterator[int]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            yield int(path.name)
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third (state) on; [] if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return first_status
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
@@ -328,22 +321,35 @@ def _catches(pid: int, number: signal.Signals) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
-def _descendants(pid: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for child in _living():
-        if fields := _stat(child):
-            parents.setdefault(int(fields[1]), []).append(child)
-    descendants, todo = [], [pid]
-    while todo:
-        children = parents.get(todo.pop(), [])
-        descendants += children
-        todo += children
-    return descendants
-
-
 def _name(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        return f"{pid}: {' '.join(words)[:120]} ({' '.join(_stat(pid)[:1])})"
+        return f"{pid}: {' '.join(words)[:120]} ({' '.join(stat_fields(pid)[:1])})"
     except OSError:
-        return f"{pid}: gone meanwhile"
+        return f"{pid}: has ended"
+
+
+def load_compiled() -> None:
+    """Load all of this project's compiled functions from numba's cache."""
+    from numba.core.dispatcher import Dispatcher
+
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in ("pipeline", "prep", "train"):
+            continue
+        dispatchers: list[Any] = [value for value in vars(module).values() if isinstance(value, Dispatcher)]
+        for dispatcher in dispatchers:
+            if dispatcher._can_compile and hasattr(dispatcher._cache, "_cache_file"):
+                for key in list(dispatcher._cache._cache_file._load_index()):
+                    dispatcher.compile(key[0])
+
+
+def trace_graph() -> None:
+    """Have DALI translate the graph of a run with mixing, which takes seconds and is cached per function."""
+    import pipeline.graph.graph
+    from pipeline.plan.sampling import Features
+
+    pipeline.graph.graph._graph(
+        batch_size=4, num_threads=1, device_id=None, prefetch_queue_depth=2, exec_dynamic=True, decode_device="cpu",
+        features=Features(mixing=True), on_cpu=True, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), half=False,
+        largest_res=64,
+    )  # fmt: skip

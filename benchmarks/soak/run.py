@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-# why: a fork of this process has them already
+# why: forks of this process need not import them
 import prep.__main__
 import prep.convert.worker  # noqa: F401
 import train.__main__
@@ -29,38 +29,45 @@ from pipeline.errors import ResoluteError
 from .events import Event, draw, problems_of
 from .faults import Control
 from .objects import object_store
-from .processes import Command, Process, adopt_orphans, check_single_threaded, leftovers, start
+from .processes import (
+    Command,
+    Process,
+    adopt_orphans,
+    check_single_threaded,
+    end_leftovers,
+    load_compiled,
+    start,
+    trace_graph,
+)
 from .scenarios import HANG_S, SCENARIOS, Phase, Scenario, World, chosen_scenarios, make_photos, write_recipes
-from .warm import load_compiled, trace_graph
 
 __all__ = ["Soak"]
 
-_ATTEMPT_S = 120.0  # timeout of a started command
 _LEASE_S = 90.0  # a killed writer's lease on an object store expires within this time
 _POLL_S = 0.002
-_REAL_FRAC = 0.05  # fraction of the starts disturbed by signals that use a new interpreter instead of a fork
+_NEW_INTERPRETER_FRAC = 0.05  # fraction of the starts disturbed by signals that use a new interpreter, not a fork
 _IMPORTS_S = 4.0  # import time of a new interpreter
 _SLOWER = {1: 1.0, 2: 1.3, 4: 2.0}  # slowdown by number of ranks
 
 
 class Soak:
-    """A complete soak test. `findings` grows during `go`; `result` and `summary` report what was done."""
+    """A complete soak test. `findings` grows during `run`; `result` and `summary` report what was done."""
 
     def __init__(
         self, folder: Path, stack: contextlib.ExitStack, *, seed: int, kills: int, faults: int, minutes: float,
         only: Sequence[str] = (), index: int | None = None, keep: bool = False,
     ) -> None:  # fmt: skip
-        """Make the photos, start the object store. Raises `ResoluteError` for unknown names in `only`."""
+        """Create the photos and start the object store. Raises `ResoluteError` for unknown names in `only`."""
         for word in only:
             if not chosen_scenarios([word]):
                 raise ResoluteError(f"--only: got {word}, expected some of {', '.join(SCENARIOS)}; correct it")
-        self.seed, self.wanted, self.minutes, self.index, self.keep = seed, (kills, faults), minutes, index, keep
+        self.seed, self.minimums, self.minutes, self.index, self.keep = seed, (kills, faults), minutes, index, keep
         self.names = chosen_scenarios(only)
         self.notes: list[str] = []
         self.events: list[dict[str, Any]] = []
         self.findings: list[dict[str, Any]] = []
         self.cycles: Counter[str] = Counter()
-        self.starts = self.real_starts = 0
+        self.starts = self.new_interpreters = 0
         self.elapsed_s = 0.0
         self._control = Control(folder / "page") if "LD_PRELOAD" in os.environ else None
         if self._control is None:
@@ -83,9 +90,9 @@ class Soak:
         make_photos(self.world.photos)
         write_recipes(self.world)
 
-    # all cycles
+    # the complete soak
 
-    def go(self) -> None:
+    def run(self) -> None:
         """Run cycles until there are enough events."""
         began = time.monotonic()
         self._make_shards()
@@ -110,16 +117,16 @@ class Soak:
         return sum(e["delivered"] and e["kind"] == kind and name in (None, e["scenario"]) for e in self.events)
 
     def _next(self) -> str | None:
-        """The scenario that has the smallest part of its events; None if there are enough in all."""
+        """The scenario with the smallest fraction of its events; None if there are enough in total."""
         if self.index is not None:
             return next((name for name in self.names if not self.cycles[name]), None)
-        kinds = (("kill", "kills", self.wanted[0]), ("fault", "faults", self.wanted[1]))
-        lacking = [each for each in kinds if self._delivered(each[0]) < each[2]]
+        kinds = (("kill", "kills", self.minimums[0]), ("fault", "faults", self.minimums[1]))
+        lacking = [(kind, field, minimum) for kind, field, minimum in kinds if self._delivered(kind) < minimum]
         if not lacking:
             return None
 
         def done(name: str) -> float:
-            total = sum(wanted * getattr(SCENARIOS[name], field) for _, field, wanted in lacking)
+            total = sum(minimum * getattr(SCENARIOS[name], field) for _, field, minimum in lacking)
             return sum(self._delivered(kind, name) for kind, _, _ in lacking) / max(1e-9, total)
 
         return min(self.names, key=done)
@@ -134,7 +141,7 @@ class Soak:
         return {
             "seed": self.seed, "kills": self._delivered("kill"), "faults": self._delivered("fault"),
             "late": sum(not event["delivered"] for event in self.events), "cycles": dict(self.cycles),
-            "starts": self.starts, "starts_of_new_interpreters": self.real_starts,
+            "starts": self.starts, "starts_of_new_interpreters": self.new_interpreters,
             "elapsed_s": round(self.elapsed_s, 1), "notes": self.notes,
             "by_kind": {kind: dict(sorted(values.items())) for kind, values in counts.items()},
             "by_scenario": {name: dict(values) for name, values in by_scenario.items()},
@@ -145,7 +152,7 @@ class Soak:
     def summary(self) -> str:
         lines = [f"note: {note}" for note in self.notes]
         for finding in self.findings:
-            lines.append(f"FOUND {finding['scenario']} {finding['index']}: {finding['problem']}\n"
+            lines.append(f"FINDING {finding['scenario']} {finding['index']}: {finding['problem']}\n"
                          f"      after {finding['event']}; {finding['repeat']}")  # fmt: skip
         return "\n".join([
             *lines,
@@ -154,7 +161,7 @@ class Soak:
             f"{len(self.findings)} findings",
         ])  # fmt: skip
 
-    # undisturbed
+    # undisturbed runs
 
     def _make_shards(self) -> None:
         make = SCENARIOS["prep-folder"](self.world, 0)
@@ -172,15 +179,15 @@ class Soak:
             if count is not None and phase.name == count[0] and self._control is not None:
                 self._control.count(scenario.places()[count[1]].path, count[2])
             process = self._start(scenario, phase, 999)
-            status = process.wait(_ATTEMPT_S)
+            status = process.wait(scenario.attempt_s)
             if self._control is not None:
                 calls += self._control.counts()[0] if count is not None and phase.name == count[0] else 0
                 self._control.clear()
-            rest = leftovers(self._known)
-            if status != phase.final or rest:
+            survivors = end_leftovers(self._known)
+            if status != phase.final or survivors:
                 raise ResoluteError(
-                    f"soak: undisturbed {scenario.name} ({phase.name}) ended with status {status}, leaving {rest}, "
-                    f"expected {phase.final}: {' '.join((process.stdout + process.stderr).split())[-500:]}"
+                    f"soak: undisturbed {scenario.name} ({phase.name}) ended with status {status}, leaving "
+                    f"{survivors}, expected {phase.final}: {' '.join((process.stdout + process.stderr).split())[-500:]}"
                 )
             self._times.setdefault((scenario.key, phase.name), process.elapsed_s)
             if self.world.store is not None:
@@ -188,7 +195,7 @@ class Soak:
         return calls
 
     def _reference(self, scenario: Scenario) -> Path:
-        """What the undisturbed scenario makes: made once."""
+        """Folder with the results of the undisturbed scenario, which runs once."""
         folder = self.world.references.get(scenario.key)
         if folder is None:
             folder = self.world.root / "references" / scenario.key
@@ -203,7 +210,7 @@ class Soak:
         return folder
 
     def _calls_of(self, scenario: Scenario, phase: Phase, place: str, ops: int) -> int:
-        """How many of these calls the undisturbed phase makes on a place."""
+        """Number of these calls that the undisturbed phase makes on a place."""
         key = (scenario.key, phase.name, place, ops)
         if key not in self._calls:
             alone = type(scenario)(self.world, scenario.index, alone=True)
@@ -216,13 +223,13 @@ class Soak:
         reference = self._reference(scenario)
         rng = random.Random(seed)
         phases = scenario.phases()
-        share = scenario.faults / (scenario.faults + scenario.kills)
+        fault_frac = scenario.faults / (scenario.faults + scenario.kills)
         events: list[tuple[int, Event]] = []
         for _ in range(rng.randrange(3, 8)):
             event = draw(
-                rng, fault=rng.random() < share, places=scenario.places(), several=scenario.several,
+                rng, fault=rng.random() < fault_frac, places=scenario.places(), several=scenario.several,
                 loss=scenario.loss, remote=scenario.remote, library=self._control is not None, stop_s=HANG_S,
-                victims=1 + len(scenario.beside()),
+                victims=1 + len(scenario.concurrent()),
             )  # fmt: skip
             events.append((rng.randrange(len(phases)), event))
         for number, event in events:
@@ -230,81 +237,88 @@ class Soak:
                 self._calls_of(scenario, phases[number], event.place, event.ops)
         scenario.prepare()
         self._failed, complete, attempt = False, True, 0
-        last = "no event"
+        last_event = "no event"
         for number, phase in enumerate(phases):
-            done, left = False, 1.0
-            for which, event in events:
-                if done or which != number:
+            done, remaining = False, 1.0
+            for phase_number, event in events:
+                if done or phase_number != number:
                     continue
-                real = (not scenario.remote and scenario.ranks(attempt) == 1 and event.how in
-                        ("SIGKILL", "SIGTERM", "SIGINT") and rng.random() < _REAL_FRAC)  # fmt: skip
-                complete = complete and not real
-                last = event.describe()
-                done, took = self._disturbed(scenario, phase, attempt, event, rng, left=left, real=real)
-                left *= max(0.3, 1 - 0.8 * took)  # what was done is not done again
+                fresh = (not scenario.remote and scenario.ranks(attempt) == 1 and event.how in
+                         ("SIGKILL", "SIGTERM", "SIGINT") and rng.random() < _NEW_INTERPRETER_FRAC)  # fmt: skip
+                complete = complete and not fresh
+                last_event = event.describe()
+                done, took_frac = self._disturbed(
+                    scenario, phase, attempt, event, rng, remaining=remaining, fresh=fresh
+                )
+                remaining *= max(0.3, 1 - 0.8 * took_frac)  # the next start resumes
                 attempt += 1
             if not done:
-                self._finish(scenario, phase, attempt, last)
+                self._complete(scenario, phase, attempt, last_event)
                 attempt += 1
         if not self._failed:
             for problem in scenario.check(reference, complete=complete):
-                self._find(scenario, last, problem)
+                self._add_finding(scenario, last_event, problem)
 
-    def _finish(self, scenario: Scenario, phase: Phase, attempt: int, last: str) -> None:
-        """Start the phase, undisturbed: it has to end well."""
+    def _complete(self, scenario: Scenario, phase: Phase, attempt: int, last_event: str) -> None:
+        """Start the phase undisturbed: it must succeed."""
         until = time.monotonic() + _LEASE_S
         while True:
             process = self._start(scenario, phase, attempt)
-            status = process.wait(_ATTEMPT_S)
+            status = process.wait(scenario.attempt_s)
             if status is None:
                 process.dump_stacks()
-            rest = leftovers(self._known, grace_s=10.0 if status is not None else 0.0)
+            survivors = end_leftovers(self._known, grace_s=10.0 if status is not None else 0.0)
             if not (self._refused_by_lease(scenario, status, process.stderr) and time.monotonic() < until):
                 break
             time.sleep(1.0)
         problems = problems_of(None, status=status, final=phase.final, stderr=process.stderr,
                                what=f"{phase.name}, started again undisturbed")  # fmt: skip
-        problems += [f"{phase.name}: left a process: {name}" for name in rest]
+        problems += [f"{phase.name}: left a process running: {name}" for name in survivors]
         for problem in problems:
-            self._find(scenario, last, problem, process)
+            self._add_finding(scenario, last_event, problem, process)
 
     def _disturbed(
-        self, scenario: Scenario, phase: Phase, attempt: int, event: Event, rng: random.Random, *, left: float,
-        real: bool,
+        self, scenario: Scenario, phase: Phase, attempt: int, event: Event, rng: random.Random, *, remaining: float,
+        fresh: bool,
     ) -> tuple[bool, float]:  # fmt: skip
-        """Start the phase, of which a part is `left`, and let the event hit it. Whether the phase is done, and the part
-        of the expected time that this took."""
+        """Start the phase, of which the fraction `remaining` is not done yet, and inject the event.
+
+        Returns whether the phase is done, and the fraction of the expected time that the command took.
+        fresh: in a new interpreter instead of a fork.
+        """
         until = time.monotonic() + _LEASE_S
         while True:
-            run = _Attempt(self, scenario, phase, attempt, event, random.Random(rng.random()), left=left,
-                           real=real)  # fmt: skip
-            process = run.go()
+            disturbed = _Attempt(self, scenario, phase, attempt, event, random.Random(rng.random()),
+                                 remaining=remaining, fresh=fresh)  # fmt: skip
+            process = disturbed.run()
             if not (self._refused_by_lease(scenario, process.status, process.stderr) and time.monotonic() < until):
                 break
             time.sleep(1.0)
-        rest = leftovers(self._known, grace_s=10.0 if process.status is not None else 0.0)
-        problems = run.problems()
-        problems += [f"{phase.name}: left a process: {name}" for name in rest]
+        survivors = end_leftovers(self._known, grace_s=10.0 if process.status is not None else 0.0)
+        problems = disturbed.problems()
+        problems += [f"{phase.name}: left a process running: {name}" for name in survivors]
         self.events.append({
             "scenario": scenario.name, "index": scenario.index, "attempt": attempt, "phase": phase.name,
-            "kind": event.kind, "how": event.how, "event": event.describe(), "moment_s": round(run.moment_s, 3),
-            "delivered": run.delivered, "ranks": scenario.ranks(attempt), "real": real,
-            "status": [each.status for each in run.processes],
-            "stderr_lines": [len(each.stderr.splitlines()) for each in run.processes],
+            "kind": event.kind, "how": event.how, "event": event.describe(), "moment_s": round(disturbed.moment_s, 3),
+            "delivered": disturbed.delivered, "ranks": scenario.ranks(attempt), "real": fresh,
+            "status": [each.status for each in disturbed.processes],
+            "stderr_lines": [len(each.stderr.splitlines()) for each in disturbed.processes],
             "elapsed_s": round(process.elapsed_s, 3),
         })  # fmt: skip
         for problem in problems:
-            self._find(scenario, event.describe(), problem, process)
-        return process.status == phase.final, min(1.0, process.elapsed_s / max(1e-3, run.takes_s))
+            self._add_finding(scenario, event.describe(), problem, process)
+        return process.status == phase.final, min(1.0, process.elapsed_s / max(1e-3, disturbed.expected_s))
 
     @staticmethod
     def _refused_by_lease(scenario: Scenario, status: int | None, stderr: str) -> bool:
         return scenario.remote and status == 2 and "another" in stderr and "writing" in stderr
 
-    def _start(self, scenario: Scenario, phase: Phase, attempt: int, *, real: bool = False) -> Process:
+    def _start(self, scenario: Scenario, phase: Phase, attempt: int, *, fresh: bool = False) -> Process:
         self.starts += 1
-        self.real_starts += real
-        command = dataclasses.replace(phase.command(attempt), real=real)
+        self.new_interpreters += fresh
+        command = phase.command(attempt)
+        if fresh:
+            command = dataclasses.replace(command, new_interpreter=True)
         return self.start_command(scenario, command, attempt, "main")
 
     def start_command(self, scenario: Scenario, command: Command, attempt: int, name: str) -> Process:
@@ -312,14 +326,14 @@ class Soak:
         shutil.rmtree(folder, ignore_errors=True)
         return start(command, folder, prepare=lambda: scenario.in_process(attempt))
 
-    def _find(self, scenario: Scenario, event: str, problem: str, process: Process | None = None) -> None:
+    def _add_finding(self, scenario: Scenario, event: str, problem: str, process: Process | None = None) -> None:
         self._failed = True
         self.findings.append({
             "scenario": scenario.name, "index": scenario.index, "event": event, "problem": problem,
             "stderr": "" if process is None else process.stderr[-4000:],
             "repeat": f"python -m benchmarks.soak --seed {self.seed} --only {scenario.name} --index {scenario.index}",
         })  # fmt: skip
-        print(f"FOUND {scenario.name} {scenario.index}: {problem} (after: {event})", flush=True)
+        print(f"FINDING {scenario.name} {scenario.index}: {problem} (after: {event})", flush=True)
 
     # for _Attempt
 
@@ -327,8 +341,8 @@ class Soak:
     def control(self) -> Control | None:
         return self._control
 
-    def expected_s(self, scenario: Scenario, phase: Phase, ranks: int, *, real: bool) -> float:
-        return self._times[scenario.key, phase.name] * _SLOWER[ranks] + (_IMPORTS_S if real else 0.0)
+    def expected_time_s(self, scenario: Scenario, phase: Phase, ranks: int, *, fresh: bool) -> float:
+        return self._times[scenario.key, phase.name] * _SLOWER[ranks] + (_IMPORTS_S if fresh else 0.0)
 
     def requests_of(self, scenario: Scenario, phase: Phase) -> int:
         return self._requests.get((scenario.key, phase.name), 0)
@@ -342,49 +356,49 @@ class _Attempt:
 
     def __init__(
         self, soak: Soak, scenario: Scenario, phase: Phase, attempt: int, event: Event, rng: random.Random, *,
-        left: float, real: bool,
+        remaining: float, fresh: bool,
     ) -> None:  # fmt: skip
         self.soak, self.scenario, self.phase, self.attempt = soak, scenario, phase, attempt
-        self.event, self.rng, self.real, self.left = event, rng, real, left
-        self.takes_s = soak.expected_s(scenario, phase, scenario.ranks(attempt), real=real) * left
+        self.event, self.rng, self.fresh, self.remaining = event, rng, fresh, remaining
+        self.expected_s = soak.expected_time_s(scenario, phase, scenario.ranks(attempt), fresh=fresh) * remaining
         self.processes: list[Process] = []
         self.delivered, self.moment_s = False, 0.0
         self._expected = set(event.expected)
-        self._found: list[str] = []
-        self._todo: list[tuple[float, Callable[[], None]]] = []  # (time of the monotonic clock, what)
-        self._away: Callable[[], None] | None = None  # brings back what has vanished
+        self._problems: list[str] = []
+        self._scheduled: list[tuple[float, Callable[[], None]]] = []  # (time of the monotonic clock, action)
+        self._restore: Callable[[], None] | None = None  # brings a vanished folder back
 
-    def go(self) -> Process:
-        """Run it to its end; the main process."""
+    def run(self) -> Process:
+        """Run the command and its event to the end; returns the main process."""
         event, soak, scenario = self.event, self.soak, self.scenario
-        at = event.at * self.left
-        self.moment_s = event.at * self.takes_s
+        at = event.at * self.remaining
+        self.moment_s = event.at * self.expected_s
         if event.remote:
             assert soak.world.store is not None
-            soak.world.store.fail(event.how.removeprefix("s3 "), limit=event.limit, wait_s=event.for_s,
+            soak.world.store.fail(event.how.removeprefix("s3 "), limit=event.limit, wait_s=event.duration_s,
                                   after=int(at * soak.requests_of(scenario, self.phase)))  # fmt: skip
         elif event.ops:
             self._set_control(int(at * soak.calls_of(scenario, self.phase, event)))
-        main = soak._start(scenario, self.phase, self.attempt, real=self.real)
+        main = soak._start(scenario, self.phase, self.attempt, fresh=self.fresh)
         self.processes.append(main)
         began = time.monotonic()
         if self.phase.name == scenario.phases()[0].name:
-            for beside in scenario.beside():
-                moment = began + self.rng.random() * self.takes_s
-                self._todo.append((moment, functools.partial(self._start_beside, beside)))
+            for command in scenario.concurrent():
+                moment = began + self.rng.random() * self.expected_s
+                self._scheduled.append((moment, functools.partial(self._start_concurrent, command)))
         if not event.remote and not event.ops and not event.victim:
-            self._todo.append((began + self.moment_s, self._act))
-        while (self._todo and main.poll() is None) or any(process.poll() is None for process in self.processes):
-            for due in [each for each in self._todo if each[0] <= time.monotonic()]:
-                self._todo.remove(due)
-                due[1]()
-            if time.monotonic() - began > _ATTEMPT_S:
+            self._scheduled.append((began + self.moment_s, self._inject))
+        while (self._scheduled and main.poll() is None) or any(process.poll() is None for process in self.processes):
+            for action in [each for each in self._scheduled if each[0] <= time.monotonic()]:
+                self._scheduled.remove(action)
+                action[1]()
+            if time.monotonic() - began > scenario.attempt_s:
                 for process in self.processes:
                     process.dump_stacks()
                 break
             time.sleep(_POLL_S)
-        if self._away is not None:
-            self._away()
+        if self._restore is not None:
+            self._restore()
         if event.remote and soak.world.store is not None:
             self.delivered = soak.world.store.clear()[1] > 0
         elif event.ops and soak.control is not None:
@@ -393,12 +407,12 @@ class _Attempt:
         return main
 
     def problems(self) -> list[str]:
-        problems = list(self._found)
+        problems = list(self._problems)
         for number, process in enumerate(self.processes):
             is_signal = self.event.how in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP")
-            meant = self.delivered and (not is_signal or number == self.event.victim)
-            event = dataclasses.replace(self.event, expected=frozenset(self._expected)) if meant else None
-            final, what = (self.phase.final, self.phase.name) if number == 0 else (0, "eval beside")
+            is_hit = self.delivered and (not is_signal or number == self.event.victim)
+            event = dataclasses.replace(self.event, expected=frozenset(self._expected)) if is_hit else None
+            final, what = (self.phase.final, self.phase.name) if number == 0 else (0, "concurrent eval")
             if number and process.status == 2:  # why: there may be no checkpoint yet
                 final = 2
             problems += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=what)
@@ -409,21 +423,21 @@ class _Attempt:
         assert control is not None
         path = self.scenario.places()[event.place].path
         if event.kind == "kill":
-            control.kill(path, event.ops, after=after, group=event.whom == "all")
+            control.kill(path, event.ops, after=after, group=event.target == "all")
         elif event.error:
             control.fail(path, event.ops, error=event.error, after=after, limit=event.limit)
         elif event.how.startswith("slow"):
-            control.slow(path, event.ops, wait_s=event.for_s, after=after, limit=event.limit)
+            control.slow(path, event.ops, wait_s=event.duration_s, after=after, limit=event.limit)
         else:
             control.shorten(path, event.ops, after=after, limit=event.limit)
 
-    def _start_beside(self, beside: Callable[[], Command]) -> None:
+    def _start_concurrent(self, command: Callable[[], Command]) -> None:
         number = len(self.processes)
-        self.processes.append(self.soak.start_command(self.scenario, beside(), self.attempt, f"beside{number}"))
+        self.processes.append(self.soak.start_command(self.scenario, command(), self.attempt, f"concurrent{number}"))
         if number == self.event.victim:
-            self._todo.append((time.monotonic() + self.moment_s / 2, self._act))
+            self._scheduled.append((time.monotonic() + self.moment_s / 2, self._inject))
 
-    def _act(self) -> None:
+    def _inject(self) -> None:
         if self.event.how.startswith("vanish"):
             self._vanish()
         else:
@@ -436,54 +450,56 @@ class _Attempt:
         members = process.members()
         if process.poll() is not None or not members:
             return
-        whom, several = self.event.whom, self.scenario.ranks(self.attempt) > 1
-        if whom == "main" and several and self.event.how in ("SIGKILL", "SIGSTOP"):
-            whom = "all"  # why: a launcher alone is torchrun's business
-        if whom == "one" and len(members) > 1:
+        target, several = self.event.target, self.scenario.ranks(self.attempt) > 1
+        if target == "main" and several and self.event.how in ("SIGKILL", "SIGSTOP"):
+            target = "all"  # why: what remains of a launcher without ranks is torchrun's responsibility
+        if target == "one" and len(members) > 1:
             members = [self.rng.choice(members[1:])]
-        elif whom != "all":
+        elif target != "all":
             members = [process.pid]
         number = signal.Signals[self.event.how]
         if number == signal.SIGKILL and process.pid in members:
             self._expected |= {-9, 137}
         self.delivered = True
         process.send(number, members)
-        if number == signal.SIGKILL and whom == "all":
-            process.send(number)  # those that were forked meanwhile
+        if number == signal.SIGKILL and target == "all":
+            process.send(number)  # also processes that were forked in the meantime
         if number == signal.SIGSTOP:
-            self._todo.append((time.monotonic() + self.event.for_s, lambda: process.send(signal.SIGCONT, members)))
+            resume_at = time.monotonic() + self.event.duration_s
+            self._scheduled.append((resume_at, lambda: process.send(signal.SIGCONT, members)))
 
     def _vanish(self) -> None:
-        """Rename a folder away, as a lost mount does, and bring it back later."""
+        """Take a folder away by renaming it, like a lost mount, and bring it back later."""
         path = self.scenario.places()[self.event.place].path
-        away = path.with_name(f"{path.name}.away")
+        hidden = path.with_name(f"{path.name}.away")
         if not path.exists():
             return
-        path.rename(away)
+        path.rename(hidden)
         if self.event.how.endswith("empty folder"):
             path.mkdir()
         self.delivered = True
         members = self.processes[0].members()
 
-        def back() -> None:
-            self._away = None
+        def restore() -> None:
+            self._restore = None
             with contextlib.suppress(OSError):
                 path.rmdir()
             if path.exists():
                 names = sorted(str(each.relative_to(path)) for each in path.rglob("*"))
-                had_begun = any(pid in members for pid in _lock_holders(away))
-                if had_begun and any(name in ("manifest.json", "last.pt") for name in names):
-                    self._found.append(f"{self.event.place}: written anew while the folder was away: {names[:5]}")
+                had_started = any(pid in members for pid in _lock_holders(hidden))
+                if had_started and any(name in ("manifest.json", "last.pt") for name in names):
+                    self._problems.append(f"{self.event.place}: written while the folder was missing: {names[:5]}")
                 shutil.rmtree(path)
-            away.rename(path)
+            hidden.rename(path)
 
-        self._away = back
-        if self.event.for_s:
-            self._todo.append((time.monotonic() + self.event.for_s, lambda: self._away and self._away()))
+        self._restore = restore
+        if self.event.duration_s:
+            restore_at = time.monotonic() + self.event.duration_s
+            self._scheduled.append((restore_at, lambda: self._restore and self._restore()))
 
 
 def _lock_holders(folder: Path) -> list[int]:
-    """Processes that the lock files below `folder` name. A command that has none yet takes an empty folder for new."""
+    """Processes named in the lock files below `folder`. A command without a lock may take an empty folder for new."""
     holders = []
     for path in (*folder.rglob("lock"), *folder.rglob(".lock")):
         with contextlib.suppress(OSError, ValueError, KeyError):

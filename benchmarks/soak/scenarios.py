@@ -7,6 +7,7 @@ can be compared byte by byte.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gzip
 import importlib
@@ -71,15 +72,24 @@ batch_size = {large}
 """
 _RECIPES: Mapping[str, Mapping[str, object]] = {
     "one": {"model": "test_resnet", "amp": "bf16", "lr": 0.05, "grad_accum_steps": 2, "batch": 8, "large": 12},
-    # why: batch statistics depend on who shares a rank's batch, bf16 rounds each rank's gradient, large steps make more
-    # of last bits that differ, and with mixing each of four ranks takes a pair of the smallest batch
+    # why: batch statistics depend on which samples share a rank, bf16 rounds each rank's gradient, large steps amplify
+    # differences in the last bits, and with mixing each of four ranks takes a pair of the smallest batch
     "many": {"model": "test_convnext", "amp": "off", "lr": 0.005, "grad_accum_steps": 1, "batch": 16, "large": 18},
+}
+
+_EVERY_FEATURE = {  # line of the recipe "one" -> lines after it
+    '[model]\n': "kwargs = { drop_rate = 0.2 }",
+    '[precision]\n': "compile = true",
+    '[optim]\n': "clip_norm = 1.0\nlookahead = 5",
+    '[augment]\n': 'policy = "randaugment"\ncutmix_alpha = 1.0\nmixup_mode = "elem"',
+    '[eval]\nbatch_size = 16\n': '[loss]\nlabel_smoothing = 0.1\n[freeze]\nmode = "unfreeze"',
+    'fraction = 0.5\n': 'unfreeze_to = "layer2"',
 }
 
 
 @dataclass(kw_only=True)
 class World:
-    """What all cycles share. root: the soak's own temporary folder; store: None where moto is not installed."""
+    """What all cycles share. root: the soak's temporary folder; store: None if moto is not installed."""
 
     root: Path
     store: ObjectStore | None
@@ -95,7 +105,7 @@ class World:
 
     @property
     def shards(self) -> Path:
-        """A finished shard set, made at the start."""
+        """A finished shard set, created at the start."""
         return self.root / "shards"
 
     def recipe(self, name: str) -> Path:
@@ -104,7 +114,7 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A command (of the n-th start) that is run until it ends with `final`."""
+    """A command (by number of the start) that is restarted until it ends with status `final`."""
 
     name: str
     command: Callable[[int], Command]
@@ -127,6 +137,11 @@ def make_photos(folder: Path, *, seed: int = 0, count: int = 90, classes: int = 
 def write_recipes(world: World) -> None:
     for name, values in _RECIPES.items():
         world.recipe(name).write_text(_RECIPE.format(**values), encoding="utf-8")
+    text = _RECIPE.format(**_RECIPES["one"])
+    for line, more in _EVERY_FEATURE.items():
+        assert line in text
+        text = text.replace(line, f"{line}{more}\n", 1)
+    world.recipe("all").write_text(text, encoding="utf-8")
 
 
 class Scenario(ABC):
@@ -135,18 +150,20 @@ class Scenario(ABC):
     name = ""
     variants = 1
     several = False  # whether its commands have worker processes or ranks
-    loss: frozenset[int] = frozenset()  # right exit statuses, beside success, when one of those is killed
+    loss: frozenset[int] = frozenset()  # correct exit statuses, besides success, if one of those is killed
     remote = False  # whether the object store takes part
     kills, faults = 0, 0  # of the soak's 300 and 100
+    by_default = True  # False: only on request
+    attempt_s = 120.0  # timeout of a started command
 
     def __init__(self, world: World, index: int, *, alone: bool = False) -> None:
-        """alone: the undisturbed reference, which trains on one rank."""
+        """alone: for the undisturbed reference, which trains on one rank."""
         self.world, self.index, self.variant, self.alone = world, index, index % self.variants, alone
         self.folder = world.cycle
 
     @property
     def key(self) -> str:
-        """Cycles with the same key must end in the same bytes."""
+        """Cycles with the same key must produce the same bytes."""
         return f"{self.name}-{self.variant}"
 
     def path(self, name: str) -> Path:
@@ -157,20 +174,20 @@ class Scenario(ABC):
         return {"TMPDIR": str(self.path("tmp")), "RESOLUTE_CACHE": str(self.path("cache")), **store}
 
     def prepare(self) -> None:
-        """Make the cycle's folder as it is before the first start."""
+        """Create the cycle's folder as it is before the first start."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.path("tmp").mkdir(parents=True)
 
     @abstractmethod
     def phases(self) -> list[Phase]:
-        """The commands of a cycle, in their order."""
+        """The commands of a cycle, in order."""
 
-    def beside(self) -> list[Callable[[], Command]]:
-        """Commands that are started, once each, while the phase runs."""
+    def concurrent(self) -> list[Callable[[], Command]]:
+        """Commands that are started while the first phase runs, once each."""
         return []
 
     def ranks(self, attempt: int) -> int:
-        """Processes of a start."""
+        """Number of ranks of a start."""
         return 1
 
     def places(self) -> dict[str, Place]:
@@ -182,20 +199,20 @@ class Scenario(ABC):
 
     @abstractmethod
     def keep(self, reference: Path) -> None:
-        """Put what this undisturbed cycle has made into the folder `reference`."""
+        """Save the results of this undisturbed cycle in the folder `reference`."""
 
     @abstractmethod
     def check(self, reference: Path, *, complete: bool) -> list[str]:
-        """Findings against the reference. complete: no attempt ran outside of this interpreter."""
+        """Findings against the reference. complete: every attempt was a fork of this interpreter."""
 
     def temporary(self) -> list[str]:
-        """Findings for temporary files. What a killed process held, the next one deletes: as one does here."""
+        """Findings for temporary files, after a process has deleted those of killed ones, as every process does."""
 
-        def make_one() -> None:
+        def delete_abandoned() -> None:
             tempfile.tempdir = str(self.path("tmp"))
             ScratchFolder().close()
 
-        in_child(make_one)
+        in_child(delete_abandoned)
         return leftover_files("TMPDIR", self.path("tmp"))
 
     def command(self, module: str, *words: object, ranks: int = 1) -> Command:
@@ -211,7 +228,7 @@ def _main_of(module: str) -> Callable[[list[str]], int]:
 
 
 def shorten_limits() -> None:
-    """In a forked process: time limits that suit the soak, and prep's workers forked as the command itself was."""
+    """In a forked process: use short time limits, and fork prep's workers instead of starting interpreters."""
     import prep.execute.process_pool
     import prep.storage.lease
     from pipeline.storage.disk_cache import CacheSettings
@@ -229,7 +246,7 @@ def shorten_limits() -> None:
 
 
 class Prep(Scenario):
-    """A folder of class folders to shards; every fourth time in two commands, the second of which adds a size."""
+    """A folder of class folders to shards; every fourth time with two commands, the second of which adds a size."""
 
     name, variants, several = "prep-folder", 4, True
     kills, faults = 70, 20
@@ -251,10 +268,10 @@ class Prep(Scenario):
                             "--shard-samples", 16)  # fmt: skip
 
     def phases(self) -> list[Phase]:
-        whole = Phase(name="prep", command=lambda _: self.prep())
+        all_sizes = Phase(name="prep", command=lambda _: self.prep())
         if self.variant != 3:
-            return [whole]
-        return [Phase(name="prep at 32 px", command=lambda _: self.prep("32")), whole]
+            return [all_sizes]
+        return [Phase(name="prep at 32 px", command=lambda _: self.prep("32")), all_sizes]
 
     @property
     def key(self) -> str:
@@ -326,8 +343,7 @@ class PrepObjects(Prep):
     def prepare(self) -> None:
         super().prepare()
         assert self.world.store
-        for prefix in ("out",):
-            self.world.store.delete(prefix)
+        self.world.store.delete("out")
 
     @property
     def key(self) -> str:
@@ -365,7 +381,7 @@ class PrepObjects(Prep):
 
 
 class Verify(Prep):
-    """`verify` of a sound set; every other time of one with a flipped byte, which `prep` then makes again."""
+    """`verify` of an intact set; every other time of a set with a flipped byte, which `prep` then repairs."""
 
     name, variants, loss = "verify", 2, frozenset({2})
     kills, faults = 20, 10
@@ -374,8 +390,7 @@ class Verify(Prep):
         super().prepare()
         shutil.copytree(self.world.shards, self.path("out"))
         if self.variant == 1:
-            tars = sorted(self.path("out").glob("48/*.tar"))
-            tar = tars[1]
+            tar = sorted(self.path("out").glob("48/*.tar"))[1]
             data = bytearray(tar.read_bytes())
             data[len(data) // 3] ^= 4
             tar.write_bytes(data)
@@ -402,7 +417,7 @@ class Verify(Prep):
 
 
 class Train(Scenario):
-    """Training on one rank: bit for bit."""
+    """Training on one rank: bit-identical."""
 
     name = "train-1"
     recipe = "one"
@@ -437,7 +452,7 @@ class Train(Scenario):
 
     def in_process(self, attempt: int) -> None:
         super().in_process(attempt)
-        _note_samples(self.path("seen") / f"{attempt:03d}.{os.environ.get('RANK', '0')}")
+        _record_samples(self.path("seen") / f"{attempt:03d}.{os.environ.get('RANK', '0')}")
 
     def keep(self, reference: Path) -> None:
         shutil.copytree(self.run, reference / "run")
@@ -449,7 +464,7 @@ class Train(Scenario):
         planned = json.loads((reference / "planned.json").read_text())
         problems = in_child(
             lambda: check_training(self.run, reference / "run", self.path("seen"), planned,
-                                   exact=self.recipe == "one", complete=complete)
+                                   exact=self.recipe != "many", complete=complete)
         )  # fmt: skip
         assert isinstance(problems, list)
         cache = json.loads((reference / "cache.json").read_text())
@@ -462,8 +477,24 @@ class Train(Scenario):
         return problems
 
 
+class TrainAll(Train):
+    """Training on one rank with every feature, torch.compile included, in new interpreters: bit-identical."""
+
+    name, recipe = "train-all", "all"
+    kills, by_default, attempt_s = 6, False, 600.0
+
+    def env(self) -> dict[str, str]:
+        return {**super().env(), "TORCHINDUCTOR_CACHE_DIR": str(self.world.root / "inductor")}
+
+    def train(self, attempt: int) -> Command:
+        return dataclasses.replace(super().train(attempt), new_interpreter=True)
+
+    def check(self, reference: Path, *, complete: bool) -> list[str]:
+        return super().check(reference, complete=False)  # why: only forks record their samples
+
+
 class TrainRanks(Train):
-    """Training on 1, 2 and 4 ranks, another number at each start: within rounding."""
+    """Training on 1, 2 and 4 ranks, a different number at each start: equal within rounding."""
 
     name, recipe, several, loss = "train-ranks", "many", True, frozenset({137, 2})
     kills, faults = 40, 10
@@ -488,7 +519,7 @@ class TrainObjects(Train):
 
 
 class Evaluate(Train):
-    """Evaluation beside the live run, both disturbed; at the end it must say what it says of the undisturbed run."""
+    """Evaluation during the training, both disturbed; the final result must be that of the undisturbed run."""
 
     name = "eval"
     kills, faults = 30, 6
@@ -497,7 +528,7 @@ class Evaluate(Train):
         return self.command("train", "eval", self.run, "--shards", self.shards, "--device", "cpu",
                             "--threads", 1, *words)  # fmt: skip
 
-    def beside(self) -> list[Callable[[], Command]]:
+    def concurrent(self) -> list[Callable[[], Command]]:
         return [self.evaluate]
 
     def phases(self) -> list[Phase]:
@@ -505,32 +536,36 @@ class Evaluate(Train):
 
     def check(self, reference: Path, *, complete: bool) -> list[str]:
         problems = super().check(reference, complete=complete)
-        ours, theirs = (json.loads((run / "eval.json").read_text()) for run in (self.run, reference / "run"))
-        if ours != theirs:
-            problems.append(f"eval.json: got {ours['rows']} at step {ours['step']}, expected {theirs['rows']}")
+        result, expected = (json.loads((run / "eval.json").read_text()) for run in (self.run, reference / "run"))
+        if result != expected:
+            problems.append(f"eval.json: got {result['rows']} at step {result['step']}, expected {expected['rows']}")
         return problems
 
 
-def _note_samples(file: Path) -> None:
-    """Have each training step of this process write down its samples before it is taken."""
+def _record_samples(file: Path) -> None:
+    """Have each training step of this process record its samples in `file` before it runs."""
     from train import loop
 
     step: Callable[..., Any] = loop.Learner.train_step
 
-    def noting(learner: Any, batch: Any) -> Any:
+    def record_and_step(learner: Any, batch: Any) -> Any:
         with file.open("a", encoding="utf-8") as lines:
             print(json.dumps([batch.spec.step, batch.spec.ids.tolist()]), file=lines)
         return step(learner, batch)
 
-    loop.Learner.train_step = noting  # type: ignore[assignment, method-assign]
+    loop.Learner.train_step = record_and_step  # type: ignore[assignment, method-assign]
 
 
 SCENARIOS: Mapping[str, type[Scenario]] = {
     scenario.name: scenario
-    for scenario in (Prep, PrepArchive, PrepObjects, Verify, Train, TrainRanks, TrainObjects, Evaluate)
+    for scenario in (Prep, PrepArchive, PrepObjects, Verify, Train, TrainAll, TrainRanks, TrainObjects, Evaluate)
 }
 
 
 def chosen_scenarios(only: Sequence[str]) -> list[str]:
-    """Names of scenarios that are one of `only`, or begin with it and a dash: `prep` stands for prep-folder …"""
-    return [name for name in SCENARIOS if not only or any(name == word or name.startswith(f"{word}-") for word in only)]
+    """Names of scenarios: those in `only`, or that begin with one of them and a dash (`prep` selects prep-folder …).
+
+    If `only` is empty: all that run by default.
+    """
+    return [name for name, scenario in SCENARIOS.items() if (not only and scenario.by_default)
+            or any(name == word or name.startswith(f"{word}-") for word in only)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The clocks count what they say, told by a clock that only the measured parts move."""
+"""Rates, waits and stalls are what their definitions say, with a clock that only the measured parts move."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import loader, stalls, switch
+from benchmarks.loaders import child
+from benchmarks.loaders.job import Job
+from benchmarks.training import stalls
 
 CPU = torch.device("cpu")
 
@@ -39,19 +41,20 @@ def images(clock: Clock, *, each_s: Iterator[float], size: int = 4) -> Generator
 
 
 def test_draining_counts_images_after_the_warm_up_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "time", clock := Clock())
+    monkeypatch.setattr(child, "time", clock := Clock())
     slow_start = itertools.chain([30.0, 10.0, 10.0], itertools.repeat(2.0))
-    found = loader.drain(images(clock, each_s=slow_start), seconds=10, warm_up=3, device=CPU)
-    assert found["first_batch_s"] == 30
-    assert found["images_per_s"] == pytest.approx(4 / 2)
-    assert found["host_us_per_image"] == pytest.approx(1e6 * 0.2 / 4)
+    loader = SimpleNamespace(stream=lambda job: images(clock, each_s=slow_start))
+    result = child.rate(loader, Job(shards="", resolutions=(2,), batch_size=4, seconds=10, warm_up=3))
+    assert result["first_batch_s"] == 30
+    assert result["images_per_s"] == pytest.approx(4 / 2)
+    assert result["host_us_per_image"] == pytest.approx(1e6 * 0.2 / 4)
 
 
 def test_only_waiting_is_on_the_clock_of_the_paced_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switch, "time", clock := Clock())
-    waits = [9.0, 1.0, 1.0, 5.0, 2.0]
-    got = switch.clock(images(clock, each_s=iter(waits)), [3, 2], [100.0, 200.0], CPU)
-    assert got == [[9.0, 1.0, 1.0], [5.0, 2.0]]
+    monkeypatch.setattr(child, "time", clock := Clock())
+    waits, passes = [9.0, 1.0, 1.0, 5.0, 2.0], iter([0, 0, 0, 1, 1])
+    batches = zip(passes, images(clock, each_s=iter(waits)), strict=False)
+    assert child.clock(batches, lambda batch: batch[0], [100.0, 200.0], CPU) == [[9.0, 1.0, 1.0], [5.0, 2.0]]
     assert clock.now == sum(waits) + 3 * 100 + 2 * 200
 
 
@@ -67,7 +70,7 @@ def test_stall_is_the_part_of_the_time_blocked_for_batches(monkeypatch: pytest.M
         clock.now += 1.0
 
     learner: Any = SimpleNamespace(train_step=train_step, device=CPU)
-    got = stalls.window(learner, batches(), seconds=20, steps_before=2)
+    got = stalls.train_for(learner, batches(), seconds=20, steps_before=2)
     assert got == {"images_per_s": 8 / 4, "stall_frac": 3 / 4}
-    short = stalls.window(learner, batches(), seconds=1e-9, steps_before=2)
+    short = stalls.train_for(learner, batches(), seconds=1e-9, steps_before=2)
     assert short["images_per_s"] == 8 / 4  # one step at least

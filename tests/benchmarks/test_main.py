@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks.machine import commit
+from benchmarks.record import commit
 from pipeline.dataset.shard_set import ShardSet
 from tests.conftest import RESOLUTIONS
 
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    """The stalls part sets torch's threads, as a training run does."""
+    """The training part sets torch's threads, as a training run does."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -29,7 +29,7 @@ def _threads() -> Iterator[None]:
 
 def words(shard_root: Path, out: Path, *more: str) -> list[str]:
     # why: one thread: OpenMP's threads wait by spinning, which takes seconds a step where others use the cores
-    return ["--shards", str(shard_root), "--out", str(out), "--seconds", "0.02", "--repeats", "2", "--threads", "1",
+    return ["--shards", str(shard_root), "--out", str(out), "--seconds", "0.02", "--rounds", "2", "--threads", "1",
             "--batch-size", "8", "--device", "cpu", *more]  # fmt: skip
 
 
@@ -52,18 +52,18 @@ def ran(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
 def test_every_part_measures_every_resolution_and_loader(ran: tuple[dict[str, Any], str]) -> None:
     result, _ = ran
     assert [entry["res"] for entry in result["loader"]["res"]] == list(RESOLUTIONS)
-    assert all(set(entry["loaders"]) == {"ours", "peer"} for entry in result["loader"]["res"])
-    assert [entry["res"] for entry in result["stalls"]["res"]] == list(RESOLUTIONS)
-    assert all(set(entry["images_per_s"]) == {"live", "cached", "synthetic"} for entry in result["stalls"]["res"])
-    for consumer in result["switch"]["consumers"].values():
+    assert all(set(entry["loaders"]) == {"ours", "pillow"} for entry in result["loader"]["res"])
+    assert [entry["res"] for entry in result["training"]["res"]] == list(RESOLUTIONS)
+    assert all(set(entry["images_per_s"]) == {"live", "cached", "synthetic"} for entry in result["training"]["res"])
+    for consumer in result["change"]["consumers"].values():
         assert [(c["from_res"], c["to_res"]) for c in consumer["changes"]] == [(32, 48), (48, 64)]
         for runs in consumer["batch_s"].values():
             assert [[len(stage) >= 30 for stage in run] for run in runs] == [[True] * 3] * 2
 
 
-def test_every_repeat_is_kept_and_medians_are_theirs(ran: tuple[dict[str, Any], str]) -> None:
+def test_every_round_is_kept_and_medians_are_theirs(ran: tuple[dict[str, Any], str]) -> None:
     summaries = [value for value in walk(ran[0]) if isinstance(value, dict) and "raw" in value]
-    assert len(summaries) == 3 * 2 * 3 + 2 * 2 * 2 * 5 + 3 * 5  # loader, switch, stalls
+    assert len(summaries) == 3 * 2 * 6 + 2 * 2 * 2 * 5 + 3 * 5  # loader, change, training
     for summary in summaries:
         assert len(summary["raw"]) == 2
         assert summary["median"] == statistics.median(summary["raw"])
@@ -79,6 +79,8 @@ def test_results_say_where_and_with_what_they_were_made(ran: tuple[dict[str, Any
     assert {"python", "torch", "timm", "nvidia-dali", "numpy"} <= set(result["versions"])
     assert result["settings"]["batch_size"] == 8
     assert result["commit"] == commit()
+    assert result["rounds"] == 2
+    assert result["command"].startswith("python -m benchmarks --shards ")
 
 
 def test_no_absolute_path_or_host_name_is_in_a_result(ran: tuple[dict[str, Any], str], shard_root: Path) -> None:
@@ -91,20 +93,20 @@ def test_no_absolute_path_or_host_name_is_in_a_result(ran: tuple[dict[str, Any],
 def test_only_the_parts_asked_for_run_and_are_printed(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(words(shard_root, tmp_path / "r.json", "--only", "loader", "--repeats", "1")) == 0
+    assert command.main(words(shard_root, tmp_path / "r.json", "--only", "loader", "--rounds", "1")) == 0
     result = json.loads((tmp_path / "r.json").read_text())
     assert set(result) & set(command.PARTS) == {"loader"}
     printed = capsys.readouterr()
     assert printed.err == ""
     for res in RESOLUTIONS:
-        assert len(re.findall(rf"^  {res} px +(?:ours|DataLoader \+ Pillow) ", printed.out, re.MULTILINE)) == 2
+        assert len(re.findall(rf"^  {res} px +(?:ours|torch DataLoader, Pillow) ", printed.out, re.MULTILINE)) == 2
 
 
 def test_a_default_result_is_named_after_the_device(
     shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = words(shard_root, tmp_path, "--only", "loader", "--repeats", "1")
+    arguments = words(shard_root, tmp_path, "--only", "loader", "--rounds", "1")
     del arguments[2:4]
     assert command.main(arguments) == 0
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")] == ["bench/bench-cpu.json"]
@@ -114,16 +116,17 @@ def test_a_default_result_is_named_after_the_device(
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--only", "loder"], "--only: got loder, expected some of loader,switch,stalls"),
+        (["--only", "loder"], "--only: got loder, expected some of loader,change,training"),
         (["--only", ""], "--only: got nothing"),
         (["--seconds", "0"], "--seconds: got 0, expected above 0"),
         (["--seconds", "nan"], "--seconds: got nan, expected above 0"),
-        (["--repeats", "0"], "--repeats: got 0, expected at least 1"),
+        (["--rounds", "0"], "--rounds: got 0, expected at least 1"),
         (["--batch-size", "1"], "--batch-size: got 1, expected at least 2"),
         (["--device", "tpu"], "--device: got tpu, expected auto, cpu or cuda"),
         (["--shards", "missing"], "manifest.json: not found"),
         (["--batch-size", "76"], "got 75 training samples, expected a full batch of 76"),
-        (["--only", "stalls", "--model", "resnet99"], "--model: got 'resnet99', expected a timm model"),
+        (["--only", "training", "--model", "resnet99"], "--model: got 'resnet99', expected a timm model"),
+        (["--res", "32"], "got one resolution, expected two or more for a stage change"),
         (["--worker", "2"], "command line: unrecognized arguments: --worker 2"),
         (["--out", "/proc/self/none/x.json"], "/proc/self/none/x.json: not written (No such folder)"),
     ],
@@ -155,4 +158,4 @@ def test_a_gpu_is_measured_too(shard_root: Path, tmp_path: Path) -> None:
     assert command.main([*words(shard_root, out), "--device", "cuda"]) == 0
     result = json.loads(out.read_text())
     assert result["machine"]["gpu"]
-    assert all(set(entry["loaders"]) == {"ours", "peer", "ours, CPU decode"} for entry in result["loader"]["res"])
+    assert all(set(entry["loaders"]) == {"ours", "pillow", "ours-cpu-decode"} for entry in result["loader"]["res"])

@@ -1,17 +1,15 @@
-"""The numbers of the shuffle benchmark equal slow counts, and name good and bad orders."""
+"""The figures of orders equal slow counts, and tell good from bad orders."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import order
-from benchmarks.order import class_distance, fetched, kept_pairs, measure
+from benchmarks.storage.order import class_distance, fetches, kept_pairs, main, measure
 from pipeline.dataset.shard_set import ShardSet
 
 
@@ -36,9 +34,9 @@ def test_class_distance_is_zero_for_even_batches_and_largest_for_sorted_ones() -
 
 def test_blocks_are_fetched_again_when_there_was_no_room() -> None:
     ids = np.asarray([0, 1, 10, 20, 2, 11, 30, 21])
-    assert fetched(ids, 10, 4) == 4
-    assert fetched(ids, 10, 1) == 7
-    assert fetched(ids, 10, 2) == 7
+    assert fetches(ids, 10, 4) == 4
+    assert fetches(ids, 10, 1) == 7
+    assert fetches(ids, 10, 2) == 7
 
 
 def test_full_is_ideal_as_stored_is_not_and_blocks_save_reads() -> None:
@@ -50,20 +48,18 @@ def test_full_is_ideal_as_stored_is_not_and_blocks_save_reads() -> None:
     assert block["class_mix_shuffled"] == pytest.approx(1, abs=0.05)
     assert block["kept_pairs"] < 2 < 100 < none["kept_pairs"]
     assert 1 < block["class_mix_sorted"] < none["class_mix_sorted"]
-    assert block["reads_a_1000"] < full["reads_a_1000"] / 50
-    assert block["blocks_a_batch"] < 20 < full["blocks_a_batch"]
+    assert block["reads_per_1000"] < full["reads_per_1000"] / 50
+    assert block["blocks_per_batch"] < 20 < full["blocks_per_batch"]
 
 
-def test_a_table_and_a_file_tell_every_order(
-    shard_set: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_every_order_is_in_the_table_and_in_the_file(
+    shard_set: ShardSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "order.json"
-    words = ["order", "--shards", shard_set.root, "--batch-size", "16", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", words)
-    assert order.main() == 0
-    told = capsys.readouterr().out
+    words = ["--shards", shard_set.root, "--batch-size", "16", "--out", str(out)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
     result = json.loads(out.read_text())
     assert (result["samples"], result["classes"]) == (75, 3)
-    assert [row["order"] for row in result["orders"]] == [line.split("  ")[1] for line in told.splitlines()[3:]]
-    monkeypatch.setattr(sys, "argv", [*words, "--batch-size", "76"])
-    assert order.main() == 2
+    assert [row["order"] for row in result["orders"]] == [line.split("  ")[1] for line in printed.splitlines()[3:9]]
+    assert main([*words, "--batch-size", "76"]) == 2

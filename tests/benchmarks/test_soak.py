@@ -1,4 +1,4 @@
-"""The soak's instruments do what they claim, its checks find what is wrong, and a short slice of it finds nothing."""
+"""The soak's faults do what they claim, its checks detect every difference, and a short slice of it finds nothing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ import pytest
 from benchmarks.soak.checks import _check_samples, check_training, compare_trees, leftover_files, tree
 from benchmarks.soak.events import Event, Place, draw, problems_of
 from benchmarks.soak.faults import NAME, OPEN, READ, SYNC, WRITE, Control, compile_library, preload
+from benchmarks.soak.scenarios import World, chosen_scenarios, write_recipes
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Augment, Stage
+from train.recipe.schema import Recipe
 
 PLACES = {"in": Place(path=Path("in"), reads=True, vanishes=True), "out": Place(path=Path("out"), writes=True)}
 _WORK = """
@@ -152,7 +154,7 @@ def test_what_is_left_over_missing_or_changed_is_found(tmp_path: Path) -> None:
     (tmp_path / "changed").write_text("otherwise")
     (tmp_path / ".file.part").touch()
     kinds = [problem.split(": ")[1] for problem in compare_trees("OUT", tree(tmp_path), expected)]
-    assert kinds == ["1 files missing", "1 files left over", "1 files of other bytes"]
+    assert kinds == ["1 files missing", "1 files left over", "1 files with different content"]
     assert leftover_files("TMPDIR", tmp_path, ["same", "changed"]) == ["TMPDIR: left over: .file.part"]
     assert leftover_files("TMPDIR", tmp_path / "none") == []
     (tmp_path / "pymp-1").mkdir()
@@ -160,7 +162,7 @@ def test_what_is_left_over_missing_or_changed_is_found(tmp_path: Path) -> None:
     assert leftover_files("TMPDIR", tmp_path / "pymp-1") == ["TMPDIR: left over: file"]
 
 
-def test_samples_that_are_lost_doubled_or_foreign_are_found() -> None:
+def test_samples_that_are_missing_repeated_or_unplanned_are_found() -> None:
     planned = [(0, 0, [1, 2]), (0, 1, [3, 4])]
     good = {0: {0: Counter([1, 2])}, 1: {0: Counter([3]), 1: Counter([3, 4])}}
     assert _check_samples(good, planned, complete=True) == []
@@ -168,6 +170,16 @@ def test_samples_that_are_lost_doubled_or_foreign_are_found() -> None:
     for step, ids in ((1, [3]), (1, [3, 4, 4]), (1, [3, 5]), (2, [3])):
         assert _check_samples({0: good[0], step: {0: Counter(ids)}}, planned, complete=True), (step, ids)
     assert _check_samples(good, [*planned, (0, 2, [1])], complete=False)  # twice in an epoch
+
+
+def test_the_recipe_with_every_feature_is_valid(tmp_path: Path) -> None:
+    world = World(root=tmp_path, store=None)
+    write_recipes(world)
+    recipe = Recipe.load(world.recipe("all"))
+    assert recipe.precision.compile
+    assert recipe.optim.lookahead
+    assert "train-all" not in chosen_scenarios([])
+    assert chosen_scenarios(["train-all"]) == ["train-all"]
 
 
 def _run(folder: Path, *, loss: float = 2.0, weight: float = 0.5, steps: int = 2) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import io
 import json
 import os
 import re
@@ -17,7 +16,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -28,6 +26,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.soak.processes import end_process, load_compiled, redirect_streams, trace_graph
 from tests import ROOT
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -132,7 +131,6 @@ def run(module: str, arguments: Sequence[object], *, folder: Path, scratch: Path
 def _serve() -> None:
     """Fork a command for each {"start": module, ...} on stdin; answer {"wait": pid} with its status, or null."""
     import tests.support.preloaded  # noqa: F401
-    from benchmarks.soak.warm import load_compiled, trace_graph
 
     load_compiled()
     trace_graph()
@@ -159,14 +157,9 @@ def _run(
 ) -> None:
     os.setpgid(0, 0)
     os.chdir(folder)
-    for descriptor, path in ((0, os.devnull), (1, out), (2, err)):
-        opened = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_APPEND)
-        os.dup2(opened, descriptor)
-        os.close(opened)
+    redirect_streams(Path(out), Path(err))
     if unprivileged and os.geteuid() == 0:
         _obey_permissions()
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(d, "w", closefd=False), line_buffering=True) for d in (1, 2))
     for descriptor in closed:
         os.close(descriptor)
         setattr(sys, ("stdin", "stdout", "stderr")[descriptor], None)
@@ -183,14 +176,7 @@ def _run(
     except BaseException:  # why: what Python itself would print of an error that nobody caught
         traceback.print_exc()
         status = 1
-    with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
-    os._exit(status if isinstance(status, int) else 0 if status is None else 1)
+    end_process(status if isinstance(status, int) else 0 if status is None else 1)
 
 
 def _unblock_after_guard() -> None:

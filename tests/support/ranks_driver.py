@@ -2,8 +2,8 @@
 
 As one rank: `how` "" runs all lines one after another, and else is what happens to rank 1 at step `cue` of its first
 life: it is killed, or has torchrun told to end and waits for the word. Each rank writes down which samples it saw.
-Without torchrun's variables: starts the ranks of such runs by torchrun's own launcher, forked, so that the imports are
-paid once.
+Without torchrun's variables: starts the ranks of such runs by torchrun's own launcher, forked, so that there are no
+imports.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from pipeline.cli import guard_process
 from pipeline.loader.loader import Batch
 from train import loop
 from train import trainer as runs
@@ -94,6 +95,7 @@ def measure(ranks: Ranks, file: Path) -> None:
 
 
 if __name__ == "__main__":
+    guard_process()
     given = json.loads(sys.argv[1])
     if "RANK" in os.environ:
         work(*given)

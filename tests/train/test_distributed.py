@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from tests import ROOT
+from tests.support.commands import Ended
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_make import Make
 from tests.train.conftest import stages, without_clocks
@@ -70,14 +71,6 @@ class Made:
         return ["train", "--shards", str(self.shards), "--recipe", str(self.folder / "equal.toml"), "--runs",
                 str(self.folder / runs), "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
 
-    def drive(self, given: list[Any], *before: str) -> subprocess.CompletedProcess[str]:
-        """Run the driver, behind the words `before`."""
-        return subprocess.run(
-            [sys.executable, *before, str(DRIVER), json.dumps(given)], cwd=ROOT,
-            capture_output=True, text=True, check=False, timeout=200,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-
     def seen(self, name: str) -> dict[int, list[int]]:
         """The samples of each training batch, rank after rank, as the ranks of that run wrote them down."""
         parts = [dict(json.loads(line) for line in path.read_text().splitlines())
@@ -102,13 +95,17 @@ def alone(made: Made) -> Path:
 def told_to_end(made: Made) -> subprocess.CompletedProcess[str]:
     """A run of two ranks, cut by a SIGTERM to torchrun in its third step."""
     (made.folder / "cut").mkdir()
-    words = ["--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.1"]
+    words = ["--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.1", str(DRIVER)]
     given = [str(made.folder / "cut"), "end", 2, made.words("cut")]
-    return made.drive(given, "-m", "torch.distributed.run", *words)
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words, json.dumps(given)], cwd=ROOT,
+        capture_output=True, text=True, check=False, timeout=200,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def driven(made: Made, told_to_end: subprocess.CompletedProcess[str]) -> str:
+def driven(made: Made, told_to_end: subprocess.CompletedProcess[str], forked: Callable[..., Ended]) -> str:
     """What was printed by three ranks (the whole run, the cut run gone on with, one with batch statistics, one that
     stops early), then by two of which one is killed."""
     shutil.copytree(made.folder / "cut" / "equal", made.folder / "three" / "cut")
@@ -117,12 +114,12 @@ def driven(made: Made, told_to_end: subprocess.CompletedProcess[str]) -> str:
     for name in ("statistics", "early"):
         lines.append([shards, str(made.folder / f"{name}.toml"), str(made.folder / "three" / name)])
     (made.folder / "killed").mkdir()
-    done = made.drive([
+    done = forked("tests.support.ranks_driver", json.dumps([
         [3, 0, str(made.folder / "three"), "", -1, *lines],
         [2, 1, str(made.folder / "killed"), "kill", 7, made.words("killed")],
-    ])  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    ]))  # fmt: skip
+    assert done.status == 0, done.err
+    return done.out
 
 
 def assert_same_within_rounding(got: Path, expected: Path) -> None:
@@ -141,7 +138,6 @@ def assert_same_within_rounding(got: Path, expected: Path) -> None:
             torch.testing.assert_close(state[part][name], tensor, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_three_ranks_train_as_one_does(made: Made, alone: Path, driven: str) -> None:
     assert_same_within_rounding(made.folder / "three" / "whole", alone)
     for name in ("whole", "statistics", "early"):

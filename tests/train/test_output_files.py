@@ -89,7 +89,7 @@ def test_bench_without_a_batch_size_takes_what_a_small_set_has(
 ) -> None:
     monkeypatch.setattr("benchmarks.__main__._BATCH_SIZE", 1000)
     monkeypatch.chdir(tmp_path)
-    assert bench(["--shards", str(shard_root), "--only", "loader", "--res", "32", "--seconds", "0.02", "--repeats", "1",
+    assert bench(["--shards", str(shard_root), "--only", "loader", "--res", "32", "--seconds", "0.02", "--rounds", "1",
                   "--threads", "1", "--device", "cpu"]) == 0  # fmt: skip
     result = json.loads((tmp_path / "bench" / "bench-cpu.json").read_text())
     assert result["settings"]["batch_size"] == 75

@@ -103,7 +103,7 @@ def test_export_of_their_run_interpolates_as_it_was_trained(tars: Path, tmp_path
 def test_bench_takes_them_with_resolutions_of_its_own(tars: Path, tmp_path: Path) -> None:
     out = tmp_path / "b.json"
     assert bench(["--shards", str(tars / "wds"), "--val", "*val*", "--res", "32,48", "--only", "loader", "--seconds",
-                  "0.02", "--repeats", "1", "--threads", "1", "--device", "cpu", "--out", str(out)]) == 0  # fmt: skip
+                  "0.02", "--rounds", "1", "--threads", "1", "--device", "cpu", "--out", str(out)]) == 0  # fmt: skip
     result = json.loads(out.read_text())
     assert [entry["res"] for entry in result["loader"]["res"]] == [32, 48]
     assert result["settings"]["batch_size"] == 24  # all of a set below 64

@@ -1,0 +1,105 @@
+"""What the benchmarks' command lines share: arguments, progress, summaries of repeated measurements and text tables."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pipeline.cli
+from pipeline.cli import Parser
+from pipeline.errors import ResoluteError
+
+__all__ = ["Parser", "check_numbers", "chosen", "command", "parse_resolutions", "repeated", "show_progress", "spread",
+           "summarize", "text_table"]  # fmt: skip
+
+
+def command(
+    parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None
+) -> int:
+    """Parse `argv`, call `work` and return the exit status; prints one line to stderr for a `ResoluteError`.
+
+    The arguments get the command line as `command`, absolute paths in it without their folders.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    without_folders = [re.sub(r"(?<![\w.:/])/(?:[^/,=]*/)*", "", word) for word in words]
+    parser.set_defaults(command=f"{parser.prog} {shlex.join(without_folders)}".strip())
+    return pipeline.cli.command(parser, work, words)
+
+
+def show_progress(text: str) -> None:
+    """Replace the progress line on a terminal's stderr; prints nothing elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def chosen(only: str, known: Sequence[str]) -> list[str]:
+    """The parts named by `--only`, in the order of `known`. Raises `ResoluteError` for unknown ones."""
+    names = [part.strip() for part in only.split(",")]
+    for part in names:
+        if part not in known:
+            raise ResoluteError(f"--only: got {part or 'nothing'}, expected some of {','.join(known)}; correct it")
+    return [part for part in known if part in names]
+
+
+def check_numbers(args: argparse.Namespace, **minimums: int) -> None:
+    """Raise `ResoluteError` for a flag below its minimum, or `--seconds` outside 0 to 3600."""
+    for name, minimum in minimums.items():
+        if getattr(args, name) < minimum:
+            flag = name.replace("_", "-")
+            raise ResoluteError(f"--{flag}: got {getattr(args, name)}, expected at least {minimum}; raise it")
+    if hasattr(args, "seconds") and not 0 < args.seconds <= 3600:
+        raise ResoluteError(f"--seconds: got {args.seconds:g}, expected above 0, at most 3600; change it")
+
+
+def parse_resolutions(text: str | None, stored: Sequence[int], *, any_size: bool = False) -> tuple[int, ...]:
+    """The resolutions of `--res`, ascending; all `stored` ones for None. Raises `ResoluteError` for others than those.
+
+    any_size: the set can be read at any resolution.
+    """
+    if text is None:
+        return tuple(stored)
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ResoluteError(f"--res: got {text}, expected px separated by commas; write it as 128,160")
+    resolutions = tuple(sorted({int(word) for word in words}))
+    if not any_size and not set(resolutions) <= set(stored):
+        raise ResoluteError(f"--res: got {text}, expected some of {','.join(map(str, stored))}; correct it")
+    return resolutions
+
+
+def repeated(raw: Sequence[float]) -> dict[str, Any]:
+    """All rounds' values and their median."""
+    return {"raw": list(raw), "median": statistics.median(raw)}
+
+
+def summarize(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merge one dict per round into one: floats become `repeated`, other values are the first round's."""
+    return {
+        key: repeated([each[key] for each in rounds]) if isinstance(value, float) else value
+        for key, value in rounds[0].items()
+    }
+
+
+def spread(values: dict[str, Any], digits: int = 0, factor: float = 1.0) -> str:
+    """`repeated` values times `factor` as text: median (min..max), or only the value if there is one."""
+    low, middle, high = (f"{value * factor:,.{digits}f}" for value in
+                         (min(values["raw"]), values["median"], max(values["raw"])))  # fmt: skip
+    return f"{middle} ({low}..{high})" if len(values["raw"]) > 1 else middle
+
+
+def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Aligned columns under a title; the first `left` columns are left-aligned, the others right-aligned."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    aligned = [
+        "  ".join(cell.ljust(width) if i < left else cell.rjust(width)
+                  for i, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines
+    ]  # fmt: skip
+    aligned.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
+    return "\n".join([title, *(f"  {line}" for line in aligned)])

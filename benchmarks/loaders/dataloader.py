@@ -1,0 +1,132 @@
+"""torch's DataLoader with Pillow, and (variant "v2") with torchvision's v2 tensor transforms.
+
+Both get every advantage that costs nothing: JPEGs read directly from the tar, files kept open, one endless shuffled
+epoch, four prefetched batches per worker, pinned memory on a GPU. Each resolution has a new DataLoader.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchvision import io as image_io
+from torchvision import transforms
+from torchvision.transforms import v2
+
+from pipeline.dataset.shard_set import ShardSet
+
+from .job import MEAN, STD, Job
+from .ours import open_shards
+from .tars import Jpegs, endless
+
+__all__ = ["centre_crops", "pillow", "pillow_transform", "stored_images", "stream"]
+
+_PREFETCH = 4  # batches per worker; torch's default is 2
+
+
+class _Images(Dataset[tuple[Any, int]]):
+    """Map-style data set of (transform(jpeg), label) of the stored images."""
+
+    def __init__(self, jpegs: Jpegs, transform: Callable[[bytes], Any]) -> None:
+        self._jpegs, self._transform = jpegs, transform
+
+    def __len__(self) -> int:
+        return len(self._jpegs)
+
+    def __getitem__(self, sample: int) -> tuple[Any, int]:
+        return self._transform(self._jpegs.jpeg(sample)), self._jpegs.labels[sample]
+
+
+class _Shuffled(Sampler[list[int]]):
+    """`batches` batches of sample numbers in their endless order."""
+
+    def __init__(self, samples: int, *, batches: int, batch_size: int, seed: int) -> None:
+        self._samples, self._batches, self._batch_size, self._seed = samples, batches, batch_size, seed
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = endless(self._samples, self._seed)
+        for _ in range(self._batches):
+            yield list(itertools.islice(order, self._batch_size))
+
+
+def stored_images(shards: ShardSet, res: int) -> Jpegs:
+    """The training split as stored at `res` px, located by this project's index.
+
+    why: reading a large set's labels from its tars takes seconds, which would count as cost of a change.
+    """
+    split = shards.splits["train"]
+    stored = np.array(split.stored[res])
+    ranges = np.stack([stored[name].astype(np.int64) for name in ("shard", "offset", "nbytes")], axis=1)
+    return Jpegs([shards.path(res, shard) for shard in split.shards], ranges, split.samples["label"].tolist())
+
+
+def pillow(jpeg: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(jpeg)).convert("RGB")
+
+
+def tensor(jpeg: bytes) -> torch.Tensor:
+    """(3, height, width) uint8. Torchvision 0.29 warns that TorchCodec is to replace this, and still ships it."""
+    return image_io.decode_image(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8), image_io.ImageReadMode.RGB)
+
+
+def pillow_transform(job: Job, res: int) -> Callable[[Image.Image], torch.Tensor]:
+    return transforms.Compose([
+        transforms.RandomResizedCrop(
+            res, scale=job.scale, ratio=job.ratio,
+            interpolation=transforms.InterpolationMode.BILINEAR, antialias=True,
+        ),
+        transforms.RandomHorizontalFlip(job.flip_prob),
+        transforms.ToTensor(),
+        transforms.Normalize(MEAN, STD),
+    ])  # fmt: skip
+
+
+def _tensor_transform(job: Job, res: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Source: the order that torchvision's own guide to v2 recommends: uint8 until the end."""
+    return v2.Compose([
+        v2.RandomResizedCrop(res, scale=job.scale, ratio=job.ratio, antialias=True),
+        v2.RandomHorizontalFlip(job.flip_prob),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN, STD),
+    ])  # fmt: skip
+
+
+def stream(job: Job) -> Generator[torch.Tensor, None, None]:
+    shards, on_gpu = open_shards(job), job.device != "cpu"
+    for seed, res in enumerate(job.resolutions):
+        jpegs = stored_images(shards, res)
+        steps: list[Any] = (
+            [tensor, _tensor_transform(job, res)] if job.variant == "v2" else [pillow, pillow_transform(job, res)]
+        )
+        loader = DataLoader(
+            _Images(jpegs, transforms.Compose(steps)), num_workers=job.workers, persistent_workers=True,
+            batch_sampler=_Shuffled(len(jpegs), batches=job.batches, batch_size=job.batch_size, seed=seed),
+            prefetch_factor=_PREFETCH, pin_memory=on_gpu,
+        )  # fmt: skip
+        for images, _ in loader:
+            yield images.to(job.device, non_blocking=True) if on_gpu else images
+        del loader  # why: its workers end before the next ones start
+
+
+def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """(N, res, res, 3) in 0..255 and (N, 4) crops x, y, w, h, with v2's functions."""
+    (res,) = job.resolutions
+    images, crops = [], []
+    for jpeg in jpegs:
+        pixels = tensor(jpeg) if job.variant == "v2" else pillow(jpeg)
+        height, width = v2.functional.get_size(pixels)
+        x, y, side, _ = crop = job.centre_square(width, height)
+        resized = v2.functional.resized_crop(pixels, y, x, side, side, [res, res], antialias=True)
+        images.append(resized.permute(1, 2, 0).numpy() if job.variant == "v2" else np.asarray(resized))
+        crops.append(crop)
+    return np.stack(images).astype(np.float32), np.array(crops, np.int64)

@@ -1,0 +1,67 @@
+"""The list of loaders that are compared, and how each processes an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LOADERS", "LoaderEntry"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderEntry:
+    """`resize`: how it shrinks an image; `has_crops`: its adapter also shows that, on known crops."""
+
+    title: str
+    module: str  # of benchmarks.loaders
+    variant: str = ""
+    at_change: str  # what happens when the resolution changes
+    resize: str
+    has_crops: bool = False
+    has_rate: bool = True  # False: its rate at one resolution is another entry's
+    on_gpu: bool = False  # a variant for batches on a GPU
+    versions: tuple[str, ...] = ()
+
+
+LOADERS = {
+    "ours": LoaderEntry(
+        title="ours", module="ours", at_change="same loader", resize="bilinear, antialiased, in our graph",
+        has_crops=True,
+    ),
+    "ours-cpu-decode": LoaderEntry(
+        title="ours, CPU decode", module="ours", variant="cpu", at_change="same loader", resize="as ours", on_gpu=True,
+    ),
+    "pillow": LoaderEntry(
+        title="torch DataLoader, Pillow", module="dataloader", at_change="rebuilt",
+        resize="Pillow bilinear, antialiased: the reference", has_crops=True,
+        versions=("torch", "torchvision", "pillow"),
+    ),
+    "v2": LoaderEntry(
+        title="torch DataLoader, torchvision v2", module="dataloader", variant="v2", at_change="rebuilt",
+        resize="torch's uint8 bilinear, antialiased", has_crops=True, versions=("torch", "torchvision"),
+    ),
+    "timm": LoaderEntry(
+        title="timm create_loader", module="timm", at_change="rebuilt",
+        resize="Pillow bilinear, antialiased, as the reference", versions=("timm", "pillow"),
+    ),
+    "timm-scheduled": LoaderEntry(
+        title="timm create_loader, input_size_choices", module="timm", variant="scheduled", has_rate=False,
+        at_change="next epoch of one loader; all read from the largest images",
+        resize="as timm", versions=("timm", "pillow"),
+    ),
+    "webdataset": LoaderEntry(
+        title="webdataset WebLoader, Pillow", module="webdataset", at_change="rebuilt",
+        resize="Pillow bilinear, antialiased, as the reference", versions=("webdataset", "pillow"),
+    ),
+    "dali": LoaderEntry(
+        title="DALI, stock CPU pipeline", module="dali", at_change="rebuilt",
+        resize="DALI triangular, antialiased", has_crops=True, versions=("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+    ),
+    "ffcv": LoaderEntry(
+        title="FFCV, JPEG mode", module="ffcv", at_change="rebuilt, compiled anew",
+        resize="OpenCV INTER_AREA; decoded with libjpeg-turbo's fast, less exact DCT", has_crops=True,
+    ),
+    "ffcv-output-size": LoaderEntry(
+        title="FFCV, decoder.output_size", module="ffcv", variant="output_size", has_rate=False,
+        at_change="next epoch of one loader; all read from the largest images", resize="as FFCV",
+    ),
+}  # fmt: skip

@@ -1,0 +1,158 @@
+"""Runs loaders one at a time, and what the two commands that compare them share: arguments, shards, result file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cli import check_numbers, chosen, parse_resolutions, show_progress
+from benchmarks.record import check_writable, header, read_into_cache, write
+from pipeline.errors import ResoluteError
+
+from .job import Job
+from .registry import LOADERS
+
+__all__ = ["Runner", "add_arguments", "compare"]
+
+_SPARE_S = 600  # a loader that exceeds its expected time by this much has hung
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Runs variants of `job`. isolated: each in a new process, with the interpreter that has the loader."""
+
+    job: Job
+    loaders: tuple[str, ...]
+    rounds: int
+    ffcv_python: str | None = None
+    isolated: bool = True
+
+    def run(self, name: str, **settings: Any) -> Any:
+        """The result of a loader's job. Raises `ResoluteError` with its last line of output if it fails."""
+        loader = LOADERS[name]
+        job = replace(self.job, module=loader.module, variant=loader.variant, **settings)
+        if not self.isolated:
+            from . import child
+
+            return child.run(job)
+        python = self.ffcv_python if loader.module == "ffcv" else sys.executable
+        assert python is not None
+        try:
+            done = subprocess.run(
+                [python, "-m", f"{__package__}.child"], input=job.to_json(), capture_output=True, text=True, cwd=_ROOT,
+                timeout=job.seconds + _SPARE_S, env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ResoluteError(f"loader {name}: {error}, expected a result; leave it out with --only") from None
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing"]
+            raise ResoluteError(
+                f"loader {name}: ended with {done.returncode}, got {lines[-1].strip()}, expected a result; "
+                f"install what it needs (benchmarks/loaders/{loader.module}.py) or leave it out with --only"
+            )
+        return json.loads(done.stdout)
+
+
+def add_arguments(parser: argparse.ArgumentParser, out: str) -> None:
+    add = parser.add_argument
+    add("--shards", type=Path, required=True, metavar="DIR", help="local folder written by `make shards`")
+    add("--only", metavar="LOADER,…", help=f"some of {','.join(LOADERS)} (default: all available)")
+    add("--res", metavar="PX,…", help="resolutions (default: all of the set)")
+    add("--rounds", type=int, default=3, metavar="N", help="interleaved rounds (default: %(default)s)")
+    add("--workers", type=int, default=2, metavar="N", help="processes or threads per loader (default: %(default)s)")
+    add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: %(default)s)")
+    add("--ffcv-python", default=os.environ.get("FFCV_PYTHON"), metavar="PY",
+        help="interpreter of an environment with FFCV (default: $FFCV_PYTHON)")  # fmt: skip
+    add("--out", type=Path, default=Path(f"benchmarks/results/{out}"), metavar="FILE", help="default: %(default)s")
+
+
+def compare(
+    args: argparse.Namespace, measure: Callable[[Runner], tuple[dict[str, Any], str]], *, rates: bool,
+    resolutions: int = 1, **job: Any,
+) -> None:  # fmt: skip
+    """Open the shards of the arguments, have `measure` return results and their tables, and write the result file.
+
+    rates: leave out the loaders that have no rate of their own. resolutions: how many are needed at least.
+    job: more fields of the `Job`.
+    """
+    names, left_out = available(args, rates=rates)
+    check_numbers(args, rounds=1, workers=1, batch_size=2)
+    # why here: --help and command line errors should not wait for slow imports
+    from pipeline.dataset.shard_set import ShardSet
+
+    from .tars import Tars
+
+    shards = ShardSet.open(args.shards)
+    selected = parse_resolutions(args.res, shards.resolutions)
+    if len(selected) < resolutions:
+        raise ResoluteError(f"--res: got {len(selected)} resolution, expected {resolutions} or more; add one")
+    tars = {res: Tars(args.shards, res) for res in selected}
+    samples = min(map(len, tars.values()))
+    if samples < args.batch_size:
+        raise ResoluteError(
+            f"{args.shards}: got {samples} training images in tars, expected a batch of {args.batch_size}; use a "
+            "smaller --batch-size or a set on this machine"
+        )
+    check_writable(args.out)
+    packages = sorted({package for name in names for package in LOADERS[name].versions})
+    result = header(args, rounds=args.rounds, packages=packages)
+    machine, cache = result["machine"], read_into_cache(shards)
+    print(f"{machine['cpu']}, {machine['cores']} cores, {args.workers} workers, batch {args.batch_size}, {samples} "
+          f"training images, load before: {machine['load_before']}")  # fmt: skip
+    for name, why in left_out.items():
+        print(f"left out: {name}: {why}")
+    scratch, began = tempfile.mkdtemp(prefix="resolute-loaders-"), time.perf_counter()
+    try:
+        runner = Runner(
+            job=Job(shards=str(args.shards.resolve()), scratch=scratch, resolutions=selected,
+                    batch_size=args.batch_size, workers=args.workers, **job),
+            loaders=tuple(names), rounds=args.rounds, ffcv_python=args.ffcv_python,
+        )  # fmt: skip
+        used = runner.job
+        result |= {
+            "settings": {"loaders": names, "left_out": left_out, "workers": args.workers,
+                         "batch_size": args.batch_size, "seconds": used.seconds, "scale": used.scale,
+                         "ratio": used.ratio, "flip_prob": used.flip_prob},
+            "shards": {"hash": shards.hash, "resolutions": selected, "train_samples": samples,
+                       "mean_bytes": {str(res): tars[res].mean_bytes for res in selected}, "page_cache": cache},
+            "ffcv": None,
+        }  # fmt: skip
+        if any(LOADERS[name].module == "ffcv" for name in names):
+            show_progress("writing FFCV's files")
+            result["ffcv"] = runner.run("ffcv", task="prepare")
+        results, text = measure(runner)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    show_progress("")
+    print(f"\n{text}")
+    write(args.out, result | results | {"took_s": round(time.perf_counter() - began, 1)})
+
+
+def available(args: argparse.Namespace, *, rates: bool) -> tuple[list[str], dict[str, str]]:
+    """The loaders to measure, and the reasons for leaving out others."""
+    known = [name for name, loader in LOADERS.items() if not loader.on_gpu and (loader.has_rate or not rates)]
+    names = known if args.only is None else chosen(args.only, known)
+    left_out = {}
+    if not args.ffcv_python:
+        for name in names:
+            if LOADERS[name].module == "ffcv":
+                if args.only is not None:
+                    raise ResoluteError(
+                        f"--only {name}: got no interpreter, expected one of an environment with FFCV; set "
+                        "--ffcv-python PY or FFCV_PYTHON (benchmarks/loaders/ffcv.py says how to make it)"
+                    )
+                left_out[name] = "needs --ffcv-python PY or FFCV_PYTHON (benchmarks/loaders/ffcv.py says how)"
+    elif not (shutil.which(args.ffcv_python) or Path(args.ffcv_python).is_file()):
+        raise ResoluteError(f"--ffcv-python: got {args.ffcv_python}, expected an interpreter; correct it")
+    return [name for name in names if name not in left_out], left_out

@@ -1,0 +1,71 @@
+"""Linux's view of processes and files: process trees, their CPU time, and the page cache.
+
+Imports only the standard library, because FFCV's interpreter, without Resolute's dependencies, imports it too.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["cpu_time", "descendants", "evict_files", "in_new_process", "read_files", "stat_fields"]
+
+Result = TypeVar("Result")
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third (state) on; [] if the process does not exist. Source: proc(5)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # why: the name may hold spaces
+    except OSError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    """The process's children, their children and so on, parents before children; those that have ended included."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        if fields := stat_fields(int(path.name)):
+            children.setdefault(int(fields[1]), []).append(int(path.name))
+    family = [pid]
+    for member in family:  # grows meanwhile
+        family += children.get(member, [])
+    return family[1:]
+
+
+def cpu_time(root: int) -> tuple[float, int, int] | None:
+    """(CPU s, processes, threads) of process `root` and its descendants; None if it does not exist.
+
+    The time of an ended child counts once its parent has waited for it.
+    """
+    family = [fields for fields in map(stat_fields, (root, *descendants(root))) if fields]
+    if not stat_fields(root):
+        return None
+    ticks = sum(int(value) for fields in family for value in fields[11:15])  # utime, stime, cutime, cstime
+    return ticks / os.sysconf("SC_CLK_TCK"), len(family), sum(int(fields[17]) for fields in family)
+
+
+def in_new_process(work: Callable[..., Result], *args: Any, **settings: Any) -> Result:
+    """What `work` returns in a fresh process, whose memory nothing else has used."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *args, **settings).result()
+
+
+def read_files(paths: Iterable[Path]) -> None:
+    """Read files into the page cache."""
+    for path in paths:
+        with path.open("rb") as file:
+            while file.read(1 << 24):
+                pass
+
+
+def evict_files(paths: Iterable[Path]) -> None:
+    """Evict files from the page cache, if the system complies."""
+    os.sync()  # why: dirty pages cannot be evicted
+    for path in paths:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,216 @@
+"""Result files: what every one of them holds, how it is written, and the page that lists them.
+
+    python -m benchmarks.record     # writes benchmarks/results/README.md
+
+A result file holds the command, the date, the number of rounds, the commit, the machine, the versions and the raw value
+of every round. It holds no host name and no absolute path.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cpu_count import available_cpus
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import check_output, output_file
+
+from .proc import read_files
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.dataset.shard_set import ShardSet
+
+__all__ = ["check_writable", "commit", "find_device", "header", "read_into_cache", "results_page", "write"]
+
+FORMAT = "resolute-benchmark-2"
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "numpy", "pillow")
+# commands that measure again what is in the files written before results recorded their command
+_COMPARED = [f"benchmarks/recipes/{name}.toml" for name in
+             ("fixed224", "progressive", "onecycle_stage", "cosine_stage", "unfreeze", "freeze")]  # fmt: skip
+_COMMANDS = {
+    "bench-cpu": "benchmarks --shards demo/shards --seconds 3 --rounds 2",
+    "changes": "benchmarks.change --shards shards --kinds --batch-size 32",
+    "compare-clothing10": f"benchmarks.training --shards clothing10 --plan --recipes {','.join(_COMPARED)}",
+    "compare-imagenette": f"benchmarks.training --shards imagenette224 --plan --recipes {','.join(_COMPARED[:4])}",
+    "final-epoch": f"benchmarks.training --shards imagenette224 --turns --recipes {','.join(_COMPARED[:2])}",
+    "imagenette-cpu": "benchmarks.training --shards imagenette --seeds 0 --recipes "
+                      "train/recipes/imagenette_cpu_fixed128.toml,train/recipes/imagenette_cpu.toml",
+    "order": "benchmarks.storage.order",
+    "peers": "benchmarks.loader --shards shards --batch-size 256 --seconds 3 --rounds 2 --ffcv-python PY",
+    "peers-64": "benchmarks.loader --shards shards --seconds 4 --only ours,dali,ffcv --ffcv-python PY",
+    "peers-switch": "benchmarks.change --shards shards --only ours,pillow,timm-scheduled,ffcv-output-size "
+                    "--ffcv-python PY",
+    "prep": "benchmarks.prep --src photos --img2dataset PY",
+    "prep-7704": "benchmarks.prep --src photos --copies 24 --rounds 1 --img2dataset PY",
+    "prep-scale": "benchmarks.prep.scale --src photos --copies 1,8,40",
+    "resume": "benchmarks.soak --only train-all,train-ranks --kills 12 --faults 0",
+    "scale": "benchmarks.storage.index",
+    "soak-4": "benchmarks.soak --seed 4 --minutes 60",
+    "soak-5": "benchmarks.soak --seed 5 --minutes 20",
+    "soak-6": "benchmarks.soak --seed 6",
+    "storage": "benchmarks.storage --shards shards --pace 1000 --seconds 12",
+    "storage-256": "benchmarks.storage --shards shards --pace 1000 --seconds 12 --batch-size 256",
+    "storage-large": "benchmarks.storage --shards shards --pace 800 --seconds 15 --only store --total-mib-per-s 60",
+}  # fmt: skip
+
+
+def find_device(name: str) -> torch.device:
+    """The device for `--device`; "auto" is a GPU if there is one. Raises `ResoluteError` if it does not exist."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ResoluteError(f"--device: got {name}, expected auto, cpu or cuda; choose one")
+    import torch  # why here: command line errors should not wait for the import
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ResoluteError("--device cuda: no CUDA device found, expected one; use --device cpu")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _cpuinfo(field: str) -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
+    return ""
+
+
+def _ram_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _machine(device: torch.device | None) -> dict[str, Any]:
+    """The processor, and the GPU if `device` is one."""
+    record: dict[str, Any] = {
+        "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
+        "cores": available_cpus(),
+        "ram_gib": round(_ram_bytes() / 2**30, 1),
+        "system": platform.system(),
+        "load_before": round(os.getloadavg()[0], 2),  # load average of the last minute: above 0, other work ran
+        "gpu": None,
+    }
+    if device and device.type == "cuda":
+        import torch
+
+        gpu = torch.cuda.get_device_properties(device)
+        record |= {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
+    return record
+
+
+def _versions(more: Sequence[str]) -> dict[str, str | None]:
+    """Versions of Python and of those of the usual packages and `more` that are installed."""
+    from PIL import features
+
+    installed: dict[str, str | None] = {"python": platform.python_version()}
+    for name in (*_PACKAGES, *more):
+        with contextlib.suppress(PackageNotFoundError):
+            installed["nvidia-dali" if name.startswith("nvidia-dali") else name] = version(name)
+    return installed | {"libjpeg_turbo (Pillow)": features.version("libjpeg_turbo")}
+
+
+def commit() -> str | None:
+    """The commit of the running code, with "-dirty" if tracked files are modified; None outside git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def header(
+    args: argparse.Namespace, *, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What every result begins with. Take it before measuring: it holds the load of the machine.
+
+    args: of `cli.command`, which adds the command line to them. packages: whose versions to add to the usual ones.
+    """
+    return {
+        "format": FORMAT, "command": args.command, "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "rounds": rounds, "commit": commit(), "machine": _machine(device), "versions": _versions(packages),
+    }  # fmt: skip
+
+
+def check_writable(out: Path) -> None:
+    """Raise `ResoluteError` if `write` would fail, before minutes of measuring."""
+    check_output(out, setting="--out", suffixes=(".json",))
+
+
+def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1) -> None:
+    """Write `result` as JSON, atomically, and print the file's name. Raises `ResoluteError` if it cannot be written."""
+    with output_file(out) as file:
+        file.write((json.dumps(result, indent=indent) + "\n").encode())
+    print(f"\nwritten: {out}")
+
+
+def read_into_cache(shards: ShardSet) -> str:
+    """Read all training shards once, "warmed", if they take at most a quarter of the memory; else "as found".
+
+    Otherwise the first measurement would pay for a cold page cache.
+    """
+    paths = {shards.path(res, shard) for res in shards.resolutions for shard in shards.splits["train"].shards}
+    if sum(path.stat().st_size for path in paths) > _ram_bytes() // 4:
+        return "as found"
+    read_files(paths)
+    return "warmed"
+
+
+def results_page(folder: Path) -> str:
+    """The Markdown page about the result files of a folder, of this layout or of an earlier one."""
+    lines = [
+        "# Results",
+        "",
+        "Written by `python -m benchmarks.record`. Every file holds the raw values of all rounds; [LOG.md](LOG.md) has",
+        "the conclusions. Commands name a shard set or a folder of photos by its last part; `PY` is the interpreter of",
+        "an environment with that tool. Files without a date, commit or rounds are older than these fields.",
+        "",
+        "| file | command that measures it again | date | commit | machine | rounds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        settings, machine = result.get("settings", {}), result.get("machine", {})
+        repeats = settings.get("rounds") or settings.get("repeats") or len(settings.get("seeds", ()))
+        processor = machine.get("gpu") or (f"{machine['cpu']}, {machine['cores']} cores" if machine else "")
+        command = result.get("command") or f"python -m {_COMMANDS[path.stem]}"
+        cells = (f"[{path.name}]({path.name})", f"`{command}`", result.get("date", ""), result.get("commit", ""),
+                 processor, result.get("rounds", repeats) or "")  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    from .cli import Parser, command
+
+    def work(_: argparse.Namespace) -> None:
+        with output_file(RESULTS / "README.md") as file:
+            file.write(results_page(RESULTS).encode())
+
+    return command(Parser(prog="python -m benchmarks.record", description="Write the page of all results."), work, argv)
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

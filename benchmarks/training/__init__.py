@@ -1,0 +1,1 @@
+"""Complete trainings, compared by recipe, and the time that training loses to loading."""

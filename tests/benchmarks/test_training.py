@@ -1,0 +1,319 @@
+"""Complete trainings are interleaved and compared seed by seed, and every figure is that of the runs' logs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.training.__main__ import figures, main, measure, train, with_seed
+from benchmarks.training.summary import check_picture, drawn, summary, tables
+from pipeline.errors import ResoluteError
+from tests import ROOT
+from train.planner.estimate import Forecast, StageForecast
+from train.planner.estimate import to_json as plan_to_json
+from train.planner.measure import Pace
+from train.recipe.schema import Recipe
+
+# 2 epochs of 150 images at 10 images/s, each validated in 5 s and saved in 0.5 s: 30 + 10 + 1 s, and 9 s to start
+FORECAST = Forecast(
+    stages=(StageForecast(
+        stage=0, res=64, batch_size=10, epochs=2, images=150, eval_images=50,
+        pace=Pace(loader_images_per_s=30.0, model_images_per_s=15.0, live_images_per_s=10.0, stall_frac=0.1,
+                  eval_images_per_s=10.0, memory_bytes=0),
+    ),), eval_every=1, start_s=9.0, save_s=0.5, save_every_s=300.0,
+)  # fmt: skip
+RECIPES = ROOT / "benchmarks" / "recipes"
+TINY = """# a header
+{top}[model]
+name = "test_resnet"
+[optim]
+lr = 0.1
+[eval]
+batch_size = 8
+{stages}"""
+
+
+def tiny(folder: Path, name: str, stages: Sequence[tuple[int, int]], top: str = "") -> Path:
+    """A recipe with stages of (res, epochs)."""
+    text = "".join(f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = 16\n" for res, epochs in stages)
+    path = folder / f"{name}.toml"
+    path.write_text(TINY.format(stages=text, top=top))
+    return path
+
+
+def write_log(
+    path: Path, stages: Sequence[tuple[int, float]], *, top1: float, ema: float | None = None, fraction: float = 1.0
+) -> None:
+    """A run of two epochs a stage of 8 steps, (res, seconds a step); the first two steps of a stage take 1 s more."""
+    records: list[dict[str, Any]] = [{"kind": "start", "recipe_hash": "abc"}]
+    elapsed_s, epoch = 0.0, 0
+    for stage, (res, step_s) in enumerate(stages):
+        for each in range(2):
+            times = [step_s + (each == 0 and number < 2) for number in range(int(8 * fraction))]
+            records += [{"kind": "step", "step": 0, "stage": stage, "res": res, "samples": 10, "wait_s": 0.25 * time_s,
+                         "compute_s": 0.75 * time_s} for time_s in times]  # fmt: skip
+            elapsed_s += sum(times) + 2.0
+            validated = epoch % 2 == 1
+            records.append({
+                "kind": "epoch", "epoch": epoch, "stage": stage, "res": res, "samples": 10 * len(times),
+                "train_s": sum(times), "wait_s": 0.25 * sum(times), "eval_s": 2.0,
+                "images_per_s": 10 * len(times) / sum(times), "loss": 2.0 - 0.1 * epoch,
+                "top1": top1 if validated else None, "ema_top1": ema if validated else None,
+            })  # fmt: skip
+            epoch += 1
+    records.append({"kind": "end", "elapsed_s": elapsed_s, "best_top1": top1 + 0.01})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+class FakeTrainer:
+    """Writes what the recipe's name and seed stand for, and remembers who ran."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, bool]] = []
+
+    def __call__(self, words: Sequence[str]) -> None:
+        given = {a: b for a, b in pairwise(words) if a.startswith("--")}
+        recipe = Recipe.load(given["--recipe"])
+        self.calls.append((recipe.name, recipe.seed, words[0] == "plan"))
+        if words[0] == "plan":
+            Path(given["--json"]).write_text(json.dumps(plan_to_json(FORECAST, None, [])))
+        else:
+            assert given["--run"] == f"{recipe.name}-seed{recipe.seed}"
+            write_log(Path(given["--runs"]) / given["--run"] / "run.jsonl", **three(recipe.name, recipe.seed))
+
+
+def three(name: str, seed: int) -> dict[str, Any]:
+    """Fixed, progressive and slow runs; each seed's machine is slower than the one before, and its runs better."""
+    slower, better = 1.0 + seed, 0.05 * seed
+    return {
+        "fixed": {"stages": [(64, 4 * slower)], "top1": 0.6 + better},
+        "steps": {"stages": [(32, slower), (64, 4 * slower)], "top1": 0.5, "ema": 0.61 + better},
+        "slow": {"stages": [(64, 4.4 * slower)], "top1": 0.55 + better, "fraction": 0.5},
+    }[name]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeTrainer, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("compare")
+    fixed, slow = (tiny(folder, name, [(64, 2)]) for name in ("fixed", "slow"))
+    steps = tiny(folder, "steps", [(32, 2), (64, 2)])
+    trainer = FakeTrainer()
+    return trainer, measure([fixed, steps, slow], [0, 1], runs=folder / "runs", settings=[], plan=True, run=trainer)
+
+
+def test_runs_are_interleaved_and_each_is_forecast_just_before(measured: tuple[FakeTrainer, Any]) -> None:
+    runs = [(name, seed) for seed in (0, 1) for name in ("fixed", "steps", "slow")]
+    assert measured[0].calls == [(*run, planned) for run in runs for planned in (True, False)]
+    assert [(run["recipe"], run["seed"]) for run in measured[1]] == runs
+
+
+def test_figures_are_those_of_the_log(tmp_path: Path) -> None:
+    write_log(tmp_path / "run.jsonl", [(32, 1.0), (64, 4.0)], top1=0.5, ema=0.6)
+    found = figures(tmp_path / "run.jsonl")
+    train_s = 16 + 64 + 4  # two epochs of eight steps a stage, four steps that take a second more
+    assert found["train_s"] == train_s
+    assert (found["eval_s"], found["elapsed_s"]) == (8.0, train_s + 8.0)
+    assert found["wait_frac"] == pytest.approx(0.25)
+    assert (found["top1"], found["ema_top1"], found["final_top1"], found["best_top1"]) == (0.5, 0.6, 0.6, 0.51)
+    assert found["final_res"] == 64
+    assert found["final_image_s"] == pytest.approx(statistics.median([34 / 80, 32 / 80]))
+    assert found["final_step_image_s"] == pytest.approx(0.4)
+    first, second = found["stages"]
+    assert (first["res"], first["steps"], first["step_s"], first["switch_cost_s"]) == (32, 16, 1.0, None)
+    assert (second["step_s"], second["image_s"]) == (4.0, pytest.approx(0.4))
+    assert (second["switch_cost_s"], second["switch_slowest_ratio"]) == pytest.approx((2.0, 1.25))
+    assert [epoch["res"] for epoch in found["epochs"]] == [32, 32, 64, 64]
+    assert [epoch["top1"] for epoch in found["epochs"]] == [None, 0.5, None, 0.5]
+    assert found["epochs"][0]["images_per_s"] == pytest.approx(8.0)
+
+
+def test_an_unfinished_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write_log(path, [(32, 1.0)], top1=0.5)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ResoluteError, match="not finished"):
+        figures(path)
+
+
+def test_differences_are_taken_within_a_seed(measured: tuple[Any, list[dict[str, Any]]]) -> None:
+    found = summary(measured[1])
+    assert (found["baseline"], found["seeds"]) == ("fixed", [0, 1])
+    fixed, steps, slow = found["recipes"].values()
+    assert fixed["against"] is None
+    assert fixed["final_top1"]["raw"] == pytest.approx([0.6, 0.65])
+    assert fixed["final_top1"]["mean"] == pytest.approx(0.625)
+    assert fixed["final_top1"]["sd"] == pytest.approx(np.std([0.6, 0.65], ddof=1))
+    assert fixed["ema_top1"] is None
+    # 0.61 and 0.66, the averages, against 0.60 and 0.65
+    assert steps["against"]["points"]["raw"] == pytest.approx([1.0, 1.0])
+    assert steps["against"]["points"]["sd"] == pytest.approx(0.0, abs=1e-9)
+    ratios = [a / b for a, b in zip(steps["elapsed_s"]["raw"], fixed["elapsed_s"]["raw"], strict=True)]
+    assert steps["against"]["time_ratio"] == {"raw": ratios, "median": statistics.median(ratios)}
+    assert steps["against"]["final_epoch_ratio"]["median"] == pytest.approx(1.0)
+    assert steps["against"]["missed"] == ["time"]
+    # half of the images an epoch: the time of an image counts, not that of an epoch
+    assert slow["against"]["final_step_ratio"]["raw"] == pytest.approx([1.1, 1.1])
+    assert all(1.05 < ratio < 1.2 for ratio in slow["against"]["final_epoch_ratio"]["raw"])
+    assert slow["against"]["missed"] == ["accuracy", "final epoch"]
+    assert steps["stages"][1]["step_s"] == {"raw": [4.0, 8.0], "median": 6.0}
+    assert [stage["switch_cost_s"] is None for stage in steps["stages"]] == [True, False]
+
+
+def test_a_forecast_is_held_against_the_run_without_its_start(measured: tuple[Any, list[dict[str, Any]]]) -> None:
+    for run in measured[1]:
+        assert run["plan"]["predicted_s"] == 40.0
+        assert run["plan"]["ratio"] == pytest.approx(40.0 / run["elapsed_s"])
+        assert run["plan"]["training_ratio"] == pytest.approx(30.0 / run["train_s"])
+        assert run["plan"]["total_ratio"] == pytest.approx(50.0 / run["wall_s"])
+    ratios = [run["plan"]["ratio"] for run in measured[1] if run["recipe"] == "fixed"]
+    assert summary(measured[1])["recipes"]["fixed"]["plan"]["ratio"] == {"raw": ratios, "median": sum(ratios) / 2}
+
+
+def test_tables_show_every_recipe_and_what_it_missed(measured: tuple[Any, list[dict[str, Any]]]) -> None:
+    text = tables(summary(measured[1]))
+    whole, against, rest = text.partition("against fixed")[0], *text.partition("against fixed")[2].split("\nstages")
+    assert "62.50 ± 3.54" in whole
+    assert [line.split()[0] for line in against.splitlines()[3:5]] == ["steps", "slow"]
+    assert "+1.00 +1.00" in against
+    assert "missed: accuracy, final epoch" in against
+    assert "plan / outcome" in rest
+    assert "plan / outcome" not in tables(summary([{**run, "plan": None} for run in measured[1]]))
+
+
+def test_one_seed_has_no_deviation_and_another_resolution_no_ratio(measured: tuple[Any, list[dict[str, Any]]]) -> None:
+    runs = [run for run in measured[1] if run["seed"] == 0]
+    found = summary([*runs[:2], {**runs[2], "final_res": 48}])
+    assert found["recipes"]["fixed"]["final_top1"]["sd"] is None
+    assert found["recipes"]["slow"]["against"]["final_epoch_ratio"] is None
+    assert "final epoch" in found["recipes"]["slow"]["against"]["missed"]
+    assert "±" not in tables(found).split("\n", 1)[1].split("against")[0]
+
+
+def test_the_picture_has_means_of_seeds_and_a_mark_at_each_change(measured: tuple[Any, list[dict[str, Any]]]) -> None:
+    top, bottom = drawn(measured[1]).axes
+    lines = {line.get_label(): line for line in top.lines}
+    assert lines["fixed"].get_xdata().tolist() == [2]
+    assert lines["fixed"].get_ydata().tolist() == pytest.approx([62.5])
+    assert lines["steps"].get_ydata().tolist() == pytest.approx([63.5, 63.5])
+    losses = next(line for line in bottom.lines if line.get_label() == "steps")
+    assert losses.get_xdata().tolist() == [1, 2, 3, 4]
+    assert losses.get_ydata().tolist() == pytest.approx([2.0, 1.9, 1.8, 1.7])
+    assert [line.get_xdata() for line in top.lines if line.get_linestyle() == "--"] == [[2.5, 2.5]]
+
+
+@pytest.mark.parametrize("top", ["", "seed = 7\n", "seed=7  # why not\n"])
+def test_only_the_seed_of_a_recipe_is_changed(tmp_path: Path, top: str) -> None:
+    path = tiny(tmp_path, "some", [(32, 1)], top)
+    copy = with_seed(path, 3, tmp_path / "copies")
+    given, got = Recipe.load(path), Recipe.load(copy)
+    assert (got.name, got.seed, got.optim, got.stages) == ("some", 3, given.optim, given.stages)
+    assert tomllib.loads(copy.read_text()) == {**tomllib.loads(path.read_text()), "seed": 3}
+
+
+def test_finished_runs_are_not_repeated_and_foreign_ones_refused(tmp_path: Path) -> None:
+    recipe, runs = tiny(tmp_path, "fixed", [(64, 2)]), tmp_path / "runs"
+    trainer = FakeTrainer()
+    first = measure([recipe], [0], runs=runs, settings=[], run=trainer, expect={"commit": "a"})
+    again = measure([recipe], [0, 1], runs=runs, settings=[], run=trainer, expect={"commit": "a"})
+    assert again[0] == first[0]
+    assert [seed for _, seed, _ in trainer.calls] == [0, 1]
+    with pytest.raises(ResoluteError, match="fixed-seed0: a run that this benchmark did not finish, or of other code"):
+        measure([recipe], [0], runs=runs, settings=[], run=trainer, expect={"commit": "b"})
+    (runs / "fixed-seed2").mkdir()
+    with pytest.raises(ResoluteError, match="fixed-seed2: a run that this benchmark did not finish"):
+        measure([recipe], [2], runs=runs, settings=[], run=trainer)
+
+
+def test_mistakes_are_told_before_anything_is_trained(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(recipes: Sequence[Path], *more: str) -> str:
+        words = ["--shards", str(shard_root), "--recipes", ",".join(map(str, recipes)), "--device", "cpu", *more]
+        assert main([*words, "--out", str(tmp_path / "o.json")], run=FakeTrainer()) == 2
+        return capsys.readouterr().err
+
+    good, other = tiny(tmp_path, "good", [(64, 1)]), tiny(tmp_path, "other", [(96, 1)])
+    assert "no shards at 96 px" in told([good, other])
+    assert "files of different names" in told([good, good])
+    assert "--turns: got --plan or --runs" in told([good], "--turns", "--plan")
+    assert "got 1,1, expected different whole numbers" in told([good], "--seeds", "1,1")
+    assert "at least 1" in told([good], "--threads", "0")
+    assert "no readable recipe" in told([tmp_path / "none.toml"])
+    assert "ends in .png or .svg or .pdf" in told([good], "--picture", str(tmp_path / "picture.bmp"))
+    with pytest.raises(ResoluteError, match="No such folder"):
+        check_picture(tmp_path / "none" / "picture.png")
+
+
+def test_a_failed_run_ends_the_benchmark_with_its_last_line(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny(tmp_path, "some", [(32, 1)])
+    words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "4", "--device", "cpu", "--out",
+             tmp_path / "o.json"]  # fmt: skip
+    monkeypatch.chdir(tmp_path)  # the trainer is found from any folder
+    # of several lines on stderr, the usage first
+    assert main([str(word) for word in words], run=lambda given: train([*given, "--keep", "many"])) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: some, seed 4: training ended with status 2, expected 0: ")
+    assert "--keep: got 'many', expected a whole number" in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.slow
+def test_the_command_line_trains_and_writes(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    recipe = tiny(tmp_path, "steps", [(32, 1), (48, 1)])
+    words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "1", "--threads", 1, "--device", "cpu",
+             "--out", tmp_path / "o.json", "--picture", tmp_path / "p.png"]  # fmt: skip
+    assert main([str(word) for word in words]) == 0
+    text, out = (tmp_path / "o.json").read_text(), capsys.readouterr().out
+    found = json.loads(text)
+    settings = {"recipes": ["steps"], "seeds": [1], "threads": 1, "device": "cpu", "plan": False, "turns": False}
+    assert found["settings"] == settings
+    (run,) = found["runs"]
+    assert [stage["res"] for stage in run["stages"]] == [epoch["res"] for epoch in run["epochs"]] == [32, 48]
+    assert 0 <= run["final_top1"] <= 1
+    assert run["wall_s"] > run["elapsed_s"] == pytest.approx(run["train_s"] + run["eval_s"])
+    assert found["summary"] == summary(found["runs"])
+    assert tables(found["summary"]) in out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert not [folder for folder in (tmp_path, shard_root.parent) if str(folder) in text]
+
+
+@pytest.mark.slow
+def test_trainings_take_turns_to_the_end(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fixed, steps = tiny(tmp_path, "fixed", [(48, 3)]), tiny(tmp_path, "steps", [(32, 1), (48, 2)])
+    words = ["--shards", shard_root, "--recipes", f"{fixed},{steps}", "--seeds", "0", "--turns", "--threads", 1,
+             "--device", "cpu", "--out", tmp_path / "o.json"]  # fmt: skip
+    assert main([str(word) for word in words]) == 0
+    assert "epochs in turns" in capsys.readouterr().out
+    result = json.loads((tmp_path / "o.json").read_text())
+    runs = {run["recipe"]: [epoch["train_s"] for epoch in run["epochs"]] for run in result["runs"]}
+    ratios = [a / b for a, b in zip(runs["steps"], runs["fixed"], strict=True)][1:]  # not of the first, at 32 px
+    assert result["summary"]["recipes"]["steps"]["against"]["paired_epoch_ratio"]["raw"] == ratios
+    fixed.write_text(fixed.read_text().replace("test_resnet", "no_such_net"))
+    assert main([str(word) for word in words]) == 2
+    assert "training ended with status 2, expected 0: error: model: timm cannot build" in capsys.readouterr().err
+
+
+def test_recipes_of_the_comparison_differ_only_in_what_they_are_named_for() -> None:
+    found = {path.stem: Recipe.load(path) for path in RECIPES.glob("*.toml")}
+    assert set(found) == {"fixed224", "progressive", "onecycle_stage", "cosine_stage", "unfreeze", "freeze"}
+    progressive = found["progressive"]
+    same = {"name": "progressive", "schedule": progressive.schedule, "freeze": progressive.freeze}
+    for name, recipe in found.items():
+        assert recipe.total_epochs == 12
+        assert recipe.stages[-1].res == 224
+        assert (RECIPES / f"{name}.toml").read_text().startswith("# python -m benchmarks.training: ")
+        stages = tuple(replace(stage, freeze_to=None, unfreeze_to=None) for stage in recipe.stages)
+        assert replace(recipe, stages=progressive.stages if name == "fixed224" else stages, **same) == progressive
