@@ -55,9 +55,13 @@ class TarReader:
         self._path, self._tar, self._file, self._compressed = path, tar, file, compressed
 
     def __iter__(self) -> Iterator[TarMember]:
+        at = -1  # start of the last member
         # why clear: tarfile keeps all members. It also takes an unreadable header for the end
         while (info := self._tar.next()) is not None:
             self._tar.members.clear()  # type: ignore[attr-defined]  # typeshed lacks it
+            if info.size < 0 or info.offset <= at:
+                raise tarfile.ReadError(f"a negative size at byte {info.offset}")
+            at = info.offset
             yield TarMember(self._tar, info)
         if self._compressed:
             while self._file.read(1 << 16):  # why: only the end shows whether the stream is complete
@@ -65,7 +69,7 @@ class TarReader:
             return
         self._file.seek(self._tar.offset)
         block = self._file.read(_BLOCK_BYTES)
-        if block.strip(b"\0"):
+        if block not in (b"", bytes(_BLOCK_BYTES)):
             raise ResoluteError(
                 f"{self._path}: damaged tar, got no header at byte {self._tar.offset}, expected a header or the end; "
                 "create or download it again"
@@ -102,6 +106,8 @@ class _BoundedTar(tarfile.TarFile):
         self._limit.left = _MAX_HEADER_BYTES if outer_limit is None else outer_limit
         try:
             return super().next()
+        except RecursionError:
+            raise tarfile.ReadError("too many extended headers of one member") from None
         finally:
             self._limit.left = outer_limit
 

@@ -26,6 +26,7 @@ from pipeline.errors import StorageError
 from pipeline.loader.reader import Reader
 from tests.support import reference
 from tests.support.foreign import BAD, encoded, expected_samples, opened, rejects, sample, write
+from tests.support.tar_headers import DAMAGED_HEADERS, header
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -238,25 +239,6 @@ def test_tars_in_a_folder_of_an_odd_name_are_found(written_tars: Path, tmp_path:
     root = Path(shutil.copytree(written_tars, tmp_path / "a[1]{b"))
     assert len(opened(root)[0].splits["train"]) == 28
     assert len(opened(root / "train-000.tar")[0].splits["train"]) > 0
-
-
-def header(kind: bytes, nbytes: int, content: bytes = b"") -> bytes:
-    info = tarfile.TarInfo("x")
-    info.type, info.size = kind, nbytes
-    return info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512)
-
-
-MANY_DIGITS = b"1" * 5000
-DAMAGED_HEADERS = {
-    "a length of thousands of digits": header(tarfile.XHDTYPE, 5007, MANY_DIGITS + b" path=x\n"),
-    "a size of thousands of digits": header(tarfile.XHDTYPE, 5011, b"5011 size=" + MANY_DIGITS + b"\n"),
-    "a long name of 1 GiB": header(tarfile.GNUTYPE_LONGNAME, 1 << 30),
-    "an extended header of 1 GiB": header(tarfile.XHDTYPE, 1 << 30),
-    "a sparse map without end": header(tarfile.GNUTYPE_SPARSE, 0)[:-30] + b"\1" * 30 + b"\1" * (2 << 20),
-    "extended headers without end": header(tarfile.XHDTYPE, 9, b"9 path=x\n") * 5000,
-    "a negative size": header(tarfile.REGTYPE, -512),
-    "no header": b"x" * 512,
-}
 
 
 @pytest.mark.parametrize("name", DAMAGED_HEADERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.support.packed import (
     same,
 )
 from tests.support.s3 import s3_server  # noqa: F401
+from tests.support.tar_headers import DAMAGED_HEADERS, header
 
 
 def test_nothing_in_an_archive_leads_out_of_it(tmp_path: Path, work: Path) -> None:
@@ -78,6 +80,20 @@ def test_broken_archives_are_told(tmp_path: Path, work: Path) -> None:
     locked[at + 8] |= 1
     (tmp_path / "p.zip").write_bytes(locked)
     assert "got an encrypted member a/0.jpg" in told(tmp_path / "p.zip")
+
+
+@pytest.mark.parametrize("name", DAMAGED_HEADERS)
+def test_a_tar_with_a_damaged_header_is_an_error_and_read_in_bounded_memory(
+    tmp_path: Path, work: Path, name: str
+) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(header(tarfile.REGTYPE, 3, b"abc") + DAMAGED_HEADERS[name])
+    os.truncate(path, 3 << 30)  # 3 GiB of nothing
+    tracemalloc.start()
+    with pytest.raises(ResoluteError, match=r"a\.tar: (cannot be read|damaged tar), got .*, expected "):
+        catalog(work, path)
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()
 
 
 def test_a_tar_for_each_class_is_understood(tmp_path: Path, work: Path) -> None:
