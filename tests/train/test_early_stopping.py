@@ -15,7 +15,7 @@ from pipeline.plan.plan import Plan
 from tests.train.conftest import SMALL, without_clocks
 from train import loop
 from train.__main__ import main
-from train.early_stopping import NotFinite, Progress, all_finite
+from train.early_stopping import Progress, all_finite
 from train.logs.run_log import best_epoch
 from train.recipe.schema import Recipe, Stop
 
@@ -153,11 +153,6 @@ def test_numbers_that_are_none_end_the_run_with_what_reproduces_the_step_and_are
     losses = [r for r in without_clocks(tmp_path / "small" / "run.jsonl") if r["kind"] == "step"]
     assert [r["step"] for r in losses] == list(range(15))
     assert losses[7]["lr"] == told["lr"]
-
-
-def test_an_error_is_told_without_the_plan_too() -> None:
-    step = {"index": 3, "step": 2, "epoch": 0, "stage": 0, "res": 32, "lr": 0.5, "loss": math.nan}
-    assert str(NotFinite("loss is nan", step)) == "loss is nan at step 2 (lr 0.5), expected finite numbers"
 
 
 def _table() -> dict[str, Any]:

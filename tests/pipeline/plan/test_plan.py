@@ -77,13 +77,6 @@ def test_a_fixed_part_is_one_nested_subset(shard_set: ShardSet, order: Order) ->
     assert parts[0] == parts[1] < parts[2] == parts[3]
 
 
-def test_epochs_have_different_orders_and_a_seed_fixes_them(shard_set: ShardSet) -> None:
-    plan = _plan(shard_set)
-    assert _ids(plan, 8) != _ids(plan, 9)
-    assert _ids(plan, 8) == _ids(_plan(shard_set), 8)
-    assert _ids(plan, 8) != _ids(_plan(shard_set, seed=4), 8)
-
-
 def test_auto_is_no_order_to_plan_with(shard_set: ShardSet) -> None:
     with pytest.raises(ResoluteError, match="order: got auto, expected full or block; choose one"):
         _plan(shard_set, order="auto")  # type: ignore[arg-type]

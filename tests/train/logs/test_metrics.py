@@ -15,7 +15,6 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
-from train.early_stopping import NotFinite
 from train.logs.metrics import Meter, RunLogWriter, read_log
 
 
@@ -76,10 +75,3 @@ def test_a_full_disk_promises_a_checkpoint_only_where_there_is_one(
         (tmp_path / "last.pt").touch()
         with pytest.raises(ResoluteError, match=r"the last checkpoint is kept; make room"):
             log.sync()
-
-
-def test_a_loss_that_is_no_number_is_told_at_once(plan: Plan, tmp_path: Path) -> None:
-    with open_meter(tmp_path / "run.jsonl") as meter:
-        take(meter, plan, 0)
-        with pytest.raises(NotFinite, match="loss is nan at step 1 "):
-            take(meter, plan, 1, loss=float("nan"))

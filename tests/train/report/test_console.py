@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import pytest
 from pipeline.errors import ResoluteError
 from tests.support.synthetic import write_log
 from train.logs.run_log import RunLogReader, switch_costs
-from train.logs.tensorboard import TensorBoardWriter
 from train.report.console import EPOCH_HEADER, Reports, epoch_line, summary
 from train.setup import Options
 
@@ -66,21 +63,6 @@ def test_an_epochs_line_stands_under_its_headings_and_shows_dashes_for_what_ther
     assert epoch_line({**record, **none}).split()[11:17] == ["-"] * 6
 
 
-class _Writer:
-    """As torch.utils.tensorboard.SummaryWriter is called here."""
-
-    def __init__(self, folder: str, purge_step: int) -> None:
-        self.scalars: dict[str, dict[int, float]] = {}
-        assert purge_step == 0
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.scalars.setdefault(name, {})[step] = value
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def _check_scalars(scalars: dict[str, dict[int, float]], records: list[dict[str, Any]]) -> None:
     steps = [record for record in records if record["kind"] == "step"]
     assert scalars["step/loss"] == pytest.approx({record["step"]: record["loss"] for record in steps})
@@ -90,31 +72,19 @@ def _check_scalars(scalars: dict[str, dict[int, float]], records: list[dict[str,
     assert "epoch/gpu_frac" not in scalars
 
 
-def test_tensorboard_gets_the_scalars_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=_Writer))
-    records = write_log(tmp_path, steps=5)
-    half = "".join(json.dumps(record) + "\n" for record in records[:20])
-    whole = (tmp_path / "run.jsonl").read_text()
-    (tmp_path / "run.jsonl").write_text(half)
-    reports = Reports(tmp_path, on=True, tensorboard=True)
-    reports.update()
-    (tmp_path / "run.jsonl").write_text(whole)
-    reports.update()
-    assert reports._board is not None
-    _check_scalars(reports._board._writer.scalars, records)
-    reports.close()
-
-
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="the optional package tensorboard is not "
                     "installed; pip install -e '.[tensorboard]'")  # fmt: skip
-def test_tensorboard_itself_reads_them(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_scalars_of_the_log(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     records = write_log(tmp_path, steps=5)
-    for _ in range(2):  # a process that goes on writes all of the log again
-        board = TensorBoardWriter(tmp_path / "tb")
-        board.add(records)
-        board.close()
+    whole = (tmp_path / "run.jsonl").read_text()
+    for texts in (("".join(whole.splitlines(keepends=True)[:20]), whole), (whole,)):  # the second run goes on
+        reports = Reports(tmp_path, on=True, tensorboard=True)
+        for text in texts:
+            (tmp_path / "run.jsonl").write_text(text)
+            reports.update()
+        reports.close()
     found = EventAccumulator(str(tmp_path / "tb")).Reload()
     _check_scalars({tag: {e.step: e.value for e in found.Scalars(tag)} for tag in found.Tags()["scalars"]}, records)
 
