@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pipeline.dataset.shard_set import ShardSet
 
-__all__ = ["check_writable", "commit", "cpu_flags", "find_device", "header", "read_into_cache", "results_page", "write"]
+__all__ = ["check_writable", "commit", "find_device", "header", "read_into_cache", "results_page", "write"]
 
 FORMAT = "resolute-benchmark-2"
 RESULTS = Path(__file__).parent / "results"
@@ -64,6 +64,7 @@ _COMMANDS = {
     "scale": "benchmarks.storage.index",
     "soak-4": "benchmarks.soak --seed 4 --minutes 60",
     "soak-5": "benchmarks.soak --seed 5 --minutes 20",
+    "soak-6": "benchmarks.soak --seed 6",
     "storage": "benchmarks.storage --shards shards --pace 1000 --seconds 12",
     "storage-256": "benchmarks.storage --shards shards --pace 1000 --seconds 12 --batch-size 256",
     "storage-large": "benchmarks.storage --shards shards --pace 800 --seconds 15 --only store --total-mib-per-s 60",
@@ -90,11 +91,6 @@ def _cpuinfo(field: str) -> str:
             if name.strip() == field:
                 return value.strip()
     return ""
-
-
-def cpu_flags() -> frozenset[str]:
-    """Instruction set extensions as Linux names them; empty elsewhere."""
-    return frozenset(_cpuinfo("flags").split())
 
 
 def _ram_bytes() -> int:
@@ -188,7 +184,7 @@ def results_page(folder: Path) -> str:
         "the conclusions. Commands name a shard set or a folder of photos by its last part; `PY` is the interpreter of",
         "an environment with that tool. Files without a date, commit or rounds are older than these fields.",
         "",
-        "| file | measured by | date | commit | machine | rounds |",
+        "| file | command that measures it again | date | commit | machine | rounds |",
         "|---|---|---|---|---|---|",
     ]
     for path in sorted(folder.glob("*.json")):

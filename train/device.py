@@ -12,7 +12,6 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import argparse
-import platform
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +22,7 @@ from pipeline.errors import ResoluteError
 
 from .distributed import Ranks
 
-__all__ = ["bf16_is_emulated", "device_name", "main", "pick_device"]
+__all__ = ["device_name", "main", "pick_device"]
 
 
 def pick_device(name: str, ranks: Ranks | None = None, *, threads: int | None = None) -> torch.device:
@@ -62,16 +61,6 @@ def _pick(name: str, ranks: Ranks | None) -> torch.device:
 
 def device_name(device: torch.device) -> str:
     return cuda.device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-
-
-def bf16_is_emulated(device: torch.device) -> bool:
-    """Whether `device` is an x86 CPU without bf16 instructions (AVX512-BF16 or AMX): bf16 is slower than float32 there.
-
-    Measured on such a CPU (AVX512 alone): 15.8 ms for a product of two 256 x 256 matrices, 0.54 ms in float32.
-    """
-    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

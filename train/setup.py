@@ -14,12 +14,13 @@ from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
+from train.logs.hardware import bf16_is_emulated
 from train.logs.tensorboard import check_installed
 from train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
 from train.recipe.schema import Recipe
 
 from . import checkpoint
-from .device import bf16_is_emulated, pick_device
+from .device import pick_device
 from .distributed import Ranks
 from .loop import Learner
 from .memory import keep_freed_memory

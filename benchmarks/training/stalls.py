@@ -23,10 +23,10 @@ import torch
 from benchmarks.cli import repeated, show_progress, spread, text_table
 from benchmarks.loaders.child import synchronise
 from benchmarks.loaders.ours import full_batches, training_plan
-from benchmarks.record import cpu_flags
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Batch, Loader
 from pipeline.plan.stage import Stage
+from train.logs.hardware import bf16_is_emulated
 from train.loop import Learner
 from train.memory import keep_freed_memory
 from train.recipe.schema import Recipe
@@ -43,7 +43,7 @@ def precision(device: torch.device) -> str:
     """bf16 if the device supports it, else off."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "off"
-    return "bf16" if cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "off"
+    return "off" if bf16_is_emulated(device) else "bf16"
 
 
 def small_recipe(stage: Stage, *, model: str, amp: str) -> Recipe:

@@ -74,7 +74,6 @@ class Loader(Iterator[Batch]):
         mean: tuple[float, ...] = (0.485, 0.456, 0.406),
         std: tuple[float, ...] = (0.229, 0.224, 0.225),
         threads: int = 2,
-        readers: int = 2,
         depth: int = 3,
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
@@ -89,7 +88,6 @@ class Loader(Iterator[Batch]):
         dtype          of the images: torch.float32, or, on a GPU, torch.float16
         mean, std      of values in 0..1
         threads        CPU threads of DALI (one more on a CPU)
-        readers        reader threads; more are added if the storage is slow
         depth          batches that DALI processes ahead of the consumer; depth + 1 more are being read
         check_crc      verify the CRC-32 of every image
         on_bad_sample  "error": a damaged sample raises `DamagedSample`; `load_state_dict` can move past its batch.
@@ -102,7 +100,6 @@ class Loader(Iterator[Batch]):
         `StorageError` if the storage fails.
         """
         _check_range("threads", threads, 1)
-        _check_range("readers", readers, 1)
         _check_range("depth", depth, 1)
         _check_range("world_size", world_size, 1)
         _check_range("rank", rank, 0, world_size - 1)
@@ -135,7 +132,7 @@ class Loader(Iterator[Batch]):
         self._read_next = start
         decode = decode or ("gpu" if on_gpu else "cpu")
         # why only on a CPU: it has not been verified that GPU decoders ignore bytes after the end of an image
-        self._reader = Reader(plan.shards, threads=readers, check_crc=check_crc, padded=decode == "cpu")
+        self._reader = Reader(plan.shards, check_crc=check_crc, padded=decode == "cpu")
         self._prefetcher = Prefetcher(plan, rank=rank, world_size=world_size)
         sizes = [pass_.max_batch(rank=rank, world_size=world_size) for pass_ in plan.passes]
         try:

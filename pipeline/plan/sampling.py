@@ -197,9 +197,10 @@ def mix_params(
     lam = np.where(cut, 1.0 - covered / res**2, lam)
     on = (mixed < augment.mixup_prob) & (~cut | (covered > 0))
     modes = np.where(on, np.where(cut, CUTMIX, MIXUP), UNMIXED).astype(np.int32)
-    lam, boxes = np.where(on, lam, 1.0).astype(np.float32), np.where((on & cut)[:, None], boxes, 0).astype(np.int32)
+    weights = np.where(on, lam, 1.0).astype(np.float32)
+    boxes = np.where((on & cut)[:, None], boxes, 0).astype(np.int32)
     repeats = len(ids) if per_batch else 1
-    return modes.repeat(repeats), lam.repeat(repeats), boxes.repeat(repeats, axis=0)
+    return modes.repeat(repeats), weights.repeat(repeats), boxes.repeat(repeats, axis=0)
 
 
 def _cutmix_boxes(

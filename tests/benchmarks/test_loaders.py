@@ -75,7 +75,7 @@ def test_jpegs_found_by_our_index_are_those_of_the_tars_and_of_our_reader(shard_
     ids = np.arange(len(stored))
     assert [stored.jpeg(i) for i in ids] == [tars.jpeg(i) for i in ids]
     assert stored.labels == tars.labels
-    with Reader(shard_set) as reader:
+    with closing(Reader(shard_set)) as reader:
         read = reader.submit("train", 48, ids).result()
         assert not read.errors
         for i, jpeg in zip(ids, read.images, strict=True):

@@ -11,9 +11,9 @@ from pipeline import cuda
 from pipeline.errors import ResoluteError
 from tests import ROOT
 from tests.support.fake_cuda import GIB, FakeCuda
-from train.device import bf16_is_emulated, device_name, main, pick_device
+from train.device import device_name, main, pick_device
 from train.distributed import Ranks
-from train.logs.hardware import describe, peak_memory_bytes, reset_peak_memory
+from train.logs.hardware import bf16_is_emulated, describe, peak_memory_bytes, reset_peak_memory
 from train.planner.batch_size import cap_memory
 
 
@@ -32,17 +32,15 @@ def test_a_rank_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver.current == 1
 
 
-@pytest.mark.parametrize(
-    ("machine", "avx512", "amx", "emulated"),
-    [("x86_64", False, False, True), ("x86_64", True, False, False), ("AMD64", False, True, False),
-     ("aarch64", False, False, False)],
-)  # fmt: skip
-def test_bf16_is_emulated_by_x86_cpus_without_instructions_for_it(
-    monkeypatch: pytest.MonkeyPatch, machine: str, avx512: bool, amx: bool, emulated: bool
+@pytest.mark.parametrize(("line", "emulated"), [
+    ("flags\t\t: fpu avx512f avx512_vnni", True), ("flags\t\t: fpu avx512f avx512_bf16", False),
+    ("flags\t\t: fpu amx_bf16 amx_tile", False), ("Features\t: fp asimd", True), ("Features\t: fp asimd bf16", False),
+    ("vendor_id\t: unknown", False),
+])  # fmt: skip
+def test_bf16_is_emulated_by_cpus_without_instructions_for_it(
+    monkeypatch: pytest.MonkeyPatch, line: str, emulated: bool
 ) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: avx512)
-    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr("pathlib.Path.read_text", lambda *_, **__: f"processor\t: 0\n{line}\n")
     assert bf16_is_emulated(torch.device("cpu")) == emulated
     assert not bf16_is_emulated(torch.device("cuda", 0))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import random
@@ -28,6 +29,8 @@ from tests.support.commands import Ended
 from tests.train.conftest import without_clocks
 from train.__main__ import main
 from train.logs.metrics import read_log
+from train.planner import plan as planner
+from train.planner.measure import measure
 from train.recipe.schema import Recipe
 
 Words = Callable[[Path], list[str]]
@@ -174,8 +177,9 @@ def test_a_reader_of_stdout_that_leaves_does_not_end_the_run(finished: Path, wor
 
 
 def test_a_folder_in_which_a_run_trains_is_refused_to_others_and_can_be_read(
-    finished: Path, words: Words, tmp_path: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    finished: Path, words: Words, tmp_path: Path, shard_root: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """The first run is stopped for good (SIGSTOP) after its first checkpoints, and continues in the end."""
     folder = tmp_path / "tiny"
     folder.mkdir()
@@ -192,6 +196,7 @@ def test_a_folder_in_which_a_run_trains_is_refused_to_others_and_can_be_read(
         assert "choose another RUN" in err
         assert err.count("\n") == 1
         assert (folder / "run.jsonl").read_bytes() == log
+        monkeypatch.setattr(planner, "measure", functools.partial(measure, about_s=0.01))
         assert main(["plan", *words(tmp_path)[1:]]) == 0
         assert main(["eval", str(folder), "--shards", str(shard_root), "--device", "cpu", "--threads", "1"]) == 0
         assert main(["export", str(folder)]) == 0

@@ -45,7 +45,7 @@ from .tar_reader import Sample, samples
 __all__ = ["REPAIR", "ForeignIndex", "open_index"]
 
 REPAIR = "fetch the tar again, or index it as it is: `python -m pipeline index SOURCE`"
-_FORMAT, _VERSION = "resolute-foreign-index", 1
+_FORMAT, _VERSION = "resolute-foreign-index", 2
 _FOLDER = ".resolute-index"
 _ARRAYS = {"samples": SAMPLE, "stored": STORED}
 _TASK_SAMPLES = 16

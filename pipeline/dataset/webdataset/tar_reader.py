@@ -70,7 +70,7 @@ def _files(read: Read, nbytes: int, where: str) -> Iterator[tuple[str, int, int]
         while (info := tar.next()) is not None:
             # why: tarfile keeps all members and global headers
             tar.members.clear()  # type: ignore[attr-defined]  # typeshed lacks it
-            tar.pax_headers.clear()
+            tar.pax_headers = {}
             if info.size < 0 or tar.offset <= at:
                 raise tarfile.ReadError("a negative size")
             if info.isreg() and not info.issparse():

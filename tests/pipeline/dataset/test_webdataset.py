@@ -10,6 +10,7 @@ import re
 import shutil
 import tarfile
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_a_damaged_image_is_named_with_its_tar_when_it_is_read(tars: Path) -> No
         file.seek(int(row["offset"]) + 30)
         file.write(b"????")
     os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk that loses bits says nothing of it
-    with Reader(shards) as reader:
+    with closing(Reader(shards)) as reader:
         errors = reader.submit("train", 32, np.array([2, 3])).result().errors
     assert list(errors) == [1]
     assert re.search(r"train-000\.tar: sample 000000003 .* is damaged.*fetch the tar again", str(errors[1]))
@@ -87,7 +88,7 @@ def test_a_tar_that_is_written_anew_or_gone_is_not_called_damaged(tars: Path) ->
     shards, _ = opened(tars)
     tar = tars / "train-000.tar"
     data = tar.read_bytes()
-    with Reader(shards) as reader:
+    with closing(Reader(shards)) as reader:
         tar.write_bytes(bytes(len(data)))
         with pytest.raises(StorageError, match=r"train-000\.tar: the tar was replaced while it was read"):
             reader.submit("train", 32, np.array([2, 3])).result()

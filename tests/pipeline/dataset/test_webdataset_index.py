@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import fsspec
@@ -100,7 +101,7 @@ def test_tars_in_an_object_store_are_read_through_the_cache(
         far, lines = opened(sources)
         assert bool(lines) == told
         assert far.hash == near.hash
-        with Reader(far, padded=False) as there, Reader(near, padded=False) as here:
+        with closing(Reader(far, padded=False)) as there, closing(Reader(near, padded=False)) as here:
             for split, count in (("train", 28), ("val", 10)):
                 one, other = (reader.submit(split, 32, np.arange(count)).result() for reader in (there, here))
                 assert not one.errors

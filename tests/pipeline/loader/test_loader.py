@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -135,7 +136,7 @@ def test_validation_at_another_resolution_takes_shards_that_hold_its_detail(
 
 
 @pytest.mark.parametrize(
-    "options", [{"threads": 1, "readers": 1, "depth": 1}, {"threads": 3, "readers": 7, "depth": 5}]
+    "options", [{"threads": 1, "depth": 1}, {"threads": 3, "depth": 5}]
 )
 def test_batches_do_not_depend_on_threads(plan: Plan, batches: list[Batch], options: dict[str, int]) -> None:
     with Loader(plan, **options) as loader:
@@ -235,7 +236,7 @@ def spoil(shards: ShardSet, sample: int, *, res: int = 32) -> tuple[str, int]:
     return tar.name, int(record["offset"])
 
 
-@pytest.mark.parametrize("options", [{}, {"depth": 1}, {"depth": 6, "readers": 4}])
+@pytest.mark.parametrize("options", [{}, {"depth": 1}, {"depth": 6}])
 def test_a_damaged_sample_is_named_in_the_place_of_its_own_batch(
     shard_root: Path, tmp_path: Path, options: dict[str, int]
 ) -> None:
@@ -369,7 +370,6 @@ def test_the_graph_is_made_for_the_largest_batch_of_the_rank(
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"readers": 0}, "readers: out of range, got 0, expected at least 1"),
     ({"threads": 0}, "threads: out of range, got 0"),
     ({"depth": 0}, "depth: out of range, got 0"),
     ({"rank": 2, "world_size": 2}, "rank: out of range, got 2, expected 0 to 1"),
@@ -412,7 +412,7 @@ def test_what_the_machine_or_the_set_lacks_is_told(shard_root: Path, plan: Plan)
 def test_the_batch_in_the_place_of_another_is_noticed_at_any_distance(plan: Plan) -> None:
     """Numbers and addresses travel through the graph as integers of 64 bits."""
     spec = plan.batch(0)
-    with Loader(plan) as loader, Reader(plan.shards) as reader:
+    with Loader(plan) as loader, closing(Reader(plan.shards)) as reader:
         graph = loader._graph
         graph.drain()
         for number in (0, 2**24 + 1, 2**53 + 1):

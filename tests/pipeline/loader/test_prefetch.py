@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import fsspec
@@ -73,7 +74,7 @@ def test_batches_from_a_store_in_trouble_are_those_of_the_folder(
     assert here.total_batches == there.total_batches
     front.each = [503]
     front.faults.extend(["cut", "drop"])  # so three at most of one range, of four tries
-    with Reader(local, padded=False) as one, Reader(shards, padded=False) as other:
+    with closing(Reader(local, padded=False)) as one, closing(Reader(shards, padded=False)) as other:
         for index in range(here.total_batches):
             assert batch_bytes(one, here, index) == batch_bytes(other, there, index)
     assert files.counts()["retries"] >= 12
@@ -82,7 +83,7 @@ def test_batches_from_a_store_in_trouble_are_those_of_the_folder(
 
 def test_a_chunk_with_a_sound_checksum_but_other_bytes_is_fetched_again(url: str, tmp_path: Path) -> None:
     shards, files = opened(url, tmp_path)
-    with Reader(shards, padded=False) as reader:
+    with closing(Reader(shards, padded=False)) as reader:
         good = batch_bytes(reader, planned(shards), 0)
     before = files.counts()["requests"]
     for path in (tmp_path / "v1" / "chunks").rglob("*"):
@@ -91,7 +92,7 @@ def test_a_chunk_with_a_sound_checksum_but_other_bytes_is_fetched_again(url: str
             data = bytes(path.stat().st_size - HEADER.size)
             path.unlink()
             files._cache.read(key, 0, 0, len(data), lambda data=data: data)
-    with Reader(shards, padded=False) as reader:
+    with closing(Reader(shards, padded=False)) as reader:
         assert batch_bytes(reader, planned(shards), 0) == good
     assert files.counts()["requests"] > before
     shards.close()
@@ -101,7 +102,7 @@ def test_what_was_hinted_at_is_there_when_it_is_read(url: str, front: Front, tmp
     shards, files = opened(url, tmp_path)
     plan = planned(shards)
     ahead = Prefetcher(plan, samples=20)
-    with Reader(shards) as reader:
+    with closing(Reader(shards)) as reader:
         for index in range(plan.total_batches):
             ahead.advance(index)
             waited(files)
@@ -126,7 +127,7 @@ def test_hints_that_are_refused_come_again_and_a_jump_starts_anew(url: str, tmp_
         waited(files)
         if ahead._next == 6 and not ahead._pending:
             break
-    with Reader(shards) as reader:
+    with closing(Reader(shards)) as reader:
         before = files.counts()["requests"]
         for index in range(1, 6):
             batch_bytes(reader, plan, index)

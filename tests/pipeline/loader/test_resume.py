@@ -77,7 +77,7 @@ def union(parts: list[Batch], whole: Batch) -> None:
 def test_the_ranks_parts_are_the_batch_at_every_step(plan: Plan, batches: list[Batch], world: int) -> None:
     """In training and in validation, whose counts over the ranks are therefore those of one."""
     with ExitStack() as stack:
-        loaders = (Loader(plan, rank=r, world_size=world, threads=1, readers=1) for r in range(world))
+        loaders = (Loader(plan, rank=r, world_size=world, threads=1) for r in range(world))
         ranks = [stack.enter_context(loader) for loader in loaders]
         for whole in batches:
             union([next(rank) for rank in ranks], whole)

@@ -57,6 +57,22 @@ def test_a_damaged_whole_file_is_fetched_again(tmp_path: Path) -> None:
     cache.close()
 
 
+def test_a_whole_file_of_unknown_content_is_fetched_again_if_its_size_is_wrong(tmp_path: Path) -> None:
+    fetched = []
+
+    def open_file() -> bytes:
+        cache = Cache(tmp_path, 5 * FULL)
+        path = cache.file(f"{key(1)}-a", CHUNK, None, lambda handle: fetched.append(os.pwrite(handle, content(1), 0)))
+        cache.close()
+        return path.read_bytes()
+
+    assert open_file() == open_file() == content(1)
+    assert len(fetched) == 1
+    os.truncate(next((tmp_path / "v1" / "files").rglob("*-a")), CHUNK - 1)
+    assert open_file() == content(1)
+    assert len(fetched) == 2
+
+
 def test_a_disk_that_fills_up_gets_room_or_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, put, room = Cache(tmp_path, 100 * FULL), caching._put, 10 * FULL
 

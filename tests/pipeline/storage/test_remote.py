@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,7 @@ def test_closing_a_reader_of_a_hung_store_takes_no_two_seconds(tmp_path: Path, s
         assert time.monotonic() - began < 2
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("resolute-read")]
         front.always = None
-        with Reader(shards) as again:
+        with closing(Reader(shards)) as again:
             assert not again.submit("train", 32, np.arange(75)).result().errors
 
 

@@ -26,7 +26,7 @@ from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import explain_write_error
 
-from .scene import CLASSES, draw
+from .demo_scene import CLASSES, draw
 
 __all__ = ["main", "make_demo"]
 

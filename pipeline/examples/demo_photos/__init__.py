@@ -1,1 +1,0 @@
-"""Generator of labelled demo photos: something to train on without a download."""
