@@ -87,12 +87,12 @@ def _soak(args: argparse.Namespace) -> int:
                 only=[word for word in args.only.split(",") if word], index=args.index, keep=args.keep,
             )  # fmt: skip
             soak.run()
+        print(soak.summary())
         write(args.out, {**header(args), **soak.result()}, indent=None)
     finally:
         end_leftovers(grace_s=0.0)
         if not (args.keep and (folder / "cycle").exists()):
             shutil.rmtree(folder, ignore_errors=True)
-    print(soak.summary())
     return 1 if soak.findings else 0
 
 
