@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def test_delayed_files_have_the_same_bytes_later(shard_root: Path) -> None:
     assert slow.read(name, 7, 100) == files.read(name, 7, 100)
     assert time.perf_counter() - began >= 0.03
     assert (slow.root, slow.size(name), slow.local(name)) == (files.root, files.size(name), files.local(name))
-    with Reader(ShardSet.open(shard_root, files=slow)) as reader:  # type: ignore[arg-type]
+    with closing(Reader(ShardSet.open(shard_root, files=slow))) as reader:  # type: ignore[arg-type]
         began = time.perf_counter()
         assert not reader.submit("train", 32, np.arange(2)).result().errors
         assert time.perf_counter() - began >= 0.03
