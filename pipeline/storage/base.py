@@ -88,9 +88,9 @@ class OpenFile:
     def __init__(self, path: str | Path) -> None:
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound: `os` may be gone when Python exits
         if hasattr(self, "fd"):
-            os.close(self.fd)
+            close(self.fd)
 
 
 def is_url(root: str | Path) -> bool:
