@@ -8,6 +8,7 @@ Contents are checked by the reader, not here.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
