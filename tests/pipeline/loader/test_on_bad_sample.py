@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
 
 from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import DamagedSample, ResoluteError
+from pipeline.errors import DamagedSample, ResoluteError, StorageError
 from pipeline.loader.loader import Loader
 from pipeline.loader.reader import EncodedBatch, Reader
 from pipeline.plan.plan import Plan
@@ -128,6 +128,37 @@ def test_a_replacement_that_is_damaged_later_is_replaced_too(shard_root: Path, t
     for batch in rest[-9:]:  # the last three epochs
         assert not {10, 11, 12} & set(batch.spec.ids.tolist())
     assert sum(batch.spec.ids.tolist().count(13) for batch in rest[-9:]) == 3 * 4
+
+
+def test_storage_that_fails_while_a_replacement_is_sought_ends_the_search_and_is_asked_again(
+    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    _spoil(root, "train", 32, [10])
+    plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=2, batch_size=25)], eval_batch_size=None)
+    submit, tried = Reader.submit, []
+
+    def away() -> NoReturn:
+        raise StorageError("the disk is away")
+
+    def submitting(reader: Reader, split: str, res: int, ids: np.ndarray) -> Any:
+        pending = submit(reader, split, res, ids)
+        if len(ids) == 1:
+            tried.append(int(ids[0]))
+            monkeypatch.setattr(pending, "result", away)
+        return pending
+
+    with Loader(plan, on_bad_sample="skip") as loader:
+        with monkeypatch.context() as patch:
+            patch.setattr(Reader, "submit", submitting)
+            with pytest.raises(StorageError, match="the disk is away"):
+                list(loader)
+        assert tried == [11]
+        assert not loader.skipped
+        due = next(i for i in range(plan.total_batches) if 10 in plan.ids(i))
+        assert loader.state_dict()["next_batch"] == due
+        rest = [batch.spec.ids.tolist() for batch in loader]
+    assert rest == [[11 if i == 10 else i for i in plan.ids(k).tolist()] for k in range(due, plan.total_batches)]
 
 
 def test_a_set_with_nothing_left_to_read_says_so(shard_root: Path, tmp_path: Path) -> None:

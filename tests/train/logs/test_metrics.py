@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +19,9 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
+from train.distributed import Ranks
 from train.logs.metrics import Meter, RunLogWriter, read_log
+from train.trainer import _Session
 
 
 @pytest.fixture
@@ -44,6 +50,24 @@ def test_steps_reach_the_log_and_the_bar_within_an_epoch(plan: Plan, tmp_path: P
         assert meter.sums["loss"] == sum(range(50))
         meter.flush()
     assert [record["loss"] for record in read_log(tmp_path / "run.jsonl")] == list(range(70))
+
+
+def test_a_terminal_shows_loss_and_rate_beside_the_bar(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with open_meter(tmp_path / "run.jsonl") as meter:
+        session: Any = SimpleNamespace(bar=None, plan=plan, ranks=Ranks(), meter=meter)
+        take(meter, plan, 0)
+        _Session._progress(session, plan.batch(0), 75)
+        with contextlib.closing(session.bar):
+            assert "epoch 0 train 32 px:   1%" in str(session.bar)
+            assert "1/75" in str(session.bar)
+            assert "loss 0.250, 1 images/s" in str(session.bar)
 
 
 def test_a_resume_drops_what_was_logged_after_its_checkpoint(plan: Plan, tmp_path: Path) -> None:
