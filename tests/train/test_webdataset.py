@@ -76,7 +76,8 @@ def test_a_run_with_names_asks_for_the_names(tars: Path, tmp_path: Path, capsys:
 
 
 def test_predict_takes_folder_pattern_and_single_tar(tars: Path, tmp_path: Path) -> None:
-    for source, more in ((tars / "wds", ["--val", "*val*"]), (tars / "wds" / "*.tar", ["--val", "*val*"])):
+    val, wds = ["--val", "*val*"], tars / "wds"
+    for source, more in ((wds, val), (wds / "*.tar", val), (wds / "val-000.tar", [])):
         out = tmp_path / "pred.csv"
         assert main(["predict", str(tars / "runs" / "tiny"), "--src", str(source), *more, "--out", str(out), "--device",
                              "cpu", "--threads", "1"]) == 0  # fmt: skip
