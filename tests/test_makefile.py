@@ -80,6 +80,15 @@ def test_what_tells_of_other_photos_never_gets_the_demo(make: Make, name: str) -
     assert call[:3] == ["-m", "prep", "--src="]
 
 
+@pytest.mark.parametrize("target", ["eval", "predict", "export", "report"])
+def test_nothing_takes_the_place_of_a_missing_run_or_source(make: Make, target: str) -> None:
+    """Each command refuses the empty values: RUN with a list of the runs, SRC with what it expects."""
+    call = make.calls(target)[-1]
+    assert call[:3] == ["-m", "train", target]
+    assert call[-2:] == ["--", ""]
+    assert ("--src=" in call) == (target == "predict")
+
+
 def test_a_bare_make_uses_the_demo_and_makes_what_it_needs(make: Make) -> None:
     photos = ["-m", "pipeline.examples.demo_photos", "--out", "demo/photos"]
     assert [call[:4] for call in make.calls("shards", "RES=64")] == [photos, ["-m", "prep", "--src=demo/photos",

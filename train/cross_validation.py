@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.dataset.open_dataset import is_foreign
 from pipeline.dataset.shard_set import command_with_folds, read_manifest
+from pipeline.dataset.source_record import shards_command
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import output_file
 from pipeline.storage.base import open_files
@@ -28,7 +29,7 @@ def chosen_folds(text: str, *, shards: str | Path) -> list[int]:
     if is_foreign(str(shards)):
         raise ResoluteError(
             f"{shards}: got --folds {text} for plain tars, which have no folds, expected a set made with FOLDS=5; "
-            f"run `make shards SRC={shards} FOLDS=5 OUT=…` and train on its output"
+            f"run {shards_command('shards', (), {'SRC': str(shards), 'FOLDS': '5'})} and train on that set"
         )
     files = open_files(shards)
     manifest, _ = read_manifest(files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Iterable
 
 from pipeline.errors import ResoluteError
@@ -85,5 +86,6 @@ def refuse_split_names(src: str, names: Iterable[str], *, folders: bool) -> None
         val = val or next((name for name in splits if name != train), None)
         raise ResoluteError(
             f"{src}: holds splits, got {', '.join(sorted(splits))}, expected the images of a single split; use "
-            f"SRC='{src}/{train}{pattern}'" + (f" VAL='{src}/{val}{pattern}'" if val else "")
+            f"SRC={shlex.quote(f'{src}/{train}{pattern}')}"
+            + (f" VAL={shlex.quote(f'{src}/{val}{pattern}')}" if val else "")
         )

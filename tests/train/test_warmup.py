@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
+from train.__main__ import main
 from train.distributed import Ranks
 from train.loop import Learner
 from train.recipe.schema import Recipe
@@ -107,6 +109,19 @@ def test_a_single_sample_for_a_batch_norm_names_the_key(
         check(shard_set, **keys)
     assert message in str(error.value)
     assert "got 1 sample, expected at least 2 for the batch norms of test_resnet at 32 px" in str(error.value)
+
+
+def test_a_run_whose_batch_norms_would_get_a_single_sample_is_refused_before_its_warm_up(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = "[[stages]]\nres = 32\nepochs = 1\nbatch_size = 1\n"
+    (tmp_path / "one.toml").write_text(f'[model]\nname = "test_resnet"\n{stage}')
+    words = ["train", "--shards", shard_root, "--recipe", tmp_path / "one.toml", "--runs", tmp_path / "runs"]
+    assert main([str(word) for word in [*words, "--device", "cpu", "--threads", "1"]]) == 2
+    captured = capsys.readouterr()
+    assert "stages[0].batch_size: 1 is a single sample per step: got 1 sample, expected at least 2" in captured.err
+    assert captured.err.count("\n") == 1
+    assert "warmed up" not in captured.out
 
 
 @pytest.mark.parametrize("keys", [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -114,5 +115,7 @@ def test_folds_of_tars_are_refused_in_one_line(tars: Path, tmp_path: Path, capsy
     assert main([*words(tars), "--runs", str(tmp_path), "--folds", "all"]) == 2
     err = capsys.readouterr().err
     assert "got --folds all for plain tars, which have no folds" in err
+    command = shlex.split(err.split("`")[1])  # runs as it stands
+    assert command == ["make", "shards", f"SRC={tars / 'wds'}", "FOLDS=5", "OUT=shards"]
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
