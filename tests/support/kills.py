@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -20,6 +21,8 @@ import prep.convert.worker
 import prep.execute.process_pool
 import prep.prepare
 from prep.__main__ import main
+
+_TOO_LATE = 70
 
 
 def attempt(argv: list[str]) -> int:
@@ -69,11 +72,17 @@ def run(kills: int, seed: int, argv: list[str]) -> int:
         _wait_for_lock(out)
         print(f"kill {n}: {finished_shards(out)} of {SHARDS} shards, status {status}", flush=True)
         if not os.WIFSIGNALED(status):
-            return 1
+            return _TOO_LATE
     _, status = os.waitpid(attempt(argv), 0)
     return os.waitstatus_to_exitcode(status)
 
 
 if __name__ == "__main__":
     SHARDS = int(sys.argv[3])
-    sys.exit(run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]))
+    for attempt_seed in range(int(sys.argv[2]), int(sys.argv[2]) + 5):
+        result = run(int(sys.argv[1]), attempt_seed, sys.argv[4:])
+        if result != _TOO_LATE:
+            break
+        print("prep ended before a kill, as this process had no core: starting over", flush=True)
+        shutil.rmtree(sys.argv[sys.argv.index("--out") + 1])
+    sys.exit(result)

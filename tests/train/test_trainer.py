@@ -29,8 +29,7 @@ from tests.support.commands import Ended
 from tests.train.conftest import without_clocks
 from train.__main__ import main
 from train.logs.metrics import read_log
-from train.planner import plan as planner
-from train.planner.measure import measure
+from train.planner import measure as measuring
 from train.recipe.schema import Recipe
 
 Words = Callable[[Path], list[str]]
@@ -196,7 +195,7 @@ def test_a_folder_in_which_a_run_trains_is_refused_to_others_and_can_be_read(
         assert "choose another RUN" in err
         assert err.count("\n") == 1
         assert (folder / "run.jsonl").read_bytes() == log
-        monkeypatch.setattr(planner, "measure", functools.partial(measure, about_s=0.01))
+        monkeypatch.setattr(measuring, "measure", functools.partial(measuring.measure, about_s=0.01))
         assert main(["plan", *words(tmp_path)[1:]]) == 0
         assert main(["eval", str(folder), "--shards", str(shard_root), "--device", "cpu", "--threads", "1"]) == 0
         assert main(["export", str(folder)]) == 0
