@@ -93,7 +93,7 @@ def test_every_question_can_be_asked_of_a_device_without_an_index(monkeypatch: p
 
 
 def test_only_one_module_calls_torch_cuda() -> None:
-    paths = {*(ROOT / "pipeline").glob("*.py"), *(ROOT / "train").glob("*.py")} - {ROOT / "pipeline/cuda.py"}
+    paths = {*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "train").rglob("*.py")} - {ROOT / "pipeline/cuda.py"}
     nodes = ((path, node) for path in paths for node in ast.walk(ast.parse(path.read_text())))
     calls = [(path.name, ast.unparse(node.func)) for path, node in nodes if isinstance(node, ast.Call)]
     assert [call for call in calls if call[1].startswith("torch.cuda.")] == []

@@ -5,6 +5,7 @@ The compiled function is Pillow's arithmetic, but for rounding where Pillow cuts
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
 from pipeline.graph import augment_nodes as ops
+from pipeline.graph.graph import _graph
 from pipeline.graph.kernels import augment as pixels
 from pipeline.plan import autoaugment as p
 from pipeline.plan.plan import BatchSpec
 from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, features
 from pipeline.plan.stage import Augment
 from tests import SHARED_DATA
+from tests.pipeline.graph.test_gpu_graph import PLAIN
 from tests.support import reference, reference_ops
 
 RES = 96
@@ -221,6 +224,18 @@ def test_mean_colour_over_many_samples_is_its_formula() -> None:
     cut = 0.6 * 0.5  # brightness cuts to an integer: half a level in the mean
     deviation = 120 * 0.5 / np.sqrt(3 * n)
     np.testing.assert_allclose(total / n, 0.7 * colour + 0.3 * luma - cut, atol=4 * deviation + 0.15)
+
+
+def test_all_operations_of_a_run_are_one_node_of_its_graph() -> None:
+    def operators(*augments: Augment) -> list[str]:
+        pipe = _graph(decode_device="cpu", **{**PLAIN, "on_cpu": True, "features": features(augments)})
+        pipe.build()
+        return [re.sub(r"\W|\d", "", operator.name) for operator in pipe._ops]
+
+    grey = operators(Augment(grey_prob=0.1))
+    assert len(grey) < 25
+    many = Augment(policy="randaugment", num_ops=4, jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.1, blur_prob=0.5)
+    assert operators(many, Augment(policy="autoaugment")) == grey
 
 
 def test_what_a_run_does_not_use_is_not_in_its_graph() -> None:

@@ -26,6 +26,7 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.sampling import CUTMIX, MIXUP
 from pipeline.plan.stage import Augment, Stage
 from tests.support import reference
+from tests.support.fake_cuda import FakeCuda
 
 MIXED = Augment(scale=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.8)
 STAGES = (
@@ -386,7 +387,7 @@ def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[
     assert "\n" not in str(error.value)
 
 
-def test_cuda_without_an_index_is_the_currentusable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_an_index_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1)
     monkeypatch.setattr("pipeline.cuda.driver", driver)
     assert usable("cuda") == torch.device("cuda", 1)
@@ -394,6 +395,26 @@ def test_cuda_without_an_index_is_the_currentusable(monkeypatch: pytest.MonkeyPa
     assert usable("cpu") == torch.device("cpu")
     with pytest.raises(ResoluteError, match="device cuda:2: got 2 CUDA devices, expected more"):
         usable("cuda:2")
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])
+def test_the_graph_runs_on_the_device_of_the_batches(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, device: str, index: int
+) -> None:
+    made: dict[str, Any] = {}
+
+    class Made(Exception):
+        pass
+
+    def graph(**words: Any) -> None:
+        made.update(words)
+        raise Made
+
+    FakeCuda(devices=2, current=1).install(monkeypatch)
+    monkeypatch.setattr("pipeline.loader.loader.Graph", graph)
+    with pytest.raises(Made):
+        Loader(plan, device=device)
+    assert (made["device_id"], made["decode"]) == (index, "gpu")
 
 
 def test_what_the_machine_or_the_set_lacks_is_told(shard_root: Path, plan: Plan) -> None:

@@ -21,6 +21,7 @@ from prep import prepare as building
 from prep.config import Settings
 from prep.convert import codecs, worker
 from prep.convert.batch import Batch, EncodeOptions
+from prep.shards.existing_set import PLAN
 from prep.shards.record import ShardRecord
 from prep.storage.hashed_file import FileInfo
 from prep.storage.output import LocalStore, open_store
@@ -114,11 +115,10 @@ def test_a_killed_addition_of_a_resolution_leaves_the_finished_set_as_it_is(
 def test_records_of_another_plan_are_not_trusted(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
 ) -> None:
+    """All files of the other plan's shards are there: only the plan's hash tells that they are of another quality."""
     stop_before_the_manifest(prep, (*argv, "--quality", 95), monkeypatch)
-    shutil.copytree(tmp_path / "s" / "records", tmp_path / "other")
-    stop_before_the_manifest(prep, (*argv, "--rebuild"), monkeypatch)
-    for path in (tmp_path / "other").glob("*.rec"):
-        shutil.copy(path, tmp_path / "s" / "records")
+    stop_before_the_manifest(prep, (*argv[:3], tmp_path / "other", *argv[4:]), monkeypatch)
+    shutil.copy(tmp_path / "other" / PLAN, tmp_path / "s" / PLAN)
     ran = prep(*argv)
     assert ran.status == 0, ran.err
     assert "kept" not in ran.out

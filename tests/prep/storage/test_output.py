@@ -218,16 +218,28 @@ def test_a_renewal_that_comes_too_late_leaves_no_lock(bucket: str, monkeypatch: 
             store.write("a.bin", b"1")
 
 
-def test_a_lock_is_renewed_while_the_run_lasts(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_is_renewed_while_the_run_lasts_also_after_a_renewal_that_failed(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "_RENEW_S", 0.05)
     store = open_store(f"{bucket}/set")
+    failed: list[str] = []
+
+    def fail_once(path: str) -> None:
+        if not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, "connection lost")
 
     def renewed() -> float:
         (name,) = store.names(LOCK)
         return float(json.loads(store.read(f"{LOCK}/{name}"))["renewed"])
 
     with store.exclusive_lock():
-        first, deadline = renewed(), time.monotonic() + 60
+        before_writes(monkeypatch, fail_once)
+        deadline = time.monotonic() + 60
+        while not failed and time.monotonic() < deadline:
+            time.sleep(0.02)
+        first = renewed()
         while renewed() == first and time.monotonic() < deadline:
             time.sleep(0.02)
         assert renewed() > first
