@@ -1,4 +1,4 @@
-"""What does a change between stages or epochs cost?
+"""Measures the time lost at a change between stages or epochs.
 
     python -m benchmarks.change --shards shards [--only ours,pillow]     # of resolution, for every loader
     python -m benchmarks.change --shards shards --kinds                  # of every kind, for ours

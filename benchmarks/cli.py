@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines share: arguments, progress, summaries of repeated measurements and text tables."""
+"""Shared by the benchmarks' command lines: arguments, progress, summaries of repeated measurements, text tables."""
 
 from __future__ import annotations
 

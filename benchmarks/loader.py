@@ -1,4 +1,4 @@
-"""How many images per second do image loaders deliver, at what CPU cost, and how exact are their pixels?
+"""Measures image loaders: images per second, CPU time per image, and PSNR of their pixels.
 
     python -m benchmarks.loader --shards shards [--only ours,pillow] [--batch-size 256]
 

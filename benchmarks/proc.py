@@ -50,7 +50,7 @@ def cpu_time(root: int) -> tuple[float, int, int] | None:
 
 
 def in_new_process(work: Callable[..., Result], *args: Any, **settings: Any) -> Result:
-    """What `work` returns in a fresh process, whose memory nothing else has used."""
+    """Run `work` in a new process, so that its peak memory is its own, and return its result."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args, **settings).result()
 

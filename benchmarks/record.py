@@ -141,7 +141,7 @@ def commit() -> str | None:
 def header(
     args: argparse.Namespace, *, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What every result begins with. Take it before measuring: it holds the load of the machine.
+    """The first fields of every result. Call it before measuring: it records the load of the machine.
 
     args: of `cli.command`, which adds the command line to them. packages: whose versions to add to the usual ones.
     """

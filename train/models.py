@@ -120,12 +120,12 @@ def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]
         try:
             with torch.device("meta"):
                 network = timm.create_model(model.name, **{**model.kwargs, **options}).eval()
-        except (NotImplementedError, RuntimeError):  # why: some models read values, which meta tensors lack
+        except (NotImplementedError, RuntimeError):  # why: models that read tensor values cannot be built on meta
             return None
         for res in sorted(set(resolutions)):
             try:
                 network(torch.empty(2, 3, res, res, device="meta"))
-            except NotImplementedError:  # why: an operator without a meta version; the warm-up runs it for real
+            except NotImplementedError:  # why: an operator has no meta kernel; the warm-up checks the real one
                 continue
             except (AssertionError, RuntimeError, ValueError) as error:
                 return f"{res} px: {(str(error) or type(error).__name__).splitlines()[0][:120]}"

@@ -1,4 +1,4 @@
-"""How do time and memory of prep grow with the number of images, up to a set of ten million entries?
+"""Measures time and memory of prep against the number of images, up to a set of ten million entries.
 
     python -m benchmarks.prep.scale --src photos/train [--copies 1,4,16] [--entries 10000000]
 

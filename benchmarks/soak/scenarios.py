@@ -89,7 +89,7 @@ _EVERY_FEATURE = {  # line of the recipe "one" -> lines after it
 
 @dataclass(kw_only=True)
 class World:
-    """What all cycles share. root: the soak's temporary folder; store: None if moto is not installed."""
+    """State shared by all cycles. root: the soak's temporary folder; store: None if moto is not installed."""
 
     root: Path
     store: ObjectStore | None

@@ -1,4 +1,4 @@
-"""How long does a training wait for its data on slow storage?
+"""Measures how long a training step waits for its data on slow storage.
 
     python -m benchmarks.storage --shards shards [--res 128] [--pace 1500] [--seconds 10] [--only local,cold,store]
 

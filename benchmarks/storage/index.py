@@ -1,4 +1,4 @@
-"""What does the index of a set cost per batch and in memory, from a thousand to a hundred million samples?
+"""Measures time per batch and memory of a set's index, from a thousand to a hundred million samples.
 
     python -m benchmarks.storage.index [--samples 1000,1000000,100000000] [--dir FOLDER] [--out FILE]
 

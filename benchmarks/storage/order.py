@@ -1,4 +1,4 @@
-"""How well does each order of samples shuffle, and how much does it read, relative to random permutations?
+"""Measures how well each sample order shuffles, and how much it reads, relative to random permutations.
 
     python -m benchmarks.storage.order [--shards DIR | --samples 1281167 --classes 1000] [--batch-size 256] [--out FILE]
 

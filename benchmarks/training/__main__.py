@@ -1,4 +1,4 @@
-"""What accuracy do complete trainings with several recipes reach, in what time, relative to the first recipe?
+"""Measures accuracy and time of complete trainings with several recipes, relative to the first recipe.
 
     python -m benchmarks.training --shards shards --recipes benchmarks/recipes/fixed224.toml,… --seeds 0,1,2
 

@@ -1,4 +1,4 @@
-"""How the images of each split are divided into shards."""
+"""`ShardPlan`: the division of each split's images into shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ShardPlan"]
 
 
 class ShardPlan:
-    """Which samples each shard of a set holds: a pure function of settings and inputs. `plan` is the plan's hash."""
+    """The samples of each shard, as a pure function of settings and inputs. `plan` is the plan's hash."""
 
     def __init__(self, settings: Settings, inputs: Inputs, plan: str = "") -> None:
         self._settings, self._inputs, self._plan = settings, inputs, plan
@@ -39,7 +39,7 @@ class ShardPlan:
         return range(first, min(first + self._settings.shard_samples, len(self._inputs.splits[name])))
 
     def _ranks(self, name: str, keys: range | Sequence[int]) -> NDArray[np.int64]:
-        """Where the samples `keys` are among the sorted images of their split."""
+        """The positions of the samples `keys` among the sorted images of their split."""
         return shuffled(self._settings.seed, name, len(self._inputs.splits[name]), np.asarray(keys, np.int64))
 
     def spec(

@@ -1,4 +1,4 @@
-"""What the reports need of a finished set: index arrays, single JPEGs, lists, sizes and times."""
+"""Reads a finished set for the reports: index arrays, single JPEGs, lists, sizes and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What earlier runs left in OUT: the plan of the set that is there, and its manifest if it is finished."""
+"""`ExistingSet`: the plan of the set in OUT, and its manifest if the set is finished."""
 
 from __future__ import annotations
 

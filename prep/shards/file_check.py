@@ -81,7 +81,7 @@ def _exit_with_parent() -> None:
 
 
 def check_file(store: Store, name: str, expected: FileInfo) -> str | None:
-    """What is wrong with a file, or None; it is read once, and of a tar every JPEG is decoded."""
+    """The damage of a file, or None. Reads it once; every JPEG of a tar is decoded."""
     record = _record_of(store, name) if name.endswith(".tar") else None
     try:
         digest, fault = read_with_retry(store, name, lambda: _read_through(store, name, expected, record))

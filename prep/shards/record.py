@@ -112,7 +112,7 @@ class ShardRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """What is kept in memory of a record: where it is in the local copy, and all but its rows."""
+    """The part of a record that stays in memory: its place in the local copy, and everything but its rows."""
 
     offset: int
     nbytes: int

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -131,7 +132,7 @@ def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None]) -> dict[st
     }
 
 
-class ScannedSource:
+class ScannedSource(ABC):
     """Base class of a `Source` of files that are scanned once each; `numbered` if all labels are integers."""
 
     def __init__(self, paths: Sequence[str], scan_cache: Path, *, copies: bool) -> None:
@@ -159,9 +160,9 @@ class ScannedSource:
                 self.numbered &= isinstance(row.label, int)
                 yield ImageRef(row.name, str(row.label), row.nbytes, scan.data_path, row.offset)
 
+    @abstractmethod
     def _scan(self, path: str) -> ScanResult:
         """The cached scan of the file `path`."""
-        raise NotImplementedError
 
 
 def _check_file_names(src: str, paths: Sequence[str]) -> None:
