@@ -346,25 +346,33 @@ def test_a_call_that_is_interrupted_loses_no_batch(
                 assert torch.equal(got.images, expected.images)
 
 
+class GraphRequested(Exception):
+    """Raised in place of building a graph, with the arguments of the graph."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+
+def requested_graph(monkeypatch: pytest.MonkeyPatch, plan: Plan, **options: Any) -> dict[str, Any]:
+    """The arguments with which `Loader(plan, **options)` asks for its graph; none is built."""
+
+    def graph(**arguments: Any) -> None:
+        raise GraphRequested(**arguments)
+
+    monkeypatch.setattr("pipeline.loader.loader.Graph", graph)
+    with pytest.raises(GraphRequested) as request:
+        Loader(plan, **options)
+    return request.value.options
+
+
 @pytest.mark.parametrize("world", [1, 3, 8])
 def test_the_graph_is_made_for_the_largest_batch_of_the_rank(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
-    made: dict[str, Any] = {}
-
-    class Made(Exception):
-        pass
-
-    def graph(**words: Any) -> None:
-        made.update(words)
-        raise Made
-
-    monkeypatch.setattr("pipeline.loader.loader.Graph", graph)
     stages = [Stage(res=32, epochs=1, batch_size=37), Stage(res=64, epochs=2, batch_size=19)]
     plan = Plan(shard_set, stages, eval_batch_size=15)
     for rank in range(world):
-        with pytest.raises(Made):
-            Loader(plan, rank=rank, world_size=world)
+        made = requested_graph(monkeypatch, plan, rank=rank, world_size=world)
         specs = [plan.batch(i, rank=rank, world_size=world) for i in range(plan.total_batches)]
         assert made["batch_size"] == max(map(len, specs))
         assert made["largest_bytes"] == max(12 * spec.res**2 * len(spec) for spec in specs)
@@ -401,19 +409,8 @@ def test_cuda_without_an_index_is_the_current_device(monkeypatch: pytest.MonkeyP
 def test_the_graph_runs_on_the_device_of_the_batches(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, device: str, index: int
 ) -> None:
-    made: dict[str, Any] = {}
-
-    class Made(Exception):
-        pass
-
-    def graph(**words: Any) -> None:
-        made.update(words)
-        raise Made
-
     FakeCuda(devices=2, current=1).install(monkeypatch)
-    monkeypatch.setattr("pipeline.loader.loader.Graph", graph)
-    with pytest.raises(Made):
-        Loader(plan, device=device)
+    made = requested_graph(monkeypatch, plan, device=device)
     assert (made["device_id"], made["decode"]) == (index, "gpu")
 
 
