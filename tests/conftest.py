@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of the marker `gpu` run CUDA kernels (its JPEG decoder, resize, float16 batches): no CPU can stand in."""
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="no CUDA device: runs DALI and Triton on a GPU; CPU checks: tests/pipeline/graph"))
+            item.add_marker(pytest.mark.skip(reason="no CUDA device: runs kernels on a GPU; CPU checks: tests/pipeline/graph"))
 
 
 def make_photos(root: Path, *, classes: int = 3, each: int = 30) -> Path:
