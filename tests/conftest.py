@@ -36,9 +36,10 @@ def pytest_runtest_setup() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of the marker `gpu` run CUDA kernels (its JPEG decoder, resize, float16 batches): no CPU can stand in."""
+    skip = pytest.mark.skip(reason="no CUDA device: runs kernels on a GPU; CPU checks: tests/pipeline/graph")
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="no CUDA device: runs kernels on a GPU; CPU checks: tests/pipeline/graph"))
+            item.add_marker(skip)
 
 
 def make_photos(root: Path, *, classes: int = 3, each: int = 30) -> Path:
