@@ -27,10 +27,10 @@ from pipeline.storage.threads import DaemonPool
 
 __all__ = ["EncodedBatch", "PendingBatch", "Reader"]
 
-# why 64: each has one request in flight, so at 20 ms a sample they read 3 000 images/s, where 16 read 800; in the page
-# cache, where most of them are idle, they take no more time than 2
+# why 64: each has one request in flight, so at 20 ms per sample they read 3 000 images/s, where 16 read 800. In the page
+# cache they cost nothing at batch 256, and 2 % of the consumer's time at batch 64 (benchmarks/results/LOG.md)
 _THREADS = 64
-_TASKS, _MIN_TASK_SAMPLES = 16, 8  # tasks per batch; samples per task at least (4 waits longer at batch 64, LOG.md)
+_TASKS, _MIN_TASK_SAMPLES = 16, 8  # tasks per batch; samples per task at least
 _INTERRUPTIONS = 100  # more than a closing reader causes
 _MAX_PADDING = 4  # padded rows may take this many times the bytes of the batch
 
