@@ -3,28 +3,34 @@ SHELL := /bin/bash
 VENV ?= .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo shards verify keys show lr plan train report predict eval export bench test test-all lint check clean
+.PHONY: help env demo shards verify keys show lr lr-find plan train report predict eval export bench gpu-check test test-all lint check clean
 
 # ---- variables -----------------------------------------------------------------------------------------------------
 
 # The variables that each target reads, besides VENV. Any other variable on the command line is an error.
 demo.reads    := WORKERS
-shards.reads  := SRC KIND LABELS COLUMNS CLASSES VAL VAL_LIST VAL_FRAC FOLDS OUT RES MARGIN QUALITY SEED \
-                 SHARD_SAMPLES WORKERS MAX_BAD DRY REBUILD ENGINE RAY_ADDRESS
+shards.reads  := SRC KIND LABELS COLUMNS TARGET CLASSES VAL VAL_LABELS VAL_LIST VAL_FRAC OUT RES MARGIN QUALITY SEED \
+                 SHARD_SAMPLES WORKERS MAX_BAD DRY REBUILD EXTEND DROP ENGINE RAY_ADDRESS
 verify.reads  := SHARDS WORKERS
-show.reads    := SHARDS VAL CLASSES RECIPE WORKERS
-lr.reads      := SHARDS VAL CLASSES RECIPE SAMPLES WORKERS
-train.reads   := SHARDS VAL CLASSES RECIPE RUN DEVICE FOLDS FROM KEEP TENSORBOARD GPU_MEMORY_GIB CALIBRATE GPUS \
+show.reads    := SHARDS VAL CLASSES TARGET RECIPE WORKERS
+lr.reads      := SHARDS VAL CLASSES TARGET RECIPE SAMPLES WORKERS
+lr-find.reads := SHARDS VAL CLASSES TARGET RECIPE DEVICE WORKERS
+train.reads   := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS FROM KEEP TENSORBOARD GPU_MEMORY_GIB CALIBRATE GPUS \
                  NODES HEAD RESTARTS WORKERS
-plan.reads    := SHARDS VAL CLASSES RECIPE RUN DEVICE FOLDS GPU_MEMORY_GIB BUDGET JSON GPUS NODES HEAD RESTARTS WORKERS
+plan.reads    := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS GPU_MEMORY_GIB BUDGET JSON GPUS NODES HEAD RESTARTS WORKERS
 report.reads  := RUN
-predict.reads := RUN SRC VAL CLASSES OUT DEVICE
-eval.reads    := RUN SHARDS VAL CLASSES RES DEVICE WORKERS
+predict.reads := RUN SRC VAL CLASSES TARGET OUT DEVICE
+eval.reads    := RUN SHARDS VAL CLASSES TARGET RES DEVICE WORKERS
 export.reads  := RUN OUT
 bench.reads   := SHARDS VAL CLASSES RES DEVICE WORKERS
+gpu-check.reads := SHARDS DEVICE OUT WORKERS
+env.reads     := CUDA
 
-TARGETS := demo shards verify show lr train plan report predict eval export bench
-READERS := $(TARGETS) help env keys test test-all lint check clean
+# what to do instead of setting a variable that a target does not read, if not to leave it out
+FOLDS.hint := any set can be trained with folds: `make train FOLDS=5`; VAL_FRAC=0 makes one that holds out nothing
+
+TARGETS := env demo shards verify show lr lr-find train plan report predict eval export bench gpu-check
+READERS := $(TARGETS) help keys test test-all lint check clean
 VARIABLES := $(sort VENV $(foreach target,$(TARGETS),$($(target).reads)))
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
@@ -40,7 +46,7 @@ $(foreach name,$(filter-out $(VARIABLES),$(GIVEN)),$(error \
 ifeq ($(filter-out $(READERS),$(GOALS)),)
 $(foreach name,$(filter-out VENV $(foreach goal,$(GOALS),$($(goal).reads)),$(GIVEN)),$(error \
 	$(name): without effect in `make $(GOALS)`, which reads $(or $(strip \
-	$(foreach goal,$(GOALS),$($(goal).reads))),only VENV); leave it out))
+	$(foreach goal,$(GOALS),$($(goal).reads))),only VENV); $(or $($(name).hint),leave it out)))
 endif
 # why: SRC="$$FOLDER" with an empty FOLDER must not become the demo
 $(foreach name,$(GIVEN),$(if $(value $(name)),,$(error $(name): got an empty value; give it one or leave it out)))
@@ -61,7 +67,7 @@ TOOLS := $(VENV)/.resolute-tools
 
 RECIPE ?= train/recipes/demo.toml
 # Only a bare `make shards` uses the demo photos; with any of these variables but without SRC, prep reports the error.
-DEMO := $(if $(SRC)$(OUT)$(KIND)$(LABELS)$(COLUMNS)$(CLASSES)$(VAL)$(VAL_LIST),,demo)
+DEMO := $(if $(SRC)$(OUT)$(KIND)$(LABELS)$(COLUMNS)$(TARGET)$(CLASSES)$(VAL)$(VAL_LABELS)$(VAL_LIST),,demo)
 MADE := $(if $(DEMO),demo/shards,$(or $(OUT),shards))
 # `make shards train SRC=photos` trains on the set that it has just written
 SHARDS ?= $(if $(filter shards,$(GOALS)),$(MADE),demo/shards)
@@ -72,17 +78,19 @@ DATA := $(if $(subst demo/shards,,$(SHARDS)),,demo/shards/manifest.json)
 # ---- targets -------------------------------------------------------------------------------------------------------
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 18
 	@echo '  variables that each target reads (and VENV, all of them):'
 	@$(foreach target,$(TARGETS),echo '    $(target): $($(target).reads)';)
 
-env: $(READY)  ## create the environment (VENV=folder, default .venv), the pinned versions of pyproject.toml
+env: $(READY)  ## create the environment (VENV=folder, default .venv) with the pins for this driver, or for CUDA=12|13
+	@python3 pipeline/cuda_stack.py $< > /dev/null
 
+# the file holds the name of the CUDA stack, which an environment keeps
 $(READY): pyproject.toml
-	@test -x $(PY) || python3 -m venv $(VENV)
-	@echo 'installing the pinned environment into $(VENV) (about 6 GB, once)'
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable .
-	@touch $@
+	@stack=$$(python3 pipeline/cuda_stack.py $@) && \
+	echo "installing the pinned environment ($$stack) into $(VENV) (about 6 GB, once)" && \
+	{ test -x $(PY) || python3 -m venv $(VENV); } && \
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[$$stack]" && echo $$stack > $@
 
 # dependencies of the tests and checks only: servers to test against, other readers of the shards
 $(TOOLS): $(READY)
@@ -96,13 +104,15 @@ demo: $(READY) demo/photos/.demo.json  ## generate the demo photos (demo/photos)
 
 PREP = $(PY) -m prep --src="$${SRC$(if $(DEMO),-demo/photos)}" --out="$$MADE" $(call option,RES,res) \
 	$(call option,KIND,kind) $(call option,LABELS,labels) $(call option,COLUMNS,columns) \
-	$(call option,CLASSES,classes) $(call option,VAL,val) $(call option,VAL_LIST,val-list) \
-	$(call option,VAL_FRAC,val-frac) $(call option,FOLDS,folds) $(call option,MARGIN,margin) \
+	$(call option,TARGET,target) $(call option,CLASSES,classes) $(call option,VAL,val) \
+	$(call option,VAL_LABELS,val-labels) $(call option,VAL_LIST,val-list) \
+	$(call option,VAL_FRAC,val-frac) $(call option,MARGIN,margin) \
 	$(call option,QUALITY,quality) $(call option,SEED,seed) $(call option,SHARD_SAMPLES,shard-samples) \
 	$(call option,WORKERS,workers) $(call option,MAX_BAD,max-bad) $(call option,ENGINE,engine) \
-	$(call option,RAY_ADDRESS,ray-address) $(call flag,DRY,dry-run) $(call flag,REBUILD,rebuild)
+	$(call option,RAY_ADDRESS,ray-address) $(call flag,DRY,dry-run) $(call flag,REBUILD,rebuild) \
+	$(call flag,EXTEND,extend) $(call flag,DROP,drop)
 
-shards: $(READY) $(if $(DEMO),demo/photos/.demo.json)  ## SRC=photos/train [VAL=photos/val] [OUT=shards] RES=128,160,224
+shards: $(READY) $(if $(DEMO),demo/photos/.demo.json)  ## SRC=photos/train [LABELS=table.csv TARGET=labels] [VAL=photos/val] [OUT=shards] RES=128,160,224; later EXTEND=1 [DROP=1]
 	@$(PREP)
 
 verify: $(READY) $(DATA)  ## [SHARDS=…] read and decode a whole shard set again and report damage
@@ -112,16 +122,19 @@ demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
 	@$(PY) -m prep --src demo/photos --out demo/shards $(call option,WORKERS,workers)
 
 # for other WebDataset tars; not with the goal `shards`, where both describe the photos to prep
-FOREIGN = $(if $(filter shards,$(GOALS)),,$(call option,VAL,val) $(call option,CLASSES,classes))
+FOREIGN = $(if $(filter shards,$(GOALS)),,$(call option,VAL,val) $(call option,CLASSES,classes) $(call option,TARGET,target))
 
 keys: $(READY)  ## all keys of a recipe, with their defaults (a Markdown table)
 	@$(PY) -m train keys
 
-show: $(READY) $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see, stage by stage (seen.png)
+show: $(READY) $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see, stage by stage (seen.html)
 	@$(PY) -m train show --recipe="$$RECIPE" $(FOREIGN) -- "$$SHARDS"
 
-lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR and momentum over all steps (lr.png)
+lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR and momentum over all steps (lr.html)
 	@$(PY) -m train lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS" $(FOREIGN))
+
+lr-find: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] LR range test on the first stage; suggests optim.lr (lr-find.html)
+	@$(PY) -m train lr-find --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,DEVICE,device)
 
 plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m] [GPU_MEMORY_GIB=24] estimate time and memory of a run
 	@$(ENOUGH_GPUS) $(LAUNCH) train plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
@@ -142,10 +155,10 @@ train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call flag,TENSORBOARD,tensorboard) \
 	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(call flag,CALIBRATE,calibrate)
 
-predict: $(READY)  ## RUN=name SRC=photos|shards [OUT=pred.csv] classes and probabilities; RUN of folds: their mean
+predict: $(READY)  ## RUN=name SRC=photos|shards [OUT=pred.csv] classes, labels or values; RUN of folds: their mean
 	@$(PY) -m train predict --src="$$SRC" $(FOREIGN) $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
 
-eval: $(READY) $(DATA)  ## RUN=name [SHARDS=…] [RES=160,208,224] exact top-1 and top-5, raw and EMA
+eval: $(READY) $(DATA)  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA
 	@$(PY) -m train eval --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
 
 export: $(READY)  ## RUN=name [OUT=model.safetensors] the best weights, and the timm program that loads them
@@ -156,6 +169,11 @@ report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a r
 
 bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, cost of a change, stalls, beside a torch DataLoader (bench/)
 	@$(PY) -m benchmarks --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device)
+
+# why no demo/shards: the check makes its own set in OUT unless SHARDS is set
+gpu-check: $(TOOLS)  ## [SHARDS=…] [OUT=gpu-check] all about a GPU in ten minutes: report.html (DEVICE=cpu: a trial)
+	@$(PY) -m benchmarks.gpu_check $(if $(filter file,$(origin SHARDS)),,--shards="$$SHARDS") $(call option,DEVICE,device) \
+	$(call option,OUT,out) $(call option,WORKERS,threads)
 
 # why worksteal: neighbouring tests, which share fixtures, stay in one worker
 PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal

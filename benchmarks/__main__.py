@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import explain_write_error
+from pipeline.storage.atomic_file import write_errors
 
 from .cli import Parser, check_numbers, chosen, command, parse_resolutions, show_progress
 from .record import check_writable, find_device, header, read_into_cache, write
@@ -147,7 +147,7 @@ def _run(args: argparse.Namespace) -> None:
 def _folder() -> Path:
     """The default folder for results, created on demand and ignored by git."""
     folder = Path("bench")
-    with explain_write_error(folder):
+    with write_errors(folder):
         folder.mkdir(exist_ok=True)
     return folder
 

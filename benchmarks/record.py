@@ -1,4 +1,4 @@
-"""Result files: what every one of them holds, how it is written, and the page that lists them.
+"""Result files of the benchmarks: the fields that all of them have, writing them, and the page that lists them.
 
     python -m benchmarks.record     # writes benchmarks/results/README.md
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from pipeline.dataset.shard_set import ShardSet
 
-__all__ = ["check_writable", "commit", "find_device", "header", "read_into_cache", "results_page", "write"]
+__all__ = ["check_writable", "commit", "find_device", "header", "machine", "read_into_cache", "results_page",
+           "versions", "write"]  # fmt: skip
 
 FORMAT = "resolute-benchmark-2"
 RESULTS = Path(__file__).parent / "results"
@@ -97,7 +98,7 @@ def _ram_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _machine(device: torch.device | None) -> dict[str, Any]:
+def machine(device: torch.device | None) -> dict[str, Any]:
     """The processor, and the GPU if `device` is one."""
     record: dict[str, Any] = {
         "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
@@ -115,7 +116,7 @@ def _machine(device: torch.device | None) -> dict[str, Any]:
     return record
 
 
-def _versions(more: Sequence[str]) -> dict[str, str | None]:
+def versions(more: Sequence[str]) -> dict[str, str | None]:
     """Versions of Python and of those of the usual packages and `more` that are installed."""
     from PIL import features
 
@@ -147,7 +148,7 @@ def header(
     """
     return {
         "format": FORMAT, "command": args.command, "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "rounds": rounds, "commit": commit(), "machine": _machine(device), "versions": _versions(packages),
+        "rounds": rounds, "commit": commit(), "machine": machine(device), "versions": versions(packages),
     }  # fmt: skip
 
 

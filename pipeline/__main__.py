@@ -30,7 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     index.add_argument("--val", metavar="PATTERN|FRACTION", help="validation: a pattern, or a fraction of samples")
     index.add_argument("--image", metavar="EXT,...", help="extensions of the images (default: jpg,jpeg,png,webp,bmp)")
     index.add_argument("--label", metavar="EXT,...", help="extensions of the labels; json:KEY (default: cls,json)")
-    index.add_argument("--classes", metavar="FILE", help="class names, one per line")
+    index.add_argument("--target", choices=("class", "labels", "values"), default="class",
+        help="what a label is: a number, a list of class numbers or names (labels in .json), or numbers (target in "
+        ".json) (default: %(default)s)")  # fmt: skip
+    index.add_argument("--classes", metavar="FILE", help="class names, or names of the values, one per line")
     index.add_argument("--index", metavar="FOLDER", help="default: .resolute-index beside the tars, or the cache")
     index.add_argument("--threads", type=number(1, 1024), metavar="N", help="decoding threads (default: one per core)")
     return command(parser, _index, argv)
@@ -44,11 +47,14 @@ def _index(args: argparse.Namespace) -> None:
     from pipeline.dataset.webdataset.open import open_webdataset
 
     shards = open_webdataset(
-        args.source, val=val, classes=args.classes, threads=args.threads, index=args.index, **fields
+        args.source, val=val, classes=args.classes, target=args.target, threads=args.threads, index=args.index, **fields
     )
     splits = ", ".join(f"{name} {len(split)}" for name, split in shards.splits.items())
-    used = len(np.unique(np.concatenate([split.samples["label"] for split in shards.splits.values()])))
-    print(f"{shards.root}: {splits}; {len(shards.classes)} classes, {used} of them used ({shards.hash})")
+    if shards.target.kind == "values":
+        print(f"{shards.root}: {splits}; {len(shards.target)} values ({shards.hash})")
+    else:
+        used = np.any([shards.target.counts(split.samples) > 0 for split in shards.splits.values()], axis=0).sum()
+        print(f"{shards.root}: {splits}; {len(shards.classes)} classes, {used} of them used ({shards.hash})")
     shards.close()
 
 

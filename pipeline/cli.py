@@ -12,12 +12,14 @@ Every entry point (`__main__.py`) begins with these lines, above its other impor
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import errno
 import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
@@ -101,14 +103,16 @@ def guard_process() -> None:
                 os.close(null)
 
 
-def run_main(main: Callable[[], int]) -> NoReturn:
-    """Run `main` and exit with its status.
+def run_main(main: Callable[[], int], *, teardown: bool = True) -> NoReturn:
+    """Run `main` and exit with its status; without `teardown` of the interpreter after its exit handlers, which takes
+    0.1 s after imports such as numba's, if there are no threads left.
 
     A storage error (OSError) that `main` did not handle, or a failure to write stdout, is printed as one line on
     stderr, with status 2.
     """
     if callable(handler := signal.getsignal(signal.SIGINT)) and handler is not signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook = _keep_interrupts(sys.unraisablehook)
     outputs = [_TolerantOutput(1), _TolerantOutput(2)]
     sys.stdout, sys.stderr = (_text(raw, old) for raw, old in zip(outputs, (sys.stdout, sys.stderr), strict=True))
     try:
@@ -131,7 +135,26 @@ def run_main(main: Callable[[], int]) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # why: else Ctrl-C would print a traceback from the exit handlers of libraries
         signal.signal(signal.SIGINT, lambda *_: os._exit(status))
+    if not teardown:
+        atexit._run_exitfuncs()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)
+
+
+def _keep_interrupts(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`hook` for exceptions that Python drops, such as those in `__del__`; but a Ctrl-C there is sent once more."""
+
+    def keep(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            hook(unraisable)
+            return
+        # why a thread: a signal that is sent here would be raised inside this hook
+        again = threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+        again.daemon = True
+        again.start()
+
+    return keep
 
 
 class _TolerantOutput(io.RawIOBase):

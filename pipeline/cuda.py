@@ -16,7 +16,7 @@ from .errors import ResoluteError
 __all__ = [
     "allocated_bytes", "available", "available_bytes", "current_stream", "device_count", "device_name", "elapsed_s",
     "empty_cache", "indexed", "limit_memory", "memory_limit_bytes", "on", "peak_allocated_bytes",
-    "peak_reserved_bytes", "reached", "record_event", "reserved_bytes", "reset_peak_memory", "rng_state", "rng_states",
+    "peak_reserved_bytes", "record_event", "reserved_bytes", "reset_peak_memory", "rng_state", "rng_states",
     "select", "set_rng_state", "set_rng_states", "synchronize", "total_bytes", "usable", "utilization",
 ]  # fmt: skip
 
@@ -139,11 +139,6 @@ def record_event(device: torch.device) -> Any:
 def elapsed_s(first: Any, last: Any) -> float:
     """Device time in seconds between two events, both of which must have completed."""
     return float(first.elapsed_time(last)) / 1e3
-
-
-def reached(event: Any) -> bool:
-    """Whether the device has completed an event; the host does not wait."""
-    return bool(event.query())
 
 
 def rng_state(device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Settings of a prep run, validated when they are made."""
+"""`Settings` of a prep run: immutable, and validated on construction."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from prep.sources.image_ref import is_url
+from prep.sources.target_cells import parse_target
 
 __all__ = ["MIN_RES_PX", "Settings", "parse_resolutions"]
 
@@ -21,14 +22,17 @@ MARGIN = 256 / 224
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that one run of prep was asked for, range-checked.
+    """The settings of one run of prep, range-checked.
 
     `src` and `val` are any source that `prep.sources` reads: folders, archives, lists, patterns, URLs. At most one of
-    `val`, `val_list` (a file of names in `src`), `folds` (2..255) and `val_frac` (0..1, held out of each class) may be
-    set; without any, 0.1 of each class is held out. `labels` is a table for a folder without class folders, `columns`
-    its image and label column, `classes` a file of class names in order. `resolutions` are in px, ascending; `quality`
-    is libjpeg's, 1..100; `max_bad` (0..1) is the fraction of images that may be rejected; `workers` 0 means one per
-    CPU.
+    `val`, `val_list` (a file of names in `src`) and `val_frac` (0..1, held out of each class; 0: there is no
+    validation split) may be set; without any, 0.1 of each class is held out. `labels` is a table for a folder without
+    class folders (and `val_labels` one for `val`), `columns` its image and target columns, `target` what these mean
+    (`parse_target`; None: it is recognised), `classes` a file of class names in order. `resolutions` are in px,
+    ascending; `quality` is libjpeg's, 1..100; `max_bad` (0..1) is the fraction of images that may be rejected;
+    `workers` 0 means one per CPU. `extend` adds new photos to a finished set, and with `drop` leaves out those that are
+    gone or have changed. `engine` says where shards are converted: in this process, on a Ray cluster, or by separate
+    jobs.
 
     Raises `ResoluteError` for a value out of range.
     """
@@ -39,11 +43,12 @@ class Settings:
     kind: str = "auto"
     labels: str | None = None
     columns: str | None = None
+    target: str | None = None
     classes: str | None = None
     val: str | None = None
+    val_labels: str | None = None
     val_list: str | None = None
     val_frac: float | None = None
-    folds: int | None = None
     margin: float = MARGIN
     quality: int = 90
     workers: int = 0  # 0: as many as this process may use
@@ -51,14 +56,24 @@ class Settings:
     shard_samples: int = 4096
     seed: int = 0
     rebuild: bool = False
+    extend: bool = False
+    drop: bool = False
     engine: str = "local"
     ray_address: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("src", "out", "labels", "columns", "classes", "val", "val_list", "ray_address"):
+        for name in (
+            "src", "out", "labels", "columns", "target", "classes", "val", "val_labels", "val_list", "ray_address"
+        ):  # fmt: skip
             if getattr(self, name) == "":
                 flag = f"--{name.replace('_', '-')}"
                 raise ResoluteError(f"{flag}: got an empty value, expected a value; set {name.upper()} or leave it out")
+        parse_target(self.target)
+        if self.val_labels is not None and (self.labels is None or self.val is None):
+            raise ResoluteError(
+                f"VAL_LABELS: has no effect, got {self.val_labels} without {'VAL' if self.labels else 'LABELS'}, "
+                "expected it beside LABELS and VAL (--val-labels); add that, or drop VAL_LABELS"
+            )
         res = self.resolutions
         text = ",".join(map(str, res))
         if not res:
@@ -83,18 +98,20 @@ class Settings:
         _check_range("--shard-samples", self.shard_samples, 1, 1 << 20)
         _check_range("--workers", self.workers, 0, 4096)
         _check_range("--seed", self.seed, 0, (1 << 63) - 1)
-        if self.folds is not None:
-            _check_range("--folds", self.folds, 2, 255)
-        if self.val_frac is not None and not 0.0 < self.val_frac < 1.0:
+        if self.val_frac is not None and not 0.0 <= self.val_frac < 1.0:
             raise ResoluteError(
-                f"--val-frac: out of range, got {self.val_frac}, expected above 0 and below 1; "
+                f"--val-frac: out of range, got {self.val_frac}, expected at least 0 and below 1; "
                 "hold out 0.1, or name the images with --val or --val-list"
             )
-        chosen = [name for name in ("val", "val_list", "val_frac", "folds") if getattr(self, name) is not None]
+        chosen = [name for name in ("val", "val_list", "val_frac") if getattr(self, name) is not None]
         if len(chosen) > 1:
             first, second = (f"--{name.replace('_', '-')}" for name in chosen[:2])
             raise ResoluteError(f"{first}: cannot be combined with {second}, got both, expected one; drop the other")
-        if self.engine not in ("local", "ray"):
+        if self.extend and self.rebuild:
+            raise ResoluteError("EXTEND: got it with REBUILD, expected one of both; omit one")
+        if self.drop and not self.extend:
+            raise ResoluteError("DROP: has no effect alone, got no EXTEND, expected both; add EXTEND=1 (--extend)")
+        if self.engine not in ("local", "ray", "jobs"):
             raise ResoluteError(f"--engine: got {self.engine!r}, expected local or ray; choose one")
         if self.ray_address is not None and self.engine != "ray":
             raise ResoluteError(
@@ -127,8 +144,6 @@ class Settings:
         val: dict[str, Any] = {"how": "frac", "frac": self.held_out_frac}
         if self.val is not None or self.val_list is not None:
             val = {"how": "folder" if self.val is not None else "list"}
-        if self.folds is not None:
-            val = {"how": "folds", "folds": self.folds}
         return {
             "margin": self.margin,
             "quality": self.quality,

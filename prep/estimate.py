@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from numpy.typing import NDArray
 
 from pipeline.storage.scratch import ScratchFolder
-from prep.convert.batch import EncodeOptions
+from prep.convert.batch import BatchResult, EncodeOptions
 from prep.execute.process_pool import open_pool
 from prep.execute.stats import RunStats
-from prep.plan.input_checks import describe_ignored, input_warnings, size_warnings
-from prep.plan.inputs import check_no_overlap, list_inputs
-from prep.plan.shard_plan import ShardPlan
+from prep.plan.input_checks import describe_ignored, describe_target, input_warnings, size_warnings
+from prep.plan.inputs import Inputs, check_no_overlap, list_catalogs, list_inputs
+from prep.plan.set_plan import ShardLayout
+from prep.plan.shard_inputs import ShardInputs
+from prep.plan.shard_plan import GenerationImages, ShardPlan
+from prep.shards.existing_set import open_existing
+from prep.storage.output import open_store
 
 from .config import Settings
+from .extension import check_extendable, describe_changes, extension_plan, open_finished
 
 __all__ = ["dry_run"]
 
 _SAMPLE_IMAGES = 512
+_NAMED = 8  # classes listed by name
 
 
 def dry_run(settings: Settings) -> str:
@@ -27,40 +34,42 @@ def dry_run(settings: Settings) -> str:
     would."""
     check_no_overlap(settings)
     with ScratchFolder() as folder:
-        inputs = list_inputs(settings, folder, folder / "spool")
-        spec = ShardPlan(settings, inputs).spec("train", 0, settings.resolutions, limit=_SAMPLE_IMAGES)
+        inputs, lines = _inputs(settings, folder)
+        split = next((name for name, images in inputs.splits.items() if len(images)), None)
+        if split is None:
+            return "\n".join([*lines, "  nothing was written"])
+        sides = {res: settings.short_side(res) for res in settings.resolutions}
+        spec = _sample(settings, inputs, split).spec(sides)
+        samples = inputs.target.sample_dtype
+        options = EncodeOptions(quality=settings.quality, label_digits=4, samples=samples)
         stats, sizes = RunStats(), [0] * len(settings.resolutions)
         sources: list[NDArray[Any]] = []
         with open_pool(settings.worker_count) as pool:
-            results = pool.run(EncodeOptions(quality=settings.quality, label_digits=4), spec.batches())
             start_s = None
-            for result in results:
+            for _, result in pool.run(options, spec.batches()):
+                assert isinstance(result, BatchResult)
                 if start_s is None:  # why: the first result includes the start-up of the processes
                     start_s, first_images = perf_counter(), len(result.samples) + len(result.rejects)
-                stats.add("train", result)
+                stats.add(split, result)
                 sizes = [size + len(tar) for size, tar in zip(sizes, result.tars, strict=True)]
                 sources.append(result.sources)
         assert start_s is not None
         timed_images = stats.images - first_images
         rate = timed_images / (perf_counter() - start_s) if timed_images else None
-    images, per_image = inputs.images, inputs.images / stats.images
-    lines = [
-        f"{settings.src}: {images} images, {len(inputs.classes)} classes, "
-        + ", ".join(f"{name} {len(split.positions)}" for name, split in inputs.splits.items())
-        + f"; ignored: {describe_ignored(inputs.ignored)}",
-        f"  estimated from {stats.images} random images, of which {stats.rejects} were rejected:",
-    ]
-    for res, size in zip(settings.resolutions, sizes, strict=True):
+    images = sum(map(len, inputs.splits.values()))
+    per_image = images / stats.images
+    lines.append(f"  estimated from {stats.images} random images, of which {stats.rejects} were rejected:")
+    for (res, side), size in zip(sides.items(), sizes, strict=True):
         lines.append(
-            f"  {res:>4} px: short side {settings.short_side(res)} px, about {size * per_image / 1e6:.0f} MB, "
+            f"  {res:>4} px: short side {side} px, about {size * per_image / 1e6:.0f} MB, "
             f"{size / stats.images / 1e3:.1f} kB per sample"
         )
-    lines.append(f"  in total about {sum(sizes) * per_image / 1e9:.2f} GB in {settings.out}")
+    lines.append(f"  in total about {sum(sizes) * per_image / 1e9:.3g} GB in {settings.out}")
     if rate is not None:
         workers = f"{settings.worker_count} workers"
         lines.append(f"  time: about {_duration(images / rate)} at {rate:.0f} images/s with {workers}")
-    warnings = input_warnings(settings, inputs)
-    warnings += size_warnings({res: settings.short_side(res) for res in settings.resolutions}, sources)
+    warnings = input_warnings(settings, inputs, is_extension=settings.extend)
+    warnings += size_warnings(sides, sources)
     lines += [f"  WARNING: {warning}" for warning in warnings]
     return "\n".join([*lines, "  nothing was written"])
 
@@ -68,3 +77,45 @@ def dry_run(settings: Settings) -> str:
 def _duration(seconds: float) -> str:
     minutes = seconds / 60
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _inputs(settings: Settings, folder: Path) -> tuple[Inputs, list[str]]:
+    """The images to convert, and lines about them."""
+    if not settings.extend:
+        inputs = list_inputs(settings, folder, folder / "spool")
+        return inputs, [
+            *inputs.about,
+            f"{settings.src}: {inputs.images} images, {describe_target(inputs.target)}, {_counts(inputs)}; ignored: "
+            f"{describe_ignored(inputs.ignored)}",
+        ]
+    store = open_store(settings.out)
+    existing = open_existing(store, rebuild=False)
+    check_extendable(store, settings, existing)
+    assert existing is not None
+    catalogs, ignored = list_catalogs(settings, folder, folder / "spool", known_classes=existing.plan["classes"])
+    finished = open_finished(store, settings, existing, catalogs, ignored, folder)
+    plan, comparison = extension_plan(store, settings, existing, finished), finished.comparison
+    new_classes = plan["classes"][len(existing.plan["classes"]) :]
+    named = f" ({', '.join(new_classes[:_NAMED])}{', …' if len(new_classes) > _NAMED else ''})" if new_classes else ""
+    changes = describe_changes(None, len(comparison.removed), len(comparison.changed), dropped=settings.drop)
+    return finished.inputs, [
+        *finished.inputs.about,
+        f"{settings.src}: {comparison.added} new photos for {store.where} ({_counts(finished.inputs)}), "
+        f"{len(new_classes)} new classes{named}; ignored: {describe_ignored(ignored)}",
+        *(f"  {line}" for line in changes),
+    ]
+
+
+def _counts(inputs: Inputs) -> str:
+    return ", ".join(f"{name} {len(split)}" for name, split in inputs.splits.items())
+
+
+def _sample(settings: Settings, inputs: Inputs, split: str) -> ShardInputs:
+    """Random images of a split, as one shard."""
+    images = {name: len(own) for name, own in inputs.splits.items()}
+    layout = ShardLayout(generations=(images,), shard_samples=settings.shard_samples)
+    plan = ShardPlan(
+        seed=settings.seed, layout=layout, images=[GenerationImages(inputs.splits)], rejected={}, where=settings.out,
+        src=settings.src,
+    )  # fmt: skip
+    return plan.inputs(split, 0, limit=_SAMPLE_IMAGES)

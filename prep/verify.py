@@ -25,21 +25,21 @@ from tqdm import tqdm
 
 from pipeline.cli import Parser, number
 from pipeline.cpu_count import available_cpus
-from pipeline.dataset.shard_set import FORMAT, VERSION, is_sealed
-from pipeline.dataset.source_record import SOURCE_RECORD
+from pipeline.dataset.format import FORMAT, VERSION, is_sealed
+from pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
 from pipeline.errors import ResoluteError, from_os_error, strip_credentials
 from pipeline.storage.atomic_file import PARTIAL
-from prep.shards.existing_set import DAMAGED, MANIFEST
+from prep.shards.existing_set import CHANGES, DAMAGED, MANIFEST
 from prep.shards.file_check import Damage, check_file, init_worker, read_with_retry
 from prep.shards.record import record_name
-from prep.shards.source_record import rerun_command
+from prep.shards.source_record import read_record, rerun_command
 from prep.storage.hashed_file import FileInfo
 from prep.storage.output import RUN_FOLDER, Store, open_store
 
 __all__ = ["VerifyResult", "main", "to_rebuild", "verify"]
 
 # Files of a set that its manifest does not list.
-_OUTSIDE = frozenset({MANIFEST, DAMAGED, SOURCE_RECORD, "report.html"})
+_OUTSIDE = frozenset({MANIFEST, DAMAGED, SOURCE_RECORD, CHANGES, "report.html"})
 _MAX_NAMED = 8  # shards or unexpected files listed by name
 
 
@@ -90,9 +90,8 @@ def _read_manifest(store: Store) -> dict[str, Any] | None:
     try:
         data = read_with_retry(store, MANIFEST, lambda: store.read(MANIFEST))
     except Damage:
-        raise ResoluteError(
-            f"{store.where}/{MANIFEST}: not found, expected a finished shard set; run {rerun_command(store)}"
-        ) from None
+        hint = missing_set_hint(rerun_command(store), read_record(store))
+        raise ResoluteError(f"{store.where}/{MANIFEST}: not found, expected a finished shard set; {hint}") from None
     try:
         manifest: dict[str, Any] = json.loads(data)
         got = (manifest["format"], manifest["version"])
@@ -167,7 +166,7 @@ def _summary(store: Store, result: VerifyResult) -> str:
         gigabytes = sum(info["bytes"] for info in files.values()) / 1e9
         return (
             f"{store.where}: sound, {samples} samples, {len(manifest['resolutions'])} resolutions, "
-            f"{shards} shards, {gigabytes:.3g} GB, {result.elapsed_s:.1f} s"
+            f"{shards} shard{'s'[:shards != 1]}, {gigabytes:.3g} GB, {result.elapsed_s:.1f} s"
         )
     text = _damage_lines(store, damaged)
     for res, shards_of in to_rebuild(manifest, damaged).items():

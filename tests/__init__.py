@@ -1,4 +1,4 @@
-"""The tests. `ROOT` is the repository; `SHARED_DATA` lies beside it where real photos are at hand."""
+"""The test suite. `ROOT` is the repository; `SHARED_DATA`, beside it, holds real photos where they are available."""
 
 from pathlib import Path
 

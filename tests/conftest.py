@@ -1,21 +1,18 @@
-"""A tiny shard set, made once, and the folder of real data where it is at hand."""
+"""Fixtures of all tests: a tiny shard set, command lines as forked processes, and process-wide settings."""
 
 from __future__ import annotations
 
-import io
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-# why: before torch is loaded; threads of OpenMP that wait in a loop take the cores of other workers: 5 times as slow
+# why: before torch is loaded; OpenMP threads that spin while waiting make other workers 5 times slower
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 
 from pipeline.dataset.shard_set import ShardSet
@@ -23,20 +20,20 @@ from prep.__main__ import main as prep
 from tests import ROOT
 from tests.support.commands import Ended, run
 
-# why: a job in the background ignores Ctrl-C, and so would all that the tests start
+# why: a background job ignores Ctrl-C, and so would all processes that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # why: what nohup starts ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # why: under nohup it is ignored
 
 RESOLUTIONS = (32, 48, 64)
 
 
 def pytest_runtest_setup() -> None:
-    torch.set_num_threads(1)  # why: such small steps do not gain from more
+    torch.set_num_threads(1)  # why: small steps do not gain from more threads
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the marker `gpu` run CUDA kernels (its JPEG decoder, resize, float16 batches): no CPU can stand in."""
-    skip = pytest.mark.skip(reason="no CUDA device: runs kernels on a GPU; CPU checks: tests/pipeline/graph")
+    """Skip tests marked `gpu` without a GPU: they run CUDA kernels (JPEG decoder, resize, float16 batches)."""
+    skip = pytest.mark.skip(reason="torch reports no CUDA device; tests/pipeline/graph checks the same code on a CPU")
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(skip)
@@ -58,27 +55,9 @@ def make_photos(root: Path, *, classes: int = 3, each: int = 30) -> Path:
     return root
 
 
-savefig = Figure.savefig
-
-
-@pytest.fixture(scope="session", autouse=True)
-def undrawn_charts() -> Iterator[None]:
-    """Charts of prep's report, which it keeps in memory, are one pixel: drawing them is most of a small run's time."""
-
-    def save(figure: Figure, file: Any, **options: Any) -> None:
-        if isinstance(file, io.BytesIO):
-            Image.new("RGB", (1, 1)).save(file, "PNG")
-        else:
-            savefig(figure, file, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", save)
-        yield
-
-
 @pytest.fixture(scope="session")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
-    """forked(module, *arguments): run a command line in a process of its own, to its end."""
+    """forked(module, *arguments): run a command line in a forked process to its end."""
     scratch = tmp_path_factory.mktemp("outputs")
     return lambda module, *arguments: run(module, arguments, folder=ROOT, scratch=scratch)
 

@@ -1,4 +1,4 @@
-"""What messages and pages tell a reader to run is right."""
+"""Commands that messages and pages recommend are correct."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def test_extras_are_installed_from_the_checkout() -> None:
     """The name `resolute` on the package index belongs to an unrelated project."""
     folders = ("pipeline", "prep", "train", "benchmarks")
     code = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    # why the last: it would install a copy of the code, beside the checkout
+    # why the last: it would install a copy of the code beside the checkout
     wrong = ("install resolute", "resolute[", "pip install '.[")
     advising = [path for path in [ROOT / "README.md", ROOT / "Makefile", *code] if "pip install" in path.read_text()]
     assert len(advising) > 4

@@ -1,4 +1,4 @@
-"""Import rules between the packages, checked by path, and a docstring for every module."""
+"""Import rules between packages, checked by path; docstrings of modules and targets of the Makefile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests import ROOT
 FILES = sorted(p for part in ("pipeline", "prep", "train", "benchmarks") for p in (ROOT / part).rglob("*.py"))
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
 LIGHT = ("pipeline.storage", "pipeline.dataset", "pipeline.plan")
-# what prep may use of the stream
+# modules of the pipeline that prep may import
 SHARED = ("pipeline.cli", "pipeline.cpu_count", "pipeline.errors", "pipeline.jit", "pipeline.storage",
           "pipeline.dataset", "pipeline.plan.order", "pipeline.plan.rng", "pipeline.report")  # fmt: skip
 
@@ -28,16 +28,16 @@ def is_within(module: str, packages: tuple[str, ...]) -> bool:
 def imports(path: Path, *, when_loaded: bool = False) -> frozenset[str]:
     """Absolute names of the modules that a file imports: anywhere in it, or only when it is itself imported."""
     package = NAMES[path].split(".") if path.name == "__init__.py" else NAMES[path].split(".")[:-1]
-    found = set()
+    names = set()
     for node in nodes(ast.parse(path.read_text()), when_loaded=when_loaded):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             start = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*start, *filter(None, [node.module])])
             submodules = {f"{base}.{alias.name}" for alias in node.names} & set(NAMES.values())
-            found |= submodules | ({base} if len(submodules) < len(node.names) else set())
-    return frozenset(found)
+            names |= submodules | ({base} if len(submodules) < len(node.names) else set())
+    return frozenset(names)
 
 
 def nodes(tree: ast.AST, *, when_loaded: bool) -> Iterator[ast.AST]:
@@ -55,7 +55,7 @@ def broken(rule: str, allowed: object) -> list[str]:
             if not allowed(NAMES[path], name)]  # fmt: skip
 
 
-def test_the_packages_of_the_stream_import_downwards_only() -> None:
+def test_the_pipeline_packages_import_downwards_only() -> None:
     order = ["errors", "report", "storage", "dataset", "plan", "graph", "loader", "examples"]
     parts = {f"pipeline.{part}": level for level, part in enumerate(order)}
 
@@ -74,7 +74,7 @@ def test_the_packages_of_the_stream_import_downwards_only() -> None:
     assert broken("downwards", allowed) == []
 
 
-def test_dali_and_triton_are_used_below_the_graph_alone() -> None:
+def test_dali_and_triton_are_imported_by_the_graph_only() -> None:
     def allowed(importing: str, imported: str) -> bool:
         is_free = importing.startswith("benchmarks") or is_within(importing, ("pipeline.graph",))
         return is_free or imported.split(".")[0] not in ("nvidia", "triton")
@@ -82,7 +82,7 @@ def test_dali_and_triton_are_used_below_the_graph_alone() -> None:
     assert broken("graph", allowed) == []
 
 
-def test_prep_train_and_benchmarks_keep_to_their_side() -> None:
+def test_prep_train_and_benchmarks_import_only_what_they_may() -> None:
     def allowed(importing: str, imported: str) -> bool:
         package, top = importing.split(".")[0], imported.split(".")[0]
         if top == "benchmarks":
@@ -97,7 +97,7 @@ def test_prep_train_and_benchmarks_keep_to_their_side() -> None:
     assert broken("sides", allowed) == []
 
 
-def test_there_are_no_import_cycles() -> None:
+def test_no_import_cycles() -> None:
     graph = {NAMES[path]: imports(path, when_loaded=True) & set(NAMES.values()) for path in FILES}
     done: set[str] = set()
 
@@ -119,7 +119,7 @@ def test_the_plan_loads_without_torch_and_dali() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_modules_have_a_docstring() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert [str(path) for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 

@@ -1,4 +1,4 @@
-"""The Makefile: values arrive as given, mistakes are refused, the demo is used where nothing else is named."""
+"""The Makefile: values are passed unchanged, mistakes are refused, the demo is used if nothing else is named."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ODD = ["o'brien", 'say "hi"', "two  words", "$(touch x)", "$(shell touch x)", "`
 
 
 @pytest.mark.parametrize("value", ODD)
-def test_values_reach_commands_as_given_and_no_shell_runs_them(make: Make, value: str) -> None:
+def test_values_are_passed_unchanged_and_never_evaluated_by_a_shell(make: Make, value: str) -> None:
     (call,) = make.calls("shards", f"SRC={value}", f"OUT={value}", f"LABELS={value}")
     assert {f"--src={value}", f"--out={value}", f"--labels={value}"} <= set(call)
     (make.folder / "calls").unlink()
-    targets = ("train", "verify", "show", "lr", "plan", "eval", "bench", "predict")
+    targets = ("train", "verify", "show", "lr", "lr-find", "plan", "eval", "bench", "predict")
     calls = make.calls(*targets, f"SHARDS={value}", f"RUN={value}", f"SRC={value}", f"OUT={value}")
     words = {"verify": {value}, "show": {value}, "predict": {f"--src={value}", f"--out={value}", value},
              "eval": {value, f"--shards={value}"}}  # fmt: skip
@@ -32,10 +32,20 @@ def test_values_reach_commands_as_given_and_no_shell_runs_them(make: Make, value
     assert not (make.folder / "x").exists()
 
 
-def test_values_from_the_environment_are_safe_too(make: Make) -> None:
+def test_values_from_the_environment_are_never_evaluated_by_a_shell(make: Make) -> None:
     (call,) = make.calls("shards", SRC="$(shell touch x)'", OUT="a b")
     assert {"--src=$(shell touch x)'", "--out=a b"} <= set(call)
     assert not (make.folder / "x").exists()
+
+
+def test_folds_for_prep_are_refused_with_what_to_do_instead(make: Make) -> None:
+    refusal = make.refusal("shards", "SRC=photos", "FOLDS=5")
+    assert "FOLDS: without effect in `make shards`" in refusal
+    assert "`make train FOLDS=5`; VAL_FRAC=0 makes one that holds out nothing" in refusal
+    prepared, trained = make.calls("shards", "train", "SRC=photos", "VAL_FRAC=0", "FOLDS=5")
+    assert "--val-frac=0" in prepared
+    assert "--folds=5" in trained
+    assert not any("folds" in word for word in prepared)
 
 
 @pytest.mark.parametrize(
@@ -70,18 +80,18 @@ def test_variables_of_any_goal_are_accepted(make: Make) -> None:
 
 @pytest.mark.parametrize("name", ["SRC", "OUT", "VAL"])
 def test_an_empty_value_is_refused(make: Make, name: str) -> None:
-    """`make shards SRC="$FOLDER"` with an empty FOLDER must not make the demo's shards."""
+    """`make shards SRC="$FOLDER"` with an empty FOLDER must not build the demo's shards."""
     assert f"{name}: got an empty value" in make.refusal("shards", f"{name}=")
 
 
 @pytest.mark.parametrize("name", ["OUT", "KIND", "LABELS", "COLUMNS", "CLASSES", "VAL", "VAL_LIST"])
-def test_what_tells_of_other_photos_never_gets_the_demo(make: Make, name: str) -> None:
+def test_settings_of_other_photos_never_use_the_demo(make: Make, name: str) -> None:
     (call,) = make.calls("shards", f"{name}=x")
     assert call[:3] == ["-m", "prep", "--src="]
 
 
 @pytest.mark.parametrize("target", ["eval", "predict", "export", "report"])
-def test_nothing_takes_the_place_of_a_missing_run_or_source(make: Make, target: str) -> None:
+def test_a_missing_run_or_source_is_passed_as_empty(make: Make, target: str) -> None:
     """Each command refuses the empty values: RUN with a list of the runs, SRC with what it expects."""
     call = make.calls(target)[-1]
     assert call[:3] == ["-m", "train", target]
@@ -89,11 +99,11 @@ def test_nothing_takes_the_place_of_a_missing_run_or_source(make: Make, target: 
     assert ("--src=" in call) == (target == "predict")
 
 
-def test_a_bare_make_uses_the_demo_and_makes_what_it_needs(make: Make) -> None:
+def test_without_settings_the_demo_is_built_and_used(make: Make) -> None:
     photos = ["-m", "pipeline.examples.demo_photos", "--out", "demo/photos"]
     assert [call[:4] for call in make.calls("shards", "RES=64")] == [photos, ["-m", "prep", "--src=demo/photos",
                                                                               "--out=demo/shards"]]  # fmt: skip
-    for target in ("verify", "show", "lr", "plan", "train", "eval", "bench"):
+    for target in ("verify", "show", "lr", "lr-find", "plan", "train", "eval", "bench"):
         (make.folder / "calls").unlink()
         first, second, third = make.calls(target)
         assert first == photos
@@ -104,13 +114,13 @@ def test_a_bare_make_uses_the_demo_and_makes_what_it_needs(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("value", "is_on"), [("1", True), ("yes", True), ("0", False), ("no", False)])
-def test_switches_can_be_switched_off(make: Make, value: str, is_on: bool) -> None:
+def test_switches_accept_0_and_no(make: Make, value: str, is_on: bool) -> None:
     (call,) = make.calls("shards", "SRC=a", f"REBUILD={value}", f"DRY={value}")
     assert ("--rebuild" in call, "--dry-run" in call) == (is_on, is_on)
 
 
 @pytest.mark.parametrize("value", ["a b", "a'b", "a$b", "a;touch x", "(a)", "a\nb"])
-def test_the_environments_folder_has_a_plain_name(make: Make, value: str) -> None:
+def test_special_characters_in_venv_are_refused(make: Make, value: str) -> None:
     assert "VENV: got" in make.refusal("keys", f"VENV={value}")
     assert not (make.folder / "x").exists()
 
@@ -118,11 +128,11 @@ def test_the_environments_folder_has_a_plain_name(make: Make, value: str) -> Non
 def test_help_names_every_variable(make: Make) -> None:
     text = make("help").stdout
     assert "shards: SRC KIND LABELS" in text
-    assert "predict: RUN SRC VAL CLASSES OUT DEVICE" in text
+    assert "predict: RUN SRC VAL CLASSES TARGET OUT DEVICE" in text
 
 
-def test_every_command_that_reads_a_set_takes_tars_that_others_made(make: Make) -> None:
-    for target in ("train", "plan", "eval", "predict", "lr", "show", "bench"):
+def test_every_command_that_reads_a_set_accepts_third_party_tars(make: Make) -> None:
+    for target in ("train", "plan", "eval", "predict", "lr", "lr-find", "show", "bench"):
         source = "SRC" if target == "predict" else "SHARDS"
         (call,) = make.calls(target, f"{source}=wds/", "VAL=*val*", "CLASSES=names.txt")
         assert {"--val=*val*", "--classes=names.txt"} <= set(call), target

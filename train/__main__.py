@@ -30,6 +30,9 @@ def _add_tars(parser: Parser) -> None:
     parser.add_argument("--val", metavar="PATTERN|PART",
         help="plain tars only: pattern of the validation tars, or fraction of samples to hold out (0.05)")  # fmt: skip
     parser.add_argument("--classes", metavar="FILE", help="plain tars only: text file with one class name per line")
+    parser.add_argument("--target", choices=("class", "labels", "values"),
+        help="plain tars only: one class per sample (default), several labels (`labels` in .json) or numbers (`target` "
+        "in .json)")  # fmt: skip
 
 
 def _add_device(parser: Parser) -> None:
@@ -58,7 +61,8 @@ def _add_plan(parser: Parser) -> None:
         help="seconds between checkpoints (default: %(default)s)")  # fmt: skip
     add("--save-every-steps", type=number(0, 10**12), default=0, metavar="N",
         help="optimizer steps between checkpoints (default: by time only)")  # fmt: skip
-    add("--folds", help='for shards made with FOLDS: "all" or numbers as 0,2; fold K trains in RUN/fold-K')
+    add("--folds", metavar="K", help="cross-validation: train K runs, each in RUN/fold-NUMBER with another K-th of the "
+        "training split held out for validation; 0,2/K: only these two")  # fmt: skip
     add("--gpu-memory-gib", type=number(0, 1e6, float), default=0.0, metavar="GIB",
         help="limit of GPU memory for tensors, as on a smaller GPU (default: none)")  # fmt: skip
 
@@ -85,7 +89,7 @@ def _add_inference(parser: Parser) -> None:
     _add_tars(parser)
     add = parser.add_argument
     add("--split", default="val", help="split of a shard set (default: %(default)s)")
-    add("--fold", type=int, metavar="K", help="for shards with folds: the fold to use (default: the run's own)")
+    add("--fold", type=int, metavar="N", help="for a run with folds and its own set: fold to use (default: the run's)")
     add("--flip", action="store_true", help="test-time flip, even if the recipe does not use it")
     _add_device(parser)
 
@@ -105,8 +109,9 @@ def _add_predict(parser: Parser) -> None:
     add("--src", required=True, help="folder of images, single image, shard set (folder or URL), or plain tars")
     _add_inference(parser)
     add("--out", type=Path, default=Path("pred.csv"), metavar="FILE", help="CSV file to write (default: %(default)s)")
-    add("--topk", type=number(1, 10**9), default=5, metavar="K",
-        help="classes per row, most likely first (default: %(default)s)")  # fmt: skip
+    add("--topk", type=number(1, 10**9), metavar="K", help="classes per row, most likely first (default: 5)")
+    add("--threshold", type=number(0, 1, float), metavar="P",
+        help="several labels per sample: probability from which on one is predicted (default: 0.5)")  # fmt: skip
     add("--res", type=number(1, 65_535), help="input resolution in px (default: that of the run's last validation)")
     add("--weights", choices=("raw", "ema"), help="default: those with the best validation")
 
@@ -126,14 +131,29 @@ def _add_lr(parser: Parser) -> None:
     source.add_argument("--shards", help=_SHARDS)
     source.add_argument("--samples", type=int, metavar="N", help="number of training samples, instead of shards")
     _add_tars(parser)
-    parser.add_argument("--out", type=Path, default=Path("lr.png"), metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("lr.html"), metavar="FILE", help="default: %(default)s")
+
+
+def _add_lr_find(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--shards", required=True, help=_SHARDS)
+    _add_tars(parser)
+    _add_recipe(parser)
+    _add_device(parser)
+    add("--min-lr", type=number(1e-12, 1e6, float), metavar="LR",
+        help="first learning rate (default: 0.001, for optimizers with betas 1e-5)")  # fmt: skip
+    add("--max-lr", type=number(1e-12, 1e6, float), metavar="LR",
+        help="last learning rate (default: 10, for optimizers with betas 0.1)")  # fmt: skip
+    add("--steps", type=number(25, 10**6), default=200, metavar="N",
+        help="optimizer steps of the sweep (default: %(default)s)")  # fmt: skip
+    add("--out", type=Path, default=Path("lr-find.html"), metavar="FILE", help="default: %(default)s")
 
 
 def _add_show(parser: Parser) -> None:
     parser.add_argument("shards", metavar="SHARDS", help=_SHARDS)
     _add_tars(parser)
     _add_recipe(parser)
-    parser.add_argument("--out", type=Path, default=Path("seen.png"), metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("seen.html"), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--count", type=number(1, 1000), default=10, metavar="N",
         help="images per row (default: %(default)s)")  # fmt: skip
 
@@ -142,13 +162,14 @@ def _add_show(parser: Parser) -> None:
 _COMMANDS: dict[str, tuple[str, Callable[[Parser], None], str]] = {
     "train": ("train.trainer", _add_train, "train a recipe on a shard set; again: resume the unfinished run"),
     "plan": ("train.planner.plan", _add_plan_output, "measure a few steps per stage and print the expected time"),
-    "eval": ("train.inference.evaluate", _add_eval, "exact top-1 and top-5 of a run, at one or more resolutions"),
-    "predict": ("train.inference.predict", _add_predict, "classes and probabilities of images, from a run or folds"),
+    "eval": ("train.inference.evaluate", _add_eval, "exact metrics of a run, at one or more resolutions"),
+    "predict": ("train.inference.predict", _add_predict, "classes, labels or values of images, from a run or folds"),
     "export": ("train.inference.export", _add_export, "write the best weights as a file that timm loads"),
     "report": ("train.report.html", _add_report, "draw RUN/report.html from its log again"),
     "lr": ("train.plot_lr", _add_lr, "draw learning rate and momentum over all steps, without training"),
+    "lr-find": ("train.lr_find", _add_lr_find, "learning rate range test on the first stage; suggests optim.lr"),
     "show": ("train.show", _add_show, "draw the model's input per stage and split, with labels and mix weights"),
-    "keys": ("train.recipe.keys", lambda _: None, "print every recipe key with its type, default and meaning"),
+    "keys": ("train.recipe.keys", lambda _: None, "print every recipe key with its type, range, default and meaning"),
 }
 
 

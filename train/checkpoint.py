@@ -19,20 +19,10 @@ from typing import Any, BinaryIO
 import torch
 
 from pipeline.errors import ResoluteError, StorageError, differences
-from pipeline.storage.atomic_file import atomic_file, atomic_link, explain_write_error
+from pipeline.storage.atomic_file import atomic_file, atomic_link, write_errors
 
-__all__ = [
-    "FORMAT",
-    "DamagedCheckpoint",
-    "keep_newest",
-    "link",
-    "load",
-    "newest",
-    "peek",
-    "resume",
-    "save",
-    "step_file",
-]  # fmt: skip
+__all__ = ["FORMAT", "DamagedCheckpoint", "keep_newest", "link", "load", "newest", "peek", "resume", "save",
+           "step_file"]  # fmt: skip
 
 FORMAT = "resolute-checkpoint-2"
 _SEAL_BYTES = 64  # SHA-256 in hex digits
@@ -53,19 +43,18 @@ def save(path: Path, state: dict[str, Any]) -> str:
 
     Raises `ResoluteError` if it cannot be written.
     """
-    with explain_write_error(path), atomic_file(path) as file:
+    with write_errors(path, keeps_old=True), atomic_file(path) as file:
         try:
             torch.save({"format": FORMAT, **state}, file)
         except RuntimeError as error:
             # why: torch's zip writer wraps I/O errors, such as a full disk, in a RuntimeError
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-        digest = _seal(file)
-    return digest
+        return _seal(file)
 
 
 def link(path: Path, name: Path) -> None:
     """Hard-link checkpoint `path` as `name`, or copy it where links are unsupported. Raises `ResoluteError`."""
-    with explain_write_error(name):
+    with write_errors(name, keeps_old=True):
         atomic_link(path, name)
 
 

@@ -47,7 +47,7 @@ def _pick(name: str, ranks: Ranks | None) -> torch.device:
     if name == "auto":
         if cuda.available():
             return cuda.select("cuda")
-        print("no GPU found: training on the CPU")
+        print("no GPU found: using the CPU")
         return torch.device("cpu")
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or not (number or "0").isdigit() or (kind == "cpu" and number):

@@ -75,7 +75,8 @@ class Ranks:
             self._wrapped = None  # why first: frees its buckets, which are as large as the gradients
             # why no sync: buffers (statistics) are broadcast here and before each validation (`broadcast_buffers`);
             # training does not read them in between
-            self._wrapped = DistributedDataParallel(network, forward_sync_buffers=False)
+            self._wrapped = DistributedDataParallel(network)
+            self._wrapped.broadcast_buffers = False  # why not as an argument: its name depends on torch's version
             self._trainable = trainable
         return self._wrapped
 
@@ -144,13 +145,13 @@ class Ranks:
         before = self._finish_vote()
         values = torch.tensor(values_here)
         self._vote = values, dist.all_reduce(values, op=dist.ReduceOp.MAX, async_op=True)
-        return (0,) * len(values_here) if before is None else tuple(before.tolist())
+        return (0,) * len(values_here) if before is None else tuple(before.tolist())  # no sync: on the CPU
 
     def _finish_vote(self) -> torch.Tensor | None:
         if self._vote is None:
             return None
         (values, work), self._vote = self._vote, None
-        work.wait()
+        work.wait()  # no sync: with the other ranks' CPUs alone
         return values
 
     def _leave(self) -> None:

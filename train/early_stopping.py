@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.dataset.shard_set import key_name
+from pipeline.dataset.format import key_name
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.storage.atomic_file import output_file
-from train.logs.run_log import best_top1, is_better
+from train.logs.score import best_score, is_better, main_metric
 from train.recipe.schema import Stop
 
 __all__ = ["NotFinite", "Progress", "all_finite"]
@@ -23,36 +24,38 @@ __all__ = ["NotFinite", "Progress", "all_finite"]
 class Progress:
     """The best validation so far and early stopping; its state is part of checkpoints.
 
-    Accuracies at different resolutions are not compared (see `run_log.is_better`); a change of the validation
+    Scores at different resolutions are not compared (see `score.is_better`); a change of the validation
     resolution restarts the patience.
     """
 
     def __init__(self, stop: Stop, resolutions: Sequence[int]) -> None:
         """`resolutions`: validation resolution of each epoch of the run, px."""
         self._stop, self._resolutions = stop, resolutions
-        self.best_top1, self.best_epoch, self.best_weights = -1.0, -1, "raw"
-        self.ended = ""  # why the run stopped early; "" if it did not
-        self._level, self._level_epoch = -1.0, -1  # the last validation that improved by `min_delta`
+        self.best_score, self.best_epoch, self.best_weights = -math.inf, -1, "raw"
+        self.ended = ""  # reason for stopping early; "" if the run did not
+        self._level, self._level_epoch = -math.inf, -1  # the last validation that improved by `min_delta`
 
     def update(self, record: dict[str, Any], *, last: bool) -> bool:
         """Take an epoch's record; returns whether it is the best so far, by raw or averaged weights.
 
         `last`: it is the run's last epoch, which cannot stop early.
         """
-        if record["top1"] is None:
+        score, metric = best_score(record), main_metric(record)
+        if score is None:
             return False
-        top1, epoch = best_top1(record), record["epoch"]
+        epoch = record["epoch"]
         res = self._resolutions[epoch]
         if is_best := self.best_epoch < 0 or is_better(
-            top1, res, self.best_top1, self._resolutions[self.best_epoch], last_res=self._resolutions[-1]
+            score, res, self.best_score, self._resolutions[self.best_epoch], last_res=self._resolutions[-1]
         ):
-            self.best_top1, self.best_epoch = top1, epoch
-            self.best_weights = "raw" if top1 == record["top1"] else "ema"
+            self.best_score, self.best_epoch = score, epoch
+            self.best_weights = "raw" if score == record[metric.key] else "ema"
         changed = self._level_epoch >= 0 and res != self._resolutions[self._level_epoch]
-        if changed or top1 > self._level + self._stop.min_delta:
-            self._level, self._level_epoch = top1, epoch
+        if changed or score > self._level + self._stop.min_delta:
+            self._level, self._level_epoch = score, epoch
         elif self._stop.patience and not last and epoch - self._level_epoch >= self._stop.patience:
-            self.ended = f"top-1 no better than {100 * self._level:.2f} % for {epoch - self._level_epoch} epochs"
+            self.ended = (f"{metric.title} no better than {metric.text(self._level)} for {epoch - self._level_epoch} "
+                          "epochs")  # fmt: skip
         return is_best
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,9 +77,10 @@ class NotFinite(ResoluteError):
     def after(cls, plan: Plan, step: int, *, lr: float) -> NotFinite:
         """The error for weights that are not finite after optimizer step `step`."""
         pass_ = next(s for s in reversed(plan.passes) if s.split == "train" and s.first_step <= step)
+        index = pass_.first + step - pass_.first_step
         return cls("weights are not finite", {
-            "index": pass_.first + step - pass_.first_step, "step": step, "epoch": pass_.epoch,
-            "stage": pass_.stage, "res": pass_.res, "lr": lr,
+            "index": index, "step": step, "epoch": pass_.epoch, "stage": pass_.stage, "res": plan.res_at(index)[0],
+            "lr": lr,
         })  # fmt: skip
 
     def describe(self, plan: Plan, folder: Path) -> ResoluteError:

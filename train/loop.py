@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from pipeline import cuda
@@ -20,11 +22,13 @@ from train.recipe.schema import Precision, Recipe
 from .distillation import build_teacher, distilled
 from .distributed import Ranks
 from .freeze import Freezer
+from .head import CLASSES, Head
 from .losses import build_loss
 from .models import build_ema, build_model, compile_network, ema_decay, set_tf32
 from .norms import batch_norms, statistics_kept
 from .optim import build_optimizer, build_shaping
 from .schedule import Rates
+from .validation import BatchScores, score_batch
 
 __all__ = ["Learner", "autocast", "eval_logits", "image_dtype", "in_layout", "run_batches"]
 
@@ -33,11 +37,14 @@ class Learner:
     """Network, EMA, optimizer, schedule and gradient scaler of a run; `state_dict` is what a checkpoint stores."""
 
     def __init__(
-        self, recipe: Recipe, *, classes: int, total_steps: int, device: torch.device, ranks: Ranks | None = None,
-        epoch_steps: Sequence[int] = (), epoch_samples: Sequence[int] = (),
+        self, recipe: Recipe, *, classes: int, total_steps: int, device: torch.device, head: Head = CLASSES,
+        ranks: Ranks | None = None, epoch_steps: Sequence[int] = (), epoch_samples: Sequence[int] = (),
+        class_weights: NDArray[np.float32] | None = None,
     ) -> None:  # fmt: skip
-        """`epoch_steps`, `epoch_samples`: optimizer steps and training samples of each epoch, for schedules that depend
-        on stages, epochs or samples. Raises `ResoluteError` for settings that the device or model does not support."""
+        """`classes`: number of outputs of the network; `head`: what they mean. `epoch_steps`, `epoch_samples`:
+        optimizer steps and training samples of each epoch, for schedules that depend on stages, epochs or samples.
+        `class_weights` (C,): see that function. Raises `ResoluteError` for settings that the device or model does not
+        support."""
         amp = recipe.precision.amp
         if amp == "fp16" and device.type != "cuda":
             raise ResoluteError(
@@ -49,16 +56,19 @@ class Learner:
         layout = recipe.precision.channels_last
         self.network = build_model(
             recipe.model, classes=classes, channels_last=layout, device=device, ranks=self.ranks.world_size,
-            resolutions=recipe.seen_resolutions,
+            resolutions=recipe.resolutions,
         )  # fmt: skip
         self.ema = build_ema(recipe.ema, self.network)
         mean_steps = [total_steps / recipe.total_epochs] * recipe.total_epochs
         self.ema_decays = [ema_decay(recipe.ema, steps) for steps in epoch_steps or mean_steps]
+        self._averaged_from = round(sum([*(epoch_steps or mean_steps)][: -recipe.ema.last_epochs or None]))
         self.teacher = build_teacher(
             recipe.distill, recipe.data, classes=classes, channels_last=layout, device=device,
-            resolutions={stage.res for stage in recipe.stages},
+            resolutions={res for stage in recipe.stages for res in stage.resolutions},
         )  # fmt: skip
-        self.loss = build_loss(recipe.loss)
+        self.head = head
+        weights = None if class_weights is None else torch.from_numpy(class_weights).to(device)
+        self.loss = build_loss(recipe.loss, head, weights=weights, device=device)
         self._rerun = batch_norms(self.network) if recipe.model.grad_checkpointing else []
         self._shape = build_shaping(recipe.optim, self.network)
         self.optimizer = build_optimizer(recipe.optim, self.network)
@@ -70,7 +80,6 @@ class Learner:
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
         if recipe.precision.compile:
             compile_network(self.network, device)
-        self._topk = min(5, classes)
 
     @property
     def image_dtype(self) -> torch.dtype:
@@ -83,19 +92,27 @@ class Learner:
         """Run one optimizer step; returns this rank's part of the mean loss (see `gradients`) and the learning rate."""
         spec = batch.spec
         self.freezer.begin(spec.stage)
-        lr = self.rates.apply(self.optimizer, spec.step, stage=spec.stage)
+        lr = self.rates.apply(self.optimizer, spec.step, stage=spec.stage, res=spec.res)
         self.ranks.seed(self.recipe.seed, spec.step)
         total = self.gradients(batch)
         if self._shape is not None:
             self.scaler.unscale_(self.optimizer)
             self._shape()
-        self.scaler.step(self.optimizer)
+        self.scaler.step(self.optimizer)  # sync: with fp16 alone; reads whether a gradient is infinite
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
-            self.ema.decay = self.ema_decays[spec.epoch]
+            self.ema.decay = self._ema_decay(spec)
             self.ema.update(self.network, step=spec.step + 1)
         return total, lr
+
+    def _ema_decay(self, spec: BatchSpec) -> float:
+        """The weight of the previous average after the step of `spec`."""
+        if not self.recipe.ema.last_epochs:
+            return self.ema_decays[spec.epoch]
+        # Source: Izmailov et al., arXiv 1803.05407, algorithm 1: the mean of n + 1 models
+        n = max(0, spec.step - self._averaged_from)
+        return n / (n + 1)
 
     def gradients(self, batch: Batch) -> torch.Tensor:
         """Forward and backward; returns this rank's part of the global mean loss, a scalar on the device (no sync)."""
@@ -103,11 +120,11 @@ class Learner:
         self.network.train()
         network, total = self.ranks.wrap(self.network), torch.zeros((), device=self.device)
         parts = list(self._parts(batch, self.recipe.optim.grad_accum_steps))
-        for i, (images, labels, partner_labels, lam) in enumerate(parts, 1):
+        for i, (images, targets, partner_labels, lam) in enumerate(parts, 1):
             with self.autocast(), self.ranks.averaging(network, now=i == len(parts)):
                 logits = network(images)
                 teacher_logits = self.teacher(images) if self.teacher is not None else None
-            losses = self.loss(logits, labels, partner_labels, lam)
+            losses = self.loss(logits, targets, partner_labels, lam)
             if teacher_logits is not None:
                 losses = distilled(losses, logits, teacher_logits, self.recipe.distill)
             loss = losses.sum() / batch.spec.global_size
@@ -121,28 +138,25 @@ class Learner:
     def momentum(self) -> float:
         """SGD's momentum or the first beta, as last set by the schedule."""
         group = self.optimizer.param_groups[0]
-        return float(group["momentum"] if "momentum" in group else group["betas"][0])
+        return float(group["momentum"] if "momentum" in group else group["betas"][0])  # no sync: Python numbers
 
     @torch.inference_mode()
-    def eval_step(self, batch: Batch) -> torch.Tensor:
-        """Sums over the batch, (6,) float64 on the device: top-1 hits, top-5 hits and cross-entropy of the raw weights,
-        then the same of the averaged weights (NaN without EMA)."""
+    def eval_step(self, batch: Batch) -> BatchScores:
+        """The scores of the batch with the weights "raw" and, with EMA, "ema", on the device (no sync)."""
         if self.network.training:
             self.ranks.broadcast_buffers(self.network, *([self.ema.module] if self.ema is not None else []))
         self.network.eval()
-        counts = []
-        for network in (self.network, self.ema.module if self.ema is not None else None):
-            if network is None:
-                counts += [torch.full((), torch.nan, dtype=torch.float64, device=self.device)] * 3
-                continue
-            logits = eval_logits(network, batch.images, self.recipe.precision, flip=self.recipe.eval.flip)
-            hits = logits.topk(self._topk, dim=1).indices == batch.labels[:, None]
-            loss = nn.functional.cross_entropy(logits, batch.labels, reduction="sum")
-            counts += [value.double() for value in (hits[:, 0].sum(), hits.sum(), loss)]
-        return torch.stack(counts)
+        networks = {"raw": self.network} | ({"ema": self.ema.module} if self.ema is not None else {})
+        outputs = {
+            name: eval_logits(network, batch.images, self.recipe.precision, flip=self.recipe.eval.flip)
+            for name, network in networks.items()
+        }
+        return score_batch(self.head, outputs, batch.targets)
 
     def _parts(self, batch: Batch, count: int) -> Iterable[tuple[torch.Tensor, ...]]:
-        tensors = (in_layout(batch.images, self.recipe.precision), batch.labels, batch.partner_labels, batch.lam)
+        # why: only classes have labels of the partners
+        partners = batch.partner_labels if batch.targets.dim() == 1 else batch.lam
+        tensors = (in_layout(batch.images, self.recipe.precision), batch.targets, partners, batch.lam)
         return zip(*(tensor.chunk(count) for tensor in tensors), strict=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -185,7 +199,7 @@ def in_layout(images: torch.Tensor, precision: Precision) -> torch.Tensor:
 
 @torch.inference_mode()
 def eval_logits(network: nn.Module, images: torch.Tensor, precision: Precision, *, flip: bool) -> torch.Tensor:
-    """Logits (N, C) float32 of images (N, 3, res, res); with `flip`, the mean of those of image and mirror image."""
+    """Outputs (N, C or D) float32 of images (N, 3, res, res); with `flip`, the mean of image and mirror image."""
     images = in_layout(images, precision)
     with autocast(precision, images.device):
         logits: torch.Tensor = network(images).float()
@@ -214,7 +228,7 @@ def run_batches(
                 batch.spec, loss, lr, momentum=learner.momentum, wait_s=ready - start, compute_s=compute_s, marks=marks
             )
         else:
-            counts = learner.eval_step(batch)
-            meter.eval_step(batch.spec, counts, elapsed_s=time.perf_counter() - start)
+            scores = learner.eval_step(batch)
+            meter.eval_step(batch.spec, scores, elapsed_s=time.perf_counter() - start)
         if not after(batch.spec):
             return False

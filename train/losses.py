@@ -1,4 +1,7 @@
-"""Classification losses per sample for mixed (mixup, cutmix) and smoothed labels."""
+"""Losses per sample, for each kind of target, mixed (mixup, cutmix) and smoothed.
+
+Every loss is linear in the target, except with `threshold`: mixing targets is the same as mixing losses.
+"""
 
 from __future__ import annotations
 
@@ -10,46 +13,163 @@ from torch.nn import functional
 
 from train.recipe.schema import Loss
 
+from .head import CLASSES, Head
+
 __all__ = ["build_loss", "mixed_binary_cross_entropy", "mixed_cross_entropy"]
 
+_EPS = 1e-8  # lower bound of the powers' bases in the asymmetric loss
 
-def build_loss(loss: Loss) -> Callable[..., torch.Tensor]:
-    """A function loss(logits, labels, partner_labels, lam) -> (N,) float32 per sample; shapes as below."""
+
+def build_loss(
+    loss: Loss, head: Head = CLASSES, *, weights: torch.Tensor | None = None, device: torch.device | None = None
+) -> Callable[..., torch.Tensor]:
+    """A function loss(outputs, targets, partner_labels, lam) -> (N,) float32 per sample.
+
+    `outputs` (N, C or D); the others as in `Batch`. `weights`: of the classes, (C,) float32 on the device, see
+    `class_weights`; they are a factor on the cross-entropy of a label, or on the term of a present class. `device`: of
+    all tensors, for a `head` of values.
+    """
+    if (weights is None) != (loss.class_weights == "none"):
+        raise ValueError(f"loss.class_weights is {loss.class_weights}, but weights are {weights}")
+    kind = head.loss if loss.kind == "auto" else loss.kind
     smoothing = loss.label_smoothing
-    if loss.kind == "ce":
-        return functools.partial(mixed_cross_entropy, smoothing=smoothing)
-    return functools.partial(
-        mixed_binary_cross_entropy, smoothing=smoothing, threshold=loss.threshold, sum_classes=loss.sum_classes
-    )
+    if kind == "ce":
+        return functools.partial(mixed_cross_entropy, smoothing=smoothing, weights=weights)
+    if head.target.kind == "values":
+        elements = {
+            "mse": functools.partial(functional.mse_loss, reduction="none"),
+            "l1": functools.partial(functional.l1_loss, reduction="none"),
+            "huber": functools.partial(functional.huber_loss, reduction="none", delta=loss.delta),
+        }[kind]
+        return _StandardizedLoss(elements, *head.scale(device or torch.device("cpu")))
+    if kind == "asl":
+        terms = functools.partial(
+            asymmetric_loss, gamma_neg=loss.gamma_neg, gamma_pos=loss.gamma_pos, clip=loss.clip, weights=weights
+        )
+        mixed = _mixed_asymmetric_loss if head.target.kind == "class" else _dense_loss
+        return functools.partial(mixed, terms=terms, sum_classes=loss.sum_classes)
+    if head.target.kind == "class":
+        return functools.partial(
+            mixed_binary_cross_entropy, smoothing=smoothing, threshold=loss.threshold, sum_classes=loss.sum_classes,
+            weights=weights,
+        )  # fmt: skip
+    terms = functools.partial(_binary_cross_entropy, smoothing=smoothing, threshold=loss.threshold, weights=weights)
+    return functools.partial(_dense_loss, terms=terms, sum_classes=loss.sum_classes)
 
 
 def mixed_cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *, smoothing: float
-) -> torch.Tensor:
+    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *, smoothing: float,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Cross-entropy (N,) float32 against the smoothed target lam * label + (1 - lam) * partner label.
 
     `logits` (N, C), `labels` and `partner_labels` (N,) int64, `lam` (N,) float32. The loss is linear in the target, so
-    it is the weighted sum of two hard-label terms.
+    it is the weighted sum of two hard-label terms. Each is multiplied by the weight of its label.
     Source: Zhang et al., arXiv 1710.09412; Szegedy et al., arXiv 1512.00567.
     """
     logits = logits.float()
     own = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     partner = functional.cross_entropy(logits, partner_labels, reduction="none", label_smoothing=smoothing)
+    if weights is not None:
+        own, partner = own * weights[labels], partner * weights[partner_labels]
     return lam * own + (1.0 - lam) * partner
 
 
 def mixed_binary_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *,
-    smoothing: float, threshold: float, sum_classes: bool,
+    smoothing: float, threshold: float, sum_classes: bool, weights: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Binary cross-entropy (N,) float32, mean or sum over the classes, against the mixed targets. Shapes as above.
 
     Source: Wightman et al., arXiv 2110.00476; targets, smoothing and threshold as timm.loss.BinaryCrossEntropy.
     """
+    target = _mixed_one_hot(logits, labels, partner_labels, lam, smoothing=smoothing)
+    if threshold:
+        target = (target > threshold).float()
+    losses = functional.binary_cross_entropy_with_logits(
+        logits.float(), target, reduction="none", pos_weight=weights
+    )  # fmt: skip
+    return _over_classes(losses, sum_classes=sum_classes)
+
+
+def asymmetric_loss(
+    logits: torch.Tensor, targets: torch.Tensor, *, gamma_neg: float, gamma_pos: float, clip: float,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Asymmetric loss (N, C) float32 of each class; `targets` (N, C) float32 in 0 to 1.
+
+    The term of a present class has the weight (1 - p)^gamma_pos, that of an absent one q^gamma_neg, where
+    q = max(p - clip, 0). Equals timm.loss.AsymmetricLossMultiLabel for targets of 0 and 1. For those between, timm
+    raises a mixture of p and q to a mixture of both powers; here the two terms are mixed, as the images are.
+    Source: Ridnik et al., arXiv 2009.14119, equations 4 to 7.
+    """
+    logits = logits.float()
+    p, not_p = torch.sigmoid(logits), torch.sigmoid(-logits)
+    absent = (not_p + clip).clamp(max=1.0)  # 1 - q
+    # why log-sigmoid: with timm's log of a clamped probability, the gradient of a very wrong output is 0
+    log_absent = absent.log() if clip else functional.logsigmoid(-logits)
+    # why clamped: the gradient of 0 to a power below 1 is infinite
+    present_loss = -functional.logsigmoid(logits) * not_p.clamp(min=_EPS) ** gamma_pos
+    absent_loss = -log_absent * (p - clip).clamp(min=_EPS) ** gamma_neg
+    if weights is not None:
+        present_loss = present_loss * weights
+    return targets * present_loss + (1.0 - targets) * absent_loss
+
+
+def _binary_cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, *, smoothing: float, threshold: float,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Binary cross-entropy (N, C) float32 of several labels; smoothing moves 0 and 1 towards 0.5.
+
+    Source of the smoothing: keras.losses.BinaryCrossentropy.
+    """
+    if threshold:
+        targets = (targets > threshold).float()
+    targets = targets * (1.0 - smoothing) + 0.5 * smoothing if smoothing else targets
+    return functional.binary_cross_entropy_with_logits(
+        logits.float(), targets, reduction="none", pos_weight=weights
+    )  # fmt: skip
+
+
+def _mixed_one_hot(
+    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *,
+    smoothing: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """lam * one-hot label + (1 - lam) * one-hot partner label, (N, C) float32; smoothing adds smoothing / C to all."""
     target = torch.full(logits.shape, smoothing / logits.shape[1], device=logits.device)
     for label, share in ((labels, lam), (partner_labels, 1.0 - lam)):
         target.scatter_add_(1, label[:, None], (1.0 - smoothing) * share[:, None])
-    if threshold:
-        target = (target > threshold).float()
-    losses = functional.binary_cross_entropy_with_logits(logits.float(), target, reduction="none")
+    return target
+
+
+def _mixed_asymmetric_loss(
+    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *,
+    terms: Callable[..., torch.Tensor], sum_classes: bool,
+) -> torch.Tensor:  # fmt: skip
+    target = _mixed_one_hot(logits, labels, partner_labels, lam)
+    return _over_classes(terms(logits, target), sum_classes=sum_classes)
+
+
+def _dense_loss(
+    logits: torch.Tensor, targets: torch.Tensor, _partner_labels: torch.Tensor, _lam: torch.Tensor, *,
+    terms: Callable[..., torch.Tensor], sum_classes: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Targets (N, C) that are already mixed, see `Batch.targets`."""
+    return _over_classes(terms(logits, targets), sum_classes=sum_classes)
+
+
+def _over_classes(losses: torch.Tensor, *, sum_classes: bool) -> torch.Tensor:
     return losses.sum(1) if sum_classes else losses.mean(1)
+
+
+class _StandardizedLoss:
+    """Mean over the D values of the loss between outputs and (target - mean) / std."""
+
+    def __init__(self, elements: Callable[..., torch.Tensor], mean: torch.Tensor, std: torch.Tensor) -> None:
+        self._elements, self._mean, self._std = elements, mean, std
+
+    def __call__(
+        self, outputs: torch.Tensor, targets: torch.Tensor, _partner_labels: torch.Tensor, _lam: torch.Tensor
+    ) -> torch.Tensor:
+        return self._elements(outputs.float(), (targets - self._mean) / self._std).mean(1)

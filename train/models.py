@@ -111,7 +111,7 @@ def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
 
 
 def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]) -> str | None:
-    """Why the model, built with `options`, refuses one of `resolutions`; None if it accepts all.
+    """The reason if the model, built with `options`, refuses one of `resolutions`; None if it accepts all.
 
     Runs on the meta device, so only shapes are computed. A model that cannot run there counts as accepting all sizes:
     the warm-up then runs every shape on the real device before the first step.
@@ -120,12 +120,12 @@ def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]
         try:
             with torch.device("meta"):
                 network = timm.create_model(model.name, **{**model.kwargs, **options}).eval()
-        except (NotImplementedError, RuntimeError):  # why: models that read tensor values cannot be built on meta
+        except (NotImplementedError, RuntimeError):  # why: models whose constructor reads tensor values fail on meta
             return None
         for res in sorted(set(resolutions)):
             try:
                 network(torch.empty(2, 3, res, res, device="meta"))
-            except NotImplementedError:  # why: an operator has no meta kernel; the warm-up checks the real one
+            except NotImplementedError:  # why: an operator without a meta kernel; the warm-up runs this size for real
                 continue
             except (AssertionError, RuntimeError, ValueError) as error:
                 return f"{res} px: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
@@ -249,8 +249,9 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def build_ema(ema: Ema, network: nn.Module) -> ModelEmaV3 | None:
-    """timm's exponential moving average of weights and buffers; None if the recipe disables it."""
-    return ModelEmaV3(network, decay=ema.decay, use_warmup=ema.warmup) if ema.on else None
+    """timm's moving average of weights and buffers, whose decay `Learner` sets; None if the recipe disables it."""
+    warmup = ema.warmup and not ema.last_epochs
+    return ModelEmaV3(network, decay=ema.decay, use_warmup=warmup) if ema.on else None
 
 
 def ema_decay(ema: Ema, epoch_steps: float) -> float:

@@ -24,8 +24,9 @@ def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
 
     Weight decay does not apply to vectors (norms, biases) or to the parameters listed by the model's
     `no_weight_decay()`, such as position embeddings, class tokens and relative position tables. With
-    `optim.layer_decay`, groups have an `lr_scale`, which `Rates.apply` reads. Raises `ResoluteError` for an optimizer
-    that cannot be built or whose momentum cannot be scheduled, and for a model without layers for `layer_decay`.
+    `optim.layer_decay` or `head_lr_scale`, groups have an `lr_scale`, which `Rates.apply` reads. Raises `ResoluteError`
+    for an optimizer that cannot be built or whose momentum cannot be scheduled, and for a model without layers for
+    `layer_decay` or without head for `head_lr_scale`.
     """
     # why "momentum": timm's "sgd" is Nesterov's, which requires momentum
     name = "momentum" if optim.name == "sgd" and not optim.momentum else optim.name
@@ -47,7 +48,24 @@ def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
         raise _unusable(optim, (str(error) or type(error).__name__).splitlines()[0][:160]) from None
     if not all("momentum" in group or "betas" in group for group in optimizer.param_groups):
         raise _unusable(optim, "no momentum or betas")
+    if optim.head_lr_scale != 1.0:
+        _scale_head(optimizer, network, optim.head_lr_scale)
     return Lookahead(optimizer, alpha=optim.lookahead_alpha, k=optim.lookahead) if optim.lookahead else optimizer
+
+
+def _scale_head(optimizer: torch.optim.Optimizer, network: nn.Module, scale: float) -> None:
+    """Give the parameters of the head groups of their own, whose `lr_scale` is `scale` times as large."""
+    names = set(head_parameters(network))
+    if not names:
+        raise ResoluteError(f"optim.head_lr_scale: without effect, got {scale:g} for a model without head; remove it")
+    head = {id(parameter) for name, parameter in network.named_parameters() if name in names}
+    parts: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        others = [parameter for parameter in group["params"] if id(parameter) not in head]
+        own = [parameter for parameter in group["params"] if id(parameter) in head]
+        parts += [{**group, "params": others}] if others else []
+        parts += [{**group, "params": own, "lr_scale": scale * group.get("lr_scale", 1.0)}] if own else []
+    optimizer.param_groups[:] = parts
 
 
 def _unusable(optim: Optim, reason: str) -> ResoluteError:

@@ -1,14 +1,18 @@
-"""`python -m train lr`: plots learning rate and momentum over all steps of a recipe and prints a summary per stage."""
+"""`python -m train lr`: draws learning rate and momentum over all steps of a recipe and prints a summary per stage."""
 
 from __future__ import annotations
 
 import argparse
+import bisect
 from itertools import accumulate
 from pathlib import Path
 
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.errors import ResoluteError
+from pipeline.plan.batching import run_epochs
 from pipeline.plan.stage import AUTO
+from pipeline.report.charts import Series, chart
+from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
 from train.recipe.schema import Recipe
 
@@ -16,7 +20,7 @@ from .schedule import Rates, epoch_samples, epoch_steps
 
 __all__ = ["Curve", "draw", "main", "stage_lines"]
 
-_MAX_POINTS = 20_000  # drawn, for any number of steps
+_MAX_POINTS = 2000  # drawn, for any number of steps; more would be below a pixel each
 
 
 class Curve:
@@ -28,19 +32,28 @@ class Curve:
                 "stages.batch_size: got auto, expected a number, on which the steps depend; set one in the recipe"
             )
         steps = epoch_steps(recipe.stages, samples)
+        self._epochs = [(stage, runs) for stage, _, runs in
+                        run_epochs(recipe.stages, samples=samples, seed=recipe.seed)]  # fmt: skip
         self.recipe, self.total_steps = recipe, sum(steps)
         self.rates = Rates(
             recipe.schedule, recipe.optim, recipe.stages, total_steps=self.total_steps, epoch_steps=steps,
             epoch_samples=epoch_samples(recipe.stages, samples),
         )  # fmt: skip
         epochs = accumulate((stage.epochs for stage in recipe.stages), initial=0)
-        borders = [0, *accumulate(steps)]
+        self._borders = borders = [0, *accumulate(steps)]
         self.firsts = [borders[epoch] for epoch in epochs]  # first step of each stage, and the total
 
     def at(self, stage: int, step: int) -> tuple[float, float]:
         """(learning rate, momentum) of optimizer step `step` of `stage`, as set in the optimizer."""
         lr, momentum = self.rates.at(step)
-        return lr * self.rates.factor(stage), momentum
+        return lr * self.rates.factor(stage, self.res(step)), momentum
+
+    def res(self, step: int) -> int:
+        """The training resolution of optimizer step `step`, px."""
+        epoch = bisect.bisect_right(self._borders, step) - 1
+        k = step - self._borders[epoch]
+        run = next(run for run in reversed(self._epochs[epoch][1]) if run.first <= k)
+        return run.at(k - run.first)[0].res
 
 
 def stage_lines(curve: Curve) -> list[str]:
@@ -51,7 +64,7 @@ def stage_lines(curve: Curve) -> list[str]:
         lrs = [curve.at(number, step)[0] for step in range(first, end)]
         layer = {"freeze": stage.freeze_to, "unfreeze": stage.unfreeze_to, "none": None}[curve.recipe.freeze.mode]
         lines.append(
-            f"stage {number}: {stage.res} px, batch {stage.batch_size}, steps {first}..{end - 1}, "
+            f"stage {number}: {stage.res_text}, batch {stage.batch_text}, steps {first}..{end - 1}, "
             f"LR {lrs[0]:.4g} first, {max(lrs):.4g} peak, {lrs[-1]:.4g} last"
             + (f"; {curve.recipe.freeze.mode}_to {layer}" if layer else "")
         )
@@ -59,40 +72,38 @@ def stage_lines(curve: Curve) -> list[str]:
 
 
 def draw(curve: Curve, path: Path) -> None:
-    """Write the plot to `path`. Raises `ResoluteError` if it cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    for number, stage in enumerate(curve.recipe.stages):
+    """Write the page to `path`. Raises `ResoluteError` if it cannot be written."""
+    recipe, every = curve.recipe, max(1, curve.total_steps // _MAX_POINTS)
+    points, marks = [], []
+    for number, stage in enumerate(recipe.stages):
         first, end = curve.firsts[number : number + 2]
-        every = max(1, curve.total_steps // _MAX_POINTS)
-        steps = sorted({*range(first, end, every), end - 1})
-        for panel, values in zip(panels, zip(*(curve.at(number, step) for step in steps), strict=True), strict=True):
-            panel.plot(steps, values, color="C0", lw=1.2)
-            if number:
-                panel.axvline(first, color="grey", lw=0.8, ls="--")
-        middle = (first + end) / 2
-        panels[0].annotate(f"{stage.res} px\nbatch {stage.batch_size}", (middle, 1.0), xytext=(0, 4), fontsize=8,
-                           xycoords=("data", "axes fraction"), textcoords="offset points", ha="center")  # fmt: skip
-    panels[0].set_ylabel("learning rate")
-    panels[0].set_ylim(bottom=0)
-    panels[1].set_ylabel("beta 1" if curve.recipe.optim.uses_betas else "momentum")
-    panels[1].set_xlabel("optimizer step (dashed: stage change)")
-    for panel in panels:
-        panel.grid(alpha=0.3)
+        marks.append((float(first), f"{stage.res_text}, batch {stage.batch_text}"))
+        points += [(float(step), *curve.at(number, step)) for step in sorted({*range(first, end, every), end - 1})]
+    steps, lrs, momenta = zip(*points, strict=True)
+    momentum = "beta 1" if recipe.optim.uses_betas else "momentum"
+    charts = [
+        chart("Learning rate", [Series(name="LR", colour="a", x=steps, y=lrs)], unit="", marks=marks, wide=True),
+        chart(momentum.capitalize(), [Series(name=momentum, colour="c", x=steps, y=momenta)], unit="", marks=marks,
+              zero=False, wide=True),
+    ]  # fmt: skip
+    if any(len(stage.resolutions) > 1 for stage in recipe.stages):
+        charts.append(chart("Resolution", [
+            Series(name="px", colour="b", x=steps, y=[float(curve.res(int(step))) for step in steps])
+        ], unit="px", marks=marks, zero=False, wide=True))  # fmt: skip
     with output_file(path) as file:
-        figure.savefig(file, format=path.suffix[1:].lower(), dpi=110)
+        file.write(figures_page(title=f"Schedule of {recipe.name}", subtitle=_summary(curve), charts=charts))
+
+
+def _summary(curve: Curve) -> str:
+    return f"{curve.recipe.schedule.kind}, {curve.recipe.total_epochs} epochs, {curve.total_steps} steps"
 
 
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    check_output(args.out, setting="--out", suffixes=(".png", ".svg", ".pdf"))
+    check_output(args.out, setting="--out", suffixes=(".html",))
     recipe = Recipe.load(args.recipe)
     curve = Curve(recipe, _samples(args, recipe))
-    print(f"{recipe.name}: {recipe.schedule.kind}, {recipe.total_epochs} epochs, {curve.total_steps} steps")
+    print(f"{recipe.name}: {_summary(curve)}")
     print("\n".join(stage_lines(curve)))
     draw(curve, args.out)
     print(args.out)
@@ -101,8 +112,9 @@ def main(args: argparse.Namespace) -> None:
 def _samples(args: argparse.Namespace, recipe: Recipe) -> int:
     if args.samples is None:
         shards = open_dataset(
-            args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=args.val, classes=args.classes
-        )
+            args.shards, resolutions=recipe.resolutions, val=args.val, classes=args.classes, target=args.target,
+            fold=recipe.data.fold, folds=recipe.data.folds,
+        )  # fmt: skip
         return len(shards.splits["train"])
     if args.samples < 1:
         raise ResoluteError(f"--samples: got {args.samples}, expected at least 1; give the number of training images")

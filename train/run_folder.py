@@ -51,7 +51,7 @@ def _check(target: str, runs: Path, *, advice: str) -> None:
         here, parent = Path.cwd(), runs.resolve()
         taken = {here, *here.parents, parent, *parent.parents}
         if any(place.resolve() in taken for place in _places(target, runs)):
-                    raise ResoluteError(f"RUN: got {target}, which is not a folder of one run, expected one; {advice}")
+            raise ResoluteError(f"RUN: got {target}, which is not a folder of one run, expected one; {advice}")
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long
         message = f"RUN: got {target}, which is not a valid path ({error}), expected a run; {advice}"
         raise ResoluteError(message) from None

@@ -12,28 +12,29 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from pipeline.plan.batching import run_epochs
 from pipeline.plan.stage import Stage
 from train.recipe.schema import Optim, Schedule
 
-__all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_samples", "epoch_steps"]
+__all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_samples", "epoch_steps", "peak_momentum"]
 
 
 def epoch_samples(stages: Sequence[Stage], samples: int) -> list[int]:
     """Training samples of each epoch for a set of `samples`; equal to those of `Plan`."""
-    return [max(1, round(samples * stage.fraction)) for stage in stages for _ in range(stage.epochs)]
+    return [count for _, count, _ in run_epochs(stages, samples=samples)]
 
 
 def epoch_steps(stages: Sequence[Stage], samples: int) -> list[int]:
     """Optimizer steps of each epoch for a set of `samples`; equal to those of `Plan`."""
-    sizes = [stage.batch_size for stage in stages for _ in range(stage.epochs)]
-    return [-(-count // size) for count, size in zip(epoch_samples(stages, samples), sizes, strict=True)]
+    return [sum(run.batches for run in runs) for _, _, runs in run_epochs(stages, samples=samples)]
 
 
 class Rates:
     """Learning rate and momentum of each step of the run; `apply` sets them in an optimizer.
 
-    `epoch_steps`: optimizer steps of each epoch, needed by kinds that depend on epochs or stages and by `progress` of
-    samples or epochs. `epoch_samples`: training samples of each epoch, needed by `progress` of samples.
+    `epoch_steps`: optimizer steps of each epoch, needed by kinds that depend on epochs or stages, by `warmup_epochs`
+    and by `progress` of samples or epochs. `epoch_samples`: training samples of each epoch, needed by `progress` of
+    samples.
     """
 
     def __init__(
@@ -42,16 +43,24 @@ class Rates:
     ) -> None:  # fmt: skip
         epochs = [stage.epochs for stage in stages]
         steps = list(epoch_steps) or [total_steps]
-        if sum(steps) != total_steps or (len(steps) != sum(epochs) and schedule.kind not in _GLOBAL):
+        if sum(steps) != total_steps or (len(steps) != sum(epochs) and (
+            schedule.kind not in _GLOBAL or schedule.warmup_epochs is not None
+        )):
             raise ValueError(f"got epochs of {steps} steps, expected {sum(epochs)} epochs, {total_steps} steps in all")
         self._progress = None if schedule.progress == "steps" else _Progress(
             steps, epoch_samples if schedule.progress == "samples" else [1] * len(steps)
         )
-        self._pieces = _pieces(schedule, optim, epochs=epochs, steps=steps)
+        if schedule.warmup_epochs is None:
+            self._pieces = _pieces(schedule, optim, epochs=epochs, steps=steps)
+        else:
+            rise = _steps_of(schedule.warmup_epochs, steps)
+            rise = self._progress.at(rise) if self._progress is not None else rise
+            self._pieces = _pieces(schedule, optim, epochs=epochs, steps=steps, rise=rise)
         self._firsts = [first for first, _ in self._pieces]
-        base = schedule.base_batch or stages[0].batch_size
+        base = schedule.base_batch or stages[0].shapes[0].batch_size
         power = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[schedule.batch_rule]
-        self._factors = [stage.lr_scale * (stage.batch_size / base) ** power for stage in stages]
+        self._factors = [{shape.res: stage.lr_scale * (shape.batch_size / base) ** power for shape in stage.shapes}
+                         for stage in stages]  # fmt: skip
 
     def at(self, step: int) -> tuple[float, float]:
         """(learning rate before the stage's factor, momentum) of optimizer step `step`, 0-based."""
@@ -60,16 +69,20 @@ class Rates:
         first, curve = self._pieces[bisect.bisect_right(self._firsts, step) - 1]
         return curve(step - first)
 
-    def factor(self, stage: int) -> float:
-        """The stage's factor on the learning rate: `lr_scale` times the factor of `schedule.batch_rule`."""
-        return self._factors[stage]
+    def factor(self, stage: int, res: int | None = None) -> float:
+        """The stage's factor on the learning rate of batches at `res` px (None: its first resolution).
 
-    def apply(self, optimizer: torch.optim.Optimizer, step: int, *, stage: int) -> float:
-        """Set learning rate and momentum of every parameter group for `step`; returns the (head's) learning rate."""
+        `lr_scale` times the factor of `schedule.batch_rule`.
+        """
+        factors = self._factors[stage]
+        return next(iter(factors.values())) if res is None else factors[res]
+
+    def apply(self, optimizer: torch.optim.Optimizer, step: int, *, stage: int, res: int | None = None) -> float:
+        """Set learning rate and momentum of every parameter group for `step`; returns it without groups' `lr_scale`."""
         lr, momentum = self.at(step)
-        lr *= self._factors[stage]
+        lr *= self.factor(stage, res)
         for group in optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)  # below 1 with `optim.layer_decay`
+            group["lr"] = lr * group.get("lr_scale", 1.0)  # of `optim.layer_decay` and `head_lr_scale`
             if group.get("momentum"):
                 group["momentum"] = momentum
             elif "betas" in group:
@@ -89,20 +102,28 @@ class _Progress:
         last = self._done(sum(steps) - 1)
         self._scale = (sum(steps) - 1) / last if last else 0.0  # the last step is the end of the curve
 
-    def _done(self, step: int) -> float:
+    def _done(self, step: float) -> float:
         epoch = bisect.bisect_right(self._first_steps, step) - 1
         return self._before[epoch] + self._weights[epoch] * (step - self._first_steps[epoch]) / self._steps[epoch]
 
-    def at(self, step: int) -> float:
+    def at(self, step: float) -> float:
         return self._scale * self._done(step)
 
 
+def _steps_of(epochs: float, steps: Sequence[int]) -> float:
+    """The steps of the first `epochs` epochs, which may be a fraction, if the epochs have `steps` steps."""
+    complete = int(epochs)
+    return sum(steps[:complete]) + (epochs - complete) * (steps[complete] if complete < len(steps) else 0)
+
+
 Curve = Callable[[float], tuple[float, float]]
-_GLOBAL = ("onecycle", "warmup_cosine")
+_GLOBAL = ("onecycle", "warmup_cosine", "flat_cosine")
 
 
-def _pieces(schedule: Schedule, optim: Optim, *, epochs: list[int], steps: list[int]) -> list[tuple[int, Curve]]:
-    """The run as pieces: (first step, curve over the steps since then)."""
+def _pieces(
+    schedule: Schedule, optim: Optim, *, epochs: list[int], steps: list[int], rise: float | None = None
+) -> list[tuple[int, Curve]]:
+    """The run as pieces: (first step, curve over the steps since then). `rise`: length of `warmup_epochs` in steps."""
     kind, total = schedule.kind, sum(steps)
     borders = [0, *accumulate(steps)]  # first step of each epoch, and the end of the run
     if kind in _GLOBAL:
@@ -122,7 +143,7 @@ def _pieces(schedule: Schedule, optim: Optim, *, epochs: list[int], steps: list[
         marks = [0, *(borders[epoch] for epoch in schedule.milestone_epochs)]
         return [(first, _constant(optim.lr * schedule.gamma**i, momentum)) for i, first in enumerate(marks)]
     curve = OneCycle if kind in ("onecycle", "onecycle_stage") else WarmCosine
-    return [(first, curve(schedule, optim, total_steps=length).at) for first, length in spans]
+    return [(first, curve(schedule, optim, total_steps=length, rise=rise).at) for first, length in spans]
 
 
 def _constant(lr: float, momentum: float) -> Curve:
@@ -135,12 +156,12 @@ class OneCycle:
     Source: Smith and Topin, arXiv 1708.07120, in the cosine form of torch.optim.lr_scheduler.OneCycleLR.
     """
 
-    def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int) -> None:
+    def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int, rise: float | None = None) -> None:
+        """`rise`: steps with a rising learning rate; None: the fraction `pct_start` of all."""
         self._peak, self._first = optim.lr, optim.lr / schedule.div_factor
         self._last = self._first / schedule.final_div_factor
-        self._high = _momentum(optim)
-        self._low = min(schedule.base_momentum, self._high)
-        self._rise = max(1.0, schedule.pct_start * total_steps - 1)
+        self._high, self._low = _momentum(optim), peak_momentum(schedule, optim)
+        self._rise = max(1.0, (schedule.pct_start * total_steps if rise is None else rise) - 1)
         self._fall = max(1.0, total_steps - 1 - self._rise)
 
     def at(self, step: float) -> tuple[float, float]:
@@ -153,15 +174,21 @@ class OneCycle:
 
 
 class WarmCosine:
-    """Cosine decay from the peak, after a linear warm-up if the kind is `warmup_cosine`; constant momentum.
+    """Cosine decay from the peak, after a linear warm-up if there is one, and a constant part if the kind is
+    `flat_cosine`; constant momentum.
 
-    Source: Loshchilov and Hutter, SGDR, arXiv 1608.03983, eq. 5; warm-up: Goyal et al., arXiv 1706.02677.
+    Source: Loshchilov and Hutter, SGDR, arXiv 1608.03983, eq. 5; warm-up: Goyal et al., arXiv 1706.02677; constant
+    part: fastai's `fit_flat_cos`.
     """
 
-    def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int) -> None:
-        warm = schedule.kind == "warmup_cosine"
-        self._rise = round(schedule.pct_start * total_steps) if warm else 0
-        self._fall = max(1, total_steps - self._rise)
+    def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int, rise: float | None = None) -> None:
+        """`rise`: steps of the warm-up; None: the fraction `pct_start` of all if the kind is `warmup_cosine`, else 0.
+        """
+        if rise is None:
+            rise = schedule.pct_start * total_steps if schedule.kind == "warmup_cosine" else 0.0
+        self._rise = warm = round(rise)
+        self._flat_end = max(warm, round(schedule.flat_until * total_steps) if schedule.kind == "flat_cosine" else 0)
+        self._fall = max(1, total_steps - self._flat_end)
         self._peak, self._momentum = optim.lr, _momentum(optim)
         self._first = optim.lr / schedule.div_factor if warm else optim.lr
         self._last = self._first / schedule.final_div_factor
@@ -170,7 +197,13 @@ class WarmCosine:
         """(learning rate, momentum) of step `step`, 0-based."""
         if step < self._rise:
             return self._first + (self._peak - self._first) * step / self._rise, self._momentum
-        return _cosine(self._peak, self._last, (step - self._rise) / self._fall), self._momentum
+        return _cosine(self._peak, self._last, max(0.0, step - self._flat_end) / self._fall), self._momentum
+
+
+def peak_momentum(schedule: Schedule, optim: Optim) -> float:
+    """The momentum, or first beta, at the learning rate's peak."""
+    momentum = _momentum(optim)
+    return min(schedule.base_momentum, momentum) if schedule.kind in ("onecycle", "onecycle_stage") else momentum
 
 
 def _momentum(optim: Optim) -> float:

@@ -6,12 +6,13 @@ import argparse
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from pipeline.dataset.open_dataset import open_dataset
-from pipeline.dataset.shard_set import ShardSet
+from pipeline.dataset.shard_set import ShardSet, stored_resolutions
+from pipeline.dataset.target import TargetKind
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from train.logs.hardware import bf16_is_emulated
@@ -20,8 +21,10 @@ from train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_s
 from train.recipe.schema import Recipe
 
 from . import checkpoint
+from .class_weights import class_weights
 from .device import pick_device
 from .distributed import Ranks
+from .head import Head
 from .loop import Learner
 from .memory import keep_freed_memory
 from .run_folder import new_run
@@ -45,7 +48,8 @@ class Options:
     from_: str = "last.pt"  # file name of the checkpoint to resume from, in `folder`
     val: str | None = None  # plain tars: pattern of the validation tars, or the fraction of samples to hold out
     classes: str | None = None  # plain tars: text file with one class name per line
-    fold: int | None = None  # overrides the recipe's data.fold
+    target: TargetKind | None = None  # plain tars: what their labels are
+    fold: tuple[int, int] | None = None  # (fold, number of folds), instead of the recipe's
     gpu_memory_gib: float = 0.0  # limit for tensors; 0 = none
     tensorboard: bool = False  # write event files to `folder`/tb
     calibrate: bool = False  # measure loader and model throughput first, for the log and the report
@@ -60,7 +64,7 @@ class Options:
 
     @classmethod
     def parsed(cls, args: argparse.Namespace) -> Options:
-        """The options of `python -m train train` or `plan`. Raises `ResoluteError` for a run that cannot be one."""
+        """The options of `python -m train train` or `plan`. Raises `ResoluteError` for an invalid run name."""
         names = {field.name for field in dataclasses.fields(cls)} & vars(args).keys()
         folder = new_run(args.recipe.stem if args.run is None else args.run, runs=args.runs)
         return cls(folder=folder, **{name: getattr(args, name) for name in names})
@@ -77,11 +81,13 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     """
     recipe = Recipe.load(options.recipe)
     if options.fold is not None:
-        if recipe.data.fold not in (None, options.fold):
+        fold, folds = options.fold
+        if recipe.data.fold is not None and (recipe.data.fold, recipe.data.folds) != options.fold:
             raise ResoluteError(
-                f"--folds: got fold {options.fold}, but the recipe has data.fold {recipe.data.fold}; omit one of them"
+                f"--folds: got fold {fold} of {folds}, but the recipe has data.fold {recipe.data.fold} of "
+                f"{recipe.data.folds}; omit one of them"
             )
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=options.fold))
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=fold, folds=folds))
     device = pick_device(options.device, ranks, threads=options.threads)
     cap_memory(device, options.gpu_memory_gib)
     if recipe.precision.amp == "bf16" and bf16_is_emulated(device):
@@ -89,9 +95,16 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
             "warning: precision.amp: got bf16 on a CPU without bf16 instructions, where it is many times slower than "
             'float32, expected "off"; set it in the recipe', flush=True,
         )  # fmt: skip
+    # why from the checkpoint: a run reads the same stored resolutions to its end, even if others were added to the set
+    read = stored_resolutions(ranks.broadcast(_saved(options, "data")) or {})
     shards = open_dataset(
-        options.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=options.val, classes=options.classes
-    )
+        options.shards, resolutions=read if max(read, default=0) >= max(recipe.resolutions) else recipe.resolutions,
+        val=options.val, classes=options.classes, target=options.target,
+        fold=recipe.data.fold, folds=recipe.data.folds, generation=ranks.broadcast(_saved(options, "generation")),
+    )  # fmt: skip
+    if shards.generation + 1 < shards.generations and ranks.is_main:
+        print(f"{shards.root}: photos were added since this run began; it continues without them, on generation "
+              f"{shards.generation}", flush=True)  # fmt: skip
     # why from the checkpoint: a run keeps its order even if its shards have moved to other storage
     auto_order = ranks.broadcast(checkpoint.peek(options.newest, "order")) if recipe.data.order == "auto" else None
     if device.type == "cpu":
@@ -99,12 +112,15 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     else:
         torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
 
+    head = Head.of(shards, recipe.loss, recipe.distill)
+
     def build(recipe: Recipe, ranks: Ranks) -> tuple[Plan, Learner]:
         plan = recipe.plan(shards, auto_order=auto_order)
         learner = Learner(
-            recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device, ranks=ranks,
+            recipe, classes=len(head.target), head=head, total_steps=plan.total_steps, device=device, ranks=ranks,
             epoch_steps=[pass_.batches for pass_ in plan.passes if pass_.split == "train"],
             epoch_samples=[pass_.samples for pass_ in plan.passes if pass_.split == "train"],
+            class_weights=class_weights(recipe.loss, plan),
         )  # fmt: skip
         return plan, learner
 
@@ -119,12 +135,21 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
         plan, learner = build(simple, Ranks())
         return plan, real_steps(plan, learner, world_size=ranks.world_size)
 
-    def min_over_ranks(size: int) -> int:
-        return min(int(text) for text in ranks.gather({ranks.rank: str(size)}).values())
-
     recipe = with_batch_sizes(
         recipe, device=device, saved_recipe=lambda: ranks.broadcast(checkpoint.peek(options.newest, "recipe")),
-        probe=probe, world_size=ranks.world_size, min_over_ranks=min_over_ranks,
+        probe=probe, world_size=ranks.world_size, min_over_ranks=lambda size: -ranks.max(-size),
     )  # fmt: skip
     plan, learner = build(recipe, ranks)
     return recipe, shards, plan, learner
+
+
+def _saved(options: Options, key: str) -> Any:
+    """A value from the run's checkpoint, of a run of folds from that of any fold: which data it reads, for example.
+
+    None if there is no checkpoint.
+    """
+    folders = [options.folder]
+    if options.fold is not None:
+        folders += sorted(options.folder.parent.glob("fold-*"))
+    values = (checkpoint.peek(checkpoint.newest(folder, options.from_), key) for folder in folders)
+    return next((value for value in values if value is not None), None)

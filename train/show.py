@@ -1,4 +1,4 @@
-"""`python -m train show SHARDS --recipe FILE`: contact sheet of the model's input, one row per stage and split.
+"""`python -m train show SHARDS --recipe FILE`: contact sheet of the model's input, per stage, split and resolution.
 
 The images come from the same loader, plan and graph as in training, so the pixels are those of a run.
 """
@@ -6,16 +6,19 @@ The images come from the same loader, plan and graph as in training, so the pixe
 from __future__ import annotations
 
 import argparse
+import io
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Batch, Loader
-from pipeline.plan.plan import Pass
+from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
 from train.recipe.schema import Recipe
 
@@ -32,25 +35,26 @@ class Row:
 
 
 def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
-    """The first `count` images of each stage's first training batch and first validation batch.
+    """The first `count` images of each stage's first training batch of each resolution and first validation batch.
 
     They are the same pixels as in a CPU run with this recipe and seed. Raises `ResoluteError` as `Plan` and `Loader`.
     """
     plan = recipe.plan(shards)
-    first: dict[tuple[str, int], Pass] = {}
+    first: dict[tuple[int, str, int], int] = {}  # batch by stage, split and resolution
     for pass_ in plan.passes:
-        first.setdefault((pass_.split, pass_.stage), pass_)
+        for k in pass_.distinct_batches:
+            first.setdefault((pass_.stage, pass_.split, pass_.batch_at(k)[0]), pass_.first + k)
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
     rows = []
     with Loader(plan, device="cpu", mean=recipe.data.mean, std=recipe.data.std) as loader:
-        for pass_ in sorted(first.values(), key=lambda pass_: (pass_.stage, pass_.split)):
-            loader.load_state_dict({"next_batch": pass_.first})
+        for (stage, split, res), index in sorted(first.items()):
+            loader.load_state_dict({"next_batch": index})
             batch = next(loader)
             chosen = batch.images[:count].permute(0, 2, 3, 1).numpy()
-            what = "training" if pass_.split == "train" else "validation"
+            what = "training" if split == "train" else "validation"
             rows.append(
                 Row(
-                    title=f"stage {pass_.stage}, {what}, {pass_.res} px, epoch {pass_.epoch}",
+                    title=f"stage {stage}, {what}, {res} px, epoch {batch.spec.epoch}",
                     pixels=np.rint((chosen * std + mean) * 255).clip(0, 255).astype(np.uint8),
                     lines=tuple(_label(shards, batch, i) for i in range(len(chosen))),
                 )
@@ -59,40 +63,51 @@ def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[R
 
 
 def _label(shards: ShardSet, batch: Batch, i: int) -> str:
-    name = shards.classes[int(batch.labels[i])]
+    """The caption, in lines: names of classes with their weights if they are mixed, or values with their units."""
+    names, units = shards.target.names, shards.target.units
+    if shards.target.kind == "values":
+        named = itertools.zip_longest(names, batch.targets[i].tolist(), units, fillvalue="")
+        return "\n".join(f"{name} {value:.5g} {unit}".rstrip() for name, value, unit in named)
     lam = float(batch.lam[i])
+    if shards.target.kind == "labels":
+        weights = batch.targets[i].tolist()
+        shown = [(name, weight) for name, weight in zip(names, weights, strict=True) if weight]
+        lines = [name if weight == 1.0 else f"{weight:.2f} {name}" for name, weight in shown]
+        return "\n".join(lines) or "(none)"
+    name = names[int(batch.labels[i])]
     if lam == 1.0:
         return name
-    return f"{lam:.2f} {name}\n{1 - lam:.2f} {shards.classes[int(batch.partner_labels[i])]}"
+    return f"{lam:.2f} {name}\n{1 - lam:.2f} {names[int(batch.partner_labels[i])]}"
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Write the rows to an image file. Raises `ResoluteError` if it cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns = max(len(row.pixels) for row in rows)
-    figure = Figure(figsize=(1.5 * columns, 2.0 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    parts = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
-    for part, row in zip(parts, rows, strict=True):
-        part.suptitle(row.title, x=0.005, ha="left", fontsize=9)
-        for axes in (grid := part.subplots(1, columns, squeeze=False)[0]):
-            axes.set_axis_off()
-        for axes, pixels, line in zip(grid, row.pixels, row.lines, strict=False):
-            axes.imshow(pixels, interpolation="nearest")
-            axes.set_title(line.replace("$", r"\$"), fontsize=6, pad=2)
+def draw(rows: list[Row], path: Path, *, title: str) -> None:
+    """Write a page of the rows. Raises `ResoluteError` if it cannot be written."""
+    sheets = []
+    for row in rows:
+        side = row.pixels.shape[1]
+        sheets.append((row.title, [
+            {"data": _png(pixels), "title": line.replace("\n", ", "), "lines": line.split("\n"), "width": side,
+             "height": side}
+            for pixels, line in zip(row.pixels, row.lines, strict=True)
+        ]))  # fmt: skip
     with output_file(path) as file:
-        figure.savefig(file, format=path.suffix[1:].lower(), dpi=120)
+        file.write(figures_page(title=title, subtitle="first images of each stage and split", sheets=sheets))
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    check_output(args.out, setting="--out", suffixes=(".png", ".jpg", ".jpeg", ".svg", ".pdf"))
+    check_output(args.out, setting="--out", suffixes=(".html",))
     recipe = Recipe.load(args.recipe)
     shards = open_dataset(
-        args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, val=args.val, classes=args.classes
-    )
+        args.shards, resolutions=recipe.resolutions, val=args.val, classes=args.classes, target=args.target,
+        fold=recipe.data.fold, folds=recipe.data.folds,
+    )  # fmt: skip
     rows = model_inputs(shards, recipe, count=args.count)
-    draw(rows, args.out)
+    draw(rows, args.out, title=f"Model input of {recipe.name}")
     print(f"{args.out}: {len(rows)} rows of model inputs")

@@ -32,11 +32,13 @@ from pipeline.storage.atomic_file import delete_partial, used_folder
 from pipeline.storage.lock import exclusive_lock
 from train.logs.hardware import describe, reset_peak_memory
 from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
+from train.logs.score import main_metric
 from train.planner.batch_size import DoesNotFit
 from train.planner.estimate import Forecast, calibration, forecast, table
 from train.planner.measure import Decode, Stopwatch, choose_decode, measure_stages, restored
 from train.recipe.schema import Recipe
-from train.report.console import EPOCH_HEADER, Reports, epoch_line
+from train.report.console import Reports, epoch_header, epoch_line
+from train.report.validation import confused_photos, write_validation
 
 from . import checkpoint
 from .device import device_name
@@ -60,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
             return run(options, ranks)
         from .cross_validation import chosen_folds, cross_validate  # why here: it imports this module
 
-        return cross_validate(options, chosen_folds(args.folds, shards=options.shards), ranks)
+        return cross_validate(options, *chosen_folds(args.folds), ranks)
 
 
 def run(options: Options, ranks: Ranks | None = None) -> int:
@@ -124,15 +126,15 @@ class _Session:
             raise ResoluteError(
                 f"{options.folder}: {error.strerror}, expected a writable folder; choose another RUN"
             ) from None
-        self.meter = Meter(self.log, device=learner.device, ranks=self.ranks)
+        self.meter = Meter(self.log, device=learner.device, ranks=self.ranks, head=learner.head)
         self.reports = Reports(options.folder, on=self.ranks.is_main, tensorboard=options.tensorboard)
         self.position, self.progress = 0, Progress(
-            recipe.stop, [stage.eval_res or stage.res for stage in recipe.stages for _ in range(stage.epochs)]
+            recipe.stop, [stage.validation_res for stage in recipe.stages for _ in range(stage.epochs)]
         )
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
-        # stored in checkpoints: what inference needs besides the recipe
-        self.about = {"name": recipe.name, "classes": list(shards.classes), "margin": shards.margin,
-                      "single_resolution": shards.single_resolution}
+        # stored in checkpoints for inference, in addition to the recipe
+        self.about = {"name": recipe.name, "head": learner.head.to_json(), "margin": shards.margin,
+                      "single_resolution": shards.single_resolution, "generation": shards.generation}
         if state:
             learner.load_state_dict(state)
             self.meter.load_state_dict(state["meter"])
@@ -149,7 +151,7 @@ class _Session:
         self.stopped_by = 0
         self.bar: tqdm[Any] | None = None
         self.skipped: Mapping[tuple[str, int, int], str] = {}  # the loader's: (split, res, sample) -> reason
-        self.skipped_logged = 0  # how many of these the log has
+        self.skipped_logged = 0  # number of them in the log
 
     def fit(self) -> int:
         plan, folder = self.plan, self.options.folder
@@ -170,7 +172,8 @@ class _Session:
             with self.ready() as loader:
                 if self.options.calibrate:
                     self._calibrate(self.forecast(loader, began=began))
-                print(f"warmed up every shape in {time.perf_counter() - began:.1f} s\n{EPOCH_HEADER}", flush=True)
+                header = epoch_header(self.learner.head.target.kind)
+                print(f"warmed up every shape in {time.perf_counter() - began:.1f} s\n{header}", flush=True)
                 self.skipped = loader.skipped
                 finished = run_batches(loader, self.learner, self.meter, self._after)
         except NotFinite as error:
@@ -231,7 +234,7 @@ class _Session:
         )  # fmt: skip
 
     def _decode(self) -> Decode | None:
-        """Where to decode: `--decode`, else the checkpoint's choice, else the faster one, measured."""
+        """The device that decodes: `--decode`, else the checkpoint's choice, else the faster one, measured."""
         device, option = self.learner.device, self.options.decode
         if device.type == "cpu":
             if option == "gpu":
@@ -288,19 +291,30 @@ class _Session:
         return bool(every and (step + 1) % every == 0)
 
     def _end_epoch(self, spec: BatchSpec) -> None:
-        stage = self.recipe.stages[spec.stage]
-        record = self.meter.end_epoch(spec, res=stage.res, batch_size=stage.batch_size)
+        pass_ = next(each for each in self.plan.passes if (each.split, each.epoch) == ("train", spec.epoch))
+        largest = max(pass_.shapes, key=lambda shape: shape.res)
+        counts = self.plan.class_counts(spec.epoch).tolist() if self.ranks.is_main else []
+        record = self.meter.end_epoch(
+            spec, res=largest.res, batch_size=largest.batch_size, class_counts=counts
+        )
         tqdm.write(epoch_line(record))
         done, progress = spec.index + 1 == self.plan.total_batches, self.progress
         is_best = progress.update(record, last=done)
+        if self.ranks.is_main and is_best:
+            write_validation(self.options.folder, record, self.meter.details)
         if done or progress.ended:
-            self.log.write({"kind": "end", "elapsed_s": self.meter.elapsed_s, "best_top1": progress.best_top1,
+            best = progress.best_score if progress.best_epoch >= 0 else None
+            self.log.write({"kind": "end", "elapsed_s": self.meter.elapsed_s, f"best_{main_metric(record).key}": best,
                             "stopped_early": progress.ended})  # fmt: skip
         self._save(best=is_best)
+        if self.ranks.is_main and (done or progress.ended):
+            data = self.recipe.data
+            confused_photos(self.options.folder, self.plan.shards, mean=data.mean, std=data.std)
         self.reports.update()
         if progress.ended:
-            tqdm.write(f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} (top-1 "
-                       f"{100 * progress.best_top1:.2f} %, {progress.best_weights} weights), last.pt of this one")
+            metric = main_metric(record)
+            tqdm.write(f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} ({metric.title} "
+                       f"{metric.text(progress.best_score)}, {progress.best_weights} weights), last.pt of this one")
 
     def _save(self, *, best: bool = False) -> None:
         self._log_skipped()
@@ -380,7 +394,10 @@ class _Session:
     def _write_start(self, shards: ShardSet) -> None:
         self.log.write({
             "kind": "start", "recipe": self.recipe.name, "recipe_hash": self.recipe.hash, "shards_hash": shards.hash,
-            "classes": len(shards.classes), "train_samples": len(shards.splits["train"]),
+            "generation": shards.generation, "target": shards.target.kind,
+            "classes": len(shards.classes), "class_names": list(shards.classes),
+            "class_samples": self.plan.class_samples.tolist() if self.ranks.is_main else [],
+            "train_samples": len(shards.splits["train"]),
             "val_samples": len(shards.splits["val"]), "stages": self.identity["recipe"]["stages"],
             "recipe_values": self.identity["recipe"],
             "recipe_text": self.options.recipe.read_text(encoding="utf-8-sig"),

@@ -13,7 +13,7 @@ from torch import nn
 
 from pipeline import cuda
 from pipeline.errors import ResoluteError
-from pipeline.plan.plan import BatchSpec, Pass, Plan
+from pipeline.plan.plan import Pass, Plan
 from train.logs.hardware import peak_memory_bytes
 from train.planner.batch_size import DoesNotFit
 from train.recipe.schema import Recipe
@@ -33,11 +33,9 @@ def shapes(
     """All (split, res in px, local batch size) of the run or of `stages`, largest first; equally many on every rank."""
     local_sizes = {}
     for pass_ in plan.passes:
-        if stages is not None and pass_.stage not in stages:
-            continue
-        for k in {0, max(0, pass_.batches - 2), pass_.batches - 1}:
-            spec = plan.batch(pass_.first + k, rank=rank, world_size=world_size)
-            local_sizes[spec.split, spec.res, spec.global_size] = len(spec)
+        if stages is None or pass_.stage in stages:
+            for (res, size), local_size in pass_.local_shapes(rank=rank, world_size=world_size).items():
+                local_sizes[pass_.split, res, size] = local_size
     # why the largest first: the allocator's blocks then fit all later shapes
     order = sorted(local_sizes, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
     return [(split, res, local_sizes[split, res, size]) for split, res, size in order]
@@ -51,21 +49,22 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
     recipe, ranks = learner.recipe, learner.ranks
     if recipe.model.norm == "sync" or not batch_norms(learner.network):
         return
-    checked = set()
+    steps: dict[tuple[int, int, int, int], Pass] = {}  # (stage, res, samples over all ranks, on this rank)
     for pass_ in plan.passes:
-        if pass_.split != "train" or pass_.stage in checked:
+        if pass_.split == "train":
+            local = pass_.local_shapes(rank=ranks.rank, world_size=ranks.world_size)
+            steps |= {(pass_.stage, *shape, size): pass_ for shape, size in local.items()}
+    for (stage, res, global_size, size), pass_ in steps.items():
+        smallest = min(len(part) for part in torch.arange(size).chunk(recipe.optim.grad_accum_steps))
+        if smallest > 1:
             continue
-        checked.add(pass_.stage)
-        learner.freezer.enter(pass_.stage)
-        for k in sorted({0, max(0, pass_.batches - 2), pass_.batches - 1}):
-            spec = plan.batch(pass_.first + k, rank=ranks.rank, world_size=ranks.world_size)
-            smallest = min(len(part) for part in torch.arange(len(spec)).chunk(recipe.optim.grad_accum_steps))
-            if smallest == 1 and not _normalises_one(learner, pass_.res):
-                cause = _too_small(recipe, pass_, spec, world_size=ranks.world_size)
-                raise ResoluteError(
-                    f"{cause}: got 1 sample, expected at least 2 for the batch norms of {recipe.model.name} at "
-                    f'{pass_.res} px; change it, or set model.norm = "group"'
-                )
+        learner.freezer.enter(stage)
+        if not _normalises_one(learner, res):
+            cause = _too_small(recipe, pass_, (res, global_size, size), world_size=ranks.world_size)
+            raise ResoluteError(
+                f"{cause}: got 1 sample, expected at least 2 for the batch norms of {recipe.model.name} at "
+                f'{res} px; change it, or set model.norm = "group"'
+            )
 
 
 def _normalises_one(learner: Learner, res: int) -> bool:
@@ -82,17 +81,22 @@ def _normalises_one(learner: Learner, res: int) -> bool:
     return True
 
 
-def _too_small(recipe: Recipe, pass_: Pass, spec: BatchSpec, *, world_size: int) -> str:
-    """The key, its value, and how it leads to a micro-batch of a single sample."""
+def _too_small(recipe: Recipe, pass_: Pass, shape: tuple[int, int, int], *, world_size: int) -> str:
+    """The key, its value, and how it leads to a micro-batch of a single sample.
+
+    `shape`: of the step: resolution in px, samples over all ranks, and on this rank.
+    """
+    res, global_size, local_size = shape
+    batch_size = recipe.stages[pass_.stage].batch_size_at(res)
     stage, of_ranks = recipe.stages[pass_.stage], f" on {world_size} ranks" if world_size > 1 else ""
-    if len(spec) > 1:
-        return (f"optim.grad_accum_steps: {recipe.optim.grad_accum_steps} micro-batches of the {spec.global_size} "
+    if local_size > 1:
+        return (f"optim.grad_accum_steps: {recipe.optim.grad_accum_steps} micro-batches of the {global_size} "
                 f"samples per step{of_ranks} (stage {pass_.stage}) leave one of a single sample")  # fmt: skip
-    if stage.batch_size < 2 * world_size:
-        return f"stages[{pass_.stage}].batch_size: {stage.batch_size}{of_ranks} is a single sample per step"
+    if batch_size < 2 * world_size:
+        return f"stages[{pass_.stage}].batch_size: {batch_size}{of_ranks} is a single sample per step"
     if pass_.samples == 1:
         return f"stages[{pass_.stage}].fraction: {stage.fraction} is a single sample per epoch"
-    return (f"stages[{pass_.stage}].batch_size: {stage.batch_size}{of_ranks} leaves a last batch of a single sample "
+    return (f"stages[{pass_.stage}].batch_size: {batch_size}{of_ranks} leaves a last batch of a single sample "
             f"of the epoch's {pass_.samples}")  # fmt: skip
 
 

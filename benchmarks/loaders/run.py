@@ -1,4 +1,4 @@
-"""Runs loaders one at a time, and what the two commands that compare them share: arguments, shards, result file."""
+"""Runs loaders one at a time; arguments and result file of `benchmarks.loader` and `benchmarks.change`, its users."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
 """Measures photos per second of prep and of other converters, and the PSNR of prep's pixels.
 
     python -m benchmarks.prep --src photos/train [--res 128,160,224] [--rounds 3] [--copies 10]
-                              [--img2dataset /path/to/python]
+                              [--shard-samples 4096] [--img2dataset /path/to/python]
 
-All images of a folder of class folders, copied a few times, are converted to shards of all sizes with two processes by
+All JPEGs of a folder of class folders, in a few copies, are converted to shards of all sizes with two processes by
 `python -m prep`, by Pillow's Lanczos + `webdataset.ShardWriter`, and by img2dataset, run once per size (in a separate
-environment, as it pins an old webdataset; it reads `file://` URLs). Each round times the complete commands one after
-another; prep also hashes photos and shards and syncs them to disk. A tool's start-up time (imports, compilation) is
-its time for 32 images; `steady` images/s exclude it for all tools. One untimed round fills the page cache.
+environment, as it pins an old webdataset; it reads `file://` URLs). Each copy is a file of its own with other bytes: a
+comment that numbers it, before the first segment of the JPEG. Each round times the complete commands one after another;
+prep also hashes photos and shards and syncs them to disk. A tool's start-up time (imports, compilation) is its time for
+32 images; `steady` images/s exclude it for all tools. "no-op" is prep on the finished set. CPU seconds are those of the
+command and of all its processes. One untimed round fills the page cache.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import argparse
+import ctypes
 import io
 import json
 import multiprocessing
+import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -28,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,7 @@ from PIL import Image
 
 from benchmarks.cli import Parser, command
 from benchmarks.record import check_writable, header, write
+from pipeline.errors import ResoluteError
 from prep.config import MARGIN, parse_resolutions
 from prep.convert.resize import fit
 
@@ -46,6 +52,7 @@ WORKERS = 2
 QUALITY = 90
 FEW = 32
 OURS = "prep"
+_PR_SET_CHILD_SUBREAPER = 36  # Source: prctl(2)
 IMG2DATASET = """
 import sys
 from img2dataset import download
@@ -57,14 +64,20 @@ download(url_list=urls, input_format="csv", url_col="url", caption_col="label", 
 
 
 def copy_photos(src: Path, copies: int, root: Path) -> list[Path]:
-    """Copy all files of the class folders of `src` to `root`, `copies` times under new names."""
+    """Write all JPEGs of the class folders of `src` to `root`, `copies` times, each with its number as a comment."""
     made = []
     for path in sorted(path for path in src.glob("*/*") if path.is_file()):
+        data = path.read_bytes()
+        if not data.startswith(b"\xff\xd8"):
+            raise ResoluteError(f"{path}: got another format, expected a JPEG; choose a --src of JPEGs")
         for copy in range(copies):
             target = root / path.parent.name / f"{copy}-{path.name}"
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            # Source: ITU-T T.81, B.2.4.5, comment segment: its length includes the two bytes of the length
+            target.write_bytes(data[:2] + b"\xff\xfe\x00\x0acopy%04d" % copy + data[2:])
             made.append(target)
+    if not made:
+        raise ResoluteError(f"{src}: got no files in class folders, expected JPEGs; point --src at the class folders")
     return made
 
 
@@ -74,8 +87,9 @@ def _run(words: Sequence[object]) -> None:
         raise RuntimeError(f"{words[0]}: exit status {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
 
 
-def run_ours(src: Path, out: Path, resolutions: Sequence[int]) -> None:
-    words = ["--src", src, "--out", out, "--res", ",".join(map(str, resolutions)), "--val-frac", "0.01"]
+def run_ours(src: Path, out: Path, resolutions: Sequence[int], shard_samples: int) -> None:
+    words = ["--src", src, "--out", out, "--res", ",".join(map(str, resolutions)), "--val-frac", "0.01",
+             "--shard-samples", shard_samples]  # fmt: skip
     _run([sys.executable, "-m", "prep", *words, "--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"])
 
 
@@ -124,21 +138,46 @@ def run_img2dataset(python: Path, src: Path, out: Path, short_sides: Sequence[in
             raise RuntimeError(f"img2dataset: got {stored} images at {side} px, expected {len(files)}")
 
 
+def _timed(tool: Callable[[Path, Path], None], src: Path, out: Path) -> tuple[float, float]:
+    """Seconds, and CPU seconds of all processes that `tool` starts, of which none must outlive it for long."""
+    began, cpu_s = time.perf_counter(), _children_cpu_s()
+    tool(src, out)
+    elapsed_s = time.perf_counter() - began
+    return elapsed_s, _children_cpu_s() - cpu_s
+
+
+def _children_cpu_s() -> float:
+    """CPU seconds of all ended descendants; waits for the orphans among them, such as prep's fork server."""
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def measure(
     tools: dict[str, Callable[[Path, Path], None]], photos: Path, few: Path, root: Path, rounds: int
 ) -> dict[str, dict[str, list[float]]]:
-    """{tool: {"seconds": one value per round, "few_seconds": the same for `FEW` images}}."""
-    results: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "few_seconds": []} for name in tools}
+    """{tool: {"seconds" and "cpu_seconds": a value per round, "few_seconds": the same for `FEW` images}}.
+
+    For prep also "noop_seconds": on the finished set of `FEW` images.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # why: the CPU time of orphans counts too
+    results: dict[str, dict[str, list[float]]] = {
+        name: {what: [] for what in ("seconds", "cpu_seconds", "few_seconds")} for name in tools
+    }
+    results[OURS]["noop_seconds"] = []
+    out = root / "out"
     for number in range(rounds + 1):
         for name, tool in tools.items():
-            for what, src in (("few_seconds", few), ("seconds", photos)):
-                out = root / "out"
-                began = time.perf_counter()
-                tool(src, out)
-                elapsed_s = time.perf_counter() - began
-                shutil.rmtree(out)
-                if number:  # the first is a warm-up
-                    results[name][what].append(elapsed_s)
+            times = {"few_seconds": _timed(tool, few, out)[0]}
+            if name == OURS:
+                times["noop_seconds"] = _timed(tool, few, out)[0]
+            shutil.rmtree(out)
+            times["seconds"], times["cpu_seconds"] = _timed(tool, photos, out)
+            shutil.rmtree(out)
+            for what, value in times.items() if number else ():  # the first is a warm-up
+                results[name][what].append(value)
     return results
 
 
@@ -149,6 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--res", default="128,160,224", help="resolutions in px (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds (default: %(default)s)")
     parser.add_argument("--copies", type=int, default=10, help="copies of every image (default: %(default)s)")
+    parser.add_argument("--shard-samples", type=int, default=4096, help="of prep (default: %(default)s)")
     parser.add_argument("--img2dataset", type=Path, metavar="PYTHON", help="Python interpreter with img2dataset")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/prep.json"), help="JSON to write")
     return command(parser, _measure_all, argv)
@@ -167,7 +207,7 @@ def _measure_all(args: argparse.Namespace) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         tools: dict[str, Callable[[Path, Path], None]] = {
-            OURS: lambda src, out: run_ours(src, out, resolutions),
+            OURS: lambda src, out: run_ours(src, out, resolutions, args.shard_samples),
             "pillow + ShardWriter": lambda src, out: run_pillow(src, out, sides),
         }
         if args.img2dataset:
@@ -177,7 +217,8 @@ def _measure_all(args: argparse.Namespace) -> None:
         once = files[:: args.copies]
         result |= {
             "images": len(files), "copies": args.copies, "resolutions": resolutions, "short_sides": sides,
-            "workers": WORKERS, "seconds": measure(tools, root / "photos", root / "few", root, args.rounds),
+            "shard_samples": args.shard_samples, "workers": WORKERS,
+            "seconds": measure(tools, root / "photos", root / "few", root, args.rounds),
             "parts": measure_parts(once, sides, args.rounds), "psnr_db": measure_psnr(once, sides),
         }  # fmt: skip
     report(result)
@@ -192,10 +233,13 @@ def report(result: dict[str, Any]) -> None:
     for name, values in seconds.items():
         total_s, few = statistics.median(values["seconds"]), statistics.median(values["few_seconds"])
         steady[name] = (images - FEW) / (total_s - few)
+        cpu_ms = statistics.median(values["cpu_seconds"]) / images * 1e3
         print(
-            f"  {name:<22} {images / total_s:5.0f} images/s, steady {steady[name]:5.0f}, start-up {few:4.1f} s; ours "
-            f"{total_s / statistics.median(seconds[OURS]['seconds']):.2f}x, steady {steady[OURS] / steady[name]:.2f}x"
+            f"  {name:<22} {images / total_s:5.0f} images/s, steady {steady[name]:5.0f}, start-up {few:4.2f} s, CPU "
+            f"{cpu_ms:5.2f} ms per image; ours {total_s / statistics.median(seconds[OURS]['seconds']):.2f}x, steady "
+            f"{steady[OURS] / steady[name]:.2f}x"
         )
+    print(f"  {OURS} with nothing to do {statistics.median(seconds[OURS]['noop_seconds']):.2f} s")
     for part, ms in result["parts"]["ms"].items():
         print(f"  {part:<22} {ms['median']:6.3f} ms CPU per image")
     for side, nbytes in result["parts"]["bytes"].items():

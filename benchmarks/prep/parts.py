@@ -20,8 +20,8 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from benchmarks.cli import repeated
-from prep.convert.decode import Reject, decode
-from prep.convert.resize import fit, resize
+from prep.convert.decode import Photo, Reject, decode
+from prep.convert.resize import fit, resize, resize_photo
 from prep.shards.tar_format import member
 
 __all__ = ["measure_parts", "measure_psnr"]
@@ -31,7 +31,8 @@ FILTERS = {"bicubic": -0.5, "lanczos": None}
 
 
 def _resize(pixels: NDArray[np.uint8], short_sides: Sequence[int]) -> list[NDArray[np.uint8]]:
-    return [resize(pixels, *fit(pixels.shape[1], pixels.shape[0], side)) for side in short_sides]
+    photo = Photo.full(pixels)
+    return [resize_photo(photo, *fit(photo.width, photo.height, side)) for side in short_sides]
 
 
 def _encode(images: Sequence[NDArray[np.uint8]]) -> list[bytes]:

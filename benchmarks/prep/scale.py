@@ -21,7 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,10 @@ import numpy as np
 from benchmarks.cli import Parser, command
 from benchmarks.proc import descendants, in_new_process
 from benchmarks.record import check_writable, header, write
-from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED, shard_name
+from pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
+from prep.plan.generations import SUPERSEDED, read_inputs, write_inputs
+from prep.plan.set_plan import SetPlan, layout_of
+from prep.shards.duplicates import InputNames
 from prep.shards.manifest import finalize_set
 from prep.shards.record import Records, ShardRecord
 from prep.storage.hashed_file import FileInfo
@@ -85,12 +90,25 @@ def link_copies(src: Path, copies: int, root: Path) -> None:
             (folder / f"{copy:03d}-{path.name}").hardlink_to(path)
 
 
+class _MadeUpNames(InputNames):
+    def names(self, split: str, keys: Sequence[int]) -> list[str]:
+        return [f"class/{key:09d}.jpg" for key in keys]
+
+
 def write_entries(root: str, entries: int) -> dict[str, Any]:
     """A synthetic set of `entries` samples: index, sources and manifest derived by prep, sparse files as tars."""
     store, shards = LocalStore(Path(root)), -(-entries // PER_SHARD)
     for res in RESOLUTIONS:
         (store.root / str(res)).mkdir(parents=True)
-    records = Records(store, "plan", store.root / "records-copy")
+    settings = {"margin": 8 / 7, "val": {"how": "folder"}, "shard_samples": PER_SHARD, "quality": 90, "seed": 0}
+    own = {"generation": 0, "settings": settings, "classes": [str(n) for n in range(1000)], "codecs": {}, "source": {},
+           "target": {"kind": "class"}, "images": {"train": entries}}  # fmt: skip
+    plan = SetPlan(
+        plans=(own,), src="-", layout=layout_of((own,)), short_sides={res: round(res * 8 / 7) for res in RESOLUTIONS},
+        max_bad=0.0, ignored=Counter(), warnings=(), damaged=frozenset(),
+    )  # fmt: skip
+    write_inputs(store, 0, own, {}, np.empty(0, SUPERSEDED))  # why none: their names are made up
+    records = Records(store, plan.hash_of, store.root / "records-copy")
     for number in range(shards):
         n = min(PER_SHARD, entries - number * PER_SHARD)
         keys = np.arange(n, dtype=np.uint64) + number * PER_SHARD
@@ -104,16 +122,13 @@ def write_entries(root: str, entries: int) -> dict[str, Any]:
                 tar.truncate(n)
             files = {f"{res}/{name}.{kind}": info for kind in ("tar", "idx")}
             record = ShardRecord(
-                plan="plan", split="train", number=number, res=res, samples=samples, sources=sources, stored=stored,
-                files=files, rejects=(),
+                plan=plan.hashes[0], split="train", number=number, res=res, samples=samples, sources=sources,
+                stored=stored, files=files, rejects=(),
             )  # fmt: skip
             records.add(record.to_bytes())
-    settings = {"margin": 8 / 7, "val": {"how": "folder"}}
-    plan = {"settings": settings, "classes": [str(n) for n in range(1000)], "codecs": {}, "source": {}}
-    sides = {res: round(res * 8 / 7) for res in RESOLUTIONS}
     before, began = peak_mib(), time.perf_counter()
-    finalize_set(store, plan, sides, {"train": shards}, records,
-                 lambda split, keys: [f"class/{key:09d}.jpg" for key in keys])  # fmt: skip
+    photos = partial(read_inputs, store, plan=None, scratch=store.root)
+    finalize_set(store, plan, records, _MadeUpNames(), photos, None, store.root)
     elapsed_s = time.perf_counter() - began
     records.close()
     return {

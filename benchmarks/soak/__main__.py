@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kills", type=int, default=300, metavar="N", help="minimum number of kills (default: %(default)s)")
     add("--faults", type=int, default=100, metavar="N", help="minimum number of storage faults (default: %(default)s)")
     add("--minutes", type=float, default=60.0, metavar="M", help="start no cycle after that (default: %(default)s)")
-    add("--only", default="", metavar="NAME,…", help="scenarios, such as prep, prep-s3, verify, train, train-1, eval")
+    add("--only", default="", metavar="NAME,…", help="scenarios, such as prep, prep-jobs, verify, train, train-1, eval")
     add("--index", type=int, metavar="N", help="only the cycle of this number of each scenario")
     add("--keep", action="store_true", help="stop at the first finding and keep its folder")
     add("--out", type=Path, default=Path("benchmarks/results/soak.json"), metavar="FILE", help="default: %(default)s")
@@ -86,9 +86,10 @@ def _soak(args: argparse.Namespace) -> int:
                 folder, stack, seed=args.seed, kills=args.kills, faults=args.faults, minutes=args.minutes,
                 only=[word for word in args.only.split(",") if word], index=args.index, keep=args.keep,
             )  # fmt: skip
+            first_fields = header(args)
             soak.run()
         print(soak.summary())
-        write(args.out, {**header(args), **soak.result()}, indent=None)
+        write(args.out, {**first_fields, **soak.result()}, indent=None)
     finally:
         end_leftovers(grace_s=0.0)
         if not (args.keep and (folder / "cycle").exists()):

@@ -51,16 +51,19 @@ def leftover_files(what: str, folder: Path, allowed: Sequence[str] = ()) -> list
     return [f"{what}: left over: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"] if names else []
 
 
-def planned_samples(shards: str, recipe: Path) -> list[tuple[int, int, list[int]]]:
-    """(epoch, step, sample ids) of every training batch of a run."""
+def planned_samples(
+    shards: str, recipe: Path, fold: tuple[int, int] | None = None
+) -> list[tuple[int, int, list[int]]]:
+    """(epoch, step, sample ids) of every training batch of a run, or of one with this (fold, number of folds)."""
     from pipeline.dataset.shard_set import ShardSet
     from pipeline.plan.plan import Plan
     from train.recipe.schema import Recipe
 
     parsed = Recipe.load(recipe)
     assert parsed.data.order != "auto"
+    shard_set = ShardSet.open(shards, resolutions=parsed.resolutions)
     plan = Plan(
-        ShardSet.open(shards, resolutions=parsed.resolutions), parsed.stages, seed=parsed.seed, order=parsed.data.order,
+        shard_set.with_fold(*fold) if fold else shard_set, parsed.stages, seed=parsed.seed, order=parsed.data.order,
         fraction_mode=parsed.data.fraction_mode, eval_batch_size=parsed.eval.batch_size,
         eval_every_epochs=parsed.eval.every_epochs,
     )  # fmt: skip

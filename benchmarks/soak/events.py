@@ -18,7 +18,7 @@ from .faults import NAME, OPEN, READ, SYNC, WRITE
 __all__ = ["Event", "Place", "draw"]
 
 # torch's C++ logs and prep's note about the shards that it keeps are not errors
-_NOISE = re.compile(r"\[?[WEI]\d{4} |\[rank\d|frame #\d|Exception raised from|prep: \d+ shards are there already")
+_NOISE = re.compile(r"\[?[WEI]\d{4} |\[rank\d|frame #\d|Exception raised from|prep: \d+ shards? (is|are) there already")
 _CHANGES = WRITE | SYNC | NAME
 _SIGNALS = {"SIGTERM": {143, -15}, "SIGINT": {130, -2}, "SIGHUP": {129, -1}}
 
@@ -140,7 +140,9 @@ def _local(rng: random.Random, at: float, name: str, places: Mapping[str, Place]
 def _remote(rng: random.Random, at: float) -> Event:
     how = rng.choice(["503", "503", "500", "403", "hang", "slow", "cut"])
     limit = {"403": -1, "hang": rng.randrange(1, 3), "slow": rng.randrange(3, 12)}.get(how, rng.choice([1, 2, 3, -1]))
-    return Event(kind="fault", how=f"s3 {how}", at=at, limit=limit, duration_s=rng.uniform(0.3, 2.0),
+    # why 1 s: a lock is renewed with three requests, and the soak's lasts a few seconds
+    duration_s = rng.uniform(0.3, 1.0 if how == "slow" else 2.0)
+    return Event(kind="fault", how=f"s3 {how}", at=at, limit=limit, duration_s=duration_s,
                  expected=frozenset({2}), must_succeed=limit > 0)  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Runs commands as forks of this preloaded interpreter, and detects processes that they leave behind.
 
-A fork needs no imports, so a command starts in milliseconds; `load_compiled` and `trace_graph` prepare what every fork
-would otherwise repeat. Each command is its own session with its output in files. This process is a subreaper: processes
+A fork needs no imports, so a command starts in milliseconds; `load_compiled` prepares what every fork would otherwise
+repeat. Each command is its own session with its output in files. This process is a subreaper: processes
 that a command leaves behind become its children, and `end_leftovers` finds them. Linux only.
 """
 
@@ -31,7 +31,7 @@ from pipeline.cli import guard_process, run_main
 from pipeline.errors import ResoluteError
 
 __all__ = ["Command", "Process", "adopt_orphans", "check_single_threaded", "end_leftovers", "end_process", "in_child",
-           "load_compiled", "redirect_streams", "start", "trace_graph"]  # fmt: skip
+           "load_compiled", "redirect_streams", "start"]  # fmt: skip
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.002
@@ -198,6 +198,7 @@ def _run(command: Command, stdout: Path, stderr: Path, prepare: Callable[[], Non
         redirect_streams(stdout, stderr)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        guard_process()  # why before `prepare`: it imports, which Ctrl-C may interrupt
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         os.environ.update(command.env)
         tempfile.tempdir = None
@@ -224,7 +225,6 @@ def redirect_streams(stdout: Path, stderr: Path) -> None:
 
 
 def _main(command: Command) -> int:
-    guard_process()
     try:
         run_main(lambda: command.main(list(command.arguments)))
     except SystemExit as end:
@@ -341,15 +341,3 @@ def load_compiled() -> None:
             if dispatcher._can_compile and hasattr(dispatcher._cache, "_cache_file"):
                 for key in list(dispatcher._cache._cache_file._load_index()):
                     dispatcher.compile(key[0])
-
-
-def trace_graph() -> None:
-    """Have DALI translate the graph of a run with mixing, which takes seconds and is cached per function."""
-    import pipeline.graph.graph
-    from pipeline.plan.sampling import Features
-
-    pipeline.graph.graph._graph(
-        batch_size=4, num_threads=1, device_id=None, prefetch_queue_depth=2, exec_dynamic=True, decode_device="cpu",
-        features=Features(mixing=True), on_cpu=True, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), half=False,
-        largest_res=64,
-    )  # fmt: skip

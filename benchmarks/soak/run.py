@@ -37,7 +37,6 @@ from .processes import (
     end_leftovers,
     load_compiled,
     start,
-    trace_graph,
 )
 from .scenarios import HANG_S, SCENARIOS, Phase, Scenario, World, chosen_scenarios, make_photos, write_recipes
 
@@ -96,8 +95,6 @@ class Soak:
         """Run cycles until there are enough events."""
         began = time.monotonic()
         self._make_shards()
-        if any(name.startswith(("train", "eval")) for name in self.names):
-            trace_graph()
         while (name := self._next()) is not None and time.monotonic() - began < 60 * self.minutes:
             index = self.cycles[name] if self.index is None else self.index
             self.cycles[name] += 1
@@ -172,16 +169,16 @@ class Soak:
             self.world.store.upload(self.world.shards, "shards")
 
     def _undisturbed(self, scenario: Scenario, *, count: tuple[str, str, int] | None = None) -> int:
-        """Run all phases once. count: (phase, place, ops) whose calls are counted and returned."""
+        """Run all phases once, or until the counted one. count: (phase, place, ops) whose calls are returned."""
         scenario.prepare()
-        calls = 0
         for phase in scenario.phases():
-            if count is not None and phase.name == count[0] and self._control is not None:
+            is_counted = count is not None and phase.name == count[0]
+            if count is not None and is_counted and self._control is not None:
                 self._control.count(scenario.places()[count[1]].path, count[2])
             process = self._start(scenario, phase, 999)
             status = process.wait(scenario.attempt_s)
+            calls = 0 if self._control is None else self._control.counts()[0]
             if self._control is not None:
-                calls += self._control.counts()[0] if count is not None and phase.name == count[0] else 0
                 self._control.clear()
             survivors = end_leftovers(self._known)
             if status != phase.final or survivors:
@@ -189,10 +186,13 @@ class Soak:
                     f"soak: undisturbed {scenario.name} ({phase.name}) ended with status {status}, leaving "
                     f"{survivors}, expected {phase.final}: {' '.join((process.stdout + process.stderr).split())[-500:]}"
                 )
-            self._times.setdefault((scenario.key, phase.name), process.elapsed_s)
+            key = scenario.key, phase.name
+            self._times[key] = min(process.elapsed_s, self._times.get(key, float("inf")))  # why min: the first compiles
             if self.world.store is not None:
                 self._requests.setdefault((scenario.key, phase.name), self.world.store.clear()[0])
-        return calls
+            if is_counted:
+                return calls
+        return 0
 
     def _reference(self, scenario: Scenario) -> Path:
         """Folder with the results of the undisturbed scenario, which runs once."""
@@ -225,13 +225,14 @@ class Soak:
         phases = scenario.phases()
         fault_frac = scenario.faults / (scenario.faults + scenario.kills)
         events: list[tuple[int, Event]] = []
-        for _ in range(rng.randrange(3, 8)):
+        for _ in range(rng.randrange(3, 8) + 2 * len(phases) - 2):
+            number = rng.randrange(len(phases))
             event = draw(
                 rng, fault=rng.random() < fault_frac, places=scenario.places(), several=scenario.several,
                 loss=scenario.loss, remote=scenario.remote, library=self._control is not None, stop_s=HANG_S,
-                victims=1 + len(scenario.concurrent()),
+                victims=1 + len(phases[number].concurrent),
             )  # fmt: skip
-            events.append((rng.randrange(len(phases)), event))
+            events.append((number, event))
         for number, event in events:
             if event.ops:  # counted before the cycle begins, as that needs its folder
                 self._calls_of(scenario, phases[number], event.place, event.ops)
@@ -307,7 +308,8 @@ class Soak:
         })  # fmt: skip
         for problem in problems:
             self._add_finding(scenario, event.describe(), problem, process)
-        return process.status == phase.final, min(1.0, process.elapsed_s / max(1e-3, disturbed.expected_s))
+        is_done = process.status == phase.final and not disturbed.is_misled
+        return is_done, min(1.0, process.elapsed_s / max(1e-3, disturbed.expected_s))
 
     @staticmethod
     def _refused_by_lease(scenario: Scenario, status: int | None, stderr: str) -> bool:
@@ -330,7 +332,7 @@ class Soak:
         self._failed = True
         self.findings.append({
             "scenario": scenario.name, "index": scenario.index, "event": event, "problem": problem,
-            "stderr": "" if process is None else process.stderr[-4000:],
+            "stderr": "" if process is None else process.stderr[-4000:].replace(f"{Path(__file__).parents[2]}/", ""),
             "repeat": f"python -m benchmarks.soak --seed {self.seed} --only {scenario.name} --index {scenario.index}",
         })  # fmt: skip
         print(f"FINDING {scenario.name} {scenario.index}: {problem} (after: {event})", flush=True)
@@ -352,7 +354,11 @@ class Soak:
 
 
 class _Attempt:
-    """One start of a phase with one event. `delivered`: whether the event met a living process."""
+    """One start of a phase with one event.
+
+    delivered: whether the event met a living process. is_misled: whether the command may have worked in an empty folder
+    instead of one that was missing when it started.
+    """
 
     def __init__(
         self, soak: Soak, scenario: Scenario, phase: Phase, attempt: int, event: Event, rng: random.Random, *,
@@ -362,7 +368,8 @@ class _Attempt:
         self.event, self.rng, self.fresh, self.remaining = event, rng, fresh, remaining
         self.expected_s = soak.expected_time_s(scenario, phase, scenario.ranks(attempt), fresh=fresh) * remaining
         self.processes: list[Process] = []
-        self.delivered, self.moment_s = False, 0.0
+        self._phases = [phase]  # of each process
+        self.delivered, self.is_misled, self.moment_s = False, False, 0.0
         self._expected = set(event.expected)
         self._problems: list[str] = []
         self._scheduled: list[tuple[float, Callable[[], None]]] = []  # (time of the monotonic clock, action)
@@ -382,10 +389,9 @@ class _Attempt:
         main = soak._start(scenario, self.phase, self.attempt, fresh=self.fresh)
         self.processes.append(main)
         began = time.monotonic()
-        if self.phase.name == scenario.phases()[0].name:
-            for command in scenario.concurrent():
-                moment = began + self.rng.random() * self.expected_s
-                self._scheduled.append((moment, functools.partial(self._start_concurrent, command)))
+        for concurrent in self.phase.concurrent:
+            moment = began + self.rng.random() * self.expected_s
+            self._scheduled.append((moment, functools.partial(self._start_concurrent, concurrent)))
         if not event.remote and not event.ops and not event.victim:
             self._scheduled.append((began + self.moment_s, self._inject))
         while (self._scheduled and main.poll() is None) or any(process.poll() is None for process in self.processes):
@@ -408,14 +414,12 @@ class _Attempt:
 
     def problems(self) -> list[str]:
         problems = list(self._problems)
-        for number, process in enumerate(self.processes):
+        for number, (phase, process) in enumerate(zip(self._phases, self.processes, strict=True)):
             is_signal = self.event.how in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP")
             is_hit = self.delivered and (not is_signal or number == self.event.victim)
             event = dataclasses.replace(self.event, expected=frozenset(self._expected)) if is_hit else None
-            final, what = (self.phase.final, self.phase.name) if number == 0 else (0, "concurrent eval")
-            if number and process.status == 2:  # why: there may be no checkpoint yet
-                final = 2
-            problems += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=what)
+            final = phase.final if phase.refused is None or process.status != phase.refused else phase.refused
+            problems += problems_of(event, status=process.status, final=final, stderr=process.stderr, what=phase.name)
         return problems
 
     def _set_control(self, after: int) -> None:
@@ -431,9 +435,10 @@ class _Attempt:
         else:
             control.shorten(path, event.ops, after=after, limit=event.limit)
 
-    def _start_concurrent(self, command: Callable[[], Command]) -> None:
-        number = len(self.processes)
-        self.processes.append(self.soak.start_command(self.scenario, command(), self.attempt, f"concurrent{number}"))
+    def _start_concurrent(self, phase: Phase) -> None:
+        number, command = len(self.processes), phase.command(self.attempt)
+        self._phases.append(phase)
+        self.processes.append(self.soak.start_command(self.scenario, command, self.attempt, f"concurrent{number}"))
         if number == self.event.victim:
             self._scheduled.append((time.monotonic() + self.moment_s / 2, self._inject))
 
@@ -487,6 +492,7 @@ class _Attempt:
             if path.exists():
                 names = sorted(str(each.relative_to(path)) for each in path.rglob("*"))
                 had_started = any(pid in members for pid in _lock_holders(hidden))
+                self.is_misled = not had_started
                 if had_started and any(name in ("manifest.json", "last.pt") for name in names):
                     self._problems.append(f"{self.event.place}: written while the folder was missing: {names[:5]}")
                 shutil.rmtree(path)

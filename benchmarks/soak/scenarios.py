@@ -28,12 +28,13 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
+from pipeline.errors import ResoluteError
 from pipeline.storage.scratch import ScratchFolder
 
 from .checks import check_training, compare_trees, leftover_files, planned_samples, tree
 from .events import Place
 from .objects import BUCKET, ObjectStore
-from .processes import Command, in_child
+from .processes import Command, in_child, start
 
 __all__ = ["SCENARIOS", "Phase", "Scenario", "World", "make_photos"]
 
@@ -114,11 +115,16 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A command (by number of the start) that is restarted until it ends with status `final`."""
+    """A command (by number of the start) that is restarted until it ends with status `final`.
+
+    concurrent: commands that are started while it runs, once each. refused: a status that is as good as `final`.
+    """
 
     name: str
     command: Callable[[int], Command]
     final: int = 0
+    concurrent: Sequence[Phase] = ()
+    refused: int | None = None
 
 
 def make_photos(folder: Path, *, seed: int = 0, count: int = 90, classes: int = 3) -> None:
@@ -182,10 +188,6 @@ class Scenario(ABC):
     def phases(self) -> list[Phase]:
         """The commands of a cycle, in order."""
 
-    def concurrent(self) -> list[Callable[[], Command]]:
-        """Commands that are started while the first phase runs, once each."""
-        return []
-
     def ranks(self, attempt: int) -> int:
         """Number of ranks of a start."""
         return 1
@@ -246,10 +248,14 @@ def shorten_limits() -> None:
 
 
 class Prep(Scenario):
-    """A folder of class folders to shards; every fourth time with two commands, the second of which adds a size."""
+    """A folder of class folders to shards; every fourth time with two commands, the second of which adds a size.
+
+    Of more shards than workers, each worker writes whole ones; others are spread over all workers.
+    """
 
     name, variants, several = "prep-folder", 4, True
-    kills, faults = 70, 20
+    kills, faults = 40, 12
+    shard_samples: Sequence[int] = (16, 8, 128, 16)  # by variant; 128: one shard per split
 
     def prepare(self) -> None:
         super().prepare()
@@ -264,18 +270,17 @@ class Prep(Scenario):
         return str(self.path("out"))
 
     def prep(self, resolutions: str = RESOLUTIONS) -> Command:
-        return self.command("prep", "--src", self.source, "--out", self.out, "--res", resolutions, "--workers", 2,
-                            "--shard-samples", 16)  # fmt: skip
+        return self.command("prep", *self.settings(resolutions), "--workers", 2)
+
+    def settings(self, resolutions: str = RESOLUTIONS) -> list[object]:
+        return ["--src", self.source, "--out", self.out, "--res", resolutions,
+                "--shard-samples", self.shard_samples[self.variant]]  # fmt: skip
 
     def phases(self) -> list[Phase]:
         all_sizes = Phase(name="prep", command=lambda _: self.prep())
         if self.variant != 3:
             return [all_sizes]
         return [Phase(name="prep at 32 px", command=lambda _: self.prep("32")), all_sizes]
-
-    @property
-    def key(self) -> str:
-        return f"{self.name}-{self.variant == 3}"
 
     def places(self) -> dict[str, Place]:
         return {"photos": Place(path=self.path("photos"), reads=True, vanishes=True),
@@ -292,11 +297,36 @@ class Prep(Scenario):
         return compare_trees("OUT", self.written(), expected) + self.temporary()
 
 
+class PrepExtend(Prep):
+    """A set to which a quarter of the photos is added later, every other time without some that are gone by then."""
+
+    name, variants = "prep-extend", 2
+    kills, faults = 20, 6
+
+    def prepare(self) -> None:
+        super().prepare()
+        for photo in sorted(self.path("photos").rglob("*.jpg"))[::4]:
+            later = self.path("later") / photo.relative_to(self.path("photos"))
+            later.parent.mkdir(parents=True, exist_ok=True)
+            photo.rename(later)
+
+    def phases(self) -> list[Phase]:
+        def extend(_: int) -> Command:
+            shutil.copytree(self.path("later"), self.path("photos"), dirs_exist_ok=True)
+            if self.variant:
+                for photo in sorted(self.path("photos").rglob("*1.jpg")):
+                    photo.unlink()
+            more = ["--extend", "--drop"] if self.variant else ["--extend"]
+            return self.command("prep", *self.settings(), "--workers", 2, *more)
+
+        return [Phase(name="prep", command=lambda _: self.prep()), Phase(name="extension", command=extend)]
+
+
 class PrepArchive(Prep):
     """The same photos in a zip, tar or tar.gz."""
 
     name, variants = "prep-archive", 3
-    kills, faults = 30, 10
+    kills, faults = 20, 6
 
     def prepare(self) -> None:
         super(Prep, self).prepare()
@@ -319,10 +349,6 @@ class PrepArchive(Prep):
         os.utime(self.source, (1_700_000_000, 1_700_000_000))
 
     @property
-    def key(self) -> str:
-        return f"{self.name}-{self.variant}"
-
-    @property
     def source(self) -> str:
         return str(self.path("archive") / f"photos.{('zip', 'tar', 'tar.gz')[self.variant]}")
 
@@ -338,16 +364,13 @@ class PrepObjects(Prep):
     """Photos in an object store, or OUT there, or both."""
 
     name, variants, remote = "prep-s3", 3, True
-    kills, faults = 30, 20
+    kills, faults = 20, 12
+    shard_samples = (16, 16, 128)
 
     def prepare(self) -> None:
         super().prepare()
         assert self.world.store
         self.world.store.delete("out")
-
-    @property
-    def key(self) -> str:
-        return f"{self.name}-{self.variant}"
 
     @property
     def source(self) -> str:
@@ -380,11 +403,52 @@ class PrepObjects(Prep):
         return problems
 
 
+class PrepJobs(Prep):
+    """The same set by `plan`, several `shards` jobs at the same time, whose ranges overlap, and `finalize`."""
+
+    name, variants = "prep-jobs", 2
+    kills, faults = 40, 14
+
+    def shards(self, selected: str, workers: int, *concurrent: Phase) -> Phase:
+        command = self.command("prep", "shards", "--out", self.out, "--range", selected, "--workers", workers)
+        return Phase(name=f"shards {selected}", command=lambda _: command, concurrent=concurrent)
+
+    def phases(self) -> list[Phase]:
+        def finalize(_: int) -> Command:
+            return self.command("prep", "finalize", "--out", self.out)
+
+        return [Phase(name="plan", command=lambda _: self.command("prep", "plan", *self.settings())),
+                self.shards(":5", 2, self.shards("2:4", 1), self.shards("1:5", 3)),
+                self.shards(":", 2, self.shards("3:6", 1), self.shards("4:", 3)),
+                Phase(name="finalize", command=finalize)]  # fmt: skip
+
+    def keep(self, reference: Path) -> None:
+        """Save the set that `python -m prep` makes instead."""
+        self.prepare()
+        single = start(self.prep(), self.world.root / "output" / "single", prepare=lambda: self.in_process(0))
+        if single.wait(self.attempt_s):
+            raise ResoluteError(f"soak: prep ended with status {single.status}, expected 0: {single.stderr[-500:]}")
+        super().keep(reference)
+
+
+class PrepJobsObjects(PrepJobs, PrepObjects):
+    """The same jobs with OUT in an object store, every other time the photos too."""
+
+    name = "prep-jobs-s3"
+    kills, faults = 20, 14
+    shard_samples = (16, 16, 16)
+
+    def __init__(self, world: World, index: int, *, alone: bool = False) -> None:
+        super().__init__(world, index, alone=alone)
+        self.variant += 1  # of `PrepObjects`
+
+
 class Verify(Prep):
     """`verify` of an intact set; every other time of a set with a flipped byte, which `prep` then repairs."""
 
     name, variants, loss = "verify", 2, frozenset({2})
-    kills, faults = 20, 10
+    kills, faults = 20, 8
+    shard_samples = (16, 16)
 
     def prepare(self) -> None:
         super().prepare()
@@ -394,10 +458,6 @@ class Verify(Prep):
             data = bytearray(tar.read_bytes())
             data[len(data) // 3] ^= 4
             tar.write_bytes(data)
-
-    @property
-    def key(self) -> str:
-        return f"{self.name}-{self.variant}"
 
     @property
     def source(self) -> str:
@@ -421,11 +481,13 @@ class Train(Scenario):
 
     name = "train-1"
     recipe = "one"
-    kills, faults = 60, 14
+    kills, faults = 40, 10
+    folds: Sequence[int] = ()  # of a cross-validation
 
     def prepare(self) -> None:
         super().prepare()
-        self.path("seen").mkdir()
+        for run in range(len(self.run_names())):
+            self.path(f"seen/{run}").mkdir(parents=True)
         self.path("runs").mkdir()
         if not self.remote:
             shutil.copytree(self.world.shards, self.path("shards"))
@@ -438,9 +500,14 @@ class Train(Scenario):
     def run(self) -> Path:
         return self.path("runs") / "run"
 
+    def run_names(self) -> list[str]:
+        """Folders of the single runs in `run`."""
+        return [f"fold-{fold}" for fold in self.folds] or [""]
+
     def train(self, attempt: int) -> Command:
         words = ["--shards", self.shards, "--recipe", self.world.recipe(self.recipe), "--runs", self.path("runs"),
                  "--run", "run", "--device", "cpu", "--threads", 1, "--save-every-steps", 3]  # fmt: skip
+        words += ["--folds", len(self.folds)] if self.folds else []
         return self.command("train", "train", *words, ranks=self.ranks(attempt))
 
     def phases(self) -> list[Phase]:
@@ -452,20 +519,25 @@ class Train(Scenario):
 
     def in_process(self, attempt: int) -> None:
         super().in_process(attempt)
-        _record_samples(self.path("seen") / f"{attempt:03d}.{os.environ.get('RANK', '0')}")
+        _record_samples(self.path("seen"), f"{attempt:03d}.{os.environ.get('RANK', '0')}")
 
     def keep(self, reference: Path) -> None:
         shutil.copytree(self.run, reference / "run")
-        planned = in_child(lambda: planned_samples(str(self.world.shards), self.world.recipe(self.recipe)))
+        shards, recipe = str(self.world.shards), self.world.recipe(self.recipe)
+        folds: list[tuple[int, int] | None] = [(fold, len(self.folds)) for fold in self.folds]
+        planned = in_child(lambda: [planned_samples(shards, recipe, fold) for fold in folds or [None]])
         (reference / "planned.json").write_text(json.dumps(planned))
         (reference / "cache.json").write_text(json.dumps(sorted(tree(self.path("cache")))))
 
     def check(self, reference: Path, *, complete: bool) -> list[str]:
         planned = json.loads((reference / "planned.json").read_text())
-        problems = in_child(
-            lambda: check_training(self.run, reference / "run", self.path("seen"), planned,
-                                   exact=self.recipe != "many", complete=complete)
-        )  # fmt: skip
+        problems = in_child(lambda: [
+            problem for number, name in enumerate(self.run_names())
+            for problem in check_training(
+                self.run / name, reference / "run" / name, self.path(f"seen/{number}"), planned[number],
+                exact=self.recipe != "many", complete=complete,
+            )
+        ])  # fmt: skip
         assert isinstance(problems, list)
         cache = json.loads((reference / "cache.json").read_text())
         problems += self.temporary()
@@ -475,6 +547,20 @@ class Train(Scenario):
         if extra := sorted(set(left) - set(cache)):
             problems.append(f"cache: {len(extra)} files left over: {', '.join(extra[:3])}")
         return problems
+
+
+class TrainFolds(Train):
+    """Cross-validation with two folds: bit-identical runs, and the same summary."""
+
+    name, folds = "train-folds", (0, 1)
+    kills, faults = 20, 4
+
+    def check(self, reference: Path, *, complete: bool) -> list[str]:
+        summary, expected = (json.loads((run / "folds.json").read_text()) for run in (self.run, reference / "run"))
+        for fold in (*summary["folds"].values(), *expected["folds"].values()):
+            del fold["elapsed_s"]
+        problems = [] if summary == expected else [f"folds.json: got {summary}, expected {expected}"]
+        return problems + super().check(reference, complete=complete)
 
 
 class TrainAll(Train):
@@ -497,7 +583,7 @@ class TrainRanks(Train):
     """Training on 1, 2 and 4 ranks, a different number at each start: equal within rounding."""
 
     name, recipe, several, loss = "train-ranks", "many", True, frozenset({137, 2})
-    kills, faults = 40, 10
+    kills, faults = 30, 6
 
     def ranks(self, attempt: int) -> int:
         return 1 if self.alone else (2, 4, 1)[(attempt + self.index) % 3]
@@ -507,7 +593,7 @@ class TrainObjects(Train):
     """Training from an object store through the cache."""
 
     name, remote = "train-s3", True
-    kills, faults = 20, 10
+    kills, faults = 20, 8
 
     @property
     def shards(self) -> str:
@@ -528,11 +614,11 @@ class Evaluate(Train):
         return self.command("train", "eval", self.run, "--shards", self.shards, "--device", "cpu",
                             "--threads", 1, *words)  # fmt: skip
 
-    def concurrent(self) -> list[Callable[[], Command]]:
-        return [self.evaluate]
-
     def phases(self) -> list[Phase]:
-        return [*super().phases(), Phase(name="eval", command=lambda _: self.evaluate("--res", "48,64"))]
+        # why refused: there may be no checkpoint yet
+        concurrent = Phase(name="concurrent eval", command=lambda _: self.evaluate(), refused=2)
+        return [Phase(name="train", command=self.train, concurrent=[concurrent]),
+                Phase(name="eval", command=lambda _: self.evaluate("--res", "48,64"))]  # fmt: skip
 
     def check(self, reference: Path, *, complete: bool) -> list[str]:
         problems = super().check(reference, complete=complete)
@@ -542,14 +628,14 @@ class Evaluate(Train):
         return problems
 
 
-def _record_samples(file: Path) -> None:
-    """Have each training step of this process record its samples in `file` before it runs."""
+def _record_samples(folder: Path, name: str) -> None:
+    """Have each training step of this process record its samples in `folder`/FOLD/`name` before it runs."""
     from train import loop
 
     step: Callable[..., Any] = loop.Learner.train_step
 
     def record_and_step(learner: Any, batch: Any) -> Any:
-        with file.open("a", encoding="utf-8") as lines:
+        with (folder / str(learner.recipe.data.fold or 0) / name).open("a", encoding="utf-8") as lines:
             print(json.dumps([batch.spec.step, batch.spec.ids.tolist()]), file=lines)
         return step(learner, batch)
 
@@ -558,8 +644,9 @@ def _record_samples(file: Path) -> None:
 
 SCENARIOS: Mapping[str, type[Scenario]] = {
     scenario.name: scenario
-    for scenario in (Prep, PrepArchive, PrepObjects, Verify, Train, TrainAll, TrainRanks, TrainObjects, Evaluate)
-}
+    for scenario in (Prep, PrepExtend, PrepArchive, PrepObjects, PrepJobs, PrepJobsObjects, Verify, Train, TrainFolds,
+                     TrainAll, TrainRanks, TrainObjects, Evaluate)
+}  # fmt: skip
 
 
 def chosen_scenarios(only: Sequence[str]) -> list[str]:

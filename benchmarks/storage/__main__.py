@@ -188,10 +188,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m benchmarks.storage", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = parser.add_argument
-    add("--shards", type=Path, required=True, metavar="DIR")
-    add("--res", type=int, default=128, metavar="PX")
+    add("--shards", type=Path, required=True, metavar="DIR", help="local folder written by `make shards`")
+    add("--res", type=int, default=128, metavar="PX", help="resolution (default: %(default)s)")
     add("--pace", type=float, default=1500, metavar="IMAGES/S", help="rate of the consumer (default: %(default)s)")
-    add("--batch-size", type=int, default=64, metavar="N")
+    add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: %(default)s)")
     add("--seconds", type=float, default=10, metavar="S", help="epoch length without stalls (default: %(default)s)")
     add("--threads", type=int, default=2, metavar="N", help="decoding threads (default: %(default)s)")
     add("--latency-ms", type=float, default=30, metavar="MS", help="store: time to first byte (default: %(default)s)")
@@ -199,8 +199,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--total-mib-per-s", type=float, default=100, metavar="MIB", help="store: of all requests together; should be "
         "about four times pace x bytes per sample, as 1 GB/s is for 20 000 images/s (default: %(default)s)")
     add("--chunk-mib", type=float, default=4, metavar="MIB", help="store: size of a request (default: %(default)s)")
-    add("--only", default=",".join(PARTS), metavar="PART,…")
-    add("--out", type=Path, default=Path("benchmarks/results/storage.json"), metavar="FILE")
+    add("--only", default=",".join(PARTS), metavar="PART,…", help="parts to run (default: %(default)s)")
+    add("--out", type=Path, default=Path("benchmarks/results/storage.json"), metavar="FILE",
+        help="JSON to write (default: %(default)s)")  # fmt: skip
     return parser
 
 

@@ -32,8 +32,9 @@ import numpy as np
 from benchmarks.cli import Parser, command, text_table
 from benchmarks.proc import evict_files, in_new_process, read_files
 from benchmarks.record import check_writable, header, write
+from pipeline.dataset.format import FORMAT, SAMPLE, STORED, VERSION, manifest_bytes, shard_name, tar_name
 from pipeline.dataset.index_array import checksums, checksums_name
-from pipeline.dataset.shard_set import FORMAT, SAMPLE, STORED, VERSION, ShardSet, manifest_bytes, shard_name, tar_name
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.plan.order import Order
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
@@ -61,8 +62,12 @@ def make_set(root: Path, samples: int) -> None:
     manifest = {
         "format": FORMAT, "version": VERSION, "settings": {"margin": 8 / 7, "val": {"how": "folder"}},
         "classes": [str(n) for n in range(1000)],
+        "target": {"kind": "class"},
         "resolutions": {str(res): {"short_side": round(res * 8 / 7)} for res in RESOLUTIONS},
         "splits": {"train": {"samples": samples, "shards": shards}}, "files": files,
+        "generations": [
+            {"samples": {"train": samples}, "shards": {"train": len(shards)}, "classes": 1000, "dropped": {}}
+        ],
     }  # fmt: skip
     (root / "manifest.json").write_bytes(manifest_bytes(manifest))
 

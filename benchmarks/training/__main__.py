@@ -36,12 +36,15 @@ import numpy as np
 from benchmarks.cli import Parser, command, show_progress
 from benchmarks.record import check_writable, find_device, header, read_into_cache, write
 from pipeline.cpu_count import available_cpus
+from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
-from train.logs.run_log import RunLogReader, best_top1, switch_costs
+from pipeline.storage.atomic_file import check_output
+from train.logs.run_log import RunLogReader, switch_costs
+from train.logs.score import best_score
 from train.recipe.schema import Recipe
 
-from .summary import TARGETS, check_picture, draw, summary, tables
+from .summary import TARGETS, draw, summary, tables
 
 __all__ = ["Runner", "figures", "main", "measure", "take_turns", "train", "with_seed"]
 
@@ -155,7 +158,7 @@ def figures(path: Path) -> dict[str, Any]:
         "recipe_hash": log.start["recipe_hash"],
         "elapsed_s": ends[-1]["elapsed_s"], "train_s": train_s, "eval_s": sum(epoch["eval_s"] for epoch in epochs),
         "wait_frac": sum(epoch["wait_s"] for epoch in epochs) / train_s,
-        "top1": last["top1"], "ema_top1": last["ema_top1"], "final_top1": best_top1(last),
+        "top1": last["top1"], "ema_top1": last["ema_top1"], "final_top1": best_score(last),
         "best_top1": ends[-1]["best_top1"], "stopped_early": ends[-1].get("stopped_early", ""),
         "final_res": last["res"],
         "final_image_s": float(np.median([epoch["train_s"] / epoch["samples"] for epoch in final])),
@@ -168,7 +171,8 @@ def figures(path: Path) -> dict[str, Any]:
 def _stages(log: RunLogReader) -> list[dict[str, Any]]:
     """Medians of each stage's steps, and the extra cost of its first steps; None for the first stage."""
     steps = log.steps
-    costs = {cost["stage"]: cost for cost in switch_costs(steps["stage"], steps["time_s"])}
+    changes = switch_costs(steps["stage"], steps["time_s"], steps["res"])
+    costs = {cost["stage"]: cost for cost in changes if not cost["in_stage"]}
     stages = []
     for stage in map(int, np.unique(steps["stage"])):
         own = steps["stage"] == stage
@@ -275,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--plan", action="store_true", help="forecast every run before it, and compare the forecast with the outcome")
     add("--turns", action="store_true", help="alternate the trainings of a seed by epochs, for exact ratios of epochs")
     add("--runs", type=Path, metavar="FOLDER", help="folder to keep the runs in (default: they are deleted)")
-    add("--picture", type=Path, metavar="FILE", help="draw top-1 and loss against the epoch into a .png, .svg or .pdf")
+    add("--charts", type=Path, metavar="FILE", help="draw top-1 and loss against the epoch into an .html page")
     add("--out", type=Path, metavar="FILE", help="JSON to write (default: training-<name of the shards' folder>.json "
         "in benchmarks/results)")  # fmt: skip
     return parser
@@ -298,8 +302,8 @@ def _recipes(text: str) -> list[Path]:
 def _open(root: Path, recipes: Sequence[Recipe]) -> ShardSet:
     """Open the shards. Raises `ResoluteError` early if a resolution or fold of any recipe is missing."""
     for recipe in recipes:
-        ShardSet.open(root, resolutions=recipe.resolutions, fold=recipe.data.fold)
-    return ShardSet.open(root, fold=recipes[0].data.fold)
+        open_dataset(root, resolutions=recipe.resolutions, fold=recipe.data.fold, folds=recipe.data.folds)
+    return open_dataset(root, fold=recipes[0].data.fold, folds=recipes[0].data.folds)
 
 
 def _run(args: argparse.Namespace, run: Runner) -> None:
@@ -312,8 +316,8 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
     name = args.shards.resolve().name
     out: Path = args.out or Path(f"benchmarks/results/training-{name}.json")
     check_writable(out)
-    if args.picture:
-        check_picture(args.picture)
+    if args.charts:
+        check_output(args.charts, setting="--charts", suffixes=(".html",))  # first, as it is drawn after hours
     shards = _open(args.shards, [Recipe.load(path) for path in recipes])
     result: dict[str, Any] = {
         **header(args, rounds=len(seeds), device=device),
@@ -337,9 +341,9 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
     result["summary"] = summary(result["runs"])
     print(f"\n{tables(result['summary'])}", flush=True)
     write(out, result)
-    if args.picture:
-        draw(result["runs"], args.picture)
-        print(f"written: {args.picture}")
+    if args.charts:
+        draw(result["runs"], args.charts)
+        print(f"written: {args.charts}")
 
 
 def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:

@@ -46,17 +46,19 @@ def precision(device: torch.device) -> str:
     return "off" if bf16_is_emulated(device) else "bf16"
 
 
-def small_recipe(stage: Stage, *, model: str, amp: str) -> Recipe:
+def small_recipe(stage: Stage, *, model: str, amp: str, compiled: bool = False) -> Recipe:
     """A recipe with one stage of `model`, default values, and a learning rate too low to diverge."""
     values = {"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
     return Recipe.parse(
-        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"amp": amp}, "stages": [values]},
+        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"amp": amp, "compile": compiled},
+         "stages": [values]},
         name="benchmark",
     )
 
 
 def measure(
     shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, seconds: float, rounds: int, model: str,
+    compiled: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """{"amp", "res": [{"res", "images_per_s": {kind: …}, "stall_frac", "headspace"}]}, values `repeated`.
 
@@ -72,7 +74,7 @@ def measure(
     for res in shards.resolutions:
         count = _CACHED + rounds * (_WARM_UP["live"] + round(seconds * _FASTEST / batch_size) + 1)
         stage = full_batches(shards, res, batches=count, batch_size=batch_size)
-        recipe = small_recipe(stage, model=model, amp=amp)
+        recipe = small_recipe(stage, model=model, amp=amp, compiled=compiled)
         plan = training_plan(shards, list(recipe.stages))
         learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device)
         half = device.type == "cuda" and amp != "off"  # as in train
@@ -105,7 +107,7 @@ def synthetic(like: Batch, *, classes: int) -> Batch:
     n, device = len(like.labels), like.labels.device
     labels = torch.randint(classes, (n,), device=device)
     return Batch(
-        images=torch.randn_like(like.images), labels=labels, partner_labels=labels, lam=torch.ones_like(like.lam),
+        images=torch.randn_like(like.images), targets=labels, partner_labels=labels, lam=torch.ones_like(like.lam),
         spec=like.spec,
     )  # fmt: skip
 

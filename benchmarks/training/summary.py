@@ -1,4 +1,4 @@
-"""Summary of compared trainings: means over seeds, ratios to the first recipe, text tables and a plot."""
+"""Summary of compared trainings: means over seeds, ratios to the first recipe, text tables and charts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import itertools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.cli import repeated, spread, text_table
-from pipeline.storage.atomic_file import check_output, output_file
-from train.logs.run_log import best_top1
+from pipeline.report.charts import Chart, Series, chart
+from pipeline.report.page import figures_page
+from pipeline.storage.atomic_file import output_file
+from train.logs.score import best_score
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["TARGETS", "check_picture", "draw", "drawn", "summary", "tables"]
+__all__ = ["TARGETS", "charts", "draw", "summary", "tables"]
 
 # targets of a progressive recipe against one at its final resolution: top-1 points lost, and time ratios
 TARGETS = {"points": -1.0, "time_ratio": 0.65, "final_epoch_ratio": 1.01}
 _MEANS = ("top1", "ema_top1", "final_top1", "best_top1", "elapsed_s", "train_s", "eval_s", "wait_frac")
-_PICTURES = (".png", ".svg", ".pdf")
 
 Run = dict[str, Any]
 
@@ -172,44 +170,33 @@ def _ratio(value: dict[str, Any] | None) -> str:
     return f"{middle}x {extremes}".rstrip()
 
 
-def check_picture(path: Path) -> None:
-    """Raise `ResoluteError` if the picture cannot be written; checked first, as it is drawn after hours."""
-    check_output(path, setting="--picture", suffixes=_PICTURES)
-
-
-def drawn(runs: Sequence[Run]) -> Figure:
+def charts(runs: Sequence[Run]) -> list[Chart | None]:
     """Top-1 (of raw or averaged weights, whichever is better) and training loss against the epoch, mean of seeds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 7), layout="constrained")
-    FigureCanvasAgg(figure)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    borders = set()
+    top1, losses, borders = [], [], set()
     for number, name in enumerate(dict.fromkeys(run["recipe"] for run in runs)):
         epochs = list(zip(*(run["epochs"] for run in runs if run["recipe"] == name), strict=False))
-        x = [each[0]["epoch"] + 1 for each in epochs]
-        loss = [statistics.fmean(epoch["loss"] for epoch in each) for each in epochs]
-        validated = [(at, 100 * statistics.fmean(map(best_top1, each))) for at, each in zip(x, epochs, strict=True)
-                     if each[0]["top1"] is not None]  # fmt: skip
-        colour = f"C{number}"
-        top.plot(*zip(*validated, strict=True), color=colour, lw=1.4, marker=".", label=name)
-        bottom.plot(x, loss, color=colour, lw=1.4, label=name)
+        numbered = [(each[0]["epoch"] + 1, each) for each in epochs]
+        validated = [(at, each) for at, each in numbered if each[0]["top1"] is not None]
+        colour, kind = "abcd"[number % 4], "dots" if number < 4 else "dash"
+        top1.append(Series(
+            name=name, colour=colour, kind=kind, x=[at for at, _ in validated],
+            y=[100 * statistics.fmean(best_score(epoch) or 0.0 for epoch in each) for _, each in validated],
+        ))  # fmt: skip
+        losses.append(Series(
+            name=name, colour=colour, kind=kind, x=[at for at, _ in numbered],
+            y=[statistics.fmean(epoch["loss"] for epoch in each) for _, each in numbered],
+        ))  # fmt: skip
         borders |= {at - 0.5 for at, (before, each) in enumerate(itertools.pairwise(epochs), start=2)
                     if before[0]["stage"] != each[0]["stage"]}  # fmt: skip
-    for panel in (top, bottom):
-        for border in sorted(borders):
-            panel.axvline(border, color="grey", lw=0.8, ls="--")
-        panel.grid(alpha=0.3)
-    top.set_ylabel("top-1 % at the stage's resolution")
-    top.legend(fontsize=8)
-    bottom.set_ylabel("training loss")
-    bottom.set_xlabel("epoch (dashed: stage change)")
-    return figure
+    marks, x_name = [(border, "") for border in sorted(borders)], "epoch (dashed: stage change)"
+    return [
+        chart("Top-1 at the stage's resolution", top1, unit="%", marks=marks, zero=False, x_name=x_name, wide=True),
+        chart("Training loss", losses, unit="", marks=marks, zero=False, x_name=x_name, wide=True),
+    ]
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Write the figure of `drawn` to `path`. Raises `ResoluteError` if it cannot be written."""
-    figure = drawn(runs)
+    """Write a page of `charts` to `path`. Raises `ResoluteError` if it cannot be written."""
+    names = ", ".join(dict.fromkeys(run["recipe"] for run in runs))
     with output_file(path) as file:
-        figure.savefig(file, format=path.suffix[1:].lower(), dpi=110)
+        file.write(figures_page(title="Compared trainings", subtitle=f"{names}; mean of seeds", charts=charts(runs)))

@@ -12,7 +12,7 @@ import hashlib
 import io
 import mmap
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from pipeline.storage.base import OpenFile
 from pipeline.storage.local import retry_local
 from pipeline.storage.read_at import read_at
 
-__all__ = ["BLOCK_BYTES", "REPAIR", "Records", "checksums", "checksums_name", "read_checksums"]
+__all__ = ["BLOCK_BYTES", "REPAIR", "JoinedRecords", "Records", "checksums", "checksums_name", "read_checksums"]
 
 BLOCK_BYTES = 4096  # one page: the smallest unit that is read from a disk
 REPAIR = "run `make verify` with this set as SHARDS: it finds all damage and prints the command that repairs it"
@@ -121,20 +121,24 @@ class Records:
         ids = np.asarray(key)
         if ids.dtype.kind not in "iu":
             raise IndexError(f"{self._where}: got indices of {ids.dtype}, expected integers")
-        flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
+        records = self._gather(np.ascontiguousarray(ids, np.int64).reshape(-1)).reshape(ids.shape)
+        return records[()] if ids.ndim == 0 else records
+
+    def _gather(self, flat: NDArray[np.int64]) -> NDArray[Any]:
+        """Copies of the records `flat` (n,)."""
         if self._rows is not None:
             if len(flat) and (flat.min() < 0 or flat.max() >= len(self)):
-                raise IndexError(f"{self._where}: index out of range of {len(self)} records")
+                raise self._out_of_range()
             flat = self._rows[flat].astype(np.int64)
         unchecked, count = _unchecked_blocks(
             flat, len(self._file_rows), self._first, self.dtype.itemsize, self._checked
         )
         if count < 0:
-            raise IndexError(f"{self._where}: index out of range of {len(self)} records")
+            raise self._out_of_range()
         if count:
             self._check(np.unique(unchecked[:count]).tolist())
-        records = self._file_rows[flat].reshape(ids.shape)
-        return records[()] if ids.ndim == 0 else records
+        records: NDArray[Any] = self._file_rows[flat]
+        return records
 
     def __iter__(self) -> Iterator[Any]:
         for at in range(0, len(self), _CHUNK):
@@ -166,8 +170,61 @@ class Records:
                 raise self._damaged(f"got CRC-32 {got:08x} at byte {at}, expected {expected:08x}")
             self._checked[block] = True
 
+    def _out_of_range(self) -> IndexError:
+        return IndexError(f"{self._where}: index out of range of {len(self)} records")
+
     def _damaged(self, what: str) -> ResoluteError:
         return ResoluteError(f"{self._where}: changed since prep, {what}; {self.repair}")
+
+
+class JoinedRecords(Records):
+    """The records of several arrays, one array after another, as one of `dtype`; used like `Records`.
+
+    The fields of the arrays have the names of `dtype`; one that is a shorter vector there is followed by zeros.
+    """
+
+    def __init__(
+        self, parts: Sequence[Records], dtype: np.dtype[Any], *, rows: NDArray[np.uint32] | None = None
+    ) -> None:
+        """`parts` are at least one; `rows` selects a subset: record i is record rows[i] of the parts."""
+        self._parts, self.dtype, self._rows, self._where = tuple(parts), dtype, rows, parts[0]._where
+        self._starts = np.cumsum([0, *map(len, parts)])
+        self._length = int(self._starts[-1]) if rows is None else len(rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), rows=self._rows), (self._parts, self.dtype)
+
+    def subset(self, rows: NDArray[np.uint32]) -> Records:
+        return type(self)(self._parts, self.dtype, rows=rows if self._rows is None else self._rows[rows])
+
+    def _gather(self, flat: NDArray[np.int64]) -> NDArray[Any]:
+        if len(flat) and (flat.min() < 0 or flat.max() >= self._length):
+            raise self._out_of_range()
+        if self._rows is not None:
+            flat = self._rows[flat].astype(np.int64)
+        out = np.empty(len(flat), self.dtype)
+        parts = np.searchsorted(self._starts, flat, side="right") - 1
+        for number, (part, start) in enumerate(zip(self._parts, self._starts.tolist(), strict=False)):
+            chosen = np.flatnonzero(parts == number)
+            if len(chosen):
+                out[chosen] = self._converted(part[flat[chosen] - start])
+        return out
+
+    def _range(self, start: int, stop: int) -> NDArray[Any]:
+        pieces = [
+            self._converted(part[max(0, start - first) : max(0, stop - first)])
+            for part, first in zip(self._parts, self._starts.tolist(), strict=False)
+        ]  # fmt: skip
+        return np.concatenate(pieces)
+
+    def _converted(self, records: NDArray[Any]) -> NDArray[Any]:
+        if records.dtype == self.dtype:
+            return records
+        out = np.zeros(len(records), self.dtype)
+        for name in self.dtype.names or ():
+            column = records[name]
+            out[name][(slice(None), *map(slice, column.shape[1:]))] = column
+        return out
 
 
 @compiled

@@ -13,12 +13,15 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pipeline.errors import strip_credentials
+from pipeline.errors import ResoluteError, strip_credentials
+from pipeline.storage.base import Files
 
-__all__ = ["SOURCE_RECORD", "parse_record", "record_bytes", "repair_hint", "shards_command"]
+__all__ = [
+    "SOURCE_RECORD", "missing_set_hint", "parse_record", "read_record", "record_bytes", "repair_hint", "shards_command",
+]  # fmt: skip
 
 SOURCE_RECORD = "source.json"
-_PATHS = frozenset({"SRC", "LABELS", "CLASSES", "VAL", "VAL_LIST"})  # recorded as absolute paths, or URLs
+_PATHS = frozenset({"SRC", "LABELS", "CLASSES", "VAL", "VAL_LABELS", "VAL_LIST"})  # recorded as absolute paths, or URLs
 _FORMAT = "resolute-source-1"
 
 
@@ -41,19 +44,35 @@ def parse_record(data: bytes | None) -> dict[str, str] | None:
     return variables if is_valid else None
 
 
+def read_record(files: Files) -> dict[str, str] | None:
+    """The arguments the set was made with, for messages; None if they are unknown or cannot be read."""
+    try:
+        return parse_record(files.local(SOURCE_RECORD).read_bytes())
+    except (OSError, ResoluteError):
+        return None
+
+
 def shards_command(
-    root: str, resolutions: Iterable[int], record: Mapping[str, str] | None, *, rebuild: bool = False
-) -> str:
+    root: str, resolutions: Iterable[int], record: Mapping[str, str] | None, *, rebuild: bool = False,
+    extend: bool = False,
+) -> str:  # fmt: skip
     """The `make shards` command that completes or repairs the set at `root`; `resolutions`: all of the set, in px.
 
     If the source is unknown (`record` None), the text names the variables to add.
     """
     res = ",".join(map(str, sorted(set(resolutions))))
     variables = {"SRC": "", **(record or {}), "OUT": root} | ({"RES": res} if res else {})
-    variables |= {"REBUILD": "1"} if rebuild else {}
+    variables |= ({"REBUILD": "1"} if rebuild else {}) | ({"EXTEND": "1"} if extend else {})
     words = [f"{name}={shlex.quote(_shown(name, value))}" for name, value in variables.items() if value]
     unknown = "" if record else " with the SRC (and LABELS, VAL, QUALITY and so on) that it was made with"
     return f"`make shards {' '.join(words)}`{unknown}"
+
+
+def missing_set_hint(command: str, record: Mapping[str, str] | None) -> str:
+    """The remedy if there is no finished set, for messages; `command` makes it if its source is recorded."""
+    if record is None:  # why not `command`: the folder may be mistyped, or hold photos
+        return "correct the path, or make a set from photos: `make shards SRC=photos OUT=shards`"
+    return f"run {command}"
 
 
 def repair_hint(root: str) -> str:

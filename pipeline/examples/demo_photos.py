@@ -24,7 +24,7 @@ from tqdm import tqdm
 from pipeline.cli import Parser, command
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import explain_write_error
+from pipeline.storage.atomic_file import write_errors
 
 from .demo_scene import CLASSES, draw
 
@@ -59,21 +59,21 @@ def make_demo(out: Path, *, images: int, seed: int, workers: int) -> bool:
                 f"{partial_folder}: in the way, got something else, expected nothing; delete or move it"
             )
         shutil.rmtree(partial_folder)
-    with explain_write_error(partial_folder):
+    with write_errors(partial_folder):
         partial_folder.mkdir(parents=True)
         (partial_folder / STAMP).write_text(stamp)
         for name in CLASSES:
             (partial_folder / name).mkdir()
     context = multiprocessing.get_context("forkserver")
     draw_one = partial(_draw_photo, partial_folder, seed)
-    with ProcessPoolExecutor(workers, mp_context=context) as pool, explain_write_error(partial_folder):
+    with ProcessPoolExecutor(workers, mp_context=context) as pool, write_errors(partial_folder):
         try:
             for _ in tqdm(pool.map(draw_one, range(images), chunksize=16), total=images, unit=" photos", disable=None):
                 pass
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    with explain_write_error(out):
+    with write_errors(out):
         partial_folder.replace(out)
     return True
 

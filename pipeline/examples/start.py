@@ -25,7 +25,8 @@ def flags(argv: Sequence[str] | None, description: str | None) -> argparse.Names
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     add("--epochs", type=int, default=2, help="of each stage (default: %(default)s)")
     add("--batch-size", type=int, default=64, help="over all processes (default: %(default)s)")
-    add("--checkpoint", type=Path, default=Path("run"), help="(default: %(default)s)")
+    add("--checkpoint", type=Path, default=Path("example-run"),
+        help="to write after each epoch, and to resume from if it exists (default: %(default)s)")  # fmt: skip
     add("--stop", type=int, metavar="N", help="end after N epochs; a later run continues")
     return parser.parse_args(argv)
 

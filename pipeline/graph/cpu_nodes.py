@@ -21,72 +21,101 @@ from nvidia.dali.plugin.numba import NumbaFunction
 from pipeline.graph.kernels.augment import apply_ops, blend
 from pipeline.graph.kernels.resize import normalise_rows, resize
 from pipeline.jit import c_function, compiled
+from pipeline.plan import autoaugment as p
+from pipeline.plan.plan import BatchSpec
+from pipeline.plan.sampling import MIXUP, NOISE_PX, UNMIXED, Features, pack_ops
 
-__all__ = ["apply_augment_ops", "mix_images", "normalize", "output_pointers", "output_shape", "parameters",
-           "resize_mirror", "resize_normalize"]  # fmt: skip
+__all__ = ["ImageRows", "augment", "crop", "mix"]
 
-# per image, float32: horizontal flip, vertical flip, three scales, three shifts
-_PARAMETERS = 8
-# per image, int64: address of its output, side of its output in px, batch tag
-_OUTPUT = 3
-
-
-def output_shape(batch: int, res: int) -> NDArray[np.uint8]:
-    """(batch, res, res, 0) uint8: an empty array whose shape sets the size of the node's output."""
-    return np.empty((batch, res, res, 0), np.uint8)
-
-
-def parameters(
-    flips: NDArray[Any], vflips: NDArray[Any], mean: tuple[float, ...], std: tuple[float, ...]
-) -> NDArray[np.float32]:
-    """(N, 8) float32 for `flips` and `vflips` (N,) bool, and `mean` and `std` of values in 0..1."""
-    rows = np.empty((len(flips), _PARAMETERS), np.float32)
-    rows[:, 0], rows[:, 1] = flips, vflips
-    rows[:, 2:5] = [1 / (255 * s) for s in std]
-    rows[:, 5:8] = [-m / s for m, s in zip(mean, std, strict=True)]
-    return rows
+# A row of 32-bit words per image holds everything that varies, because each input of a graph costs the consumer's
+# thread about 0.17 ms per batch of 1 024. First int64, by index of an int64: addresses of the output (float32), of the
+# image before normalisation (uint8, "raw"), of its mix partner's and of the noise tile; batch tag.
+_OUT, _RAW, _PARTNER, _NOISE, _TAG = range(5)
+# Then int32, by word: side in px, flips, whether `mix` finishes the image; fill and box (x, y, w, h) of erasing, origin
+# (y, x) of its noise, mean colour; mode and box of mixing.
+_RES, _FLIP, _VFLIP, _SHARED, _FILL, _ERASE, _ORIGIN, _MEAN, _MODE, _BOX = 10, 11, 12, 13, 14, 15, 19, 21, 24, 25
+# Then float32: scales and shifts of the channels, lam. Then y, x, height, width of the crop, int32; the kinds of all
+# slots, int32, and their values, float32.
+_SCALE, _SHIFT, _LAM, _CROP, _SLOTS = 29, 32, 35, 36, 40
+_NO_FILL, _FILL_MEAN, _FILL_NOISE = 0, 1, 2
 
 
-def output_pointers(out: NDArray[np.float32], batch_tag: int) -> NDArray[np.int64]:
-    """(N, 3) int64: where each image of a batch is written; the nodes that write them return `batch_tag`.
+class ImageRows:
+    """Packs the parameters of batches into rows for the nodes of this file."""
 
-    `out` (N, res, res, 3) must stay alive until the graph has returned the batch.
+    def __init__(
+        self, features: Features, *, mean: tuple[float, ...], std: tuple[float, ...], noise: NDArray[np.uint8]
+    ) -> None:
+        """`mean`, `std`: of values in 0..1; `noise`: (NOISE_PX, NOISE_PX, 3), kept, the fill of erasing."""
+        assert noise.shape == (NOISE_PX, NOISE_PX, 3)
+        self._features, self._noise = features, np.ascontiguousarray(noise)
+        slots = len(features.slots)
+        words = _SLOTS + (1 + p.VALUES) * slots
+        self._same = np.zeros(words + words % 2, np.int32)  # why even: keeps the int64 of all rows aligned
+        self._same.view(np.int64)[_NOISE] = self._noise.__array_interface__["data"][0]
+        self._same[_MEAN : _MEAN + 3] = [round(255 * m) for m in mean]
+        numbers = self._same.view(np.float32)
+        numbers[_SCALE:_SHIFT] = [1 / (255 * s) for s in std]
+        numbers[_SHIFT:_LAM] = [-m / s for m, s in zip(mean, std, strict=True)]
+
+    def pack(self, spec: BatchSpec, out: NDArray[np.float32], raw: NDArray[np.uint8] | None) -> NDArray[np.int32]:
+        """Rows (N, words) int32 of a batch; `out` and `raw`, both (N, res, res, 3), must outlive its run.
+
+        `raw` may be None if the run has no slots, erasing or mixing.
+        """
+        n, params, slots = len(spec), spec.augment_params, len(self._features.slots)
+        rows = np.empty((n, len(self._same)), np.int32)
+        rows[:] = self._same
+        longs, floats = rows.view(np.int64), rows.view(np.float32)
+        longs[:, _OUT], longs[:, _TAG] = _addresses(out), spec.index
+        rows[:, _RES], rows[:, _FLIP] = spec.res, spec.flips
+        rows[:, _CROP : _CROP + 2], rows[:, _CROP + 2 : _SLOTS] = spec.crops[:, 1::-1], spec.crops[:, :1:-1]
+        if "vflips" in params:
+            rows[:, _VFLIP] = params["vflips"]
+        if raw is None:
+            return rows
+        longs[:, _RAW] = addresses = _addresses(raw)
+        if "erase_boxes" in params:
+            boxes: NDArray[Any] = params["erase_boxes"]
+            origins: NDArray[Any] = params["erase_from"]
+            fill = np.where(origins[:, 0] < 0, _FILL_MEAN, _FILL_NOISE)
+            rows[:, _FILL] = np.where(boxes[:, 2] > 0, fill, _NO_FILL)
+            rows[:, _ERASE:_ORIGIN], rows[:, _ORIGIN:_MEAN] = boxes, origins
+        mixed = spec.modes != UNMIXED
+        if self._features.mixing and mixed.any():
+            rows[:, _SHARED] = mixed
+            rows[spec.partners[mixed], _SHARED] = 1
+            longs[:, _PARTNER] = addresses[spec.partners]
+            rows[:, _MODE], rows[:, _BOX:_SCALE], floats[:, _LAM] = spec.modes, spec.boxes, spec.lam
+        if slots and any(f"{part}_kinds" in params for part, _ in self._features.slots):
+            kinds, values = pack_ops(params, self._features.slots, n)
+            last = _SLOTS + slots
+            rows[:, _SLOTS:last], floats[:, last : last + p.VALUES * slots] = kinds, values.reshape(n, -1)
+        return rows
+
+
+def _addresses(images: NDArray[Any]) -> NDArray[np.int64]:
+    """(N,) int64: where each of N images lies in memory."""
+    first: int = images.__array_interface__["data"][0]
+    return first + images.strides[0] * np.arange(len(images))
+
+
+def crop(rows: Any) -> tuple[Any, Any]:
+    """Nodes: corner y, x and height, width of the crops in the stored images, int32."""
+    return rows[_CROP : _CROP + 2], rows[_CROP + 2 : _SLOTS]
+
+
+def augment(images: Any, rows: Any) -> Any:
+    """Node: crops (h, w, 3) uint8 -> resize, flips, operations, erasing; and normalisation of what `mix` does not need.
+
+    Its output is the batch tag, (1,) int64: DALI does not own the images, so their memory can be pooled.
     """
-    rows = np.empty((len(out), _OUTPUT), np.int64)
-    rows[:, 0] = out.ctypes.data + out.strides[0] * np.arange(len(out))
-    rows[:, 1], rows[:, 2] = out.shape[1], batch_tag
-    return rows
+    return _node(_run_augment, (images, dali.UINT8, 3), (rows, dali.INT32, 1))
 
 
-def resize_mirror(images: Any, output_shape: Any, parameters: Any) -> Any:
-    """Node: (h, w, 3) uint8, resized to `output_shape` and flipped."""
-    return _node(_run_resize, dali.UINT8, (output_shape, dali.UINT8, 3), (images, dali.UINT8, 3),
-                 (parameters, dali.FLOAT, 1))  # fmt: skip
-
-
-def resize_normalize(images: Any, parameters: Any, output: Any) -> Any:
-    """Node: resize, flip and `normalize` in one pass; returns the batch tag as `normalize` does."""
-    return _node(_run_resize_normalize, dali.INT64, (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1),
-                 (output, dali.INT64, 1), ends=True)  # fmt: skip
-
-
-def apply_augment_ops(images: Any, kinds: Any, values: Any) -> Any:
-    """Node: (h, w, 3) uint8 after the operations `kinds` (slots,) and `values` (slots, 6), see `kernels.augment`."""
-    return _node(_run_apply_ops, dali.UINT8, (images, dali.UINT8, 3), (kinds, dali.INT32, 1), (values, dali.FLOAT, 2))
-
-
-def mix_images(images: Any, partner: Any, lam: Any) -> Any:
-    """Node: mixup, `lam` (1,) float32 of the image (h, w, 3) uint8 plus 1 - lam of its partner."""
-    return _node(_run_mix, dali.UINT8, (images, dali.UINT8, 3), (partner, dali.UINT8, 3), (lam, dali.FLOAT, 1))
-
-
-def normalize(images: Any, parameters: Any, output: Any) -> Any:
-    """Node: (h, w, 3) uint8 times the scales plus the shifts of `parameters`, written to the address in `output`.
-
-    The node itself outputs the batch tag, (1,) int64: DALI does not own the images, so their memory can be pooled.
-    """
-    return _node(_run_normalize, dali.INT64, (images, dali.UINT8, 3), (parameters, dali.FLOAT, 1),
-                 (output, dali.INT64, 1), ends=True)  # fmt: skip
+def mix(tags: Any, rows: Any) -> Any:
+    """Node after `augment`, whose output is `tags`: mixup, cutmix and normalisation; returns the tags."""
+    return _node(_run_mix, (tags, dali.INT64, 1), (rows, dali.INT32, 1))
 
 
 class _Compiled(NumbaFunction):
@@ -102,29 +131,41 @@ _SHAPES, _OPERANDS = types.CPointer(types.CPointer(types.int64)), types.CPointer
 
 
 @do_not_convert
-def _node(run: Callable[..., None], out: Any, *inputs: tuple[Any, Any, int], ends: bool = False) -> Any:
-    """A node whose output is (h, w, 3) with the size of its first input, or, with `ends`, the batch tag (1,)."""
+def _node(run: Callable[..., None], *inputs: tuple[Any, Any, int]) -> Any:
+    """A node whose output is the batch tag (1,) int64."""
     operands, kinds, ndims = zip(*inputs, strict=True)
     return _Compiled(
-        run_fn=run, setup_fn=_shape_of_tag if ends else _shape_of_first, out_types=[out], in_types=list(kinds),
-        outs_ndim=[1 if ends else 3], ins_ndim=list(ndims),
+        run_fn=run, setup_fn=_shape_of_tag, out_types=[dali.INT64], in_types=list(kinds), outs_ndim=[1],
+        ins_ndim=list(ndims),
     )(*operands)  # fmt: skip
 
 
-@intrinsic
-def _pointer(context: Any, address: Any) -> Any:
-    """Cast an int64 to a pointer to float32. Source: the example in numba's documentation of `intrinsic`."""
+def _pointer_to(kind: Any) -> Any:
+    """An intrinsic that casts an int64 to a pointer. Source: the example in numba's documentation of `intrinsic`."""
 
-    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+    @intrinsic
+    def pointer(context: Any, address: Any) -> Any:
+        def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(types.float32)(address), write
+        return types.CPointer(kind)(address), write
+
+    return pointer
+
+
+_to_floats, _to_bytes = _pointer_to(types.float32), _pointer_to(types.uint8)
 
 
 @compiled
-def _output(address: Any, height: int, width: int) -> Any:
-    """The output image at `address`, (height, width, 3) float32."""
-    return carray(_pointer(address), (height, width, 3), np.float32)  # type: ignore[call-arg]  # called by compiled code only
+def _float_image(address: Any, res: int) -> Any:
+    """The image at `address`, (res, res, 3) float32."""
+    return carray(_to_floats(address), (res, res, 3), np.float32)
+
+
+@compiled
+def _byte_image(address: Any, res: int) -> Any:
+    """The image at `address`, (res, res, 3) uint8."""
+    return carray(_to_bytes(address), (res, res, 3), np.uint8)
 
 
 _c_functions: dict[Any, Any] = {}  # why: DALI holds only their addresses, which must stay valid
@@ -139,46 +180,58 @@ def _address(function: Callable[..., None], *arguments: Any) -> int:
 # Called by DALI with arrays of pointers, shapes and dimensions, first of the outputs, then of the inputs.
 
 
-def _shape_of_first(outs: Any, _od: Any, _no: Any, ins: Any, _id: Any, _ni: Any, samples: Any) -> None:
-    for i in range(samples):
-        outs[i][0], outs[i][1], outs[i][2] = ins[i][0], ins[i][1], 3
-
-
-def _run_resize(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
-    image, params = carray(ins[1], (of[1][0], of[1][1], 3), np.uint8), carray(ins[2], _PARAMETERS, np.float32)
-    out = carray(outs[0], (to[0][0], to[0][1], 3), np.uint8)
-    resize(image, params[0] > 0, params[1] > 0, out, params[2:5], params[5:8])
-
-
 def _shape_of_tag(outs: Any, _od: Any, _no: Any, _ins: Any, _id: Any, _ni: Any, samples: Any) -> None:
     for i in range(samples):
         outs[i][0] = 1
 
 
-def _run_resize_normalize(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
-    image, params = carray(ins[0], (of[0][0], of[0][1], 3), np.uint8), carray(ins[1], _PARAMETERS, np.float32)
-    target = carray(ins[2], _OUTPUT, np.int64)
-    out = _output(target[0], target[1], target[1])
-    resize(image, params[0] > 0, params[1] > 0, out, params[2:5], params[5:8])
-    carray(outs[0], 1, np.int64)[0] = target[2]
+def _run_augment(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
+    image, words = carray(ins[0], (of[0][0], of[0][1], 3), np.uint8), of[1][0]
+    longs, row = carray(ins[1], words // 2, np.int64), carray(ins[1], words, np.int32)
+    floats = carray(ins[1], words, np.float32)
+    carray(outs[0], 1, np.int64)[0] = longs[_TAG]
+    res, flip, vflip = row[_RES], row[_FLIP] > 0, row[_VFLIP] > 0
+    out, scale, shift = _float_image(longs[_OUT], res), floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM]
+    slots = (words - _SLOTS) // (1 + p.VALUES)
+    first = _SLOTS + slots
+    kinds, values = row[_SLOTS:first], floats[first : first + p.VALUES * slots]
+    if not (kinds != p.NONE).any() and row[_FILL] == _NO_FILL and row[_SHARED] == 0:
+        resize(image, flip, vflip, out, scale, shift)
+        return
+    raw = _byte_image(longs[_RAW], res)
+    resize(image, flip, vflip, raw, scale, shift)
+    apply_ops(raw, kinds, values.reshape(slots, p.VALUES))
+    if row[_FILL] != _NO_FILL:
+        x, y, w, h = row[_ERASE], row[_ERASE + 1], row[_ERASE + 2], row[_ERASE + 3]
+        noise, top, left = _byte_image(longs[_NOISE], NOISE_PX), row[_ORIGIN], row[_ORIGIN + 1]
+        for j in range(h):
+            for i in range(w):
+                for c in range(3):
+                    if row[_FILL] == _FILL_MEAN:
+                        raw[y + j, x + i, c] = row[_MEAN + c]
+                    else:
+                        raw[y + j, x + i, c] = noise[(top + j) % NOISE_PX, (left + i) % NOISE_PX, c]
+    if row[_SHARED] == 0:
+        normalise_rows(raw.reshape(res, 3 * res), out.reshape(res, 3 * res), scale, shift)
 
 
-def _run_normalize(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
-    shape, params = (of[0][0], 3 * of[0][1]), carray(ins[1], _PARAMETERS, np.float32)
-    target = carray(ins[2], _OUTPUT, np.int64)
-    out = _output(target[0], of[0][0], of[0][1]).reshape(shape)
-    normalise_rows(carray(ins[0], shape, np.uint8), out, params[2:5], params[5:8])
-    carray(outs[0], 1, np.int64)[0] = target[2]
-
-
-def _run_apply_ops(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
-    shape, slots = (of[0][0], of[0][1], 3), of[1][0]
-    out = carray(outs[0], shape, np.uint8)
-    out[:] = carray(ins[0], shape, np.uint8)
-    apply_ops(out, carray(ins[1], (slots,), np.int32), carray(ins[2], (slots, of[2][1]), np.float32))
-
-
-def _run_mix(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
-    count = of[0][0] * of[0][1] * 3
-    image, partner = carray(ins[0], count, np.uint8), carray(ins[1], count, np.uint8)
-    blend(image, partner, carray(ins[2], 1, np.float32)[0], carray(outs[0], count, np.uint8))
+def _run_mix(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
+    words = of[1][0]
+    longs, row = carray(ins[1], words // 2, np.int64), carray(ins[1], words, np.int32)
+    floats = carray(ins[1], words, np.float32)
+    carray(outs[0], 1, np.int64)[0] = longs[_TAG]
+    if row[_SHARED] == 0:
+        return
+    res = row[_RES]
+    raw = _byte_image(longs[_RAW], res)
+    if row[_MODE] != UNMIXED:
+        own, partner = raw, _byte_image(longs[_PARTNER], res)
+        if row[_MODE] == MIXUP:
+            raw = np.empty((res, res, 3), np.uint8)  # why not in place: the partner reads the image too
+            blend(own.reshape(-1), partner.reshape(-1), floats[_LAM], raw.reshape(-1))
+        else:
+            raw = own.copy()
+            x, y, w, h = row[_BOX], row[_BOX + 1], row[_BOX + 2], row[_BOX + 3]
+            raw[y : y + h, x : x + w] = partner[y : y + h, x : x + w]
+    out = _float_image(longs[_OUT], res)
+    normalise_rows(raw.reshape(res, 3 * res), out.reshape(res, 3 * res), floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM])

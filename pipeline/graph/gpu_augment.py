@@ -6,7 +6,6 @@ A batch takes at most one launch per slot plus one, whatever the policy draws. T
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -44,25 +43,25 @@ class GpuAugment:
         self._features, self._dtype, self._device = features, dtype, device
         self._slots = len(features.slots)
         self._erase = (1 + p.VALUES) * self._slots
-        self._mix = self._erase + ERASE_FIELDS * bool(features.fills)
-        self._fields = self._mix + MIX_FIELDS * features.mixing
+        self._erases, self._mixes = bool(features.fills), features.mixing
+        self._mix = self._erase + ERASE_FIELDS * self._erases
+        self._fields = self._mix + MIX_FIELDS * self._mixes
         scales = [1 / (255 * s) for s in std] + [-m / s for m, s in zip(mean, std, strict=True)]
         self._scales = torch.tensor(scales, dtype=torch.float32, device=device)
         self._fill = torch.tensor([round(255 * m) for m in mean], dtype=torch.int32, device=device)
         assert noise.shape == (NOISE_PX, NOISE_PX, 3)
         self._noise = torch.from_numpy(noise).to(device)
-        self._in_use: deque[tuple[Any, torch.Tensor]] = deque()  # images the device may not have read yet
 
     def warm_up(self) -> None:
         """Compile both kernels, for images of any size. Call this first."""
         images = torch.zeros((1, 1, 1, 3), dtype=torch.uint8, device=self._device)
-        packed = torch.zeros((1, self._fields), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        packed = torch.zeros((1, self._fields), dtype=torch.int32, pin_memory=self._device.type != "cpu")
         self(images, packed, list(range(self._slots)))
 
     def pack(self, spec: BatchSpec) -> tuple[torch.Tensor, list[int]]:
         """(parameters of a batch, (N, fields) int32 in pinned memory; the slots that any image of it uses)."""
         n, features = len(spec), self._features
-        packed = torch.empty((n, self._fields), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        packed = torch.empty((n, self._fields), dtype=torch.int32, pin_memory=self._device.type != "cpu")
         rows, busy = packed.numpy(), list[int]()
         if self._slots:
             kinds, values = pack_ops(spec.augment_params, features.slots, n)
@@ -82,31 +81,26 @@ class GpuAugment:
     def __call__(self, images: torch.Tensor, packed: torch.Tensor, busy: list[int]) -> torch.Tensor:
         """Augment, mix and normalise `images` (N, res, res, 3) uint8; returns a new tensor of the run's dtype.
 
-        Runs asynchronously on the current stream. `packed` and `busy` come from `pack`. `images` are kept alive until
-        the device has read them.
+        Runs asynchronously on the current stream. `packed` and `busy` come from `pack`. The caller may release `images`
+        before the device has read them: torch frees in the stream's order, and DALI frees the memory of a tensor that
+        it lent by DLPack only after it has waited for the device (in a thread of its own; `dltensor.h` of DALI 2.4.0).
         """
-        source = images
         n, side = images.shape[:2]
         with cuda.on(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
             params = packed.to(self._device, non_blocking=True)
-            parts = max(1, min(_PARTS, triton.cdiv(side * side, BLOCK)))
-            part = triton.cdiv(triton.cdiv(side * side, parts), BLOCK) * BLOCK
-            grid = n, triton.cdiv(side * side, part)
+            part = triton.cdiv(triton.cdiv(side * side, _PARTS), BLOCK) * BLOCK
+            parts, blocks = triton.cdiv(side * side, part), triton.cdiv(side * side, BLOCK)
             buffers = [torch.empty_like(images) for _ in busy[:2]]
             for turn, slot in enumerate(busy):
                 augmented = buffers[turn % 2]
-                apply_slot[grid](
-                    images, augmented, params, slot, self._slots, self._fields, side, part, BLOCK=BLOCK, **_OPTIONS
-                )
+                apply_slot[(n * parts,)](
+                    images, augmented, params, slot, self._slots, self._fields, side, part, parts, BLOCK=BLOCK,
+                    **_OPTIONS,
+                )  # fmt: skip
                 images = augmented
             out = torch.empty(images.shape, dtype=self._dtype, device=self._device)
-            finish[n, triton.cdiv(side * side, BLOCK)](
+            finish[(n * blocks,)](
                 images, out, params, self._noise, self._fill, self._scales, self._fields, self._erase, self._mix,
-                side, ERASES=bool(self._features.fills), MIXES=self._features.mixing, BLOCK=BLOCK, **_OPTIONS,
+                side, blocks, ERASES=self._erases, MIXES=self._mixes, BLOCK=BLOCK, **_OPTIONS,
             )  # fmt: skip
-            if self._device.type == "cuda":
-                while self._in_use and cuda.reached(self._in_use[0][0]):
-                    self._in_use.popleft()
-                # why: DALI reuses the memory once the tensor is released, even if this stream has not read it yet
-                self._in_use.append((cuda.record_event(self._device), source))
         return out

@@ -25,18 +25,18 @@ from . import augment_nodes as ops
 from . import cpu_nodes as cpu
 from .kernels.pread import EncodedImages
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "gpu_inputs"]
 
 Device = Literal["cpu", "gpu"]
-_INPUTS = {
-    "jpeg": (types.UINT8, 1),
-    "start": (types.INT32, 1),  # corner of the crop in the stored image: y, x
-    "shape": (types.INT32, 1),  # size of the crop: height, width
-}
-_CPU_INPUTS = {"parameters": (types.FLOAT, 1), "output": (types.INT64, 1)}  # see cpu_nodes.py
+# External sources: DALI type and number of dimensions per sample. Only "jpeg" is not copied. why so few: each costs the
+# consumer's thread about 0.17 ms per batch of 1 024
+_JPEG = {"jpeg": (types.UINT8, 1)}
+_CPU_INPUTS = {"rows": (types.INT32, 1)}  # see cpu_nodes.py
 _GPU_INPUTS = {
-    "size": (types.FLOAT, 1),  # output height, width
-    "roi": (types.FLOAT, 1),  # relative y0, x0, y1, x1 of the crop; x0 > x1 flips horizontally, y0 > y1 vertically
+    "window": (types.INT32, 1),  # y, x, height, width of the crop in the stored image; bytes of the encoded image
+    # relative y0, x0, y1, x1 of the region to resize, where x0 > x1 flips horizontally and y0 > y1 vertically; output
+    # height and width
+    "view": (types.FLOAT, 1),
 }
 _load_source = generated_code.load_source
 
@@ -57,12 +57,12 @@ class Graph:
 
     def __init__(
         self, *, batch_size: int, threads: int, device_id: int | None, decode: Device, depth: int,
-        mean: tuple[float, ...], std: tuple[float, ...], half: bool, features: Features, largest_res: int,
-        largest_bytes: int,
+        mean: tuple[float, ...], std: tuple[float, ...], half: bool, features: Features,
+        largest_bytes: int, hw_decoder_load: float = 0.65,
     ) -> None:  # fmt: skip
         """Build the graph.
 
-        batch_size     largest of the run; so are `largest_res` (px) and `largest_bytes` (of a float32 batch)
+        batch_size     largest of the run; so is `largest_bytes` (of a float32 batch)
         threads        CPU threads of DALI (one more on the CPU backend)
         device_id      CUDA device; None: the CPU backend
         decode         "cpu" with a CUDA device: decode crops on the CPU, do the rest on the GPU
@@ -70,11 +70,11 @@ class Graph:
         mean, std      of values in 0..1
         half           float16 instead of float32 output, GPU only
         features       the operations that the run uses
+        hw_decoder_load  fraction of the images that a GPU's JPEG engine decodes, 0 to 1; decode "gpu" only
         """
-        self._on_cpu, self._features, self._mean, self._std = device_id is None, features, mean, std
-        self._depth, self._resize_only = depth, device_id is None and features == Features()
-        # of each batch in flight: encoded images; on a CPU, its output; on a GPU, parameters of the kernels
-        self._in_flight: deque[tuple[EncodedImages, NDArray[np.float32] | None, Any]] = deque()
+        self._on_cpu, self._depth, self._features = device_id is None, depth, features
+        # of each batch in flight: memory that its run uses; on a CPU, its output; on a GPU, parameters of the kernels
+        self._in_flight: deque[tuple[Any, NDArray[np.float32] | None, Any]] = deque()
         self._kernels = None
         if device_id is not None and ops.uses_triton(features):
             from .gpu_augment import GpuAugment  # why here: only this needs Triton
@@ -85,31 +85,35 @@ class Graph:
             )  # fmt: skip
             self._kernels.warm_up()
             self._features = Features()  # the graph itself then has none
-        # why 2 more than in flight: the consumer's batch and the one before it
-        self._buffers = BufferPool(nbytes=largest_bytes, count=depth + 2) if self._on_cpu else None
+        if self._on_cpu:
+            self._rows = cpu.ImageRows(features, mean=mean, std=std, noise=ops.erase_noise(mean, std))
+            # why 2 more than in flight: the consumer's batch and the one before it
+            self._buffers = BufferPool(nbytes=largest_bytes, count=depth + 2)
+            # images before normalisation: only runs that change them then need these
+            self._raw = BufferPool(nbytes=largest_bytes // 4, count=depth) if features != Features() else None
         # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
         # why exec_dynamic: outputs own their memory, so a torch view of one stays valid while it lives
         self._pipe = _graph(
             batch_size=batch_size, num_threads=threads + self._on_cpu, device_id=device_id, prefetch_queue_depth=depth,
             exec_dynamic=True, decode_device="mixed" if decode == "gpu" else "cpu", features=features,
-            on_cpu=self._on_cpu, mean=mean, std=std, half=half, largest_res=largest_res,
+            on_cpu=self._on_cpu, mean=mean, std=std, half=half, hw_decoder_load=hw_decoder_load,
         )  # fmt: skip
         self._pipe.build()
 
-    def prime(self, spec: BatchSpec, jpegs: EncodedImages) -> None:
+    def prime(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
         """Run a batch `depth` times and discard the results. Call this first, with the plan's largest batch.
 
         DALI's first `schedule_run` starts that many runs; they give its buffers their final sizes, so that nothing is
         reallocated at a stage change.
         """
         for _ in range(self._depth):
-            self._feed(spec, jpegs)
+            self._feed(spec, jpegs, nbytes)
         self._pipe.schedule_run()
         self.drain()
 
-    def start(self, spec: BatchSpec, jpegs: EncodedImages) -> None:
-        """Start to process a batch; at most `depth` may be in flight."""
-        self._feed(spec, jpegs)
+    def start(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
+        """Start to process a batch, whose encoded images have `nbytes` (N,); at most `depth` may be in flight."""
+        self._feed(spec, jpegs, nbytes)
         self._pipe.schedule_run()
 
     def take(self, spec: BatchSpec, stream: torch.cuda.Stream | None) -> torch.Tensor:
@@ -143,71 +147,78 @@ class Graph:
         self.__dict__.pop("_pipe", None)
         self._in_flight.clear()
 
-    def _feed(self, spec: BatchSpec, jpegs: EncodedImages) -> None:
-        n, crops = len(spec), spec.crops
-        vflips = spec.augment_params.get("vflips", np.zeros(n, bool)).astype(bool)
-        values: dict[str, Any] = {
-            "jpeg": jpegs,
-            "start": np.ascontiguousarray(crops[:, 1::-1]),
-            "shape": np.ascontiguousarray(crops[:, :1:-1]),
-            **ops.graph_inputs(self._features, spec),
-        }
-        out = None
-        if self._buffers is not None:
-            out = self._buffers.take((n, spec.res, spec.res, 3))
-            values["parameters"] = cpu.parameters(spec.flips, vflips, self._mean, self._std)
-            values["output"] = cpu.output_pointers(out, spec.index)
-            if not self._resize_only:
-                values["output_shape"] = cpu.output_shape(n, spec.res)
+    def _feed(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
+        values: dict[str, Any] = {"jpeg": jpegs}
+        out = raw = None
+        if self._on_cpu:
+            shape = len(spec), spec.res, spec.res, 3
+            out = self._buffers.take(shape)
+            raw = self._raw.take(shape, np.uint8) if self._raw else None
+            values["rows"] = self._rows.pack(spec, out, raw)
         else:
-            roi = np.empty((n, 4), np.float32)
-            roi[:] = (0, 0, 1, 1)
-            roi[spec.flips, 1::2] = (1, 0)
-            roi[vflips, 0::2] = (1, 0)
-            values |= {"size": np.full((n, 2), spec.res, np.float32), "roi": roi}
+            values |= gpu_inputs(spec, nbytes) | ops.graph_inputs(self._features, spec)
         for name, value in values.items():
             self._pipe.feed_input(name, value)
         kernel_params = None if self._kernels is None else self._kernels.pack(spec)
-        self._in_flight.append((jpegs, out, kernel_params))
+        self._in_flight.append(((jpegs, raw), out, kernel_params))
 
 
-@pipeline_def(enable_conditionals=True)
-def _graph(
+def gpu_inputs(spec: BatchSpec, nbytes: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Inputs of the GPU's graph for a batch whose encoded images have `nbytes` (N,); see `_GPU_INPUTS`."""
+    window, view = np.empty((len(spec), 5), np.int32), np.empty((len(spec), 6), np.float32)
+    window[:, 0:2], window[:, 2:4], window[:, 4] = spec.crops[:, 1::-1], spec.crops[:, :1:-1], nbytes
+    view[:] = (0, 0, 1, 1, spec.res, spec.res)
+    view[spec.flips, 1:4:2] = (1, 0)
+    if "vflips" in spec.augment_params:
+        view[spec.augment_params["vflips"].astype(bool), 0:3:2] = (1, 0)
+    return {"window": window, "view": view}
+
+
+def _graph(*, on_cpu: bool, **settings: Any) -> Any:
+    """The pipeline of a run, not yet built; `settings` are those of `_define` and of DALI's `Pipeline`."""
+    # why not on a CPU, where no node is conditional: DALI needs seconds to translate the functions that define it
+    return pipeline_def(_define, enable_conditionals=not on_cpu)(on_cpu=on_cpu, **settings)
+
+
+def _define(
     decode_device: str, on_cpu: bool, features: Features, mean: tuple[float, ...], std: tuple[float, ...], half: bool,
-    largest_res: int,
+    hw_decoder_load: float = 0.65,
 ) -> Any:  # fmt: skip
     ends_with_resize = not on_cpu and ops.uses_triton(features)
-    features = Features() if ends_with_resize else features
-    resize_only = features == Features()  # on a CPU, resize and normalise are then one pass
-    sources = {**_INPUTS, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS), **ops.input_types(features)}
-    if on_cpu and not resize_only:
-        sources["output_shape"] = (types.UINT8, 3)
-    not_copied = {"jpeg"} if decode_device == "cpu" else set()
-    inputs = {name: fn.external_source(name=name, dtype=kind, ndim=ndim, no_copy=name in not_copied)
+    sources = {**_JPEG, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS)}
+    if not (on_cpu or ends_with_resize):
+        sources |= ops.input_types(features)
+    inputs = {name: fn.external_source(name=name, dtype=kind, ndim=ndim, no_copy=name == "jpeg")
               for name, (kind, ndim) in sources.items()}  # fmt: skip
+    jpegs = inputs["jpeg"]
+    if on_cpu:
+        start, shape = cpu.crop(inputs["rows"])
+    else:
+        start, shape = inputs["window"][0:2], inputs["window"][2:4]
+        view = inputs["view"]
+    if decode_device == "mixed":
+        # why: libjpeg-turbo ignores what follows an image; that GPU decoders do is documented nowhere. This copy, made
+        # by DALI's threads, also ends the use of the fed memory, which a GPU may read after the batch was returned
+        jpegs = fn.slice(jpegs, start=0, shape=inputs["window"][4:5], axes=[0])
     images = fn.decoders.image_slice(
-        inputs["jpeg"], start=inputs["start"], shape=inputs["shape"], axes=[0, 1], device=decode_device,
+        jpegs, start=start, shape=shape, axes=[0, 1], device=decode_device,
         output_type=types.RGB,
         # why: nvJPEG by default repeats chroma samples while libjpeg-turbo (CPU) interpolates; the decoder must not
         # change what the model is trained on
         jpeg_fancy_upsampling=True,
+        hw_decoder_load=hw_decoder_load,
     )  # fmt: skip
     if on_cpu:
-        if resize_only:
-            return cpu.resize_normalize(images, inputs["parameters"], inputs["output"])
-        images = cpu.resize_mirror(images, inputs["output_shape"], inputs["parameters"])
-    else:
-        images = fn.resize(
-            images.gpu(), size=inputs["size"], roi_start=inputs["roi"][:2], roi_end=inputs["roi"][2:],
-            roi_relative=True, interp_type=types.INTERP_LINEAR, antialias=True,
-        )  # fmt: skip
-        if ends_with_resize:
-            return images
-    images = ops.augment(images, inputs, features, mean=mean, std=std, res=largest_res)
+        tags = cpu.augment(images, inputs["rows"])
+        return cpu.mix(tags, inputs["rows"]) if features.mixing else tags
+    images = fn.resize(
+        images.gpu(), size=view[4:6], roi_start=view[0:2], roi_end=view[2:4], roi_relative=True,
+        interp_type=types.INTERP_LINEAR, antialias=True,
+    )  # fmt: skip
+    if ends_with_resize:
+        return images
     if features.mixing:
         images = ops.mix(images, inputs)
-    if on_cpu:
-        return cpu.normalize(images, inputs["parameters"], inputs["output"])
     return fn.crop_mirror_normalize(
         images, mean=[255 * m for m in mean], std=[255 * s for s in std],
         dtype=types.FLOAT16 if half else types.FLOAT, output_layout="HWC",

@@ -4,7 +4,7 @@
     plan = Plan(shards, recipe.stages)
     with Loader(plan, device="cpu") as loader:
         for batch in loader:                      # training and validation batches, as planned
-            ...                                   # batch.images, batch.labels, batch.spec.split
+            ...                                   # batch.images, batch.targets, batch.spec.split
 
 One object serves the complete run: its threads and its DALI graph are started once. Its state is the index of the next
 batch. If a batch fails, the `next()` that would return it raises; all batches before it are delivered.
@@ -27,15 +27,16 @@ from pipeline import cuda
 from pipeline.errors import DamagedSample, ResoluteError, StorageError, differences
 from pipeline.graph.graph import Graph
 from pipeline.graph.kernels.pread import EncodedImages
-from pipeline.plan.plan import BatchSpec, Pass, Plan
+from pipeline.plan.plan import BatchSpec, Plan
 from pipeline.plan.sampling import features
 
 from .prefetch import Prefetcher
-from .reader import PendingBatch, Reader
+from .reader import EncodedBatch, PendingBatch, Reader
 
-__all__ = ["Batch", "Loader"]
+__all__ = ["Batch", "Loader", "mix_targets", "pack_labels", "unpack_labels"]
 
 _LOG = logging.getLogger("resolute")
+_NO_LABELS = torch.empty(0, dtype=torch.int64)
 _MAX_NEIGHBOURS = 1000  # samples tried as the replacement of a damaged one
 
 
@@ -44,19 +45,31 @@ class Batch:
     """A batch on its device; N is the local batch size. The tensors stay valid as long as they are referenced."""
 
     images: torch.Tensor  # (N, 3, res, res) float32 or float16, normalised, channels_last memory
-    labels: torch.Tensor  # (N,) int64
-    partner_labels: torch.Tensor  # (N,) int64: label of the image mixed in; equal to `labels` if there is none
-    lam: torch.Tensor  # (N,) float32: weight of `labels`; that of `partner_labels` is 1 - lam
+    # By the kind of the set's `Target`; class: (N,) int64, see `labels`. labels: (N, C) float32 in 0..1, values:
+    # (N, D) float32, both already mixed: lam times the sample's own target plus 1 - lam times the partner's.
+    targets: torch.Tensor
+    partner_labels: torch.Tensor  # class: (N,) int64, label of the image mixed in, or the own one; else: (0,) int64
+    lam: torch.Tensor  # (N,) float32: weight of the sample's own image and target; that of the partner is 1 - lam
     spec: BatchSpec
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """(N,) int64: the class of each sample. Raises `ResoluteError` unless the set's targets are classes."""
+        if self.targets.dim() > 1:
+            raise ResoluteError(
+                "Batch.labels: got a set whose targets are several labels or values, expected one class per sample; "
+                "use Batch.targets"
+            )
+        return self.targets
 
 
 @dataclass(kw_only=True)
 class _PlannedBatch:
-    """A batch being read: its spec, labels and pending reads; or the `error` that prevents them."""
+    """A batch being read: its spec, targets and pending reads; or the `error` that prevents them."""
 
     index: int
     spec: BatchSpec | None = None
-    labels: NDArray[np.int64] | None = None
+    targets: NDArray[Any] | None = None
     pending: PendingBatch | None = None
     error: Exception | None = None
 
@@ -70,6 +83,7 @@ class Loader(Iterator[Batch]):
         *,
         device: str | torch.device = "cpu",
         decode: Literal["cpu", "gpu"] | None = None,
+        hw_decoder_load: float | None = None,
         dtype: torch.dtype = torch.float32,
         mean: tuple[float, ...] = (0.485, 0.456, 0.406),
         std: tuple[float, ...] = (0.229, 0.224, 0.225),
@@ -85,6 +99,8 @@ class Loader(Iterator[Batch]):
 
         device         of the batches; "cuda:N" requires that GPU, there is no silent fallback
         decode         on a CUDA device: decode on the GPU ("gpu", the default) or on the CPU
+        hw_decoder_load  with decode "gpu", fraction of the JPEGs that the GPU's JPEG engine decodes, if it has one
+                       (A100, H100, ...); its cores decode the rest. None: DALI's default, 0.65
         dtype          of the images: torch.float32, or, on a GPU, torch.float16
         mean, std      of values in 0..1
         threads        CPU threads of DALI (one more on a CPU)
@@ -96,7 +112,7 @@ class Loader(Iterator[Batch]):
                        `next()`, or a new loader at the same batch, tries again
         start          index of the first batch (see `state_dict`)
 
-        Raises `ResoluteError` if the device is not available, an option is out of range or a resolution is not open;
+        Raises `ResoluteError` if the device is not available, or an option is out of range;
         `StorageError` if the storage fails.
         """
         _check_range("threads", threads, 1)
@@ -113,14 +129,13 @@ class Loader(Iterator[Batch]):
             raise ResoluteError(f"decode: got {decode!r}, expected cpu or gpu; choose one")
         if decode == "gpu" and not on_gpu:
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
+        decode = decode or ("gpu" if on_gpu else "cpu")
+        if hw_decoder_load is not None:
+            if decode != "gpu":
+                raise ResoluteError(f"hw_decoder_load: without effect with decode {decode}; leave it out")
+            _check_range("hw_decoder_load", hw_decoder_load, 0, 1)
         if dtype != torch.float32 and not (dtype == torch.float16 and on_gpu):
             raise ResoluteError(f"dtype: got {dtype}, expected torch.float32, or torch.float16 on a GPU; choose one")
-        for pass_ in plan.passes:
-            if pass_.stored_res not in plan.shards.splits[pass_.split].stored:
-                raise ResoluteError(
-                    f"{plan.shards.root}: {pass_.stored_res} px is not open, got "
-                    f"{sorted(plan.shards.splits[pass_.split].stored)}; name it in ShardSet.open"
-                )
         plan.check_ranks(world_size)
         self._features = features([stage.augment for stage in plan.stages])
         self._skip = on_bad_sample == "skip"
@@ -128,20 +143,19 @@ class Loader(Iterator[Batch]):
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement
         self._depth, self._next = depth, start
         self._reading: deque[_PlannedBatch] = deque()
-        self._running: deque[tuple[BatchSpec, NDArray[np.int64]]] = deque()  # with labels
+        self._running: deque[tuple[BatchSpec, NDArray[Any]]] = deque()  # with targets
         self._read_next = start
-        decode = decode or ("gpu" if on_gpu else "cpu")
-        # why only on a CPU: it has not been verified that GPU decoders ignore bytes after the end of an image
-        self._reader = Reader(plan.shards, check_crc=check_crc, padded=decode == "cpu")
+        self._reader = Reader(plan.shards, check_crc=check_crc)
         self._prefetcher = Prefetcher(plan, rank=rank, world_size=world_size)
-        sizes = [pass_.max_batch(rank=rank, world_size=world_size) for pass_ in plan.passes]
+        shapes = {(res, size) for pass_ in plan.passes
+                  for (res, _), size in pass_.local_shapes(rank=rank, world_size=world_size).items()}  # fmt: skip
         try:
             self._graph = Graph(
-                batch_size=max(sizes, default=1), threads=threads, device_id=self.device.index if on_gpu else None,
-                decode=decode, depth=depth, mean=mean, std=std,
+                batch_size=max((size for _, size in shapes), default=1), threads=threads,
+                device_id=self.device.index if on_gpu else None, decode=decode, depth=depth, mean=mean, std=std,
                 half=dtype == torch.float16, features=self._features,
-                largest_res=max((pass_.res for pass_ in plan.passes), default=1),
-                largest_bytes=max((12 * s.res**2 * n for s, n in zip(plan.passes, sizes, strict=True)), default=0),
+                largest_bytes=max((12 * res**2 * size for res, size in shapes), default=0),
+                hw_decoder_load=0.65 if hw_decoder_load is None else hw_decoder_load,
             )  # fmt: skip
             self._prime()
             self._read_ahead()
@@ -193,16 +207,11 @@ class Loader(Iterator[Batch]):
             self._move(self._next)
         self._fill_graph(wait=True)
         stream = cuda.current_stream(self.device) if self.device.type == "cuda" else None
-        spec, labels = self._running.popleft()
+        spec, targets = self._running.popleft()
         images = self._graph.take(spec, stream)  # blocks until the batch is ready
         self._fill_graph(wait=False)
-        batch = Batch(
-            images=images.permute(0, 3, 1, 2),
-            labels=self._to_device(labels),
-            partner_labels=self._to_device(labels[spec.partners]),
-            lam=self._to_device(spec.lam),
-            spec=spec,
-        )
+        own, partners, lam = self._targets_on_device(spec, targets)
+        batch = Batch(images=images.permute(0, 3, 1, 2), targets=own, partner_labels=partners, lam=lam, spec=spec)
         self._next += 1  # why last: the state must not count a batch that was not returned
         return batch
 
@@ -212,8 +221,24 @@ class Loader(Iterator[Batch]):
             return self._running[0][0].index
         return self._reading[0].index if self._reading else self._read_next
 
-    def _to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+    def _targets_on_device(
+        self, spec: BatchSpec, targets: NDArray[Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`Batch.targets`, `partner_labels` and `lam`; on a GPU in one asynchronous copy from pinned memory."""
+        on_cpu = self.device.type == "cpu"
+        if targets.ndim > 1:
+            mixed = mix_targets(targets, spec)
+            if on_cpu:
+                return torch.from_numpy(mixed), _NO_LABELS, torch.from_numpy(spec.lam)
+            n, columns = mixed.shape
+            packed = torch.empty(n, columns + 1, pin_memory=True)
+            packed.numpy()[:, :columns], packed.numpy()[:, columns] = mixed, spec.lam
+            packed = packed.to(self.device, non_blocking=True)
+            return packed[:, :columns], _NO_LABELS, packed[:, columns]
+        partners = targets[spec.partners]
+        if on_cpu:
+            return torch.from_numpy(targets), torch.from_numpy(partners), torch.from_numpy(spec.lam)
+        return unpack_labels(pack_labels(targets, partners, spec.lam, pin=True).to(self.device, non_blocking=True))
 
     def _read_ahead(self) -> None:
         while len(self._reading) < self._depth + 1 and self._read_next < self.plan.total_batches:
@@ -227,10 +252,10 @@ class Loader(Iterator[Batch]):
         """Plan a batch with the replacements known so far, and submit its reads."""
         try:
             pass_ = self.plan.pass_at(batch.index)
-            replacements = self._replacements.get((pass_.split, pass_.stored_res))
+            replacements = self._replacements.get((pass_.split, self.plan.res_at(batch.index)[1]))
             spec = self.plan.batch(batch.index, rank=self.rank, world_size=self.world_size, replacements=replacements)
-            labels = self.plan.shards.splits[spec.split].samples[spec.ids]["label"].astype(np.int64)
-            batch.spec, batch.labels = spec, labels
+            samples = self.plan.shards.splits[spec.split].samples[spec.ids]
+            batch.spec, batch.targets = spec, self.plan.shards.target.decode(samples)
             batch.pending = self._reader.submit(spec.split, spec.stored_res, spec.ids)
         except Exception as error:  # e.g. a damaged index; raised when the batch is due
             batch.error = error
@@ -245,7 +270,7 @@ class Loader(Iterator[Batch]):
             batch, due = self._reading[0], wait and not self._running
             if batch.pending is not None and not batch.pending.done() and not due:
                 return
-            jpegs = self._read_result(batch)
+            read = self._read_result(batch)
             if batch.error is not None:
                 if not due:
                     return
@@ -253,14 +278,14 @@ class Loader(Iterator[Batch]):
                 self._read_next = self._next
                 raise batch.error
             assert batch.spec is not None
-            assert batch.labels is not None
-            assert jpegs is not None
+            assert batch.targets is not None
+            assert read is not None
             self._reading.popleft()
             self._read_ahead()
-            self._graph.start(batch.spec, jpegs)
-            self._running.append((batch.spec, batch.labels))
+            self._graph.start(batch.spec, read.images, read.nbytes)
+            self._running.append((batch.spec, batch.targets))
 
-    def _read_result(self, batch: _PlannedBatch) -> EncodedImages | None:
+    def _read_result(self, batch: _PlannedBatch) -> EncodedBatch | None:
         """Wait for the encoded images of `batch.spec`; None if `batch.error` is set.
 
         If damaged samples may be skipped, the batch is planned and read again with replacements, so that its spec and
@@ -272,7 +297,7 @@ class Loader(Iterator[Batch]):
             try:
                 read = batch.pending.result()
                 if not read.errors:
-                    return read.images
+                    return read
                 if not self._skip:
                     raise next(iter(read.errors.values()))
                 for place, error in read.errors.items():
@@ -311,11 +336,9 @@ class Loader(Iterator[Batch]):
         Raises `StorageError` immediately, and the error of the largest batch if none is readable.
         """
         first_error: ResoluteError | None = None
-        for pass_ in sorted(
-            self.plan.passes, key=lambda s: -(s.res**2) * s.max_batch(rank=self.rank, world_size=self.world_size)
-        ):
+        for index in self._largest_first():
             try:
-                self._graph.prime(*self._readable_batch(pass_))
+                self._graph.prime(*self._readable_batch(index))
                 return
             except StorageError:
                 raise
@@ -324,22 +347,35 @@ class Loader(Iterator[Batch]):
         if first_error is not None:
             raise first_error
 
-    def _readable_batch(self, pass_: Pass) -> tuple[BatchSpec, EncodedImages]:
-        """The first batch of a pass, with every damaged sample replaced by an intact one."""
-        spec = self.plan.batch(pass_.first, rank=self.rank, world_size=self.world_size)
+    def _largest_first(self) -> list[int]:
+        """A batch of each shape of each pass, by index: those with the most pixels first."""
+        pixels: dict[int, int] = {}
+        for pass_ in self.plan.passes:
+            for k in pass_.distinct_batches:
+                res, start, end = pass_.batch_at(k)
+                pixels[pass_.first + k] = res**2 * (end - start)
+        return sorted(pixels, key=lambda index: -pixels[index])
+
+    def _readable_batch(self, index: int) -> tuple[BatchSpec, EncodedImages, NDArray[np.int64]]:
+        """Batch `index` and its encoded images, with every damaged sample replaced by an intact one."""
+        spec = self.plan.batch(index, rank=self.rank, world_size=self.world_size)
         read = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
         if not read.errors:
-            return spec, read.images
-        ids, images = spec.ids.tolist(), list(read.images)
+            return spec, read.images, read.nbytes
+        ids, images, places = spec.ids.tolist(), list(read.images), list(read.errors)
         intact = [place for place in range(len(spec)) if place not in read.errors]
         if intact:
-            sample, piece = ids[intact[0]], images[intact[0]]
+            sample, piece, nbytes = ids[intact[0]], images[intact[0]], read.nbytes[intact[0]]
         else:
             sample = self._next_intact(spec, ids[0], read.errors[0])
-            piece = self._reader.submit(spec.split, spec.stored_res, np.array([sample])).result().images[0]
-        replacements = {ids[place]: sample for place in read.errors}
-        spec = self.plan.batch(pass_.first, rank=self.rank, world_size=self.world_size, replacements=replacements)
-        return spec, [piece if place in read.errors else images[place] for place in range(len(spec))]
+            single = self._reader.submit(spec.split, spec.stored_res, np.array([sample])).result()
+            piece, nbytes = single.images[0], single.nbytes[0]
+        read.nbytes[places] = nbytes
+        for place in places:
+            images[place] = piece
+        replacements = {ids[place]: sample for place in places}
+        spec = self.plan.batch(index, rank=self.rank, world_size=self.world_size, replacements=replacements)
+        return spec, images, read.nbytes
 
     def close(self) -> None:
         """End threads and close files. Batches already returned stay valid."""
@@ -358,7 +394,37 @@ class Loader(Iterator[Batch]):
         self.close()
 
 
-def _check_range(name: str, value: int, minimum: int, maximum: int | None = None) -> None:
+def mix_targets(targets: NDArray[np.float32], spec: BatchSpec) -> NDArray[np.float32]:
+    """The mixed targets (N, C) float32 of a batch: lam times the own row plus 1 - lam times the partner's."""
+    mixed = spec.lam < 1
+    if not mixed.any():
+        return targets
+    lam = spec.lam[mixed, None]
+    out = targets.copy()
+    out[mixed] = lam * targets[mixed] + (1 - lam) * targets[spec.partners[mixed]]
+    return out
+
+
+def pack_labels(
+    labels: NDArray[np.int64], partners: NDArray[np.int64], lam: NDArray[np.float32], *, pin: bool
+) -> torch.Tensor:
+    """The three (N,) arrays as one (5 N,) int32 tensor, in pinned memory with `pin`."""
+    n = len(labels)
+    packed = torch.empty(5 * n, dtype=torch.int32, pin_memory=pin)
+    words = packed.numpy()
+    longs = words[: 4 * n].view(np.int64)
+    longs[:n], longs[n:], words[4 * n :].view(np.float32)[:] = labels, partners, lam
+    return packed
+
+
+def unpack_labels(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Views of a `pack_labels` tensor: labels (N,) int64, partner labels (N,) int64, lam (N,) float32."""
+    n = len(packed) // 5
+    own, partners, lam = packed[: 2 * n], packed[2 * n : 4 * n], packed[4 * n :]
+    return own.view(torch.int64), partners.view(torch.int64), lam.view(torch.float32)
+
+
+def _check_range(name: str, value: float, minimum: int, maximum: int | None = None) -> None:
     if value < minimum or (maximum is not None and value > maximum):
         expected = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
         raise ResoluteError(f"{name}: out of range, got {value}, expected {expected}; choose another")

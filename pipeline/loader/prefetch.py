@@ -66,10 +66,11 @@ class Prefetcher:
         pass_ = self._plan.pass_at(index)
         shards = self._plan.shards
         split = shards.splits[pass_.split]
-        records = split.stored[pass_.stored_res][self._plan.ids(index, rank=self._rank, world_size=self._world_size)]
+        _, stored_res = self._plan.res_at(index)
+        records = split.stored[stored_res][self._plan.ids(index, rank=self._rank, world_size=self._world_size)]
         first = records["offset"].astype(np.int64)
         last = first + records["nbytes"] - 1
         shard = records["shard"].astype(np.int64) << 32
         codes = np.unique(np.concatenate([shard | first // self._step, shard | last // self._step]))
-        names = [shards.tar(pass_.stored_res, shard) for shard in split.shards]
+        names = [shards.tar(stored_res, shard) for shard in split.shards]
         return [(names[code >> 32], code & 0xFFFFFFFF) for code in codes.tolist()]

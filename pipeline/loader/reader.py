@@ -19,19 +19,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.dataset.format import key_name
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, FileEndsEarly, Interrupted, Missing
+from pipeline.graph.buffers import BufferPool
 from pipeline.graph.kernels.pread import EncodedImages, fetch
 from pipeline.storage.base import OpenFile
 from pipeline.storage.threads import DaemonPool
 
 __all__ = ["EncodedBatch", "PendingBatch", "Reader"]
 
-# why 64: each has one request in flight, so at 20 ms per sample they read 3 000 images/s, where 16 read 800. In the page
-# cache they cost nothing at batch 256, and 2 % of the consumer's time at batch 64 (benchmarks/results/LOG.md)
+# why 64: each has one request in flight, so at 20 ms per sample they read 3 000 images/s, where 16 read 800. In the
+# page cache they cost nothing at batch 256, and 2 % of the consumer's time at batch 64 (benchmarks/results/LOG.md)
 _THREADS = 64
 _TASKS, _MIN_TASK_SAMPLES = 16, 8  # tasks per batch; samples per task at least
 _INTERRUPTIONS = 100  # more than a closing reader causes
+_BUFFERS = 8  # free ones kept for padded batches; the default depth has that many in use
 _MAX_PADDING = 4  # padded rows may take this many times the bytes of the batch
 
 Errors = dict[int, DamagedSample]  # by place in the batch
@@ -54,19 +57,19 @@ class _Task:
 class EncodedBatch:
     """The encoded images of a batch, and the errors of damaged ones by position.
 
-    `images` is either (N, width) uint8, each row an image followed by arbitrary bytes (decoders stop at the end of the
-    image), or a list of N arrays (nbytes,).
+    `images` is either (N, width) uint8, each row an image followed by arbitrary bytes, or a list of N arrays (nbytes,).
     """
 
     images: EncodedImages
+    nbytes: NDArray[np.int64]  # (N,) sizes of the images without what follows
     errors: Errors
 
 
 class PendingBatch:
     """A batch whose bytes are being read."""
 
-    def __init__(self, images: EncodedImages, reads: list[Future[Errors]]) -> None:
-        self._images, self._reads = images, reads
+    def __init__(self, images: EncodedImages, nbytes: NDArray[np.int64], reads: list[Future[Errors]]) -> None:
+        self._images, self._nbytes, self._reads = images, nbytes, reads
 
     def done(self) -> bool:
         return all(read.done() for read in self._reads)
@@ -76,7 +79,7 @@ class PendingBatch:
         errors: Errors = {}
         for read in self._reads:
             errors |= read.result()
-        return EncodedBatch(self._images, errors)
+        return EncodedBatch(self._images, self._nbytes, errors)
 
 
 class Reader:
@@ -90,6 +93,7 @@ class Reader:
     ) -> None:
         """`padded`: return a batch as one array (which DALI takes faster than N) unless that wastes too much memory."""
         self._shards, self._check_crc, self._padded = shards, check_crc, padded
+        self._buffers = BufferPool(nbytes=0, count=_BUFFERS)
         self._pool = DaemonPool(threads, name="resolute-read", files=shards.files)
         self._closed = threading.Event()
 
@@ -104,7 +108,7 @@ class Reader:
         images: EncodedImages
         if self._padded and width * len(ids) <= _MAX_PADDING * total:
             starts = width * np.arange(len(ids))
-            images = np.empty((len(ids), width), np.uint8)
+            images = self._buffers.take((len(ids), width), np.uint8)
             buffer = images.reshape(-1)
         else:
             starts = np.cumsum(sizes) - sizes
@@ -115,7 +119,8 @@ class Reader:
             _Task(split, res, i, ids[i : i + step], records[i : i + step], buffer, starts[i : i + step])
             for i in range(0, len(ids), step)
         ]
-        return PendingBatch(images, [self._pool.submit(partial(self._read_uninterrupted, task)) for task in tasks])
+        reads = [self._pool.submit(partial(self._read_uninterrupted, task)) for task in tasks]
+        return PendingBatch(images, sizes, reads)
 
     def _read_uninterrupted(self, task: _Task) -> Errors:
         """`_read`, repeated if closing another reader of the same files interrupted it."""
@@ -130,24 +135,34 @@ class Reader:
     def _read(self, task: _Task) -> Errors:
         """Read the samples of a task; returns the errors of damaged ones by position in the batch."""
         split, records, files = self._shards.splits[task.split], task.records, self._shards.files
-        names = {n: self._shards.tar(task.res, split.shards[n]) for n in set(records["shard"].tolist())}
+        shards = records["shard"].astype(np.int64)
+        names = {n: self._shards.tar(task.res, split.shards[n]) for n in set(shards.tolist())}
         sizes, offsets = records["nbytes"].astype(np.int64), records["offset"].astype(np.int64)
-        handles = np.full(len(records), -1, np.int32)  # why -1: such reads fail in `fetch` and are repeated below
-        opened, errors = list[OpenFile](), Errors()  # `opened` keeps the files open until the reads are done
-        shards = records["shard"].tolist()
-        for i, (offset, nbytes) in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True)):
+        errors, opened = Errors(), list[OpenFile]()  # `opened` keeps the files open until the reads are done
+        # samples of one chunk of a remote file, or of one local file, are in the same file at the same distance
+        step = files.chunk_bytes
+        chunks = offsets // step if step else np.zeros_like(offsets)
+        _, firsts, places = np.unique(shards << 32 | chunks, return_index=True, return_inverse=True)
+        fds = np.full(len(firsts), -1, np.int32)  # why -1: such reads fail in `fetch` and are repeated below
+        shifts = np.zeros(len(firsts), np.int64)
+        for k, first in enumerate(firsts.tolist()):
             if self._closed.is_set():
                 raise Interrupted(f"{files.root}: the reader was closed, expected it open; open another")
+            begin = int(chunks[first]) * step
             with suppress(Missing, DamagedSample):  # why: `_read_sample` will raise it
-                location = files.locate(names[shards[i]], offset, nbytes)
+                location = files.locate(names[int(shards[first])], begin, 1)
                 if location is not None:
                     opened.append(location[0])
-                    handles[i], offsets[i] = location[0].fd, location[1]
+                    fds[k], shifts[k] = location[0].fd, location[1] - begin
+        handles = fds[places]
+        if step:
+            handles[offsets + sizes > (chunks + 1) * step] = -1  # those that continue in the next chunk
+        offsets += shifts[places]
         crcs = records["crc32"].astype(np.int64)
         good = fetch(handles, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
         for i in np.flatnonzero(~good).tolist():
             try:
-                self._read_sample(task, i, names[shards[i]])
+                self._read_sample(task, i, names[int(shards[i])])
             except DamagedSample as error:
                 errors[task.first + i] = error
         return errors

@@ -1,4 +1,4 @@
-"""Crop boxes in px of the stored image: random resized crops for training, centre crops for validation."""
+"""Crop boxes in px of the stored image: random crops for training, centre crops for validation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ CROP_UNIFORMS = 2 + 2 * _TRIES  # uniforms per crop: position x, y, then one are
 
 
 def random_crops(sizes: NDArray[np.int64], u: NDArray[np.float64], augment: Augment) -> NDArray[np.int32]:
-    """Random resized crops (N, 4) int32 x, y, w, h for `sizes` (N, 2) w, h and uniforms `u` (N, CROP_UNIFORMS).
+    """Random crops (N, 4) int32 x, y, w, h for `sizes` (N, 2) w, h and uniforms `u` (N, CROP_UNIFORMS).
 
-    Source: torchvision RandomResizedCrop.get_params: ten tries of (area, log ratio), else a centre crop.
+    Source: torchvision RandomResizedCrop.get_params: ten tries of (area, log ratio), else a centre crop; `simple`: as
+    torchvision's RandomCrop after a resize of the short side (Touvron et al., DeiT III, arXiv 2204.07118, section 3).
     """
+    if augment.crop_mode == "simple":
+        side = np.repeat(sizes.min(axis=1, keepdims=True), 2, axis=1)
+        corner = np.floor(u[:, :2] * (sizes - side + 1))
+        return np.concatenate([corner, side], axis=1).astype(np.int32)
     out = np.empty((len(sizes), 4), np.int32)
     _random_crops(sizes, u, *augment.scale, *augment.ratio, out)
     return out

@@ -1,7 +1,8 @@
 """`Plan`: the complete run as one sequence of batches, known before it starts.
 
 The sequence covers all stages and epochs and the validation passes between them. `Plan.batch(i)` is a pure function of
-the shard set, the stages and the seed; it keeps no state, and its memory does not grow with the number of samples.
+the shard set, the stages and the seed; it keeps no state. Its memory does not grow with the number of samples, unless
+these are sampled by class (see `class_sampling.py`).
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from numpy.typing import NDArray
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 
+from .batching import Run, rank_bounds, run_epochs
+from .class_sampling import ClassSampling, EpochDraws, Sampling
 from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
 from .rng import stream_key, uniforms
-from .sampling import augment_params, mix_params
-from .stage import AUTO, Stage
+from .sampling import alternating_flips, augment_params, mix_params
+from .stage import AUTO, Augment, BatchShape, Stage
 
-__all__ = ["BatchSpec", "Pass", "Plan", "batch_bounds", "rank_bounds"]
+__all__ = ["BatchSpec", "Pass", "Plan"]
 
 _FORMAT = 1  # version of `Plan.identity` and of the algorithms that turn it into batches
 _AUGMENT = 2  # stream purpose; order.py uses 0 and 1, sampling.py 3 and others
+_CHUNK = 1 << 20  # samples per step when the classes of an epoch are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,36 +44,58 @@ class Pass:
     split: Literal["train", "val"]
     stage: int
     epoch: int  # 0-based, counted over the run
-    res: int  # px: what the model sees
-    stored_res: int  # px: resolution of the shards it is read from
-    batch_size: int  # global, of its full batches
+    runs: tuple[Run, ...]  # its batches, with their resolutions and sizes
     samples: int
     first: int  # index of its first batch in the run
     first_step: int  # optimizer steps before it
+    first_sample: int  # training samples of the run before it
     offset: int  # training: where its range begins on the ring of all samples (see order.py)
     order: Order  # training only; validation reads in stored order
 
-    @property
+    @functools.cached_property
     def batches(self) -> int:
-        return -(-self.samples // self.batch_size)
+        return sum(run.batches for run in self.runs)
 
-    def bounds(self, k: int) -> tuple[int, int]:
-        """[start, end) of its batch `k`, as positions in the pass."""
-        return batch_bounds(self.samples, self.batch_size, k)
+    @functools.cached_property
+    def shapes(self) -> tuple[BatchShape, ...]:
+        """Resolutions and sizes of its full batches, in the order of their first use, each once."""
+        return tuple(dict.fromkeys(shape for run in self.runs for shape in run.shapes))
 
-    def max_batch(self, *, rank: int, world_size: int) -> int:
-        """Largest local batch of `rank`, in samples."""
-        pairs = self.split == "train"
-        bounds = (rank_bounds(*b, rank=rank, world_size=world_size, pairs=pairs) for b in self._unequal_bounds())
-        return max(high - low for low, high in bounds)
+    @property
+    def res(self) -> int:
+        """The largest resolution of its batches, px."""
+        return max(shape.res for shape in self.shapes)
+
+    @property
+    def batch_size(self) -> int:
+        """The largest size of its full batches, in samples over all ranks."""
+        return max(shape.batch_size for shape in self.shapes)
+
+    def batch_at(self, k: int) -> tuple[int, int, int]:
+        """Resolution (px) of its batch `k`, and its [start, end) as positions in the pass."""
+        run = self.runs[bisect.bisect_right(self._run_firsts, k) - 1]
+        shape, start, end = run.at(k - run.first)
+        return shape.res, start, end
+
+    @functools.cached_property
+    def distinct_batches(self) -> tuple[int, ...]:
+        """Numbers of batches in which each combination of resolution and number of samples occurs."""
+        return tuple(run.first + k for run in self.runs for k in run.distinct_batches)
+
+    def local_shapes(self, *, rank: int, world_size: int) -> dict[tuple[int, int], int]:
+        """Samples of `rank`'s part of a batch, by resolution (px) and samples of the batch."""
+        batches, pairs = map(self.batch_at, self.distinct_batches), self.split == "train"
+        bounds = {(res, end - start): rank_bounds(start, end, rank=rank, world_size=world_size, pairs=pairs)
+                  for res, start, end in batches}  # fmt: skip
+        return {shape: high - low for shape, (low, high) in bounds.items()}
 
     def min_batch(self) -> int:
         """Smallest global batch, in samples."""
-        return min(end - start for start, end in self._unequal_bounds())
+        return min(end - start for _, start, end in map(self.batch_at, self.distinct_batches))
 
-    def _unequal_bounds(self) -> list[tuple[int, int]]:
-        """`bounds` of its first and last two batches; all others are as large as the first."""
-        return [self.bounds(k) for k in sorted({0, max(0, self.batches - 2), self.batches - 1})]
+    @functools.cached_property
+    def _run_firsts(self) -> list[int]:
+        return [run.first for run in self.runs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,28 +125,21 @@ class BatchSpec:
         return len(self.ids)
 
 
-def batch_bounds(samples: int, batch_size: int, k: int) -> tuple[int, int]:
-    """[start, end) of batch `k` of a pass; the last two batches share the remaining samples equally.
-
-    Every sample is used exactly once, and no training step has only a few samples.
-    """
-    batches = -(-samples // batch_size)
-    if k < batches - 2:
-        return k * batch_size, (k + 1) * batch_size
-    base = max(0, batches - 2) * batch_size
-    middle = base + (samples - base + 1) // 2 if batches > 1 else samples
-    return (base, middle) if k == max(0, batches - 2) else (middle, samples)
+def _check_flips(stages: Sequence[Stage], *, rotates: bool, uniform: bool) -> None:
+    """Raise `ResoluteError` if flips alternate by epoch in a stage whose epochs do not see each sample once."""
+    for number, stage in enumerate(stages):
+        if stage.augment.flip_mode == "alternate" and not (uniform and (stage.fraction == 1 or not rotates)):
+            got = f"fraction {stage.fraction:g}" if uniform else "data.sampling by class"
+            raise ResoluteError(
+                f"augment.flip_mode: got alternate with {got} in stage {number}, expected epochs that use the same "
+                'samples once each (fraction = 1, or data.fraction_mode = "fixed"); choose random'
+            )
 
 
-def rank_bounds(start: int, end: int, *, rank: int, world_size: int, pairs: bool) -> tuple[int, int]:
-    """[low, high) of rank `rank` within a batch's [start, end); with `pairs`, neighbouring pairs are not split.
-
-    No rank gets an empty range if there are at least `world_size` samples (with `pairs`: pairs; the last may be half).
-    """
-    if not pairs:
-        return start + rank * (end - start) // world_size, start + (rank + 1) * (end - start) // world_size
-    count = (end - start + 1) // 2
-    return start + 2 * (rank * count // world_size), min(end, start + 2 * ((rank + 1) * count // world_size))
+def _augment_identity(augment: Augment) -> dict[str, Any]:
+    """The settings as values of `Plan.identity`; without those, younger than its format, that are off."""
+    off = {"crop_mode": "resized", "shift_px": 0, "flip_mode": "random", "magnitude_std": 0.0}
+    return {name: value for name, value in dataclasses.asdict(augment).items() if off.get(name) != value}
 
 
 class Plan:
@@ -134,6 +153,7 @@ class Plan:
         seed: int = 0,
         order: Order = "full",
         fraction_mode: Literal["rotate", "fixed"] = "rotate",
+        sampling: Sampling = "uniform",
         eval_batch_size: int | None = 256,
         eval_every_epochs: int = 1,
         eval_crop_frac: float | None = None,
@@ -144,53 +164,67 @@ class Plan:
         order             sample order of stages that do not set their own; see `pipeline.plan.order`
         fraction_mode     stages with `fraction` < 1: "rotate" continues where the last epoch ended, "fixed" always uses
                           the same samples
+        sampling          "uniform": each sample once per (full) epoch; else as `ClassSampling` draws them: an epoch is
+                          as long, but may use a sample several times, with different crops and augmentation
         eval_batch_size   global; None: no validation
         eval_crop_frac    side of the centre crop as a fraction of the short side; None: what fits the stored margin
         train             False: validation only, see `evaluation`
 
-        Raises `ResoluteError` if a split is empty, `order` is invalid, a batch size is still AUTO, or `eval_res` is
-        larger than the open shards.
+        A batch is read from the smallest open resolution that is at least its own; crops are random fractions of an
+        image, so they are the same part of it at each stored size, up to rounding.
+
+        Raises `ResoluteError` if a split is empty, `order` or `sampling` is invalid, the samples have no classes to
+        sample by, flips cannot alternate, a batch size is still AUTO, a stage has too few steps for its resolutions, or
+        a resolution is larger than those of the open shards.
         """
         if order not in ("full", "block"):
             raise ResoluteError(f"order: got {order}, expected full or block; choose one")
+        if sampling not in ("uniform", "balanced", "sqrt"):
+            raise ResoluteError(f"data.sampling: got {sampling}, expected uniform, balanced or sqrt; choose one")
+        if sampling != "uniform" and shards.target.kind == "values":
+            raise ResoluteError(
+                f"data.sampling: got {sampling}, but the targets of {shards.root} are values, expected classes; "
+                "leave it out"
+            )
+        _check_flips(stages, rotates=fraction_mode == "rotate", uniform=sampling == "uniform")
         if any(stage.batch_size == AUTO for stage in stages):
             raise ResoluteError(
                 "stages.batch_size: got auto, expected a number: only training on a GPU resolves auto; set one"
             )
         self.shards, self.stages, self.seed, self.order = shards, tuple(stages), seed, order
-        self._fraction_mode, self._eval_batch_size = fraction_mode, eval_batch_size
+        self._fraction_mode, self._eval_batch_size, self.sampling = fraction_mode, eval_batch_size, sampling
         self._eval_every_epochs, self._eval_crop_frac = eval_every_epochs, eval_crop_frac
         for split in ("train",) * train + ("val",) * (eval_batch_size is not None):
             if split not in shards.splits or not len(shards.splits[split]):
-                val = "hold out a part with val (--val 0.1, make: VAL=0.1)"
-                remedy = val if shards.single_resolution else "rebuild it"
+                how = "val (--val 0.1, make: VAL=0.1)" if shards.single_resolution else "VAL_FRAC=0.1 (make shards)"
+                remedy = f"hold out a part with {how}, or a fold (FOLDS=5)" if split == "val" else "rebuild it"
                 raise ResoluteError(f"{shards.root}: split {split} has no samples, expected some; {remedy}")
         self.passes: list[Pass] = []
-        total, first, step, epoch, offset = len(shards.splits["train"]) if train else 0, 0, 0, 0, 0
+        total = len(shards.splits["train"]) if train else 0
+        first, step, first_sample, epoch, offset = 0, 0, 0, 0, 0
         epochs = sum(stage.epochs for stage in self.stages)
 
-        def add(number: int, split: Literal["train", "val"], samples: int, batch_size: int) -> None:
-            nonlocal first, step
+        def add(number: int, split: Literal["train", "val"], samples: int, runs: tuple[Run, ...]) -> None:
+            nonlocal first, step, first_sample
             stage = self.stages[number]
-            res = stage.res if split == "train" else stage.eval_res or stage.res
-            stored_res = res if split == "train" else self._stored_res(res)
-            pass_ = Pass(split=split, stage=number, epoch=epoch, res=res, stored_res=stored_res, samples=samples,
-                              batch_size=batch_size, first=first, first_step=step, offset=offset,
-                              order=stage.order or order)  # fmt: skip
+            pass_ = Pass(split=split, stage=number, epoch=epoch, runs=runs, samples=samples, first=first,
+                         first_step=step, first_sample=first_sample, offset=offset,
+                         order=stage.order or order)  # fmt: skip
             self.passes.append(pass_)
             first += pass_.batches
             step += pass_.batches if split == "train" else 0
+            first_sample += samples if split == "train" else 0
 
-        for number, stage in enumerate(self.stages):
-            for _ in range(stage.epochs):
-                samples = max(1, round(total * stage.fraction))
-                if train:
-                    add(number, "train", samples, stage.batch_size)
-                if eval_batch_size is not None and ((epoch + 1) % eval_every_epochs == 0 or epoch + 1 == epochs):
-                    add(number, "val", len(shards.splits["val"]), eval_batch_size)
-                if train and fraction_mode == "rotate":
-                    offset = (offset + samples) % total
-                epoch += 1
+        for number, samples, runs in run_epochs(self.stages, samples=total, seed=seed):
+            if train:
+                add(number, "train", samples, runs)
+            if eval_batch_size is not None and ((epoch + 1) % eval_every_epochs == 0 or epoch + 1 == epochs):
+                val, shape = len(shards.splits["val"]), BatchShape(self.stages[number].validation_res, eval_batch_size)
+                add(number, "val", val, (Run(shapes=(shape,), samples=val),))
+            if train and fraction_mode == "rotate":
+                offset = (offset + samples) % total
+            epoch += 1
+        self._check_resolutions()
         self.total_batches, self.total_steps = first, step
         self._ring: Order = "block" if any(pass_.order == "block" for pass_ in self.passes) else "full"
         self._firsts = [pass_.first for pass_ in self.passes]
@@ -225,16 +259,17 @@ class Plan:
         stages: list[dict[str, Any]] = []
         for number, stage in enumerate(self.stages):
             stages.append({
-                "res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction,
+                **_shapes_identity(stage), "epochs": stage.epochs, "fraction": stage.fraction,
                 "order": stage.order or self.order,
                 "eval_res": next((s.res for s in self.passes if s.stage == number and s.split == "val"), None),
-                "augment": dataclasses.asdict(stage.augment),
+                "augment": _augment_identity(stage.augment),
             })  # fmt: skip
-        resolutions = {pass_.stored_res for pass_ in self.passes}
+        resolutions = {self.stored_res(pass_.split, shape.res) for pass_ in self.passes for shape in pass_.shapes}
         identity = {
             "format": _FORMAT, "seed": self.seed, "order": self.order, "fraction_mode": self._fraction_mode,
             "eval_batch_size": self._eval_batch_size, "eval_every_epochs": self._eval_every_epochs,
             "eval_crop_frac": self._eval_crop_frac, "stages": stages, "shards": self.shards.contents(resolutions),
+            **({} if self.sampling == "uniform" else {"sampling": self.sampling}),
         }  # fmt: skip
         plain: dict[str, Any] = json.loads(json.dumps(identity))
         return plain
@@ -244,6 +279,16 @@ class Plan:
         """12 hex digits over `identity`, the same in every process and version."""
         text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def first_pass(self, split: str, stage: int) -> Pass:
+        """The first pass of a stage over `split`; StopIteration if there is none."""
+        return next(pass_ for pass_ in self.passes if (pass_.split, pass_.stage) == (split, stage))
+
+    def largest_batch(self, stage: int) -> int:
+        """Index of a training batch of the stage with its largest resolution, and the most samples at that."""
+        batches = ((pass_.batch_at(k), pass_.first + k) for pass_ in self.passes
+                   if (pass_.split, pass_.stage) == ("train", stage) for k in pass_.distinct_batches)  # fmt: skip
+        return max(batches, key=lambda batch: (batch[0][0], batch[0][2] - batch[0][1], -batch[1]))[1]
 
     def pass_at(self, index: int) -> Pass:
         """The pass of batch `index`. Raises IndexError."""
@@ -274,72 +319,167 @@ class Plan:
         """
         pass_ = self.pass_at(index)
         k = index - pass_.first
-        start, end = pass_.bounds(k)
-        ids = self.ids(index, rank=rank, world_size=world_size)
+        res, start, end = pass_.batch_at(k)
+        stored_res = self.stored_res(pass_.split, res)
+        draws, ids = self._draws(index, rank=rank, world_size=world_size)
         n = len(ids)
         modes, lam, boxes = np.zeros(n, np.int32), np.ones(n, np.float32), np.zeros((n, 4), np.int32)
         params: Mapping[str, NDArray[np.generic]] = {}
         if replacements:
             ids = np.array([replacements.get(i, i) for i in ids.tolist()], np.int64)
-        stored = self.shards.splits[pass_.split].stored[pass_.stored_res][ids]
+        # counters of random numbers, unique in the epoch
+        counters = ids if self.sampling == "uniform" else draws
+        stored = self.shards.splits[pass_.split].stored[stored_res][ids]
         sizes = np.stack([stored["width"], stored["height"]], axis=1).astype(np.int64)
         if pass_.split == "train":
             augment = self.stages[pass_.stage].augment
             key = stream_key(self.seed, _AUGMENT, pass_.epoch)
-            u = uniforms(key, ids, 1 + CROP_UNIFORMS)
+            u = uniforms(key, counters, 1 + CROP_UNIFORMS)
             crops = random_crops(sizes, u[:, 1:], augment)
             flips = u[:, 0] < augment.flip_prob
+            if augment.flip_mode == "alternate":
+                flips = alternating_flips(seed=self.seed, epoch=pass_.epoch, ids=ids)
             partners = np.minimum(np.arange(n) ^ 1, n - 1).astype(np.int32)
-            params = augment_params(augment, seed=self.seed, epoch=pass_.epoch, ids=ids, res=pass_.res)
+            params = augment_params(augment, seed=self.seed, epoch=pass_.epoch, ids=counters, res=res)
             if augment.mixes:
                 modes, lam, boxes = mix_params(
-                    augment, seed=self.seed, epoch=pass_.epoch, batch=k, ids=ids, res=pass_.res
+                    augment, seed=self.seed, epoch=pass_.epoch, batch=k, ids=counters, res=res
                 )
         else:
-            crops = centre_crops(sizes, self._crop_frac(pass_))
+            crops = centre_crops(sizes, self._crop_frac(res, stored_res))
             flips = np.zeros(n, bool)
             partners = np.arange(n, dtype=np.int32)
         return BatchSpec(
             index=index, step=pass_.first_step + (k if pass_.split == "train" else 0),
-            split=pass_.split, stage=pass_.stage, epoch=pass_.epoch, res=pass_.res,
-            stored_res=pass_.stored_res,
+            split=pass_.split, stage=pass_.stage, epoch=pass_.epoch, res=res,
+            stored_res=stored_res,
             last=k == pass_.batches - 1, global_size=end - start, ids=ids, crops=crops, flips=flips,
             partners=partners, modes=modes, lam=lam, boxes=boxes, augment_params=params,
         )  # fmt: skip
 
-    def _stored_res(self, res: int) -> int:
-        """The smallest open resolution of at least `res` px, from which validation at `res` px reads."""
-        stored_resolutions = self.shards.splits["val"].stored
-        if res in stored_resolutions:
+    def stored_res(self, split: str, res: int) -> int:
+        """The smallest open resolution of at least `res` px, from which batches at `res` px read."""
+        stored = self.shards.splits[split].stored
+        if res in stored:
             return res
-        available = sorted(stored_resolutions)
-        for stored in available:
-            if stored >= res:
-                return stored
+        if larger := [available for available in stored if available >= res]:
+            return min(larger)
+        if res <= max(self.shards.resolutions, default=0):
+            raise ResoluteError(
+                f"{self.shards.root}: {res} px is not open, got {sorted(stored)}; name it in ShardSet.open"
+            )
+        what, keys = ("train", "res") if split == "train" else ("validate", "eval_res")
+        evaluates = f"{keys} of a stage" + ", RES of `make eval`" * (split == "val")
         raise ResoluteError(
-            f"{self.shards.root}: nothing to validate at {res} px with, got {','.join(map(str, available))} px, "
-            f"expected {res} or more; lower eval_res, or run {self.shards.command_that_adds([res])}"
+            f"{self.shards.root}: too small to {what} at {res} px, got images for "
+            f"{','.join(map(str, sorted(stored)))} px, expected {res} px or more; choose a lower "
+            f"{'validation ' * (split == 'val')}resolution ({evaluates}), or run "
+            f"{self.shards.command_that_adds([res])}"
         )
 
-    def _crop_frac(self, pass_: Pass) -> float:
+    def res_at(self, index: int) -> tuple[int, int]:
+        """Resolution of batch `index`, px, and the stored one that it reads."""
+        pass_ = self.pass_at(index)
+        res, _, _ = pass_.batch_at(index - pass_.first)
+        return res, self.stored_res(pass_.split, res)
+
+    def _check_resolutions(self) -> None:
+        """Raise `ResoluteError` if a resolution is too large for the open shards, or a stage does not reach it."""
+        reached: dict[int, set[int]] = {}
+        for pass_ in sorted(self.passes, key=lambda pass_: pass_.split):  # why: training is the more useful message
+            for shape in pass_.shapes:
+                self.stored_res(pass_.split, shape.res)
+            if pass_.split == "train" and len(self.stages[pass_.stage].resolutions) > 1:
+                used = {res for res, _ in pass_.local_shapes(rank=0, world_size=1)}
+                reached[pass_.stage] = reached.get(pass_.stage, set()) | used
+        for number, resolutions in reached.items():
+            if missing := [res for res in self.stages[number].resolutions if res not in resolutions]:
+                raise ResoluteError(
+                    f"stages[{number}].res: its steps are too few for {len(self.stages[number].resolutions)} "
+                    f"resolutions, got none at {missing[0]} px, expected some; use fewer resolutions, smaller batches "
+                    "or more epochs"
+                )
+
+    def _crop_frac(self, res: int, stored_res: int) -> float:
         if self._eval_crop_frac is not None:
             return self._eval_crop_frac
         # why: at its own resolution the crop is exactly res x res stored pixels
-        own = pass_.res == pass_.stored_res
-        return pass_.res / self.shards.short_side(pass_.res) if own else 1 / self.shards.margin
+        return res / self.shards.short_side(res) if res == stored_res else 1 / self.shards.margin
 
     def ids(self, index: int, *, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
         """The sample numbers (N,) of `batch(index)`, without the rest of its spec."""
+        return self._draws(index, rank=rank, world_size=world_size)[1]
+
+    def class_counts(self, epoch: int) -> NDArray[np.int64]:
+        """(C,) int64: how many of an epoch's training samples have each class; (0,) for values.
+
+        A sample that is used twice counts twice. Of a complete set or sampled classes O(C), else O(samples).
+        """
+        pass_ = next(pass_ for pass_ in self.passes if (pass_.split, pass_.epoch) == ("train", epoch))
+        target, samples = self.shards.target, self.shards.splits["train"].samples
+        if self.sampling == "uniform" and pass_.samples == len(samples):
+            return self.class_samples
+        if self.sampling != "uniform" and target.kind == "class":
+            return self._epoch_draws(pass_).counts
+        counts = np.zeros(len(target.classes), np.int64)
+        for low in range(0, pass_.samples if len(counts) else 0, _CHUNK):
+            places = np.arange(low, min(low + _CHUNK, pass_.samples))
+            counts += target.counts(samples[self._sample_ids(pass_, places)[1]])
+        return counts
+
+    def mean_class_counts(self) -> NDArray[np.float64]:
+        """(C,) float64: how many samples of a full epoch have each class, on average over the run."""
+        uniform = self.sampling == "uniform"
+        return self.class_samples.astype(np.float64) if uniform else self._class_sampling.class_draws()
+
+    @functools.cached_property
+    def class_samples(self) -> NDArray[np.int64]:
+        """(C,) int64: how many training samples have each class; (0,) for values. O(N) on first use."""
+        return self.shards.target.counts(self.shards.splits["train"].samples)
+
+    def _draws(self, index: int, *, rank: int, world_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Numbers (N,) of the draws of `batch(index)` in their epoch, and the samples (N,) drawn."""
         pass_ = self.pass_at(index)
-        start, end = pass_.bounds(index - pass_.first)
+        _, start, end = pass_.batch_at(index - pass_.first)
         low, high = rank_bounds(start, end, rank=rank, world_size=world_size, pairs=pass_.split == "train")
         if high <= low:
             self.check_ranks(world_size)
             raise AssertionError((index, rank, world_size))  # unreachable: check_ranks raises first
         places = np.arange(low, high)
-        if pass_.split == "val":
-            return places
-        return sample_ids(
-            pass_.order, places, seed=self.seed, epoch=pass_.epoch, samples=pass_.samples,
-            offset=pass_.offset, total=len(self.shards.splits["train"]), ring=self._ring,
+        return (places, places) if pass_.split == "val" else self._sample_ids(pass_, places)
+
+    def _sample_ids(self, pass_: Pass, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Draws and samples at `places` (N,) of a training pass."""
+        if self.sampling == "uniform":
+            ids = sample_ids(
+                pass_.order, places, seed=self.seed, epoch=pass_.epoch, samples=pass_.samples,
+                offset=pass_.offset, total=len(self.shards.splits["train"]), ring=self._ring,
+            )  # fmt: skip
+            return ids, ids
+        draws = sample_ids(
+            pass_.order, places, seed=self.seed, epoch=pass_.epoch, samples=pass_.samples, offset=0,
+            total=pass_.samples,
         )  # fmt: skip
+        epoch = self._epoch_draws(pass_)
+        # why in stored order: a block of draws is then read from one place of the set
+        return draws, epoch.ids(draws) if pass_.order == "full" else epoch.stored_order[draws].astype(np.int64)
+
+    def _epoch_draws(self, pass_: Pass) -> EpochDraws:
+        return self._class_sampling.epoch(pass_.first_sample, pass_.samples, self._fraction_mode == "fixed")
+
+    @functools.cached_property
+    def _class_sampling(self) -> ClassSampling:
+        """Computed on first use: it reads the targets of all training samples."""
+        shards = self.shards
+        return ClassSampling(shards.splits["train"].samples, shards.target, self.sampling, seed=self.seed)
+
+
+
+
+def _shapes_identity(stage: Stage) -> dict[str, Any]:
+    """The resolutions and batch sizes of a stage as values of `Plan.identity`."""
+    if len(stage.shapes) == 1:
+        return {"res": stage.max_res, "batch_size": stage.batch_size_at(stage.max_res)}
+    sizes = [shape.batch_size for shape in stage.shapes]
+    return {"res": list(stage.resolutions), "batch_size": sizes[0] if len({*sizes}) == 1 else sizes,
+            "res_schedule": stage.res_schedule or "epoch"}  # fmt: skip

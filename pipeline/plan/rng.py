@@ -5,7 +5,7 @@ They make order and augmentation independent of the number of workers and ranks 
 * `uniforms`: Philox4x32-10, uniform numbers for a key and a counter;
 * `permute`: a Feistel network with cycle walking, elements of a permutation in O(1) memory.
 
-`philox`, `permute_index` and `derive` are these primitives for compiled callers.
+`philox`, `beta`, `permute_index` and `derive` are these primitives for compiled callers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.jit import compiled
 
-__all__ = ["betas", "derive", "half_bits", "permute", "permute_index", "philox", "stream_key", "uniforms"]
+__all__ = ["beta", "betas", "derive", "half_bits", "permute", "permute_index", "philox", "stream_key", "uniforms"]
 
 U64 = np.uint64
 _LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)
@@ -94,18 +94,30 @@ def betas(key: int, ids: NDArray[np.int64], alpha: float, *, pairs: int) -> NDAr
     accept u^(1/a) / (u^(1/a) + v^(1/a)) if the denominator is at most 1. Accepts half the pairs at alpha = 1,
     nearly all at small alpha.
     """
-    out = np.full(len(ids), np.nan)
-    attempt = 0
-    while len(left := np.flatnonzero(np.isnan(out))):
-        drawn = uniforms(stream_key(key, attempt), ids[left], 2 * pairs).reshape(-1, pairs, 2)
-        x, y = np.moveaxis(np.maximum(drawn, 2.0**-33) ** (1.0 / alpha), 2, 0)
-        good = (x + y <= 1.0) & (x + y > 0.0)
-        rows, first = np.arange(len(left)), np.argmax(good, axis=1)
-        x, y = x[rows, first], y[rows, first]
-        with np.errstate(invalid="ignore"):
-            out[left] = np.where(good[rows, first], x / (x + y), np.nan)
-        attempt += 1
+    out = np.empty(len(ids))
+    _betas(U64(stream_key(key)), np.ascontiguousarray(ids, np.int64), 1.0 / alpha, pairs, out)
     return out
+
+
+@compiled
+def _betas(key: Any, ids: Any, power: Any, pairs: Any, out: Any) -> None:
+    for i in range(len(ids)):
+        out[i] = beta(key, ids[i], power, pairs)
+
+
+@compiled
+def beta(key: Any, number: Any, power: Any, pairs: Any) -> Any:
+    """One element of `betas(k, ..., alpha, pairs=pairs)`: `key` is uint64(stream_key(k)), `power` is 1 / alpha."""
+    wide, attempt = U64(number), _ZERO
+    while True:
+        drawing = derive(key, attempt)
+        for k in range(pairs):
+            words = philox(U64(k // 2), wide & _LOW32, wide >> _SHIFT32, _ZERO, drawing)
+            u, v = (words[0], words[1]) if k % 2 == 0 else (words[2], words[3])
+            x, y = max(u * 2.0**-32, 2.0**-33) ** power, max(v * 2.0**-32, 2.0**-33) ** power
+            if 0.0 < x + y <= 1.0:
+                return x / (x + y)
+        attempt += _ONE
 
 
 def permute(key: int, positions: NDArray[np.int64], n: int) -> NDArray[np.int64]:

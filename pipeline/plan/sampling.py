@@ -3,31 +3,36 @@
 They do not depend on the batch, the rank or earlier samples. Each purpose has its own random stream, so switching one
 operation on or off does not change the parameters of the others.
 
-A sample's operations are arranged in slots, applied one after another: those of the policy, then of jitter, greyscale
-and blur. Each slot has a kind and six values (see `autoaugment.py`). `Features` describes the slots of a complete run,
-the union over its stages.
+A sample's operations are arranged in slots, applied one after another: the shift, then those of the policy, of jitter,
+greyscale and blur. Each slot has a kind and six values (see `autoaugment.py`). `Features` describes the slots of a
+complete run, the union over its stages.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import autoaugment as p
-from .rng import betas, stream_key, uniforms
-from .stage import Augment
+from pipeline.jit import compiled
 
-__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "augment_params", "features", "mix_params",
+from . import autoaugment as p
+from .rng import U64, beta, philox, stream_key, uniforms
+from .stage import BINS, Augment
+
+__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "alternating_flips", "augment_params", "features", "mix_params",
            "pack_ops"]  # fmt: skip
 
 UNMIXED, MIXUP, CUTMIX = 0, 1, 2
 # Stream purposes; order.py uses 0 and 1, plan.py 2.
 _BATCH_MIX = 3
-_POLICY, _JITTER, _GREY, _BLUR, _ERASE, _VFLIP, _MIX = range(16, 23)
+_POLICY, _JITTER, _GREY, _BLUR, _ERASE, _VFLIP, _MIX, _SHIFT = range(16, 24)
+_FLIP = 26  # class_sampling.py uses 24 and 25
 _ERASE_TRIES = 10  # Source: torchvision RandomErasing.get_params
 NOISE_PX = 256  # px: period of the noise tile for erasing
 _JITTER_KINDS = np.array([p.BRIGHTNESS, p.CONTRAST, p.SATURATION, p.HUE], np.int32)
@@ -40,7 +45,7 @@ AugmentParams = dict[str, NDArray[np.generic]]
 class Features:
     """Features that the graph of a run must support: the operation kinds of each slot, erasing fills, mixing."""
 
-    slots: tuple[tuple[str, frozenset[int]], ...] = ()  # (policy | jitter | grey | blur, kinds), in order
+    slots: tuple[tuple[str, frozenset[int]], ...] = ()  # (shift | policy | jitter | grey | blur, kinds), in order
     fills: frozenset[str] = frozenset()  # of erasing: mean, noise
     mixing: bool = False
 
@@ -48,6 +53,8 @@ class Features:
 def features(augments: Sequence[Augment]) -> Features:
     """The features that at least one of `augments` uses."""
     slots: list[tuple[str, frozenset[int]]] = []
+    if any(a.shift_px for a in augments):
+        slots.append(("shift", frozenset({p.AFFINE})))
     for k in range(max(map(_policy_slots, augments), default=0)):
         kinds = (p.POLICY_KINDS[a.policy] for a in augments if _policy_slots(a) > k)
         slots.append(("policy", frozenset().union(*kinds)))
@@ -65,7 +72,7 @@ def features(augments: Sequence[Augment]) -> Features:
 def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res: int) -> AugmentParams:
     """Draw the parameters of the samples `ids` (N,) at `res` px; contains only what `augment` switches on.
 
-    PART_kinds    (N, slots) int32 and PART_values (N, slots, 6) float32; PART is policy, jitter, grey or blur
+    PART_kinds    (N, slots) int32 and PART_values (N, slots, 6) float32; PART is shift, policy, jitter, grey or blur
     vflips        (N,) bool
     erase_boxes   (N, 4) int32 x, y, width, height in px of the output; width 0 = no erasing
     erase_from    (N, 2) int32 y, x of the fill's origin in the noise tile, below `NOISE_PX`; -1 = mean colour
@@ -75,8 +82,11 @@ def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.i
         return uniforms(stream_key(seed, purpose, epoch), ids, count)
 
     out: AugmentParams = {}
+    if augment.shift_px:
+        out["shift_kinds"], out["shift_values"] = _shift(augment.shift_px, u(_SHIFT, 2))
     if augment.policy != "none":
-        out["policy_kinds"], out["policy_values"] = _policy(augment, u(_POLICY, 8), res)
+        count = 16 if augment.policy == "randaugment" and augment.magnitude_std else 8
+        out["policy_kinds"], out["policy_values"] = _policy(augment, u(_POLICY, count), res)
     if any(augment.jitters):
         out["jitter_kinds"], out["jitter_values"] = _jitter(augment, u(_JITTER, 6))
     if augment.grey_prob:
@@ -88,10 +98,18 @@ def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.i
         out["blur_kinds"] = np.where(numbers[:, :1] < augment.blur_prob, p.BLUR, p.NONE).astype(np.int32)
         out["blur_values"] = _first_value(_between(augment.blur_sigma, numbers[:, 1:]))
     if augment.random_erasing_prob:
-        out["erase_boxes"], out["erase_from"] = _erase(augment, u(_ERASE, 5 + 2 * _ERASE_TRIES), res)
+        out["erase_boxes"], out["erase_from"] = _erase(augment, stream_key(seed, _ERASE, epoch), ids, res)
     if augment.vflip_prob:
         out["vflips"] = u(_VFLIP, 1)[:, 0] < augment.vflip_prob
     return out
+
+
+def alternating_flips(*, seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(N,) bool: whether the samples `ids` (N,) are flipped in `epoch`: half of them in even epochs, half in odd ones.
+
+    Source: Jordan, "94% on CIFAR-10 in 3.29 seconds", arXiv 2404.00498, section 3.6.
+    """
+    return (uniforms(stream_key(seed, _FLIP), ids, 1)[:, 0] < 0.5) ^ bool(epoch % 2)
 
 
 def pack_ops(
@@ -108,6 +126,15 @@ def pack_ops(
     return kinds, values
 
 
+def _shift(reach: int, u: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Translations by -reach to reach px in x and y, drawn independently from uniforms `u` (N, 2)."""
+    px = np.floor(u * (2 * reach + 1)) - reach
+    values = np.zeros((len(u), 1, p.VALUES), np.float32)
+    values[:, 0, (0, 4)] = 1
+    values[:, 0, (2, 5)] = -px
+    return np.where(px.any(axis=1, keepdims=True), p.AFFINE, p.NONE).astype(np.int32), values
+
+
 def _policy_slots(augment: Augment) -> int:
     return {"none": 0, "randaugment": augment.num_ops, "trivialaugment": 1, "autoaugment": 2, "3-augment": 1}[
         augment.policy
@@ -115,7 +142,7 @@ def _policy_slots(augment: Augment) -> int:
 
 
 def _policy(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Kinds (N, slots) and values (N, slots, 6) from uniforms `u` (N, 8)."""
+    """Kinds (N, slots) and values (N, slots, 6) from uniforms `u` (N, 8), or (N, 16) with `magnitude_std`."""
     rows = np.arange(len(u))
     if augment.policy == "3-augment":
         kinds = np.array([p.SATURATION, p.POINT, p.BLUR], np.int32)[(u[:, :1] * 3).astype(int)]
@@ -126,9 +153,14 @@ def _policy(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray
         return kinds, values
     kinds, values = p.operations(augment.policy, res)
     if augment.policy == "randaugment":
-        op = (u[:, 0::2] * (len(p.OPERATIONS) - 1)).astype(int)[:, : augment.num_ops]
-        sign = (u[:, 1::2] < 0.5).astype(int)[:, : augment.num_ops]
-        return kinds[op], values[op, augment.magnitude, sign]
+        op = (u[:, 0:8:2] * (len(p.OPERATIONS) - 1)).astype(int)[:, : augment.num_ops]
+        sign = (u[:, 1:8:2] < 0.5).astype(int)[:, : augment.num_ops]
+        if not augment.magnitude_std:
+            return kinds[op], values[op, augment.magnitude, sign]
+        # Sources: timm.data.auto_augment, AugmentOp; Box and Muller, 1958
+        normal = np.sqrt(-2 * np.log(1 - u[:, 8::2])) * np.cos(2 * np.pi * u[:, 9::2])
+        bins = np.rint(augment.magnitude + augment.magnitude_std * normal).clip(0, BINS - 1).astype(int)
+        return kinds[op], values[op, bins[:, : augment.num_ops], sign]
     if augment.policy == "trivialaugment":
         op, bins = (u[:, :1] * (len(p.OPERATIONS) - 1)).astype(int), (u[:, 1:2] * values.shape[1]).astype(int)
         return kinds[op], values[op, bins, (u[:, 2:3] < 0.5).astype(int)]
@@ -155,20 +187,55 @@ def _jitter(augment: Augment, u: NDArray[np.float64]) -> tuple[NDArray[np.int32]
     return kinds, _first_value(np.take_along_axis(factors, order, axis=1))
 
 
-def _erase(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _erase(
+    augment: Augment, key: int, ids: NDArray[np.int64], res: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Boxes (N, 4) x, y, w, h and noise origins (N, 2). Source: torchvision RandomErasing.get_params."""
-    area = res * res * _between(augment.random_erasing_scale, u[:, 5 : 5 + _ERASE_TRIES])
-    ratio = np.exp(_between(tuple(np.log(augment.random_erasing_ratio)), u[:, 5 + _ERASE_TRIES :]))
-    h, w = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
-    good = (h < res) & (w < res) & (h >= 1) & (w >= 1)
-    rows, first = np.arange(len(u)), np.argmax(good, axis=1)
-    on = good[rows, first] & (u[:, 0] < augment.random_erasing_prob)
-    w, h = w[rows, first], h[rows, first]
-    x, y = np.floor(u[:, 1] * (res - w + 1)), np.floor(u[:, 2] * (res - h + 1))
-    boxes = np.where(on[:, None], np.stack([x, y, w, h], axis=1), 0).astype(np.int32)
-    if augment.random_erasing_fill == "mean":
-        return boxes, np.full((len(u), 2), -1, np.int32)
-    return boxes, (u[:, 3:5] * NOISE_PX).astype(np.int32)
+    boxes, origins = np.zeros((len(ids), 4), np.int32), np.empty((len(ids), 2), np.int32)
+    noise = augment.random_erasing_fill == "noise"
+    low, high = np.log(augment.random_erasing_ratio)
+    _erase_boxes(
+        U64(key), np.ascontiguousarray(ids, np.int64), res, augment.random_erasing_prob,
+        *map(float, augment.random_erasing_scale), low, high, noise, boxes, origins,
+    )  # fmt: skip
+    return boxes, origins
+
+
+@compiled
+def _erase_boxes(
+    key: Any, ids: Any, res: Any, prob: Any, area_low: Any, area_high: Any, ratio_low: Any, ratio_high: Any, noise: Any,
+    boxes: Any, origins: Any,
+) -> None:  # fmt: skip
+    for i in range(len(ids)):
+        on, x, y, origin_y = _uniform4(key, ids[i], 0)  # numbers 0 to 3
+        origins[i, 0] = origins[i, 1] = -1
+        if noise:
+            origins[i, 0], origins[i, 1] = int(origin_y * NOISE_PX), int(_uniform(key, ids[i], 4) * NOISE_PX)
+        if on >= prob:
+            continue
+        for k in range(5, 5 + _ERASE_TRIES):
+            area = res * res * (area_low + (area_high - area_low) * _uniform(key, ids[i], k))
+            ratio = math.exp(ratio_low + (ratio_high - ratio_low) * _uniform(key, ids[i], k + _ERASE_TRIES))
+            h, w = np.rint(math.sqrt(area * ratio)), np.rint(math.sqrt(area / ratio))
+            if 1 <= h < res and 1 <= w < res:
+                boxes[i, 0], boxes[i, 1] = math.floor(x * (res - w + 1)), math.floor(y * (res - h + 1))
+                boxes[i, 2], boxes[i, 3] = w, h
+                break
+
+
+@compiled
+def _uniform4(key: Any, number: Any, block: Any) -> Any:
+    """Numbers 4 * block to 4 * block + 3 of `uniforms` for the counter `number`."""
+    wide = U64(number)
+    a, b, c, d = philox(U64(block), wide & U64(0xFFFFFFFF), wide >> U64(32), U64(0), key)
+    return a * 2.0**-32, b * 2.0**-32, c * 2.0**-32, d * 2.0**-32
+
+
+@compiled
+def _uniform(key: Any, number: Any, k: Any) -> Any:
+    """Number `k` of `uniforms` for the counter `number`."""
+    a, b, c, d = _uniform4(key, number, k // 4)
+    return (a, b, c, d)[k % 4]
 
 
 def mix_params(
@@ -180,42 +247,42 @@ def mix_params(
     Source: timm.data.mixup, modes "batch" and "elem".
     """
     per_batch = augment.mixup_mode == "batch"
-    counters = np.array([batch]) if per_batch else ids
+    counters = np.array([batch]) if per_batch else np.ascontiguousarray(ids, np.int64)
     key = stream_key(seed, _BATCH_MIX if per_batch else _MIX, epoch)
-    mixed, which, x, y = uniforms(key, counters, 4).T
-    cut = which < augment.mixup_switch_prob if augment.mixup_alpha else np.ones(len(counters), bool)
-    if not augment.cutmix_alpha:
-        cut[:] = False
-    lam = np.ones(len(counters))
-    boxes = np.zeros((len(counters), 4), np.int32)
-    purposes = (1, 1) if per_batch else (1, 2)
-    for chosen, alpha, purpose in zip((~cut, cut), (augment.mixup_alpha, augment.cutmix_alpha), purposes, strict=True):
-        if chosen.any():
-            lam[chosen] = betas(stream_key(key, purpose), counters[chosen], alpha, pairs=32 if per_batch else 4)
-    boxes[cut] = _cutmix_boxes(lam[cut], x[cut], y[cut], res)
-    covered = boxes[:, 2].astype(np.int64) * boxes[:, 3]
-    lam = np.where(cut, 1.0 - covered / res**2, lam)
-    on = (mixed < augment.mixup_prob) & (~cut | (covered > 0))
-    modes = np.where(on, np.where(cut, CUTMIX, MIXUP), UNMIXED).astype(np.int32)
-    weights = np.where(on, lam, 1.0).astype(np.float32)
-    boxes = np.where((on & cut)[:, None], boxes, 0).astype(np.int32)
+    n = len(counters)
+    modes, lam, boxes = np.zeros(n, np.int32), np.ones(n, np.float32), np.zeros((n, 4), np.int32)
+    cutmix_prob = (augment.mixup_switch_prob if augment.mixup_alpha else 1.0) if augment.cutmix_alpha else 0.0
+    mixup_key, cutmix_key = (U64(stream_key(stream_key(key, part))) for part in (1, 1 if per_batch else 2))
+    _mix_params(
+        U64(key), mixup_key, cutmix_key, counters, res, augment.mixup_prob, cutmix_prob,
+        1.0 / (augment.mixup_alpha or 1.0), 1.0 / (augment.cutmix_alpha or 1.0), 32 if per_batch else 4,
+        modes, lam, boxes,
+    )  # fmt: skip
     repeats = len(ids) if per_batch else 1
-    return modes.repeat(repeats), weights.repeat(repeats), boxes.repeat(repeats, axis=0)
+    return modes.repeat(repeats), lam.repeat(repeats), boxes.repeat(repeats, axis=0)
 
 
-def _cutmix_boxes(
-    lam: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64], res: int
-) -> NDArray[np.int32]:
-    """Boxes (N, 4) int32 x, y, width, height in px, clipped to the image, with area fraction 1 - `lam` (N,).
-
-    `x`, `y` (N,) in 0..1 are the centres.
-
-    Source: timm.data.mixup rand_bbox.
-    """
-    half = (res * np.sqrt(1.0 - lam)).astype(np.int64) // 2
-    x0, x1 = (np.clip((x * res).astype(np.int64) + side * half, 0, res) for side in (-1, 1))
-    y0, y1 = (np.clip((y * res).astype(np.int64) + side * half, 0, res) for side in (-1, 1))
-    return np.stack([x0, y0, x1 - x0, y1 - y0], axis=1).astype(np.int32)
+@compiled
+def _mix_params(
+    key: Any, mixup_key: Any, cutmix_key: Any, counters: Any, res: Any, prob: Any, cutmix_prob: Any, mixup_power: Any,
+    cutmix_power: Any, pairs: Any, modes: Any, lam: Any, boxes: Any,
+) -> None:  # fmt: skip
+    for i in range(len(counters)):
+        mixed, which, x, y = _uniform4(key, counters[i], 0)
+        if mixed >= prob:
+            continue
+        if which >= cutmix_prob:
+            modes[i], lam[i] = MIXUP, beta(mixup_key, counters[i], mixup_power, pairs)
+            continue
+        weight = beta(cutmix_key, counters[i], cutmix_power, pairs)
+        # a box of area fraction 1 - weight around x, y, clipped to the image. Source: timm.data.mixup rand_bbox
+        half = int(res * math.sqrt(1.0 - weight)) // 2
+        x0, x1 = max(int(x * res) - half, 0), min(int(x * res) + half, res)
+        y0, y1 = max(int(y * res) - half, 0), min(int(y * res) + half, res)
+        covered = (x1 - x0) * (y1 - y0)
+        if covered > 0:
+            modes[i], lam[i] = CUTMIX, 1.0 - covered / res**2
+            boxes[i, 0], boxes[i, 1], boxes[i, 2], boxes[i, 3] = x0, y0, x1 - x0, y1 - y0
 
 
 def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,23 +1,27 @@
 """`Stage` and `Augment`: the validated settings of a run's stages, and which of them would have no effect.
 
-Order of the operations: crop, resize, flips; policy; jitter; greyscale; blur; erase; mix; normalise. Images are uint8
-until they are normalised; operations do to them what torchvision.transforms.v2 does to 8-bit images.
+Order of the operations: crop, resize, flips; shift; policy; jitter; greyscale; blur; erase; mix; normalise. Images are
+uint8 until they are normalised; operations do to them what torchvision.transforms.v2 does to 8-bit images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from pipeline.errors import check
 
-__all__ = ["AUTO", "BATCH_SIZES", "MAX_BATCH", "MAX_EPOCHS", "Augment", "Stage", "without_effect"]
+from .recipe_key import check_ranges, described, key
+
+__all__ = ["AUTO", "BATCH_SIZES", "MAX_BATCH", "MAX_EPOCHS", "Augment", "BatchShape", "Stage",
+           "without_effect"]  # fmt: skip
 
 AUTO = 0  # batch size "auto": measured before training
 # Sanity limits: larger values would fail in a library or never finish starting.
 _MAX_RES, MAX_BATCH, MAX_EPOCHS = 16_384, 2**20, 100_000
-BATCH_SIZES = f'an integer from 1 to {MAX_BATCH}, or "auto"'
+BATCH_SIZES = f'1 to {MAX_BATCH}, or "auto"; with several resolutions also "constant_pixels", or a list of sizes'
 
 _THREE_AUGMENT_JITTER = (0.3, 0.3, 0.3, 0.0)  # Source: Touvron et al., DeiT III, arXiv 2204.07118, section 3
 BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torchvision
@@ -32,52 +36,60 @@ class Augment:
     all stages are not built into the graph.
     """
 
-    scale: tuple[float, float] = (0.25, 1.0)  # random resized crop: range of its area / the stored image's area
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of the crop's width / height
-    flip_prob: float = 0.5  # probability of a horizontal flip
-    vflip_prob: float = 0.0  # probability of a vertical flip
-    # 3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless `jitter` is set
-    policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = "none"
-    num_ops: int = 2  # randaugment: operations per sample, 1 to 4
-    magnitude: int = 9  # randaugment: strength, 0 (none) to 30
-    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # brightness, contrast, saturation, hue; 0 = off
-    jitter_prob: float = 1.0  # probability of colour jitter
-    grey_prob: float = 0.0  # probability of greyscale
-    blur_prob: float = 0.0  # probability of Gaussian blur
-    blur_sigma: tuple[float, float] = (0.1, 2.0)  # range of the blur's sigma, px of the model's input, above 0 to 8
-    random_erasing_prob: float = 0.0  # probability of random erasing: one rectangle is filled
-    random_erasing_scale: tuple[float, float] = (0.02, 1 / 3)  # range of the rectangle's area / the image's area
-    random_erasing_ratio: tuple[float, float] = (0.3, 3.3)  # range of the rectangle's height / width
-    random_erasing_fill: Literal["mean", "noise"] = "mean"  # fill with `data.mean`, or with normal noise per pixel
-    mixup_alpha: float = 0.0  # mixup weight ~ Beta(alpha, alpha), 0 to 4; 0 = off
-    cutmix_alpha: float = 0.0  # cutmix weight ~ Beta(alpha, alpha), 0 to 4; 0 = off
-    mixup_prob: float = 1.0  # probability that a batch (or sample, see mixup_mode) is mixed
-    mixup_switch_prob: float = 0.5  # with mixup and cutmix on: probability of cutmix for what is mixed
-    mixup_mode: Literal["batch", "elem"] = "batch"  # draw kind, weight and box once per batch, or for each sample
+    scale: tuple[float, float] = key(
+        (0.25, 1.0), "random resized crop: range of its area / the stored image's area", gt=0, le=1
+    )
+    ratio: tuple[float, float] = key((3 / 4, 4 / 3), "range of the crop's width / height", gt=0)
+    crop_mode: Literal["resized", "simple"] = key(
+        "resized", "resized: random resized crop; simple: a square as large as the image's short side, at a random "
+        "place (DeiT III's simple random crop, with `shift_px` = 4)"
+    )  # fmt: skip
+    shift_px: int = key(
+        0, "pad and shift: random translation by up to this many px of the model's input in x and y, black outside; "
+        "0 = off", ge=0, le=64
+    )  # fmt: skip
+    flip_prob: float = key(0.5, "probability of a horizontal flip", ge=0, le=1)
+    flip_mode: Literal["random", "alternate"] = key(
+        "random", "alternate: each sample is flipped in every other epoch, half of them in the even ones"
+    )
+    vflip_prob: float = key(0.0, "probability of a vertical flip", ge=0, le=1)
+    policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = key(
+        "none", "3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless "
+        "`jitter` is set"
+    )  # fmt: skip
+    num_ops: int = key(2, "randaugment: operations per sample", ge=1, le=4)
+    magnitude: int = key(9, "randaugment: strength, 0: no change", ge=0, le=BINS - 1)
+    magnitude_std: float = key(
+        0.0, "randaugment: standard deviation of each operation's magnitude, rounded and clipped to 0 to 30; timm's "
+        "mstd0.5 is 1.5", ge=0, le=BINS - 1
+    )  # fmt: skip
+    jitter: tuple[float, float, float, float] = key(
+        (0.0, 0.0, 0.0, 0.0), "brightness, contrast, saturation, hue (at most 0.5); 0 = off", ge=0, le=1
+    )
+    jitter_prob: float = key(1.0, "probability of colour jitter", ge=0, le=1)
+    grey_prob: float = key(0.0, "probability of greyscale", ge=0, le=1)
+    blur_prob: float = key(0.0, "probability of Gaussian blur", ge=0, le=1)
+    # why at most 8: the kernel extends to 3 sigma and must stay smaller than the image it is mirrored in
+    blur_sigma: tuple[float, float] = key((0.1, 2.0), "range of the blur's sigma, px of the model's input", gt=0, le=8)
+    random_erasing_prob: float = key(0.0, "probability of random erasing: one rectangle is filled", ge=0, le=1)
+    random_erasing_scale: tuple[float, float] = key(
+        (0.02, 1 / 3), "range of the rectangle's area / the image's area", gt=0, lt=1
+    )
+    random_erasing_ratio: tuple[float, float] = key((0.3, 3.3), "range of the rectangle's height / width", gt=0)
+    random_erasing_fill: Literal["mean", "noise"] = key("mean", "fill with `data.mean`, or with normal noise per pixel")
+    mixup_alpha: float = key(0.0, "mixup weight ~ Beta(alpha, alpha); 0 = off", ge=0, le=4)
+    cutmix_alpha: float = key(0.0, "cutmix weight ~ Beta(alpha, alpha); 0 = off", ge=0, le=4)
+    mixup_prob: float = key(1.0, "probability that a batch (or sample, see mixup_mode) is mixed", ge=0, le=1)
+    mixup_switch_prob: float = key(0.5, "with mixup and cutmix on: probability of cutmix for what is mixed", ge=0, le=1)
+    mixup_mode: Literal["batch", "elem"] = key("batch", "draw kind, weight and box once per batch, or for each sample")
 
     def __post_init__(self) -> None:
-        lo, hi = self.scale
-        check(0 < lo <= hi <= 1, "augment.scale", list(self.scale), "0 < low <= high <= 1")
-        lo, hi = self.random_erasing_scale
-        check(0 < lo <= hi < 1, "augment.random_erasing_scale", list(self.random_erasing_scale), "0 < low <= high < 1")
-        for name in ("ratio", "random_erasing_ratio"):
-            lo, hi = getattr(self, name)
-            check(0 < lo <= hi, f"augment.{name}", [lo, hi], "0 < low <= high")
-        lo, hi = self.blur_sigma
-        # why at most 8: the kernel extends to 3 sigma and must stay smaller than the image it is mirrored in
-        check(0 < lo <= hi <= 8, "augment.blur_sigma", [lo, hi], "0 < low <= high <= 8")
-        for name in ("flip_prob", "vflip_prob", "jitter_prob", "grey_prob", "blur_prob", "random_erasing_prob",
-                     "mixup_prob", "mixup_switch_prob"):  # fmt: skip
-            value = getattr(self, name)
-            check(0 <= value <= 1, f"augment.{name}", value, "a probability, 0 to 1")
-        for name in ("mixup_alpha", "cutmix_alpha"):
-            value = getattr(self, name)
-            check(0 <= value <= 4, f"augment.{name}", value, "0 (off) to 4")
-        good = all(0 <= value <= 1 for value in self.jitter) and self.jitter[3] <= 0.5
-        check(good, "augment.jitter", list(self.jitter), "[brightness, contrast, saturation, hue], 0 to 1 (hue: 0.5)")
-        check(1 <= self.num_ops <= 4, "augment.num_ops", self.num_ops, "1 to 4")
-        magnitude = self.magnitude
-        check(0 <= magnitude < BINS, "augment.magnitude", magnitude, f"0 to {BINS - 1}")
+        check_ranges(self, "augment.")
+        for name in ("scale", "ratio", "blur_sigma", "random_erasing_scale", "random_erasing_ratio"):
+            low, high = getattr(self, name)
+            check(low <= high, f"augment.{name}", [low, high], "low <= high")
+        expected = "[brightness, contrast, saturation, hue] with a hue of at most 0.5"
+        check(self.jitter[3] <= 0.5, "augment.jitter", list(self.jitter), expected)
 
     @property
     def mixes(self) -> bool:
@@ -92,37 +104,153 @@ class Augment:
         return self.jitter if self.jitter_prob else (0.0, 0.0, 0.0, 0.0)
 
 
+@dataclass(frozen=True)
+class BatchShape:
+    """A resolution in px, and the number of samples (global) of the batches that have it."""
+
+    res: int
+    batch_size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A number of epochs at one resolution and batch size; one `[[stages]]` table of a recipe."""
+    """A number of epochs with the same settings; one `[[stages]]` table of a recipe.
 
-    res: int  # side of the model's square input, px
-    epochs: int  # number of epochs in this stage
-    batch_size: int  # samples per optimizer step, over all ranks; "auto": the largest that fits into the GPU
-    fraction: float = 1.0  # fraction of the training samples per epoch, above 0 to 1
-    lr_scale: float = 1.0  # factor on the learning rate of the schedule, above 0
-    order: Literal["full", "block"] | None = None  # read order in this stage; none: `data.order`
-    eval_res: int | None = None  # validation resolution, px (FixRes); none: `res`
-    unfreeze_to: str | None = None  # freeze.mode unfreeze: train this layer and those above; "none": only the head
-    freeze_to: str | None = None  # freeze.mode freeze: freeze all layers below this one; "all": all but the head
-    augment: Augment = field(default_factory=Augment)
+    A stage may have several resolutions: one after another (a ramp), or drawn for each batch.
+    """
+
+    res: int | tuple[int, ...] = field(metadata=described(
+        "side of the model's square input, px; any up to the largest stored one; or several, see `res_schedule`",
+        ge=1, le=_MAX_RES,
+    ))  # fmt: skip
+    epochs: int = field(metadata=described("number of epochs in this stage", ge=1, le=MAX_EPOCHS))
+    batch_size: int | tuple[int, ...] | Literal["constant_pixels"] = field(metadata=described(
+        'samples per optimizer step, over all ranks; "auto": the largest that fits into the GPU; several: one for each '
+        'resolution; "constant_pixels": base_batch_size * (largest res / res)^2, as many pixels at all resolutions'
+    ))  # fmt: skip
+    res_step: int | None = key(
+        None, "with res = [first, last]: difference between consecutive resolutions, px; none: no others", ge=1
+    )
+    res_schedule: Literal["epoch", "step", "random"] | None = key(
+        None, "with several resolutions: for how long each is used. epoch: for an equal number of epochs, in their "
+        "order; step: for an equal number of samples, in their order; random: each is drawn equally often, anew for "
+        "each step; none: epoch"
+    )  # fmt: skip
+    base_batch_size: int | None = key(
+        None, "constant_pixels: batch size at the stage's largest resolution; none: as many pixels per step as in the "
+        "stage before, or else the next one", ge=1, le=MAX_BATCH
+    )  # fmt: skip
+    fraction: float = key(1.0, "fraction of the training samples per epoch", gt=0, le=1)
+    lr_scale: float = key(1.0, "factor on the learning rate of the schedule", gt=0)
+    order: Literal["full", "block"] | None = key(None, "read order in this stage; none: `data.order`")
+    eval_res: int | None = key(
+        None, "validation resolution, px (FixRes); none: `res`, of several the largest", ge=1, le=_MAX_RES
+    )
+    unfreeze_to: str | None = key(None, 'freeze.mode unfreeze: train this layer and those above; "none": only the head')
+    freeze_to: str | None = key(None, 'freeze.mode freeze: freeze all layers below this one; "all": all but the head')
+    augment: Augment = field(
+        default_factory=Augment, metadata=described("overrides keys of [augment] in this stage: { mixup_prob = 0.0 }")
+    )
 
     def __post_init__(self) -> None:
-        for name, maximum in (("res", _MAX_RES), ("epochs", MAX_EPOCHS)):
-            value = getattr(self, name)
-            check(1 <= value <= maximum, f"stages.{name}", value, f"an integer from 1 to {maximum}")
-        good = 1 <= self.batch_size <= MAX_BATCH or self.batch_size == AUTO
-        check(good, "stages.batch_size", self.batch_size, BATCH_SIZES)
-        check(0 < self.fraction <= 1, "stages.fraction", self.fraction, "above 0, at most 1")
-        check(self.lr_scale > 0, "stages.lr_scale", self.lr_scale, "above 0")
-        eval_res = self.eval_res
-        good = eval_res is None or 1 <= eval_res <= _MAX_RES
-        check(good, "stages.eval_res", eval_res, f"an integer from 1 to {_MAX_RES}")
+        for name in ("res", "batch_size"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))  # why: a plan's stages do not change
+        check_ranges(self, "stages.")
+        several = isinstance(self.res, tuple)
+        listed = self.res if isinstance(self.res, tuple) else (self.res,)
+        good = len({*listed}) == len(listed) > several
+        check(good, "stages.res", list(listed), "a number, or at least two different ones in a list")
+        if self.res_step is not None:
+            gap = abs(listed[-1] - listed[0])
+            check(len(listed) == 2, "stages.res_step", f"{self.res_step} with res = {self.res}", "res = [first, last]")
+            near = max(step for step in range(1, min(gap, self.res_step) + 1) if gap % step == 0)
+            expected = f"a divisor of {gap}, the difference of the two in res, such as {near}"
+            check(gap % self.res_step == 0, "stages.res_step", self.res_step, expected)
+        check(several or self.res_schedule is None, "stages.res_schedule", f"{self.res_schedule} with a single res",
+              "several, such as res = [128, 160, 192]; or leave it out")  # fmt: skip
+        count = len(self.resolutions)
+        enough = not several or self.res_schedule in ("step", "random") or self.epochs >= count
+        check(enough, "stages.epochs", self.epochs, f"at least {count}, one for each resolution, "
+              f'or res_schedule = "step"')  # fmt: skip
+        self._check_batch_size()
+
+    def _check_batch_size(self) -> None:
+        name, size, count = "stages.batch_size", self.batch_size, len(self.resolutions)
+        if isinstance(size, tuple):
+            good = len(size) == count and all(1 <= n <= MAX_BATCH for n in size)
+            sizes = "a number" if count == 1 else f"a number, or {count}, one for each resolution"
+            check(good, name, list(size), sizes)
+        elif isinstance(size, str):
+            check(size == "constant_pixels" and count > 1, name, f"{size!r} with {count} resolution{'s' * (count > 1)}",
+                  "a number" if count == 1 else BATCH_SIZES)  # fmt: skip
+        else:
+            check(1 <= size <= MAX_BATCH or size == AUTO, name, size, BATCH_SIZES)
+        check(size == "constant_pixels" or self.base_batch_size is None, "stages.base_batch_size", self.base_batch_size,
+              'none, since it has an effect only with batch_size = "constant_pixels"')  # fmt: skip
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """All its training resolutions in px, in their order."""
+        if not isinstance(self.res, tuple):
+            return (self.res,)
+        if self.res_step is None:
+            return self.res
+        first, last = self.res
+        sign = 1 if last > first else -1
+        return tuple(range(first, last + sign, sign * self.res_step))
+
+    @property
+    def max_res(self) -> int:
+        """Its largest training resolution, px."""
+        return max(self.resolutions)
+
+    @property
+    def validation_res(self) -> int:
+        """The resolution of its validations, px."""
+        return self.eval_res or self.max_res
+
+    @property
+    def shapes(self) -> tuple[BatchShape, ...]:
+        """The resolutions with their batch sizes (AUTO if these are). Raises `ResoluteError` without a base size."""
+        if isinstance(self.batch_size, tuple):
+            return tuple(map(BatchShape, self.resolutions, self.batch_size))
+        if isinstance(self.batch_size, int):
+            return tuple(BatchShape(res, self.batch_size) for res in self.resolutions)
+        if self.base_batch_size is None:
+            check(False, "stages.base_batch_size", "none", f"the batch size at {self.max_res} px, since batch_size is "
+                  '"constant_pixels" and no other stage has a number')  # fmt: skip
+        base = (self.base_batch_size or 0) * self.max_res**2
+        return tuple(BatchShape(res, min(MAX_BATCH, max(1, round(base / res**2)))) for res in self.resolutions)
+
+    def batch_size_at(self, res: int) -> int:
+        """The batch size at `res` px, one of its resolutions."""
+        return next(shape.batch_size for shape in self.shapes if shape.res == res)
+
+    @property
+    def batch_text(self) -> str:
+        """The batch sizes as text: "64", or "196 to 64"."""
+        sizes = [shape.batch_size for shape in self.shapes]
+        return str(sizes[0]) if len({*sizes}) == 1 else f"{sizes[0]} to {sizes[-1]}"
+
+    @property
+    def res_text(self) -> str:
+        """The resolutions as text: "160 px", "128 to 224 px" for a ramp, or "128, 160 or 224 px" if they are drawn."""
+        words = list(map(str, self.resolutions))
+        if self.res_schedule == "random":
+            return f"{', '.join(words[:-1])} or {words[-1]} px"
+        rises = [after > before for before, after in pairwise(self.resolutions)]
+        ramp = len({*rises}) == 1
+        return f"{words[0]} to {words[-1]} px" if ramp else f"{', '.join(words)} px"
 
 
 def without_effect(augments: Sequence[Augment]) -> dict[str, str]:
     """Augmentation keys that have no effect in any of `augments`, with the reason."""
+    simple = all(a.crop_mode == "simple" for a in augments) and "crop_mode is simple"
     reasons = {
+        "scale": simple, "ratio": simple,
+        "flip_prob": all(a.flip_mode == "alternate" for a in augments) and "flip_mode is alternate",
+        "magnitude_std": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
         "num_ops": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
         "magnitude": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
         "jitter_prob": not any(any(a.jitter) or a.policy == "3-augment" for a in augments) and "jitter is off",

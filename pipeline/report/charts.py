@@ -1,5 +1,5 @@
-"""Line and area charts as values for the template: inline SVG that scales with the page, with axis labels in HTML that
-keep their size.
+"""Line and area charts, histograms and heat maps as values for the template: inline SVG that scales with the page, with
+axis labels in HTML that keep their size.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ _WIDTH, _HEIGHT = 1000, 300  # the SVG's coordinate system; the page scales it
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One curve. `kind`: line, dash, dots (a line with markers), or area from `base` (None: 0) to `y`.
+    """One curve. `kind`: line, dash, dots (a line with markers), points (markers alone, in the order of x), area from
+    `base` (None: 0) to `y`, or rectangles from (`x`, `base`) to (`right`, `y`): columns of a histogram or cells of a
+    heat map.
 
-    `colour` is a CSS class of the page; values that are not finite are omitted. `tooltip`: values shown at the pointer
-    instead of `y`, for a curve stacked on another.
+    `colour`: CSS classes of the page, a to d or soft, and for areas, columns and cells also a shade, l1 (pale) to l5.
+    Values that are not finite are omitted. `tooltip`: values shown at the pointer instead of `y`, for a curve stacked
+    on another. A chart with cells shows none.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Series:
     y: Values
     kind: str = "line"
     base: Values | None = None
+    right: Values | None = None
     tooltip: Values | None = None
 
 
@@ -57,6 +61,7 @@ def chart(
     marks: Sequence[tuple[float, str]] = (),
     top: float | None = None,
     zero: bool = True,
+    log: str = "",
     x_name: str = "step",
     start: float | None = None,
     note: str = "",
@@ -65,23 +70,31 @@ def chart(
     """The chart; None if there are no finite values.
 
     `marks`: (x, label) of stage starts. `start`: left end of the x axis (None: the first value). `top`: upper limit of
-    the y axis. `zero`: start the y axis at 0. `note`: text below the chart. `wide`: use the page's full width.
+    the y axis. `zero`: start a linear y axis at 0. `log`: the logarithmic axes, of `xy`. `note`: text below the chart.
+    `wide`: use the page's full width.
     """
     series = [curve for curve in series if any(map(math.isfinite, curve.y))]
     if not series:
         return None
-    xs = [x for curve in series for x in curve.x]
+    xs = [x for curve in series for x in (*curve.x, *(curve.right or ()))] + [x for x, _ in marks]
     ys = [y for curve in series for y in curve.y if math.isfinite(y)]
     left, right = min(xs) if start is None else start, max(xs)
-    low, high = 0.0 if zero else min(ys), min(max(ys), top or math.inf)
-    ticks = _ticks(low, high)
-    low, high = min(low, ticks[0]), max(high, ticks[-1])
+    high = min(max(ys), top or math.inf)
+    if "y" in log:
+        low = min([*ys, *(b for curve in series for b in curve.base or ())])
+        ticks = _log_ticks(low, high)
+    else:
+        low = 0.0 if zero else min(ys)
+        ticks = _ticks(low, high)
+        low, high = min(low, ticks[0]), max(high, ticks[-1])
+    x_ticks = (_log_ticks if "x" in log else _ticks)(left, right)
+    across, up = _scale(left, right, log="x" in log), _scale(low, high, log="y" in log)
 
     def px(x: float) -> float:
-        return round(_WIDTH * (x - left) / ((right - left) or 1), 1)
+        return round(_WIDTH * across(x), 1)
 
     def py(y: float) -> float:
-        return round(_HEIGHT * (1 - (min(y, high) - low) / ((high - low) or 1)), 1)
+        return round(_HEIGHT * (1 - up(y)), 1)
 
     ends = [*(x for x, _ in marks[1:]), right]
     return Chart(
@@ -99,11 +112,12 @@ def chart(
             (f"{px(x) / 10:.2f}%", f"{(px(end) - px(x)) / 10:.2f}%", label)
             for (x, label), end in zip(marks, ends, strict=False)
         ],
-        x_ticks=[(f"{px(tick) / 10:.2f}%", short(tick)) for tick in _ticks(left, right) if left <= tick <= right],
+        x_ticks=[(f"{px(tick) / 10:.2f}%", short(tick)) for tick in x_ticks if left <= tick <= right],
         y_ticks=[(f"{py(tick) / 3:.2f}%", short(tick)) for tick in ticks],
-        data={"x": x_name, "unit": unit, "left": left, "right": right, "series": [
-            {"name": curve.name, "x": _rounded(curve.x), "y": _rounded(curve.tooltip or curve.y)} for curve in series
-        ]},
+        data={"x": x_name, "unit": unit, "left": left, "right": right, "log": "x" in log, "series": [
+            {"name": curve.name, "x": _rounded(_middles(curve)), "y": _rounded(curve.tooltip or curve.y)}
+            for curve in series
+        ] if all(curve.kind != "cells" for curve in series) else []},
     )  # fmt: skip
 
 
@@ -120,7 +134,13 @@ def _paths(
     curve: Series, px: Callable[[float], float], py: Callable[[float], float]
 ) -> list[tuple[str, str]]:
     base = curve.base or [0.0] * len(curve.x)
+    if curve.right is not None:
+        corners = zip(map(px, curve.x), map(px, curve.right), map(py, curve.y), map(py, base), strict=True)
+        boxes = "".join(f"M{x:g} {y:g}H{r:g}V{b:g}H{x:g}Z" for x, r, y, b in corners)
+        return [(f"area {curve.kind} {curve.colour}", boxes)]
     points = [(px(x), py(y), py(b)) for x, y, b in zip(curve.x, curve.y, base, strict=True) if math.isfinite(y)]
+    if curve.kind == "points":
+        return [(f"points {curve.colour}", "".join(f"M{x:g} {y:g}h0" for x, y, _ in points))]
     line = "M" + "L".join(f"{x:g} {y:g}" for x, y, _ in points)
     if curve.kind == "area":
         back = "L".join(f"{x:g} {b:g}" for x, _, b in reversed(points))
@@ -129,6 +149,26 @@ def _paths(
     if curve.kind == "dots" and len(points) <= 200:
         paths.append((f"dot {curve.colour}", "".join(f"M{x:g} {y:g}h0" for x, y, _ in points)))
     return paths
+
+
+def _middles(curve: Series) -> Values:
+    return curve.x if curve.right is None else [(x + r) / 2 for x, r in zip(curve.x, curve.right, strict=True)]
+
+
+def _scale(low: float, high: float, *, log: bool) -> Callable[[float], float]:
+    """Maps [low, high] to 0..1; values outside are clamped."""
+    f: Callable[[float], float] = math.log if log else float
+    first, span = f(low), (f(high) - f(low)) or 1.0
+    return lambda value: (f(min(max(value, low), high)) - first) / span
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Values of 1, 2 or 5 times a power of ten in [low, high]: powers only over many decades, even steps within one."""
+    decades = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    ticks = [digit * decade for decade in decades for digit in (1, 2, 5) if low <= digit * decade <= high]
+    if len(ticks) < 3:
+        return [tick for tick in _ticks(low, high) if low <= tick <= high]
+    return ticks if len(ticks) <= 8 else [decade for decade in decades if low <= decade <= high]
 
 
 def _ticks(low: float, high: float) -> list[float]:

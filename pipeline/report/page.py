@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     import jinja2
     from markupsafe import Markup
 
-__all__ = ["render"]
+    from .charts import Chart
+
+__all__ = ["figures_page", "render"]
 
 
 def render(template: Path, **values: Any) -> bytes:
@@ -25,6 +28,18 @@ def render(template: Path, **values: Any) -> bytes:
     """
     page = _environment(template.parent).get_template(template.name).render(values)
     return page.encode()
+
+
+def figures_page(
+    *,
+    title: str,
+    subtitle: str,
+    charts: Sequence[Chart | None] = (),
+    sheets: Sequence[tuple[str, Sequence[Mapping[str, Any]]]] = (),
+) -> bytes:
+    """A page of charts and of contact sheets: (heading, figures as the macro `sheet` of parts.html takes them, PNG)."""
+    template = Path(__file__).with_name("figures.html")
+    return render(template, title=title, subtitle=subtitle, charts=[*filter(None, charts)], sheets=sheets)
 
 
 @cache

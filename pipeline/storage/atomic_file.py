@@ -12,18 +12,18 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import ResoluteError
 
-from .lock import try_lock
+from .lock import same_file, try_lock
 
 __all__ = ["PARTIAL", "atomic_file", "atomic_link", "atomic_write", "check_output", "delete_partial",
-           "explain_write_error", "output_file", "sync_folder", "used_folder"]  # fmt: skip
+           "output_file", "sync_folder", "used_folder", "write_errors"]  # fmt: skip
 
-PARTIAL = re.compile(r"\..+\.[0-9a-f]{12}\.partial")
+PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{12}\.partial")
 
 
 @contextlib.contextmanager
@@ -33,13 +33,9 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     The file is durable once the block has ended. After an exception the temporary file is gone and `path` unchanged.
     Raises `OSError`.
     """
-    partial = _partial_name(path)
-    # why not tempfile: its mode 0600 would keep other users from reading the finished file
-    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    partial, descriptor = _create_locked(path)
     try:
         with open(descriptor, "w+b") as file:  # noqa: PTH123  # why: a descriptor, not a path
-            with contextlib.suppress(OSError):  # without locks `delete_partial` deletes nothing either
-                try_lock(descriptor)
             yield file
             file.flush()
             os.fsync(descriptor)
@@ -81,7 +77,7 @@ def check_output(path: Path, *, setting: str, suffixes: Sequence[str]) -> None:
     """
     if path.suffix.lower() not in suffixes:
         raise ResoluteError(f"{setting}: got {path}, expected a name that ends in {' or '.join(suffixes)}; rename it")
-    with explain_write_error(path):
+    with write_errors(path, keeps_old=True):
         if not path.parent.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "No such folder", str(path.parent))
         if path.is_dir():
@@ -101,24 +97,27 @@ def output_file(path: Path) -> Iterator[BinaryIO]:
 
     Afterwards deletes the temporary files that killed writers of the same `path` left.
     """
-    with explain_write_error(path), atomic_file(path) as file:
+    with write_errors(path, keeps_old=True), atomic_file(path) as file:
         yield file
     with contextlib.suppress(OSError):  # writable but not listable
-        delete_partial(path.parent, of=path.name)
+        delete_partial(path.parent, of=path.name.__eq__)
 
 
 @contextlib.contextmanager
-def explain_write_error(path: Path) -> Iterator[None]:
-    """Turn an `OSError` of an atomic write of `path` into a one-line `ResoluteError`."""
+def write_errors(path: Path | str, *, keeps_old: bool = False) -> Iterator[None]:
+    """Turn an `OSError` from writing `path` into a one-line `ResoluteError`. Only writes belong inside the block.
+
+    `keeps_old`: an existing file at `path` is unchanged after an error, which the message then says.
+    """
     try:
         yield
     except OSError as error:
-        unchanged = ", the old one is kept" if path.is_file() else ""
+        unchanged = ", the old one is kept" if keeps_old and Path(path).is_file() else ""
         advice = {
             errno.ENOSPC: "make room and run again", errno.EDQUOT: "make room and run again",
-            errno.ENOENT: "create its folder, or name another place", errno.EACCES: "name a place that you may write",
-            errno.EPERM: "name a place that you may write", errno.EROFS: "name a place that you may write",
-            errno.EISDIR: "name a file", errno.ENOTDIR: "name a file in a folder that is there",
+            errno.ENOENT: "create its folder, or choose another path", errno.EACCES: "choose a writable path",
+            errno.EPERM: "choose a writable path", errno.EROFS: "choose a writable path",
+            errno.EISDIR: "choose a file name", errno.ENOTDIR: "choose a path in an existing folder",
         }.get(error.errno or 0, "run again when the disk can be written")  # fmt: skip
         raise ResoluteError(f"{path}: not written ({error.strerror or error}){unchanged}; {advice}") from None
 
@@ -139,16 +138,32 @@ def used_folder(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def delete_partial(folder: Path, *, of: str = "") -> None:
-    """Delete what killed writers left in `folder` (only for the file `of`, if set); files being written stay."""
+def delete_partial(folder: Path, *, of: Callable[[str], object] = lambda name: True) -> None:
+    """Delete what killed writers left in `folder` of files whose name satisfies `of`; files being written stay."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if PARTIAL.fullmatch(path.name) and (not of or path.name.startswith(f".{of}.")):
+        partial = PARTIAL.fullmatch(path.name)
+        if partial and of(partial[1]):
             with contextlib.suppress(OSError):
                 _delete_unlocked(path)
 
 
 def _partial_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
+
+
+def _create_locked(path: Path) -> tuple[Path, int]:
+    """Create and lock a temporary file for `path`; returns its name and its descriptor. Raises `OSError`."""
+    while True:
+        partial = _partial_name(path)
+        # why not tempfile: its mode 0600 would keep other users from reading the finished file
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            if try_lock(descriptor) and same_file(partial, descriptor):
+                return partial, descriptor
+        except OSError:  # without locks `delete_partial` deletes nothing either
+            return partial, descriptor
+        os.close(descriptor)  # `delete_partial` of another process came between the creation and the lock
+        partial.unlink(missing_ok=True)
 
 
 def _delete_unlocked(path: Path) -> None:

@@ -109,12 +109,12 @@ class Folder(Files):
         self.interrupt()
         self.release()
 
-    def _retry(self, name: str, ask: Callable[[], Answer]) -> Answer:
-        return retry_local(ask, self.where(name), stop=self._stop)
+    def _retry(self, name: str, request: Callable[[], Answer]) -> Answer:
+        return retry_local(request, self.where(name), stop=self._stop)
 
 
-def retry_local(ask: Callable[[], Answer], where: object, *, stop: threading.Event | None = None) -> Answer:
-    """Return `ask()`, a read from a disk, retried for up to a minute if it fails (EIO, ESTALE, ...).
+def retry_local(request: Callable[[], Answer], where: object, *, stop: threading.Event | None = None) -> Answer:
+    """Return `request()`, a read from a disk, retried for up to a minute if it fails (EIO, ESTALE, ...).
 
     Raises `FileNotFoundError` immediately; `StorageError` if access is refused or all retries failed; `Interrupted` if
     `stop` is set.
@@ -122,7 +122,7 @@ def retry_local(ask: Callable[[], Answer], where: object, *, stop: threading.Eve
 
     def checked() -> Answer:
         try:
-            return ask()
+            return request()
         except NotADirectoryError:  # a parent folder was replaced by a file
             raise FileNotFoundError(2, "No such file or directory", str(where)) from None
 

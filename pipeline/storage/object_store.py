@@ -59,7 +59,7 @@ class Store:
     def read_all(self, name: str) -> bytes:
         """Read a small file. Raises as `read_range`, and `ResoluteError` if it is larger than 256 MiB."""
 
-        def ask(stop: threading.Event) -> bytes:
+        def request(stop: threading.Event) -> bytes:
             nbytes, _ = self._info(name, stop, slack_bytes=_CONNECT_SLACK_BYTES)
             if nbytes > _MAX_WHOLE_BYTES:
                 raise ResoluteError(
@@ -68,7 +68,7 @@ class Store:
                 )
             return self._bytes(name, None, nbytes, stop) if nbytes else b""
 
-        return self._retry(name, ask)
+        return self._retry(name, request)
 
     def read_range(self, name: str, start: int, nbytes: int) -> bytes:
         """Read `nbytes` bytes from `start` on. Raises `FileNotFoundError`, `StorageError`, `ResoluteError`."""
@@ -130,10 +130,10 @@ class Store:
             with self._lock:
                 self._pending.discard(future)
 
-    def _retry(self, name: str, ask: Callable[[threading.Event], Answer]) -> Answer:
+    def _retry(self, name: str, request: Callable[[threading.Event], Answer]) -> Answer:
         stop = self.stopped
         return retry_call(
-            lambda: ask(stop), where=self.where(name), tries=self._tries, first_wait_s=self._first_wait_s,
+            lambda: request(stop), where=self.where(name), tries=self._tries, first_wait_s=self._first_wait_s,
             stop=stop, count=self._count_retry,
         )  # fmt: skip
 
@@ -163,7 +163,7 @@ class Store:
         if session is None or not self._fs.async_impl or not self._fs.loop.is_running():
             return
         end = session.__aexit__(None, None, None)  # exists on aiohttp's session and on botocore's client
-        with suppress(Exception):  # why: a failed goodbye does not matter
+        with suppress(Exception):  # why: errors while closing do not matter
             asyncio.run_coroutine_threadsafe(end, self._fs.loop).result(1)
 
 

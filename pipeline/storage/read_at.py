@@ -1,6 +1,6 @@
 """`read_at`: pread(2) that never returns short before the end of the file.
 
-A single `pread` may return fewer bytes than asked: network disks do so, and Linux always does above 2 GiB. A caller
+A single `pread` may return fewer bytes than requested: network disks do so, and Linux always does above 2 GiB. A caller
 that trusts it would take the short read for a damaged file.
 """
 

@@ -69,11 +69,11 @@ def _describe_error(error: BaseException) -> str:
 
 
 def retry_call(
-    ask: Callable[[], Answer], *, where: str, tries: int, first_wait_s: float, stop: threading.Event,
+    request: Callable[[], Answer], *, where: str, tries: int, first_wait_s: float, stop: threading.Event,
     count: Callable[[], None] = lambda: None, source: str = "network and the store",
     retried: type[Exception] = Exception,
 ) -> Answer:  # fmt: skip
-    """Return `ask()`, called up to `tries` times with growing waits; `count()` is called before each retry.
+    """Return `request()`, called up to `tries` times with growing waits; `count()` is called before each retry.
 
     where     the file or URL, for messages
     source    what the user should check, for messages
@@ -85,7 +85,7 @@ def retry_call(
     """
     for tried in range(1, tries + 1):
         try:
-            return ask()
+            return request()
         except (FileNotFoundError, ResoluteError):
             raise
         except retried as error:  # why Exception for stores: drivers raise anything; `is_final` decides

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset.format import SAMPLE
 from prep.sources.image_ref import ByteRange
 
-__all__ = ["Batch", "BatchResult", "EncodeOptions", "Times"]
+__all__ = ["Batch", "BatchResult", "EncodeOptions", "Times", "receive_answer", "send_answer"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
     """Options common to all images of a run.
 
-    `quality` is libjpeg's, 1..100; `label_digits` the width of a label file; `codecs` the `codec_versions` that a
-    worker must have, None if any will do.
+    `quality` is libjpeg's, 1..100; `samples` the `Target.sample_dtype` of the set, `label_digits` the width of a class
+    number in its file; `codecs` the `codec_versions` that a worker must have, None if any will do.
     """
 
     quality: int
     label_digits: int
+    samples: np.dtype[Any] = SAMPLE
     codecs: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Consecutive samples of a shard: the key of the first, where their images are stored, and their class numbers.
+    """Consecutive samples of a shard: the key of the first, where their images are stored, and their targets.
 
+    `labels` are class numbers, or (n, …) targets as in `EncodeOptions.samples`.
     `short_sides` are in px, one per resolution. Images in `skip` (position in `byte_ranges` -> reason) are rejected
     without being touched, because they have crashed or hung a worker.
     """
 
     first_key: int
     byte_ranges: tuple[ByteRange, ...]
-    labels: tuple[int, ...]
+    labels: Sequence[int] | NDArray[Any]
     short_sides: tuple[int, ...]
     skip: Mapping[int, str] = field(default_factory=dict)
 
@@ -55,15 +61,39 @@ class Times:
 class BatchResult:
     """A converted batch.
 
-    `tars[r]` are the tar members at resolution r, padded to 512-byte blocks. `samples` is (n,) SAMPLE with `fold` 0,
+    `tars[r]` are the tar members at resolution r, padded to 512-byte blocks. `samples` is (n,) `EncodeOptions.samples`,
     `sources` (n,) SOURCE, and `stored[r]` (n,) STORED with offsets from the start of `tars[r]` and `shard` 0. `rejects`
     are (key, reason); `read_bytes` counts the bytes of the input files.
     """
 
-    tars: tuple[bytes, ...]
+    tars: tuple[bytes | bytearray, ...]
     samples: NDArray[Any]
     sources: NDArray[Any]
     stored: tuple[NDArray[Any], ...]
     rejects: tuple[tuple[int, str], ...]
     read_bytes: int
     times: Times
+
+
+def send_answer(conn: Connection, number: int, answer: Any) -> None:
+    """Send `answer`; the tars of a `BatchResult`, most of its bytes, are not pickled, which saves copies of them."""
+    tars = answer.tars if isinstance(answer, BatchResult) else ()
+    conn.send((number, replace(answer, tars=()) if tars else answer, [len(tar) for tar in tars]))
+    for tar in tars:
+        view = memoryview(tar)
+        while view:
+            view = view[os.write(conn.fileno(), view) :]
+
+
+def receive_answer(conn: Connection) -> tuple[int, Any]:
+    """The (number, answer) of `send_answer`. Raises `EOFError` or `OSError` if the sender has died."""
+    number, answer, sizes = conn.recv()
+    tars = tuple(bytearray(size) for size in sizes)
+    for tar in tars:
+        view = memoryview(tar)
+        while view:
+            received = os.readv(conn.fileno(), [view])
+            if not received:
+                raise EOFError
+            view = view[received:]
+    return number, replace(answer, tars=tars) if tars else answer

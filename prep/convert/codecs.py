@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["check_codecs", "codec_differences", "codec_versions"]
+__all__ = ["check_codecs", "codec_versions"]
 
 
 @cache
@@ -39,22 +39,17 @@ def _turbo_version(extension: Path) -> str:
     return marked[1].decode() if marked else "shared"
 
 
-def codec_differences(made_with: Mapping[str, str] | None, here: Mapping[str, str] | None) -> list[str]:
-    """The differences in words; empty if either side is unknown, as for sets made by older versions of prep."""
-    if made_with is None or here is None:
-        return []
-    return [
-        f"{name}: got {here.get(name, 'none')}, expected {made_with.get(name, 'none')}"
-        for name in sorted({*made_with, *here})
-        if made_with.get(name, "none") != here.get(name, "none")
-    ]
-
-
 def check_codecs(made_with: Mapping[str, str] | None, where: str) -> None:
-    """Raise `ResoluteError` if `made_with` is known and differs from this process; `where` begins the message."""
-    if differences := codec_differences(made_with, codec_versions()):
+    """Raise `ResoluteError` if this process differs from the versions `made_with`; None: any versions will do.
+
+    `where` begins the message.
+    """
+    here = codec_versions()
+    differences = [f"{name}: got {here.get(name, 'none')}, expected {version}"
+                   for name, version in (made_with or {}).items() if here.get(name, "none") != version]  # fmt: skip
+    if differences:
         raise ResoluteError(
-            f"{where}: was begun with other decoder versions, so its shards would differ, "
+            f"{where}: begun with other decoder versions, so further shards would differ, "
             f"{'; '.join(differences)}; install those versions (pip install 'NAME==VERSION'), or start over with "
             "REBUILD=1 (--rebuild)"
         )

@@ -11,6 +11,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from prep.sources.image_ref import MAX_BYTES
 
 from .reject import Reject
 
-__all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SCANS", "Reject", "decode"]
+__all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SCANS", "JpegHeader", "Photo", "Reject", "decode", "decode_reduced"]
 
 # With 8192 x 8192 pixels a worker stays below 1 GiB for any file (benchmarks/results/LOG.md). Small files can be
 # decompression bombs in two ways: by their pixels, and by the scans of a progressive JPEG, each over all pixels.
@@ -30,17 +31,40 @@ MAX_PIXELS = 1 << 26
 MAX_SCANS = 100
 MAX_SIDE_PX = 65_500  # Source: libjpeg-turbo's JPEG_MAX_DIMENSION, which the stored JPEGs have to fit too
 _ORIENTATION = 0x0112  # Source: Exif 2.32, section 4.6.4
+_FROM_RIGHT, _FROM_BOTTOM = (2, 3, 6, 7), (3, 4, 7, 8)  # orientations to be mirrored, after being transposed
 _SCAN, _APP1, _PROGRESSIVE = 0xDA, 0xE1, (0xC2, 0xCA)  # Source: ITU-T T.81, table B.1
 _WEBP_SIDE_PX = 16_383  # limit of the format, applied to all frames of an animation together
 _BAND_PIXELS = 1 << 20
 _DECODER_COPIES = {"WEBP": 2}  # memory factor: the WebP decoder holds two canvases, and Pillow copies one twice
 # BI_RLE8 and BI_RLE4. Refused because Pillow silently fills in pixels that the runs of a damaged file leave out.
 _BMP_RUN_LENGTH = (1, 2)
+JpegHeader = tuple[int, int, str, str]  # height, width, colorspace and subsampling of `simplejpeg.decode_jpeg_header`
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
 
 Image.init()  # why: `Image.open(formats=...)` accepts only loaded plugins
 _WANTED_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 _FORMATS: tuple[str, ...] = tuple(name for name in _WANTED_FORMATS if name in Image.OPEN)  # AVIF may be missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Photo:
+    """A decoded image, upright, perhaps at a fraction of its size.
+
+    `pixels` is (H, W, 3) uint8 RGB, C-contiguous; each is the mean of `averaged` x `averaged` pixels of the full image,
+    which is `width` x `height` px. `box` (left, top, width, height) is where that image lies in `pixels`, in px of it:
+    if its size is no multiple of `averaged`, it extends beyond them by a fraction of a pixel.
+    """
+
+    pixels: NDArray[np.uint8]
+    width: int
+    height: int
+    averaged: int
+    box: tuple[float, float, float, float]
+
+    @classmethod
+    def full(cls, pixels: NDArray[np.uint8]) -> Photo:
+        height, width, _ = pixels.shape
+        return cls(pixels=pixels, width=width, height=height, averaged=1, box=(0.0, 0.0, width, height))
 
 
 def decode(data: bytes) -> NDArray[np.uint8]:
@@ -49,16 +73,26 @@ def decode(data: bytes) -> NDArray[np.uint8]:
     Alpha is composited over white, CMYK converted, 16-bit grey scaled to 8 bits; of several frames the first is used.
     Colour profiles are ignored. Raises `Reject` unless `data` holds a complete image of at most `MAX_PIXELS`.
     """
+    return decode_reduced(data, 1).pixels
+
+
+def decode_reduced(data: bytes, factor: int, header: JpegHeader | None = None) -> Photo:
+    """Decode like `decode`, but a plain JPEG to the means of `factor` x `factor` pixels; `factor` is 1, 2, 4 or 8.
+
+    `header` is that of a JPEG, if it has been read already. The same files are rejected for the same reasons with any
+    `factor`. Sides are at least `factor` px.
+    """
     if not data:
         raise Reject("empty file")
     if len(data) > MAX_BYTES:
         raise Reject(f"too many bytes: {len(data)}")
     if data[:2] == b"\xff\xd8":
         segments = _segments(data)
-        pixels = _decode_jpeg(data, progressive=any(marker in _PROGRESSIVE for marker, _ in segments))
-        if pixels is not None:
-            return _apply_orientation(pixels, _jpeg_orientation(data, segments))
-    return _decode_with_pillow(data)
+        progressive = any(marker in _PROGRESSIVE for marker, _ in segments)
+        decoded = _decode_jpeg(data, factor, header, progressive=progressive)
+        if decoded is not None:
+            return _upright(*decoded, factor, _jpeg_orientation(data, segments))
+    return Photo.full(_decode_with_pillow(data))
 
 
 def _segments(data: bytes) -> list[tuple[int, int]]:
@@ -76,17 +110,25 @@ def _segments(data: bytes) -> list[tuple[int, int]]:
     return segments
 
 
-def _decode_jpeg(data: bytes, *, progressive: bool) -> NDArray[np.uint8] | None:
-    """Decode with libjpeg-turbo; None if Pillow has to try. Raises `Reject` for damage and for exceeded limits."""
+def _decode_jpeg(
+    data: bytes, factor: int, header: JpegHeader | None, *, progressive: bool
+) -> tuple[NDArray[np.uint8], int, int] | None:
+    """(pixels, full width, full height) from libjpeg-turbo; None if Pillow has to try.
+
+    Raises `Reject` for damage and for exceeded limits.
+    """
     scans = data.count(b"\xff%c" % _SCAN) if progressive else 1
     if scans > MAX_SCANS:
         raise Reject(f"too many scans: {scans}")
     try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, colorspace, _ = header or simplejpeg.decode_jpeg_header(data)
         _check_size(int(width), int(height))
         direct = colorspace in ("YCbCr", "Gray", "RGB")
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB" if direct else "CMYK")
-        return pixels if direct else None  # why: Pillow knows which CMYK files are inverted
+        if not direct:
+            simplejpeg.decode_jpeg(data, "CMYK")
+            return None  # why: Pillow knows which CMYK files are inverted
+        least = {"min_height": -(-height // factor), "min_width": -(-width // factor)} if factor > 1 else {}
+        return simplejpeg.decode_jpeg(data, "RGB", **least), width, height
     except ValueError as error:
         complaint = str(error)
         # why: the first scan of a progressive file covers the whole picture, so a file that breaks off later is
@@ -189,14 +231,29 @@ def _bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
+def _upright(pixels: NDArray[np.uint8], width: int, height: int, factor: int, orientation: int) -> Photo:
+    """`pixels` of libjpeg, `factor` times smaller than `width` x `height`, as a `Photo`."""
+    if factor == 1:
+        return Photo.full(_apply_orientation(pixels, orientation))
+    # why: a pixel that is only partly inside the image is the mean of whatever the encoder has put beyond its edge
+    inside = np.ascontiguousarray(pixels[: height // factor, : width // factor])
+    pixels = _apply_orientation(inside, orientation)
+    if orientation >= 5:
+        width, height = height, width
+    across, down = width / factor, height / factor
+    left = pixels.shape[1] - across if orientation in _FROM_RIGHT else 0.0
+    top = pixels.shape[0] - down if orientation in _FROM_BOTTOM else 0.0
+    return Photo(pixels=pixels, width=width, height=height, averaged=factor, box=(left, top, across, down))
+
+
 def _apply_orientation(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Undo EXIF orientation 1..8. Source: Exif 2.32, section 4.6.4, tag Orientation."""
     if orientation == 1:
         return pixels
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
-    if orientation in (2, 3, 6, 7):
+    if orientation in _FROM_RIGHT:
         pixels = pixels[:, ::-1]
-    if orientation in (3, 4, 7, 8):
+    if orientation in _FROM_BOTTOM:
         pixels = pixels[::-1]
     return np.ascontiguousarray(pixels)

@@ -1,19 +1,23 @@
-"""Resizes a decoded image to the stored sizes and encodes each as JPEG."""
+"""Resizes a decoded photo to the stored sizes and encodes each as JPEG."""
 
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from .resize_kernel import MIN_WIDTH_PX, resample_weights, shrink
+from .decode import Photo
+from .resize_kernel import MIN_TILE, pair_rows, pair_taps, pairs_per_row, resample_weights, shrink
 
-__all__ = ["EncodedJpeg", "fit", "resize", "resize_and_encode"]
+__all__ = ["EncodedJpeg", "fit", "halving_error", "resize", "resize_and_encode", "resize_photo"]
 
+_SCRATCH = 1 << 19  # uint16 values, 1 MiB: the pairs of photos of up to 0.35 megapixels
+_Filter = tuple[NDArray[np.int64], NDArray[np.int32]]  # of `pair_taps`
 EncodedJpeg = tuple[bytes, int, int]  # (JPEG, width in px, height in px)
 
 
@@ -28,10 +32,27 @@ def fit(width: int, height: int, short_side: int) -> tuple[int, int]:
     )
 
 
+class _Buffer(threading.local):
+    """The calling thread's scratch array, and the photo whose pairs it holds, if any."""
+
+    def __init__(self) -> None:
+        memory = np.empty(_SCRATCH + 32, np.uint16)
+        first = -memory.ctypes.data % 64 // 2  # why: vectors that span two cache lines take twice as long to load
+        self.scratch = memory[first : first + _SCRATCH]
+        self.photo: weakref.ref[Photo] | None = None
+
+
+_buffer = _Buffer()
+
+
 @functools.lru_cache(maxsize=512)  # why: photos of a set share few sizes, and computing the weights takes 20 us
-def _cached_weights(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
-    weights: Any = resample_weights(length, shorter)
-    return weights
+def _filter(length: int, shorter: int, start: float, extent: float, averaged: int, halved: int = 1) -> _Filter:
+    """The filter for `length` inputs; with `halved` 2, for an input of which each two are averaged first."""
+    starts, weights = resample_weights(length // halved, shorter, start / halved, extent / halved, averaged * halved)
+    if halved == 2:
+        starts, weights = 2 * starts, np.stack([weights >> 1, weights - (weights >> 1)], 2).reshape(len(weights), -1)
+    paired: _Filter = pair_taps(starts, weights, length)
+    return paired
 
 
 def resize(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
@@ -40,29 +61,63 @@ def resize(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uin
     An antialiased cubic between bicubic and Lanczos-3 (see `resize_kernel.py`), within 0.52 levels of exact arithmetic
     and bit-identical on every machine.
     """
-    h, w, _ = pixels.shape
-    if (w, h) == (width, height):
-        return pixels
-    if w < MIN_WIDTH_PX:  # why: the kernel reads whole vectors; the added columns have weight 0
-        pixels = np.pad(pixels, ((0, 0), (0, MIN_WIDTH_PX - w), (0, 0)))
-    small = np.empty((height, width, 3), np.uint8)
-    shrink(pixels.reshape(h, -1), *_cached_weights(h, height), *_cached_weights(w, width), small.reshape(height, -1))
+    return resize_photo(Photo.full(pixels), width, height)
+
+
+def resize_photo(photo: Photo, width: int, height: int) -> NDArray[np.uint8]:
+    """`resize` of the full image, or, if the photo was decoded at a fraction of its size, an approximation of it."""
+    if (photo.width, photo.height) == (width, height):
+        return photo.pixels
+    h, w, _ = photo.pixels.shape
+    left, top, across, down = photo.box
+    rows = _filter(h, height, top, down, photo.averaged)
+    return _shrink(photo, rows, _filter(w, width, left, across, photo.averaged))
+
+
+def halving_error(photo: Photo, width: int, height: int) -> float:
+    """Mean square of the difference that decoding `photo` at half its size would make to `resize_photo`, in levels.
+
+    Of every fourth row.
+    """
+    h, w, _ = photo.pixels.shape
+    left, top, across, down = photo.box
+    results = []
+    for halved in (1, 2):
+        starts, weights = _filter(h, height, top, down, photo.averaged, halved)
+        columns = _filter(w, width, left, across, photo.averaged, halved)
+        every_fourth = (starts[::4].copy(), weights[::4].copy())
+        results.append(_shrink(photo, every_fourth, columns).astype(np.int32))
+    return int(np.square(results[0] - results[1]).sum(dtype=np.int64)) / results[0].size
+
+
+def _shrink(photo: Photo, rows: _Filter, columns: _Filter) -> NDArray[np.uint8]:
+    h, w, _ = photo.pixels.shape
+    pixels, pairs, scratch = photo.pixels.reshape(h, -1), (h + 1) // 2, _buffer.scratch
+    is_paired = pairs * pairs_per_row(w) <= len(scratch)
+    if not is_paired:
+        _buffer.photo = None
+        if pairs * MIN_TILE > len(scratch):  # why: at most all rows are needed at a time
+            scratch = np.empty(pairs * MIN_TILE, np.uint16)
+    elif _buffer.photo is None or _buffer.photo() is not photo:
+        pair_rows(pixels, 0, pairs, 0, w, scratch)
+        _buffer.photo = weakref.ref(photo)
+    small = np.empty((len(rows[0]), len(columns[0]), 3), np.uint8)
+    shrink(pixels, *rows, *columns, small.reshape(len(small), -1), scratch, is_paired)
     return small
 
 
-def resize_and_encode(pixels: NDArray[np.uint8], short_sides: Sequence[int], quality: int) -> list[EncodedJpeg]:
-    """Encode one baseline RGB 4:2:0 JPEG per short side (px), each resized from the full image.
+def resize_and_encode(photos: Sequence[Photo], short_sides: Sequence[int], quality: int) -> list[EncodedJpeg]:
+    """Encode one baseline RGB 4:2:0 JPEG per short side (px), each resized from the photo at the same position.
 
-    `pixels` is (H, W, 3) uint8 RGB, C-contiguous; `quality` is libjpeg's, 1..100. The JPEGs hold no EXIF and no
-    profile.
+    `photos` are the same image, decoded at any fraction of its size; `quality` is libjpeg's, 1..100. The JPEGs hold no
+    EXIF and no profile.
     """
-    height, width = pixels.shape[:2]
     encoded: dict[tuple[int, int], bytes] = {}
     jpegs = []
-    for short_side in short_sides:
-        size = fit(width, height, short_side)
+    for photo, short_side in zip(photos, short_sides, strict=True):
+        size = fit(photo.width, photo.height, short_side)
         if size not in encoded:
-            small = resize(pixels, *size)
+            small = resize_photo(photo, *size)
             encoded[size] = simplejpeg.encode_jpeg(small, quality, "RGB", "420", False)
         jpegs.append((encoded[size], *size))
     return jpegs

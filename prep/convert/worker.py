@@ -1,4 +1,4 @@
-"""A worker process of prep: reads, decodes, resizes and encodes batches and sends back their tar members.
+"""A worker process of prep: reads, decodes, resizes and encodes images, and sends back tar members or writes shards.
 
 Bytes read ahead are bounded: two batches of `BATCH_SAMPLES` files of at most `_AHEAD_BYTES` each, plus one larger file
 at a time of at most `MAX_BYTES`.
@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -22,61 +23,123 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED, key_name
-from prep.shards.tar_format import BLOCK_BYTES, member
+from pipeline.dataset.format import SOURCE, STORED, key_name
+from prep.execute.stats import RunStats, ShardReport
+from prep.shards.tar_format import BLOCK_BYTES, member, target_file
+from prep.shards.writer import ShardSpec, ShardWriter
 from prep.sources.fetch import fetch_many
 from prep.sources.image_ref import ByteRange, is_url
+from prep.storage.output import Store
 
-from .batch import Batch, BatchResult, EncodeOptions, Times
+from .batch import Batch, BatchResult, EncodeOptions, Times, send_answer
 from .codecs import check_codecs
-from .decode import Reject, decode
+from .decode import Reject
+from .reduced import decode_for_sizes
 from .resize import resize_and_encode
 
 __all__ = ["convert", "serve"]
 
 _READERS, _READ_FILES = 8, 2  # read threads, and files per request: hides slow or remote disks
 _AHEAD_BYTES = 8 << 20  # larger files, which are rare, are not read ahead
+_BATCHES_AHEAD = 2  # batches whose files are in memory
+_REPORT_BATCHES, _REPORT_S = 8, 0.5  # of a shard: one report after as many batches or seconds
 Files = list[Future[list[bytes | Reject | None]]]
+_Message = tuple[int, EncodeOptions, Store, Batch | ShardSpec]  # number, options, store, task
+# the same, a batch of the task, its files
+_Received = tuple[int, EncodeOptions, Store, Batch | ShardSpec, Batch, Files]
 
 
 def serve(conn: Connection, current: Any) -> None:
-    """Convert the (options, batch) pairs that arrive through `conn` until it closes; send a BatchResult or an exception
-    each.
+    """Convert the tasks that arrive through `conn`, as (number, options, store, task), until it closes.
 
-    `current.value` is the position of the image being converted, -1 between images: the image to blame if this process
-    dies. Decodes in one thread, ignores Ctrl-C (the parent ends it) and exits with the parent.
+    The answers are sent by `send_answer`: for a `Batch` its `BatchResult`; for a `ShardSpec`, which is written to
+    `store`, a `ShardReport` now and then, at once if there are rejects, and one with its records when it is durable.
+    After an exception, which is sent instead, nothing more is converted.
+
+    `current.value` is the number of the task plus the position of the image being converted, -1 between images: the
+    image to blame if this process dies. Decodes in one thread, ignores Ctrl-C (the parent ends it) and exits with the
+    parent. Files of a shard that is unfinished by then stay behind: to be deleted by `delete_partial_shards`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+    sending = threading.Lock()
+
+    def answer(number: int, content: BatchResult | ShardReport | Exception) -> None:
+        with sending:
+            send_answer(conn, number, content)
 
     def on_image(i: int) -> None:
-        current.value = i
+        current.value = -1 if i < 0 else first + i
 
-    received: SimpleQueue[tuple[EncodeOptions, Batch, Files] | None] = SimpleQueue()
-    threading.Thread(target=_receive, args=(conn, received), daemon=True).start()
-    while (item := received.get()) is not None:
-        options, batch, files = item
+    def finish(number: int, writer: ShardWriter, stats: RunStats) -> None:
         try:
-            result: BatchResult | Exception = convert(options, batch, on_image, files)
+            answer(number, ShardReport(stats=stats, records=writer.finish()))
         except Exception as error:  # why: it is sent to the main process, which raises it
-            result = error
-        conn.send(result)
+            answer(number, error)
 
-
-def _receive(conn: Connection, received: SimpleQueue[tuple[EncodeOptions, Batch, Files] | None]) -> None:
-    """Receive batches and read their files, several at once, while the previous batch is converted."""
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="read") as readers:
-        while True:
+    received: SimpleQueue[_Received | None] = SimpleQueue()
+    ahead = threading.Semaphore(_BATCHES_AHEAD)
+    inbox: SimpleQueue[_Message | None] = SimpleQueue()
+    threading.Thread(target=_receive, args=(conn, inbox), daemon=True).start()
+    threading.Thread(target=_read_ahead, args=(inbox, received, ahead), daemon=True).start()
+    writer: ShardWriter | None = None
+    finishing: Future[None] | None = None
+    stats, reported_at = RunStats(), perf_counter()
+    # why a thread: the next shard is converted while this one waits for the disk
+    with ThreadPoolExecutor(1, thread_name_prefix="finish") as finisher:
+        while (item := received.get()) is not None:
+            number, options, store, task, batch, files = item
+            first = number + batch.first_key - task.first_key
             try:
-                options, batch = conn.recv()
-            except (EOFError, OSError):
-                received.put(None)
+                result = convert(options, batch, on_image, files)
+                ahead.release()
+                if isinstance(task, Batch):
+                    answer(number, result)
+                    continue
+                writer = writer or ShardWriter(store, options, task)
+                start = perf_counter()
+                writer.add(result)
+                now = perf_counter()
+                stats.write_s += now - start
+                stats.add(task.split, result)
+                is_due = stats.batches >= _REPORT_BATCHES or now - reported_at >= _REPORT_S
+                if stats.rejected or (is_due and not writer.is_complete):
+                    answer(number, ShardReport(stats=stats))
+                    stats, reported_at = RunStats(), now
+            except Exception as error:  # why: it is sent to the main process, which raises it
+                answer(number, error)
                 return
-            ranges = batch.byte_ranges
-            # why: requests to a remote store are concurrent anyway
-            per_request = len(ranges) if any(is_url(byte_range.path) for byte_range in ranges) else _READ_FILES
-            requests = [ranges[i : i + per_request] for i in range(0, len(ranges), per_request)]
-            received.put((options, batch, [readers.submit(_fetch_ahead, part) for part in requests]))
+            if writer.is_complete:
+                if finishing is not None:
+                    finishing.result()  # why: at most one finished and one unfinished shard take up memory
+                finishing = finisher.submit(finish, number, writer, stats)
+                writer, stats = None, RunStats()
+
+
+def _receive(conn: Connection, inbox: SimpleQueue[_Message | None]) -> None:
+    """Receive tasks at once, however far ahead of their conversion, so that sending them never blocks."""
+    with suppress(EOFError, OSError):
+        while True:
+            inbox.put(conn.recv())
+    inbox.put(None)
+
+
+def _read_ahead(
+    inbox: SimpleQueue[_Message | None], received: SimpleQueue[_Received | None], ahead: threading.Semaphore
+) -> None:
+    """Read the files of the batches of all tasks, several at once, while the previous batch is converted."""
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="read") as readers:
+        while (message := inbox.get()) is not None:
+            number, options, store, task = message
+            for batch in [task] if isinstance(task, Batch) else task.batches():
+                ahead.acquire()
+                ranges = batch.byte_ranges
+                # why: requests to a remote store are concurrent anyway
+                per_request = len(ranges) if any(is_url(byte_range.path) for byte_range in ranges) else _READ_FILES
+                requests = [ranges[i : i + per_request] for i in range(0, len(ranges), per_request)]
+                files = [readers.submit(_fetch_ahead, part) for part in requests]
+                received.put((number, options, store, task, batch, files))
+    received.put(None)
 
 
 def _fetch_ahead(byte_ranges: Sequence[ByteRange]) -> list[bytes | Reject | None]:
@@ -104,7 +167,7 @@ def convert(
     check_codecs(options.codecs, f"machine {socket.gethostname()}: this run")
     tars: list[list[bytes]] = [[] for _ in batch.short_sides]
     sizes = [0] * len(batch.short_sides)
-    samples: list[tuple[int, int, int]] = []
+    samples: list[tuple[int, Any]] = []
     sources: list[tuple[int, int, int, int]] = []
     stored: list[list[tuple[int, ...]]] = [[] for _ in batch.short_sides]
     rejects: list[tuple[int, str]] = []
@@ -112,7 +175,8 @@ def convert(
     start = perf_counter()
     contents = _fetch_ahead(batch.byte_ranges) if files is None else [data for part in files for data in part.result()]
     read_s = perf_counter() - start
-    for i, (data, label) in enumerate(zip(contents, batch.labels, strict=True)):
+    column = str((options.samples.names or ("",))[-1])
+    for i, (data, target) in enumerate(zip(contents, batch.labels, strict=True)):
         key = batch.first_key + i
         if data is None and i not in batch.skip:
             on_image(-1)  # why -1: slow storage is not the image's fault
@@ -129,21 +193,21 @@ def convert(
             assert data is not None
             read_bytes += len(data)
             digest = int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
-            pixels = decode(data)
+            photos = decode_for_sizes(data, batch.short_sides)
         except Reject as reject:
             rejects.append((key, str(reject)))
             continue
         decoded = perf_counter()
-        height, width = pixels.shape[:2]
         name = key_name(key)
-        label_member = member(f"{name}.cls", b"%0*d" % (options.label_digits, label))
-        samples.append((key, label, 0))
-        sources.append((digest, len(data), width, height))
-        for r, (jpeg, w, h) in enumerate(resize_and_encode(pixels, batch.short_sides, options.quality)):
+        extension, content = target_file(column, target, options.label_digits)
+        target_member = member(f"{name}.{extension}", content)
+        samples.append((key, target))
+        sources.append((digest, len(data), photos[0].width, photos[0].height))
+        for r, (jpeg, w, h) in enumerate(resize_and_encode(photos, batch.short_sides, options.quality)):
             jpeg_member = member(f"{name}.jpg", jpeg)
             stored[r].append((sizes[r] + BLOCK_BYTES, len(jpeg), zlib.crc32(jpeg), 0, w, h))
-            tars[r] += (jpeg_member, label_member)
-            sizes[r] += len(jpeg_member) + len(label_member)
+            tars[r] += (jpeg_member, target_member)
+            sizes[r] += len(jpeg_member) + len(target_member)
         done = perf_counter()
         decode_s += decoded - start
         convert_s += done - decoded
@@ -151,7 +215,7 @@ def convert(
     on_image(-1)
     return BatchResult(
         tars=tuple(b"".join(members) for members in tars),
-        samples=np.array(samples, SAMPLE),
+        samples=np.array(samples, options.samples),
         sources=np.array(sources, SOURCE),
         stored=tuple(np.array(rows, STORED) for rows in stored),
         rejects=tuple(rejects),

@@ -1,4 +1,4 @@
-"""A process pool that returns results in order and attributes crashes and hangs of workers to single images.
+"""A process pool that converts batches or whole shards and attributes crashes and hangs of workers to single images.
 
 An image counts as hung when its worker has spent `HANG_S` seconds running or sleeping on it. Time during which the
 worker or this process was stopped (Ctrl-Z, a paused container) or waited for a CPU does not count.
@@ -6,48 +6,60 @@ worker or this process was stopped (Ctrl-Z, a paused container) or waited for a 
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.errors import ResoluteError
-from prep.convert.batch import Batch, BatchResult, EncodeOptions
+from prep.convert.batch import Batch, BatchResult, EncodeOptions, receive_answer
+from prep.sources.image_ref import ByteRange
 
-__all__ = ["HANG_S", "Pool", "open_pool", "start_fork_server"]
+from .stats import ShardReport
 
-_PRELOAD = ["prep.convert.worker"]
+if TYPE_CHECKING:  # why: these imports are slow, and the fork server has to start early
+    from prep.shards.writer import ShardSpec
+    from prep.storage.output import Store
+
+__all__ = ["HANG_S", "Answer", "Pool", "Task", "open_pool", "start_fork_server"]
+
+_PRELOAD = ["prep.execute.preload"]
 HANG_S = 120.0  # per image; the largest accepted image takes about ten seconds
 _BATCHES_PER_WORKER = 2  # the next batch is already there when one is done
+_BATCHES_BEFORE_SHARD = 16  # the same for a shard, of which up to 8 batches are converted without a report
 _POLL_S = 1.0  # interval between two observations of the workers
 _TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
 _MAX_STARTUP_CRASHES = 3  # workers that die before their first image, which no image can cause
 
 Serve = Callable[[Connection, Any], None]
+Task: TypeAlias = "Batch | ShardSpec"
+# Of a batch its result; of a shard reports, the last of which has its records, or None if its worker died.
+Answer: TypeAlias = BatchResult | ShardReport | None
 
 
 @dataclass(kw_only=True)
 class _Watch:
     """Time that a worker has been busy with one image.
 
-    `image` is (number of the batch, position in it), negative if there is none; `busy_s` the seconds it ran or slept;
+    `image` is the number of the image in this run, -1 if there is none; `busy_s` the seconds the worker ran or slept;
     `observed_s` and `cpu_s` the clock and the worker's CPU time at the last observation.
     """
 
-    image: tuple[int, int]
+    image: int = -1
     busy_s: float = 0.0
     observed_s: float = 0.0
     cpu_s: float | None = None
 
-    def observe(self, image: tuple[int, int], pid: int) -> None:
+    def observe(self, image: int, pid: int) -> None:
         state, cpu_s = _main_thread(pid)
         now = monotonic()
         if image != self.image:
@@ -72,32 +84,55 @@ def _main_thread(pid: int) -> tuple[str, float | None]:
 
 
 class _Worker:
-    """A worker process, its connection, and the batches it has been sent."""
+    """A worker process, its connection, and the tasks it has been sent.
+
+    A task's number is the number of images in the tasks before it; the image at a position of it has the number of the
+    task plus the position. `current` is the number of the image being converted, or -1.
+    """
 
     def __init__(self, context: Any, serve: Serve) -> None:
         self.conn, child_conn = context.Pipe()
         self.current = context.RawValue("q", -1)
-        self.in_flight: deque[tuple[int, Batch]] = deque()
-        self.watch = _Watch(image=(-1, -1))
+        self.in_flight: dict[int, Task] = {}
+        self.batches_left = 0  # batches in flight that are not converted yet
+        self.has_answered = False
+        self.watch = _Watch()
         self.hung = False
         args = (serve, child_conn, self.current, dict(os.environ))
         self.process = context.Process(target=_worker_main, args=args, daemon=True)
         self.process.start()
         child_conn.close()
 
-    def send(self, options: EncodeOptions, number: int, batch: Batch) -> None:
-        self.in_flight.append((number, batch))
+    def send(self, number: int, options: EncodeOptions, store: Store | None, task: Task) -> None:
+        self.in_flight[number] = task
+        self.batches_left += 1 if isinstance(task, Batch) else task.batch_count
         with suppress(OSError):  # why suppressed: reading from the connection will report that the worker has died
-            self.conn.send((options, batch))
+            self.conn.send((number, options, store, task))
+
+    def receive(self) -> tuple[int, Task, Answer]:
+        """The next answer, and its task. Raises an exception that the worker sent, `EOFError` if the worker died."""
+        try:
+            number, answer = receive_answer(self.conn)
+        except OSError:  # the message breaks off
+            raise EOFError from None
+        if isinstance(answer, Exception):
+            raise answer
+        self.has_answered = True
+        task = self.in_flight[number]
+        self.batches_left -= answer.stats.batches if isinstance(answer, ShardReport) else 1
+        if not isinstance(answer, ShardReport) or answer.records is not None:
+            del self.in_flight[number]
+        return number, task, answer
 
     def end(self) -> None:
-        self.conn.close()
         self.process.kill()  # why kill: its unfinished work is not needed
+        self.conn.close()
         self.process.join()
 
 
 def _worker_main(serve: Serve, conn: Connection, current: Any, environ: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # why: the parent ends this process, even while it is importing
+    gc.enable()  # `preload.py` disables it
     # why: the fork server has the environment of its own start; credentials may have been set since
     os.environ.update(environ)
     serve(conn, current)
@@ -124,60 +159,88 @@ class Pool:
             self._context.set_forkserver_preload(_PRELOAD)
         self._serve = serve
         self._hang_s = hang_s
-        self._window = 4 * workers + 16  # batches in progress: enough to hide a slow one, few enough for memory
+        # results that wait for that of an earlier batch: enough to hide a slow one, few enough for memory
+        self._max_waiting = 2 * workers + 16
         self._workers = [_Worker(self._context, self._serve) for _ in range(workers)]
-        self._crash_counts: Counter[tuple[int, int]] = Counter()  # (batch, position) -> workers that died there
+        self._observed_s = -float("inf")
+        self._crash_counts: Counter[ByteRange] = Counter()  # image -> workers that died on it
         self._startup_crashes = 0
 
-    def run(self, options: EncodeOptions, batches: Iterable[Batch]) -> Iterator[BatchResult]:
-        """Yield one result per batch, in the order of `batches`, which is consumed lazily.
+    def __len__(self) -> int:
+        """The number of worker processes."""
+        return len(self._workers)
+
+    def run(
+        self, options: EncodeOptions, tasks: Iterable[Task], store: Store | None = None
+    ) -> Generator[tuple[Task, Answer], None, None]:
+        """Convert batches, and shards, which are written to `store`; `tasks` are consumed lazily.
+
+        Yields (batch, its result) in the order of the batches, and (shard, report) as soon as there is one, the last
+        with the records of the finished shard, which is durable.
 
         An image on which a worker dies twice, or stays longer than `hang_s`, is rejected; the rest of its batch is
-        converted again. An exception raised in a worker is raised here unchanged. Raises `ResoluteError` if workers die
-        before they start an image.
+        converted again. The answer for a shard whose worker dies is None, and its task then skips such an image: the
+        caller has to convert it again. Its partial files are left to `delete_partial_shards`. An exception raised in a
+        worker is raised here unchanged. Raises `ResoluteError` if workers die before they start an image.
+
+        No worker writes any more when the iterator has ended, been closed, or raised.
         """
-        source = enumerate(batches)
-        self._crash_counts.clear()
         for i, worker in enumerate(self._workers):
-            if worker.in_flight:  # why: it would send the results of an earlier, abandoned run
-                worker.end()
+            if worker.in_flight:  # of a run that was abandoned, and so ended the worker
                 self._workers[i] = _Worker(self._context, self._serve)
-        retries: deque[tuple[int, Batch]] = deque()  # batches of workers that died
-        done: dict[int, BatchResult] = {}
-        first = submitted = 0  # number of the next batch to yield, and to submit
-        more = True
+        try:
+            yield from self._run(options, iter(tasks), store)
+        finally:
+            for worker in self._workers:
+                if worker.in_flight:
+                    worker.end()
+
+    def _run(
+        self, options: EncodeOptions, tasks: Iterator[Task], store: Store | None
+    ) -> Iterator[tuple[Task, Answer]]:
+        retries: deque[tuple[int, Task]] = deque()  # batches of workers that died
+        waiting: deque[tuple[int, Task]] = deque()  # batches whose results have not been yielded, in order
+        results: dict[int, BatchResult] = {}
+        number = 0
+        next_task = next(tasks, None)
         while True:
             while True:
-                worker = min(self._workers, key=lambda worker: len(worker.in_flight))
-                if len(worker.in_flight) >= _BATCHES_PER_WORKER:
+                worker = min(self._workers, key=lambda worker: worker.batches_left)
+                is_batch = bool(retries) or isinstance(next_task, Batch)
+                if worker.batches_left >= (_BATCHES_PER_WORKER if is_batch else _BATCHES_BEFORE_SHARD):
                     break
                 if retries:
-                    worker.send(options, *retries.popleft())
-                elif more and submitted - first < self._window:
-                    item = next(source, None)
-                    if item is None:
-                        more = False
-                        continue
-                    submitted += 1
-                    worker.send(options, *item)
+                    retried, task = retries.popleft()
+                    worker.send(retried, options, store, task)
+                elif next_task is not None and len(results) < self._max_waiting:
+                    if isinstance(next_task, Batch):
+                        waiting.append((number, next_task))
+                    worker.send(number, options, store, next_task)
+                    number += len(next_task.byte_ranges)
+                    next_task = next(tasks, None)
                 else:
                     break
-            while first in done:
-                yield done.pop(first)
-                first += 1
-            if first == submitted and not more:
-                return
+            while waiting and waiting[0][0] in results:
+                first, task = waiting.popleft()
+                yield task, results.pop(first)
             by_conn = {worker.conn: worker for worker in self._workers if worker.in_flight}
+            if not by_conn and next_task is None:
+                return
             for conn in wait(list(by_conn), timeout=_POLL_S):
                 worker = by_conn[conn]
                 try:
-                    result = worker.conn.recv()
-                except (EOFError, OSError):
-                    retries.extend(self._replace(worker))
+                    answered, task, answer = worker.receive()
+                except EOFError:
+                    for lost, task in self._replace(worker):
+                        if isinstance(task, Batch):
+                            retries.append((lost, task))
+                        else:
+                            yield task, None
                     continue
-                if isinstance(result, Exception):
-                    raise result
-                done[worker.in_flight.popleft()[0]] = result
+                if isinstance(answer, BatchResult):
+                    results[answered] = answer
+                else:
+                    yield task, answer
             self._kill_hung_workers()
 
     def end(self) -> None:
@@ -185,36 +248,43 @@ class Pool:
             worker.end()
 
     def _kill_hung_workers(self) -> None:
+        if monotonic() - self._observed_s < _POLL_S:  # why: an observation costs as much as a batch
+            return
+        self._observed_s = monotonic()
         for worker in self._workers:
-            image = (worker.in_flight[0][0], worker.current.value) if worker.in_flight else (-1, -1)
-            worker.watch.observe(image, worker.process.pid)
-            if image[1] >= 0 and worker.watch.busy_s > self._hang_s and not worker.hung:
+            worker.watch.observe(worker.current.value, worker.process.pid)
+            if worker.watch.image >= 0 and worker.watch.busy_s > self._hang_s and not worker.hung:
                 worker.hung = True
                 worker.process.kill()
 
-    def _replace(self, worker: _Worker) -> list[tuple[int, Batch]]:
-        """Replace a dead worker and return its batches; the image it died on is skipped if it is to blame."""
+    def _replace(self, worker: _Worker) -> list[tuple[int, Task]]:
+        """Replace a dead worker and return its tasks; the image it died on is skipped if it is to blame."""
         worker.process.join()
-        number, batch = worker.in_flight[0]
-        position = worker.current.value
+        tasks, image = dict(worker.in_flight), worker.current.value
         code = worker.process.exitcode or 0
         died = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        if position < 0:
+        for number, task in worker.in_flight.items():
+            position = image - number
+            if not 0 <= position < len(task.byte_ranges):
+                continue
+            self._crash_counts[task.byte_ranges[position]] += 1
+            if worker.hung:
+                reason = f"decoder hung: more than {self._hang_s:.0f} s"
+            elif self._crash_counts[task.byte_ranges[position]] > 1:
+                reason = f"decoder died: {died}"
+            else:
+                continue
+            tasks[number] = replace(task, skip={**task.skip, position: reason})
+        if image < 0 and not worker.has_answered:
             self._startup_crashes += 1
             if self._startup_crashes >= _MAX_STARTUP_CRASHES:
                 raise ResoluteError(
-                    f"prep: {self._startup_crashes} worker processes died before their first image ({died}), expected "
-                    "them to start; if they ran out of memory, use fewer WORKERS (--workers)"
+                    f"WORKERS: {self._startup_crashes} processes died before their first image ({died}), expected them "
+                    "to start; if they ran out of memory, use fewer (--workers)"
                 )
-        else:
-            self._crash_counts[number, position] += 1
-            if worker.hung:
-                batch = replace(batch, skip={**batch.skip, position: f"decoder hung: more than {self._hang_s:.0f} s"})
-            elif self._crash_counts[number, position] > 1:
-                batch = replace(batch, skip={**batch.skip, position: f"decoder died: {died}"})
         worker.end()
         self._workers[self._workers.index(worker)] = _Worker(self._context, self._serve)
-        return [(number, batch), *list(worker.in_flight)[1:]]
+        return list(tasks.items())
 
 
 def start_fork_server() -> None:

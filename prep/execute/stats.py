@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from prep.convert.batch import BatchResult
 
-__all__ = ["RunStats"]
+__all__ = ["RunStats", "ShardReport"]
 
 _SLOWEST = 12
 
@@ -19,12 +19,13 @@ class RunStats:
     `rejected` holds (split, key, reason), `slowest` the (seconds, split, key) of the slowest images, descending.
     """
 
+    batches: int = 0
     images: int = 0
     read_bytes: int = 0
     read_s: float = 0.0
     decode_s: float = 0.0
     convert_s: float = 0.0  # resize and encode
-    write_s: float = 0.0  # hash and write, in the main process
+    write_s: float = 0.0  # hash and write
     rejected: list[tuple[str, int, str]] = field(default_factory=list)
     slowest: list[tuple[float, str, int]] = field(default_factory=list)
 
@@ -35,6 +36,7 @@ class RunStats:
     def add(self, split: str, result: BatchResult) -> None:
         self.merge(
             RunStats(
+                batches=1,
                 images=len(result.samples) + len(result.rejects),
                 rejected=[(split, key, reason) for key, reason in result.rejects],
                 read_bytes=result.read_bytes,
@@ -46,6 +48,7 @@ class RunStats:
         )
 
     def merge(self, other: RunStats) -> None:
+        self.batches += other.batches
         self.images += other.images
         self.rejected += other.rejected
         self.read_bytes += other.read_bytes
@@ -54,3 +57,11 @@ class RunStats:
         self.convert_s += other.convert_s
         self.write_s += other.write_s
         self.slowest = heapq.nlargest(_SLOWEST, self.slowest + other.slowest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardReport:
+    """A worker's report about a shard: `stats` since its last report, and its records as soon as they are durable."""
+
+    stats: RunStats
+    records: list[bytes] | None = None

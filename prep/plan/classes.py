@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.errors import ResoluteError
@@ -46,12 +46,14 @@ def read_classes(path: Path) -> tuple[str, ...]:
 
 
 def by_name(
-    labels: Sequence[str], *, classes: Sequence[str] | None, src: str, listed_in: str, training: str | None
+    labels: Sequence[str], *, classes: Sequence[str] | None, src: str, listed_in: str, training: str | None,
+    locate: Callable[[str], str] = lambda label: "",
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """(all class names, {label: class number}) for labels that are class names.
 
     A name's number is its position in `classes`, or among the labels sorted by code point if `classes` is None.
-    `listed_in` names the file of `classes` and `training` is SRC if the labels are VAL's, both for messages. Raises
+    `listed_in` names the file of `classes` and `training` is SRC if the labels are VAL's; `locate(label)` says where a
+    label is written, " in line 7", all for messages. Raises
     `ResoluteError` for a label that `classes` lacks.
     """
     names = tuple(sorted(labels)) if classes is None else tuple(classes)
@@ -59,13 +61,13 @@ def by_name(
     unknown = sorted(set(labels) - set(numbers))
     if unknown and training is not None:
         raise ResoluteError(
-            f"{src}: classes that training lacks, got {len(unknown)} such as {unknown[0]}, "
+            f"{src}: classes that training lacks, got {len(unknown)} such as {unknown[0]}{locate(unknown[0])}, "
             f"expected only those of {training}; rename or remove them"
         )
     if unknown:
         raise ResoluteError(
-            f"{src}: classes that {listed_in} lacks, got {len(unknown)} such as {unknown[0]}, expected only its "
-            f"{len(names)}; add them to the end of the file, or rename or remove them"
+            f"{src}: classes that {listed_in} lacks, got {len(unknown)} such as {unknown[0]}{locate(unknown[0])}, "
+            f"expected only its {len(names)}; add them to the end of the file, or rename or remove them"
         )
     return names, {name: numbers[name] for name in labels}
 
@@ -78,6 +80,7 @@ def by_number(
     src: str,
     listed_in: str,
     training: str | None,
+    locate: Callable[[str], str] = lambda label: "",
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
     """As `by_name`, for labels that are class numbers, which they keep.
 
@@ -92,8 +95,9 @@ def by_number(
         own_names = {label: names[n] for label, n in numbers.items() if 0 <= n < len(names)} if names else {}
         if not set(classes).isdisjoint(own_names.values()):
             all_names, numbers_of = by_name(
-                tuple(set(own_names.values())), classes=classes, src=src, listed_in=listed_in, training=training
-            )
+                tuple(set(own_names.values())), classes=classes, src=src, listed_in=listed_in, training=training,
+                locate=locate,
+            )  # fmt: skip
             return all_names, {label: numbers_of[name] for label, name in own_names.items()}
         limit = len(classes)
     if low < 0 or high >= limit:
@@ -101,7 +105,8 @@ def by_number(
         known_to = training or (listed_in if classes is not None else "this source")
         expected = f"0 to {limit - 1}" + (f" as {known_to} names {limit} classes" if limit < MAX_CLASSES else "")
         raise ResoluteError(
-            f"{src}: class number out of range, got {wrong}, expected {expected}; correct the labels or the names"
+            f"{src}: class number out of range, got {wrong}{locate(str(wrong))}, expected {expected}; correct the "
+            "labels or the names"
         )
     if classes is not None:
         return tuple(classes), numbers

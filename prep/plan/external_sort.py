@@ -10,20 +10,19 @@ import heapq
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
-from operator import itemgetter
+from operator import eq, itemgetter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ResoluteError
-from prep.storage.hashed_file import write_errors
+from pipeline.storage.atomic_file import write_errors
 
-__all__ = ["ENTRY", "Record", "RecordFile", "sort_records"]
+__all__ = ["ENTRY", "Record", "RecordFile", "TwoTargets", "sort_records"]
 
 # `name_end` is the end of the name in the blob of names; it begins where the previous name ends.
 ENTRY = np.dtype([("name_end", "<u8"), ("offset", "<i8"), ("nbytes", "<u8"), ("size_bytes", "<u8"),
@@ -96,6 +95,10 @@ class RecordFile(NamedTuple):
         self.names.unlink(missing_ok=True)
 
 
+class TwoTargets(Exception):
+    """Two records with the name `str(error)` have different targets."""
+
+
 class _Ascending(Iterator[Record]):
     """Yields the records while their names ascend strictly; `first_unsorted` is then the first that does not."""
 
@@ -115,12 +118,15 @@ class _Ascending(Iterator[Record]):
         return record
 
 
-def sort_records(records: Iterator[Record], target: RecordFile, *, run_records: int = RUN_RECORDS) -> int:
+def sort_records(
+    records: Iterator[Record], target: RecordFile, *, run_records: int = RUN_RECORDS,
+    is_same: Callable[[int, int], bool] = eq,
+) -> int:  # fmt: skip
     """Write the records to `target` in ascending order of name; returns the number of duplicate names dropped.
 
     Of records with the same name the last one is kept, as when an archive is unpacked. At most `run_records` are in
-    memory at a time; temporary runs are next to `target`. Raises `ResoluteError` if the disk refuses, or if a name has
-    two different labels.
+    memory at a time; temporary runs are next to `target`. `is_same` compares two records' labels when all records have
+    been read. Raises `ResoluteError` if the disk refuses, `TwoTargets` if a name has two different labels.
     """
     ascending = _Ascending(records)
     target.write(ascending)
@@ -144,11 +150,8 @@ def sort_records(records: Iterator[Record], target: RecordFile, *, run_records: 
         for record in merged:
             if record.name == previous.name:
                 repeated += 1
-                if record.label != previous.label:
-                    raise ResoluteError(
-                        f"{os.fsdecode(record.name)}: belongs to two classes, got two entries with different labels, "
-                        "expected one label per image; correct the labels"
-                    )
+                if not is_same(record.label, previous.label):
+                    raise TwoTargets(os.fsdecode(record.name))
             else:
                 yield previous
             previous = record

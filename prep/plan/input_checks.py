@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset.target import Target
+
 if TYPE_CHECKING:
     from prep.config import Settings
 
     from .inputs import Inputs
 
-__all__ = ["describe_ignored", "input_warnings", "size_warnings"]
+__all__ = ["describe_ignored", "describe_target", "input_warnings", "size_warnings"]
 
 # Photo formats that prep does not decode: camera raw files and formats of phones and editors.
 _PHOTO_SUFFIXES = frozenset({
@@ -37,13 +39,23 @@ def describe_ignored(ignored: Mapping[str, int]) -> str:
     return ", ".join(parts[kind] for kind in sorted(parts)) or "nothing"
 
 
-def input_warnings(settings: Settings, inputs: Inputs) -> list[str]:
-    """One line for each property of the inputs that is probably a mistake."""
+def describe_target(target: Target) -> str:
+    """`10 classes`, `17 labels`, or `2 values (age, mass)`."""
+    if target.kind != "values":
+        return f"{len(target)} {'classes' if target.kind == 'class' else 'labels'}"
+    return f"{len(target)} value{'s'[: len(target) != 1]} ({_first_names(target.names)})"
+
+
+def input_warnings(settings: Settings, inputs: Inputs, *, is_extension: bool = False) -> list[str]:
+    """One line for each property of the inputs that is probably a mistake.
+
+    `is_extension`: the splits of `inputs` are not all images of the set.
+    """
     return [
         *_photos_of_other_formats(inputs.ignored),
-        *_empty_classes(inputs),
+        *([] if is_extension else _empty_classes(inputs)),
         *_similar_classes(inputs.classes),
-        *_large_held_out_part(settings, inputs),
+        *([] if is_extension else _large_held_out_part(settings, inputs)),
     ]
 
 
@@ -76,8 +88,10 @@ def _photos_of_other_formats(ignored: Mapping[str, int]) -> list[str]:
 
 
 def _empty_classes(inputs: Inputs) -> list[str]:
+    if inputs.target.kind == "values":
+        return []
     train = inputs.splits["train"]
-    counts = np.bincount(train.catalog.labels[train.positions], minlength=len(inputs.classes))
+    counts = train.catalog.class_counts(train.positions)
     empty = [inputs.classes[n] for n in np.flatnonzero(counts == 0)]
     if not empty:
         return []
@@ -109,7 +123,7 @@ def _large_held_out_part(settings: Settings, inputs: Inputs) -> list[str]:
         return []
     return [
         f"{100 * held_out:.0f} % of the images are held out, not {100 * settings.held_out_frac:.3g} %: at least one "
-        "per class is held out; set VAL, VAL_LIST or FOLDS if that is too many"
+        "per class is held out; set VAL or VAL_LIST, or VAL_FRAC=0, if that is too many"
     ]
 
 

@@ -3,35 +3,54 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.dataset.target import Target
 from pipeline.errors import ResoluteError
 from prep.config import Settings
 from prep.sources.detect import open_source
+from prep.sources.filesystem import path_kind
 from prep.sources.image_ref import Source, is_url
+from prep.sources.label_file import table_covers
+from prep.sources.target_cells import TargetSetting, parse_target
 
 from .catalog import Catalog, write_catalog
 from .classes import read_classes
 from .splits import Split, make_splits
 
-__all__ = ["Inputs", "check_no_overlap", "list_inputs"]
+__all__ = ["Inputs", "check_no_overlap", "list_catalogs", "list_inputs", "split_inputs"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """All candidate images by split; `ignored` counts things in the sources that are not images, by kind."""
+    """All candidate images of the source, `catalogs`, and those of a generation by split.
 
-    classes: tuple[str, ...]
+    `ignored` counts things in the sources that are not images, by kind.
+    """
+
     splits: Mapping[str, Split]
     catalogs: Mapping[str, Catalog]
     ignored: Counter[str]
 
     @property
+    def target(self) -> Target:
+        return self.catalogs["train"].target
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """Lines that describe the recognised targets of a table, with examples."""
+        return self.catalogs["train"].about
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.catalogs["train"].classes
+
+    @property
     def images(self) -> int:
-        return sum(len(split) for split in self.splits.values())
+        return sum(map(len, self.catalogs.values()))
 
     def summary(self) -> dict[str, Any]:
         """Summary of the sources for plan and manifest: the number of images and fingerprints.
@@ -72,35 +91,82 @@ def check_no_overlap(settings: Settings) -> None:
 
 
 def list_inputs(settings: Settings, scratch: Path, scan_cache: Path) -> Inputs:
-    """List the sources that `settings` name and split them.
+    """List the sources that `settings` name and split them, as `list_catalogs` and `split_inputs`."""
+    return split_inputs(settings, *list_catalogs(settings, scratch, scan_cache))
 
-    Lists are written to `scratch`; `scan_cache` takes what has to be unpacked to be read. Raises `ResoluteError` for
-    sources that are missing or hold too little, and for lists that do not match them.
+
+def list_catalogs(
+    settings: Settings, scratch: Path, scan_cache: Path, *, known_classes: Sequence[str] = ()
+) -> tuple[dict[str, Catalog], Counter[str]]:
+    """The images of the sources that `settings` name ("train", and "val" if it has a source), and what is ignored.
+
+    Lists are written to `scratch`; `scan_cache` takes what has to be unpacked to be read. `known_classes` keep their
+    numbers. Raises `ResoluteError` for sources that are missing or hold too little.
     """
     class_names = None if settings.classes is None else read_classes(Path(settings.classes))
+    columns, is_shared = settings.columns, _is_shared_table(settings)
     src = open_source(
-        settings.src, kind=settings.kind, labels=settings.labels, columns=settings.columns, scan_cache=scan_cache
-    )
-    _refuse_unreachable_copies(settings, src)
-    train = write_catalog(src, scratch / "train", classes=class_names, classes_file=settings.classes or "CLASSES")
-    catalogs, ignored, val = {"train": train}, Counter(train.ignored), None
-    if settings.val is not None:
-        val_src = open_source(settings.val, kind=settings.kind, scan_cache=scan_cache, setting="VAL")
-        _refuse_unreachable_copies(settings, val_src)
-        val = write_catalog(val_src, scratch / "val", training=train)
-        catalogs["val"] = val
-        ignored.update(val.ignored)
-    splits = make_splits(
-        train, val=val, val_list=None if settings.val_list is None else Path(settings.val_list),
-        val_frac=settings.held_out_frac, folds=settings.folds or 0, seed=settings.seed,
+        settings.src, kind=settings.kind, labels=settings.labels, columns=columns,
+        target=parse_target(settings.target), elsewhere=settings.val if is_shared else None, scan_cache=scan_cache,
     )  # fmt: skip
-    return Inputs(classes=train.classes, splits=splits, catalogs=catalogs, ignored=ignored)
+    _refuse_unreachable_copies(settings, src)
+    train = write_catalog(
+        src, scratch / "train", classes=class_names, classes_file=settings.classes or "CLASSES",
+        known_classes=known_classes,
+    )  # fmt: skip
+    catalogs, ignored = {"train": train}, Counter(train.ignored)
+    if settings.val is not None:
+        labels = settings.labels if is_shared else settings.val_labels
+        target = TargetSetting(src.target.kind, src.target.separator)
+        val_src = open_source(
+            settings.val, kind=settings.kind, labels=labels, columns=columns, target=target,
+            elsewhere=settings.src if is_shared else None, scan_cache=scan_cache, setting="VAL",
+        )  # fmt: skip
+        _refuse_unreachable_copies(settings, val_src)
+        catalogs["val"] = write_catalog(val_src, scratch / "val", training=train)
+        ignored.update(catalogs["val"].ignored)
+    if settings.engine == "jobs":
+        for catalog in catalogs.values():
+            _refuse_credentials(catalog)
+    return catalogs, ignored
+
+
+def _is_shared_table(settings: Settings) -> bool:
+    """Whether LABELS is to be read for VAL too: there is no other table for it, and it names images that VAL alone has.
+    """
+    if settings.labels is None or settings.val is None or settings.val_labels is not None:
+        return False
+    src, val, labels = (path.removeprefix("file://") for path in (settings.src, settings.val, settings.labels))
+    if path_kind(src) != "folder" or path_kind(val) != "folder":
+        return False
+    return table_covers(labels, settings.columns, src, val)
+
+
+def split_inputs(settings: Settings, catalogs: Mapping[str, Catalog], ignored: Counter[str]) -> Inputs:
+    """The inputs of generation 0. Raises `ResoluteError` for an empty split, and a list that names unknown images."""
+    splits = make_splits(
+        catalogs["train"], val=catalogs.get("val"),
+        val_list=None if settings.val_list is None else Path(settings.val_list),
+        val_frac=settings.held_out_frac, seed=settings.seed,
+    )  # fmt: skip
+    return Inputs(splits=splits, catalogs=catalogs, ignored=ignored)
 
 
 def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:
     """Raise `ResoluteError` if images would be unpacked to a local disk that other nodes cannot read."""
-    if source.copies and settings.engine == "ray" and is_url(settings.out):
+    if source.copies and settings.engine != "local" and is_url(settings.out):
+        engine = "ENGINE=ray" if settings.engine == "ray" else "`prep plan`"
         raise ResoluteError(
-            f"{source.root}: must be unpacked where all nodes can read it, got ENGINE=ray and OUT={settings.out}, "
+            f"{source.root}: must be unpacked where all nodes can read it, got {engine} and OUT={settings.out}, "
             "expected OUT on a shared disk; use such an OUT, unpack the source first, or use ENGINE=local"
+        )
+
+
+def _refuse_credentials(catalog: Catalog) -> None:
+    """Raise `ResoluteError` for images that jobs can only read with credentials that would then lie in OUT."""
+    if path := catalog.path_with_credentials():
+        raise ResoluteError(
+            f"{catalog.root}: got a URL with credentials, '{path}', which a plan for jobs would write to OUT, expected "
+            "the store's own credentials (environment variables on all machines); use these, or run prep without "
+            "`plan`: ENGINE=local and ENGINE=ray write none"
         )

@@ -1,14 +1,18 @@
-"""Splits and folds: assigns every image to train or val, or to one of K folds, by seed and class."""
+"""Splits: assigns every image to train or val, by a second source, a list of names, or a seeded fraction of each class.
+
+The fraction drawn from a class depends only on the seed and that class, so adding another class leaves it unchanged. An
+image with several labels counts as one of its rarest label; images with values are one class.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,31 +22,28 @@ from pipeline.plan.rng import permute, stream_key
 
 from .catalog import Catalog
 
-__all__ = ["Split", "make_splits"]
+if TYPE_CHECKING:
+    from .generations import Comparison
 
-T = TypeVar("T", np.bool_, np.uint8)
+__all__ = ["Split", "extend_splits", "make_splits"]
+
 _HELD_OUT = 0x5641_4C  # identifies the random stream that draws validation images
-_FOLDS = 0x464F_4C44  # identifies the random stream that assigns folds
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """A split: `positions` (n,) u4, ascending, are its images in `catalog`; `folds` (n,) u1 if folds were requested."""
+    """A split: `positions` (n,) u4, ascending, are its images in `catalog`."""
 
     catalog: Catalog
     positions: NDArray[np.uint32]
-    folds: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def fingerprint(self) -> str:
-        """16 hex digits over the positions of the split's images and their folds."""
-        digest = hashlib.sha256(self.positions.astype("<u4").tobytes())
-        if self.folds is not None:
-            digest.update(self.folds.tobytes())
-        return digest.hexdigest()[:16]
+        """16 hex digits over the positions of the split's images."""
+        return hashlib.sha256(self.positions.astype("<u4").tobytes()).hexdigest()[:16]
 
 
 def make_splits(
@@ -51,28 +52,19 @@ def make_splits(
     val: Catalog | None = None,
     val_list: Path | None = None,
     val_frac: float = 0.1,
-    folds: int = 0,
     seed: int = 0,
 ) -> dict[str, Split]:
     """{name: split} of the images of `train` and `val`, which are disjoint; memory is a few bytes per image.
 
     Validation is `val`, or the images that `val_list` names (one path per line), or `val_frac` (0..1) of each class,
-    drawn by `seed`: at least one image and not all of a class with two or more. `folds` (2..255, without `val` and
-    `val_list`) holds out nothing and assigns every image to a fold instead: within a class, fold sizes differ by at
-    most one. Adding or removing a class does not change the split of the others.
+    drawn by `seed`: at least one image and not all of a class with two or more; with `val_frac` 0 there is no
+    validation split. Adding or removing a class does not change the split of the others.
 
-    Raises `ResoluteError` if train, val or a fold would be empty, and for a list that names unknown images.
+    Raises `ResoluteError` if train or val would be empty, and for a list that names unknown images.
     """
     everything = np.arange(len(train), dtype=np.uint32)
-    if folds:
-        numbers = _assign_folds(train, folds, seed)
-        sizes = np.bincount(numbers, minlength=folds)
-        if not sizes.all():
-            raise ResoluteError(
-                f"{train.root}: no image left for fold {int(sizes.argmin())}, got {len(train)} images for {folds} "
-                "folds, expected at least one in each; choose fewer FOLDS"
-            )
-        return {"train": Split(catalog=train, positions=everything, folds=numbers)}
+    if val is None and val_list is None and val_frac == 0:
+        return {"train": Split(catalog=train, positions=everything)}
     if val is not None:
         splits = {"train": Split(catalog=train, positions=everything)}
         splits["val"] = Split(catalog=val, positions=np.arange(len(val), dtype=np.uint32))
@@ -92,8 +84,82 @@ def make_splits(
     return splits
 
 
-def _read_val_list(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:
-    """(N,) bool: the images that the list names. Raises `ResoluteError` if the list or an image is missing."""
+def extend_splits(
+    train: Catalog,
+    comparison: Comparison,
+    *,
+    generation: int,
+    val: Catalog | None = None,
+    val_list: Path | None = None,
+    val_frac: float = 0.1,
+    seed: int = 0,
+) -> dict[str, Split]:
+    """{name: split} of the photos that a new generation adds; a split may be empty.
+
+    As `make_splits`, for the photos that `comparison` does not know: those of `val`, those that `val_list` names, or as
+    many of each class (of all, if targets are not classes) as its share of validation photos, the older ones included,
+    needs to be `val_frac`. A photo that comes back, or in a new version, joins the split that it was in.
+
+    Raises `ResoluteError` if `val_list` names a photo that is or was in train, or lacks one of val.
+    """
+    new = ~comparison.known["train"]
+    positions = np.arange(len(train), dtype=np.uint32)
+    if val is not None:
+        new_val = np.flatnonzero(~comparison.known["val"]).astype(np.uint32)
+        return {"train": Split(catalog=train, positions=positions[new]), "val": Split(catalog=val, positions=new_val)}
+    if "val" not in comparison.split_names:
+        return {"train": Split(catalog=train, positions=positions[new])}
+    before = comparison.split_of["train"]
+    was_train = before == 1 + comparison.split_names.index("train")
+    was_val = before == 1 + comparison.split_names.index("val")
+    if val_list is not None:
+        held_out = _read_val_list(train, val_list, gone=comparison.gone_names)
+        _check_same_split(train, val_list, held_out & was_train, "names", "photos that are in train")
+        _check_same_split(train, val_list, was_val & ~held_out, "lacks", "photos that are in val")
+    else:
+        held_out = was_val.copy()
+        free = positions[new & (before == 0)]
+        # why one group: the labels of older photos are not known
+        groups = train.labels if train.targets is None else np.zeros(len(train), np.uint32)
+        names = train.classes if train.targets is None else ("",)
+        labels = groups[free]
+        order = np.argsort(labels, kind="stable")
+        present, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+        in_train, in_val = (comparison.class_counts(split, len(names)) for split in ("train", "val"))
+        in_train += np.bincount(groups[new & was_train], minlength=len(in_train))
+        in_val += np.bincount(groups[new & was_val], minlength=len(in_val))
+        for label, start, count in zip(present.tolist(), starts.tolist(), counts.tolist(), strict=True):
+            total = int(in_train[label] + in_val[label]) + count
+            held_count = min(count, max(0, _held_out_count(total, val_frac) - int(in_val[label])))
+            key = stream_key(seed, _HELD_OUT, zlib.crc32(os.fsencode(names[label])), generation)
+            chosen = permute(key, np.arange(held_count, dtype=np.int64), count)
+            held_out[free[order[start + chosen]]] = True
+    return {
+        "train": Split(catalog=train, positions=positions[new & ~held_out]),
+        "val": Split(catalog=train, positions=positions[new & held_out]),
+    }
+
+
+def _check_same_split(catalog: Catalog, val_list: Path, wrong: NDArray[np.bool_], verb: str, what: str) -> None:
+    """Raise `ResoluteError` if the list moves photos, which are `wrong`, to the other split."""
+    if wrong.any():
+        first = catalog.name(int(np.flatnonzero(wrong)[0]))
+        raise ResoluteError(
+            f"{val_list}: {verb} {what}, got {int(wrong.sum())} such as {first}, expected each photo of the set in the "
+            "split that it is in; correct the list, or start over with REBUILD=1 (--rebuild)"
+        )
+
+
+def _held_out_count(total: int, val_frac: float) -> int:
+    """The number of validation images of a class with `total` images."""
+    return min(total - 1, max(1, round(total * val_frac)))
+
+
+def _read_val_list(catalog: Catalog, val_list: Path, *, gone: Collection[str] = ()) -> NDArray[np.bool_]:
+    """(N,) bool: the images that the list names; those that are `gone` may be missing.
+
+    Raises `ResoluteError` if the list or another image is missing.
+    """
     listed = np.zeros(len(catalog), np.bool_)
     missing: set[str] = set()
     try:
@@ -104,7 +170,8 @@ def _read_val_list(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:
                 if position is None:
                     position = catalog.find(line.rstrip("\n"))  # why: a name may start or end with a space
                 if position is None:
-                    missing.add(tidy)
+                    if tidy not in gone and line.rstrip("\n") not in gone:
+                        missing.add(tidy)
                 else:
                     listed[position] = True
     except OSError as error:
@@ -122,49 +189,59 @@ def _read_val_list(catalog: Catalog, val_list: Path) -> NDArray[np.bool_]:
 
 def _draw_held_out(catalog: Catalog, val_frac: float, seed: int) -> NDArray[np.bool_]:
     """(N,) bool: a seeded fraction of every class: at least one image if it has two, and never all."""
-    counts = _counts(catalog)
+    strata = _strata(catalog)
+    counts = _counts(strata, len(catalog.classes) + 1)
     by_rank = np.zeros(len(catalog), np.bool_)
     for start, total, name in _classes(catalog, counts):
-        held_count = min(total - 1, max(1, round(total * val_frac)))
+        held_count = _held_out_count(total, val_frac)
         # why by name: adding or removing a class does not change the split of the others
         key = stream_key(seed, _HELD_OUT, zlib.crc32(name))
         by_rank[start + permute(key, np.arange(held_count, dtype=np.int64), total)] = True
-    return _to_catalog_order(catalog, counts, by_rank)
+    return _to_catalog_order(strata, counts, by_rank)
 
 
-def _assign_folds(catalog: Catalog, folds: int, seed: int) -> NDArray[np.uint8]:
-    """(N,) u1: the fold of every image, dealt in a seeded order starting at a seeded fold per class."""
-    counts = _counts(catalog)
-    by_rank = np.zeros(len(catalog), np.uint8)
-    for start, total, name in _classes(catalog, counts):
-        key = stream_key(seed, _FOLDS, zlib.crc32(name))
-        order = permute(key, np.arange(total, dtype=np.int64), total)
-        # why a seeded first fold: otherwise the remainders of all classes would go to the first folds
-        by_rank[start : start + total] = (order + stream_key(key) % folds) % folds
-    return _to_catalog_order(catalog, counts, by_rank)
-
-
-def _counts(catalog: Catalog) -> NDArray[np.int64]:
-    """(C,) number of images of each class."""
-    counts = np.zeros(len(catalog.classes), np.int64)
+def _strata(catalog: Catalog) -> NDArray[np.uint32]:
+    """(N,) u4: the group of each image, as `Target.strata`: its class; of several its rarest, C without any."""
+    if catalog.target.kind == "class":
+        return catalog.labels
+    strata = np.full(len(catalog), len(catalog.classes), np.uint32)
+    if catalog.target.kind == "values":
+        return strata
+    order = np.argsort(catalog.class_counts(), kind="stable")  # rarest first
+    ranks = np.empty(len(order) + 1, np.uint32)
+    ranks[order], ranks[-1] = np.arange(len(order)), len(order)
     for first in range(0, len(catalog), _CHUNK):
-        counts += np.bincount(catalog.labels[first : first + _CHUNK], minlength=len(counts))
+        positions, numbers = catalog.pairs(first, first + _CHUNK)
+        rarest = np.full(min(_CHUNK, len(catalog) - first), len(order), np.uint32)
+        np.minimum.at(rarest, positions, ranks[numbers])
+        strata[first : first + _CHUNK] = np.append(order, len(order))[rarest]
+    return strata
+
+
+def _counts(strata: NDArray[np.uint32], groups: int) -> NDArray[np.int64]:
+    """(groups,) number of images of each group."""
+    counts = np.zeros(groups, np.int64)
+    for first in range(0, len(strata), _CHUNK):
+        counts += np.bincount(strata[first : first + _CHUNK], minlength=len(counts))
     return counts
 
 
 def _classes(catalog: Catalog, counts: NDArray[np.int64]) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (images of all classes before it, images, name) of every non-empty class."""
+    """Yield (images of all groups before it, images, name) of every non-empty group: classes, and one without name."""
     starts = np.cumsum(counts) - counts
-    for label in np.flatnonzero(counts).tolist():
-        yield int(starts[label]), int(counts[label]), os.fsencode(catalog.classes[label])
+    for group in np.flatnonzero(counts).tolist():
+        name = catalog.classes[group] if group < len(catalog.classes) else ""
+        yield int(starts[group]), int(counts[group]), os.fsencode(name)
 
 
-def _to_catalog_order(catalog: Catalog, counts: NDArray[np.int64], by_rank: NDArray[T]) -> NDArray[T]:
+def _to_catalog_order(
+    strata: NDArray[np.uint32], counts: NDArray[np.int64], by_rank: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
     """Reorder values that are laid out class by class, each in order of names, to the catalog's order."""
     next_rank = np.cumsum(counts) - counts  # index of the value of each class's next image
     out = np.empty_like(by_rank)
-    for first in range(0, len(catalog), _CHUNK):
-        labels = catalog.labels[first : first + _CHUNK]
+    for first in range(0, len(strata), _CHUNK):
+        labels = strata[first : first + _CHUNK]
         order = np.argsort(labels, kind="stable")
         grouped = labels[order]
         present, begins, sizes = np.unique(grouped, return_index=True, return_counts=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED
+from pipeline.dataset.format import SOURCE, STORED, index_name, names_name, source_name
+from pipeline.dataset.target import Target, widened
 from pipeline.storage.scratch import ScratchFolder
 from prep.execute.stats import RunStats
 from prep.storage.output import Store
@@ -31,10 +34,15 @@ def work_seconds(stats: RunStats) -> dict[str, float]:
 
 
 class ShardSetReader:
-    """Reads a finished set at `store`. Arrays are memory-mapped, lists are read line by line. A context manager."""
+    """Reads a finished set at `store`, all its generations. A context manager.
+
+    Arrays are memory-mapped (with several generations: in memory), lists are read line by line. Rows that a generation
+    leaves out are included.
+    """
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self._store, self._manifest = store, manifest
+        self.target = Target.from_manifest(manifest)
         self._scratch = ScratchFolder()
         self._arrays: dict[str, NDArray[Any]] = {}
 
@@ -46,16 +54,16 @@ class ShardSetReader:
         self._scratch.close()
 
     def samples(self, split: str) -> NDArray[Any]:
-        """(n,) SAMPLE"""
-        return self._array(f"index/{split}.npy", SAMPLE)
+        """(n,) `Target.sample_dtype`"""
+        return self._array(split, partial(index_name, split), self.target.sample_dtype)
 
     def sources(self, split: str) -> NDArray[Any]:
         """(n,) SOURCE"""
-        return self._array(f"index/{split}.source.npy", SOURCE)
+        return self._array(split, partial(source_name, split), SOURCE)
 
     def stored(self, split: str, res: str) -> NDArray[Any]:
         """(n,) STORED"""
-        return self._array(f"index/{split}-{res}.npy", STORED)
+        return self._array(split, partial(index_name, split, res=res), STORED)
 
     def jpeg(self, split: str, res: str, row: int) -> bytes:
         """The JPEG of the sample in `row` at `res`."""
@@ -85,7 +93,9 @@ class ShardSetReader:
         names = {}
         for split in self._manifest["splits"]:
             last = max([row for name, row in rows if name == split], default=-1)
-            lines = self.lines(f"index/{split}.sources.jsonl")
+            lines = chain.from_iterable(
+                self.lines(names_name(split, number)) for number in self._generations(split)
+            )
             for row, name in zip(range(last + 1), lines, strict=False):
                 if (split, row) in rows:
                     names[split, row] = name
@@ -97,9 +107,21 @@ class ShardSetReader:
             for line in file:
                 yield json.loads(line)
 
-    def _array(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-        if name not in self._arrays:
-            rows = np.load(self._store.local(name, self._scratch.path), mmap_mode="r")
-            assert rows.dtype == dtype, (name, rows.dtype)
-            self._arrays[name] = rows
-        return self._arrays[name]
+    @property
+    def newest(self) -> int:
+        """The number of the newest generation."""
+        return len(self._manifest["generations"]) - 1
+
+    def _generations(self, split: str) -> list[int]:
+        """The generations with samples in a split."""
+        return [n for n, added in enumerate(self._manifest["generations"]) if added["samples"][split]]
+
+    def _array(self, split: str, name_of: Callable[[int], str], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The rows of all generations, whose files are `name_of(generation)`."""
+        first = name_of(0)
+        if first not in self._arrays:
+            files = [self._store.local(name_of(number), self._scratch.path) for number in self._generations(split)]
+            parts = [widened(np.load(file, mmap_mode="r"), dtype) for file in files]
+            self._arrays[first] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            assert self._arrays[first].dtype == dtype, (first, dtype)
+        return self._arrays[first]

@@ -1,37 +1,95 @@
-"""Statistics of sources and classes, counted in fixed memory and drawn as PNG."""
+"""Statistics of sources and targets, counted in fixed memory, and their charts."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from pipeline.dataset.target import Target
+from pipeline.report.charts import Chart, Series, chart
 
-__all__ = ["SourceCounts", "class_chart", "class_counts", "source_chart"]
+__all__ = ["LabelCounts", "SourceCounts", "ValueCounts", "class_chart", "label_chart", "source_charts"]
 
 _ROWS = 1 << 20  # records in memory at a time
-_INK, _BAR, _MARK = "#808a96", "#3b7dd8", "#d9733a"  # legible on white and on black
+_LEVELS = 5  # shades of the heat map
+_BINS = 40  # of short sides, and of values
+_CELLS = 1 << 24  # samples x classes, or x values, in memory at a time
+_PAIRS = 1 << 35  # samples x classes^2 at most for the pairs of labels
+_POINTS = 500  # drawn of the classes' curve, for any number of classes
 _SIDE_EDGES = np.geomspace(1, 1 << 16, 16 * 12 + 1)  # px, twelve per octave
 _ASPECT_EDGES = np.geomspace(1 / 8, 8, 6 * 16 + 1)  # width / height, sixteen per octave
 
 
-def _pieces(rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    for first in range(0, len(rows), _ROWS):
-        yield rows[first : first + _ROWS]
+def _pieces(rows: NDArray[Any], count: int = _ROWS) -> Iterator[NDArray[Any]]:
+    for first in range(0, len(rows), count):
+        yield rows[first : first + count]
 
 
-def class_counts(samples: NDArray[Any], classes: int) -> NDArray[np.int64]:
-    """(classes,) int64: number of SAMPLE records with each label."""
-    counts = np.zeros(classes, np.int64)
-    for piece in _pieces(samples):
-        counts += np.bincount(piece["label"], minlength=classes)
-    return counts
+def _labels_of(samples: NDArray[Any], classes: int) -> Iterator[NDArray[np.uint8]]:
+    """(n, C) of 0 and 1 for the samples, in pieces."""
+    for piece in _pieces(samples, max(1, _CELLS // classes)):
+        yield np.unpackbits(piece["labels"], axis=1, count=classes, bitorder="little")
+
+
+class LabelCounts:
+    """Counts of `samples` by their number of labels, (C + 1,), and by pairs of labels."""
+
+    def __init__(self, samples: NDArray[Any], target: Target) -> None:
+        self._samples, self._target = samples, target
+        self.per_sample = np.zeros(len(target) + 1, np.int64)
+        for labels in _labels_of(samples, len(target)):
+            self.per_sample += np.bincount(labels.sum(1, dtype=np.int64), minlength=len(target) + 1)
+
+    def most_frequent_pairs(self, limit: int) -> tuple[int, list[tuple[int, int, int]]]:
+        """(samples counted, [(samples, class, class)]), descending; of large sets an evenly spaced part is counted."""
+        classes = len(self._target)
+        step = -(-len(self._samples) * classes * classes // _PAIRS)
+        part = self._samples[:: max(1, step)]
+        pairs = np.zeros((classes, classes), np.float32)
+        for labels in _labels_of(part, classes):
+            floats = labels.astype(np.float32)
+            pairs += floats.T @ floats
+        pairs = np.triu(pairs, 1)
+        first, second = np.nonzero(pairs)
+        order = np.lexsort((second, first, -pairs[first, second]))[:limit]
+        rows = [(int(pairs[first[i], second[i]]), int(first[i]), int(second[i])) for i in order]
+        return len(part), rows
+
+
+class ValueCounts:
+    """Least, greatest and mean of each of the values of `samples`, (D,) float64, and their histograms."""
+
+    def __init__(self, samples: NDArray[Any], target: Target) -> None:
+        self._samples, self._rows = samples, max(1, _CELLS // len(target))
+        pieces = [piece["values"].astype(np.float64) for piece in _pieces(samples[:1])]
+        self.low, self.high = pieces[0][0].copy(), pieces[0][0].copy()
+        total = np.zeros(len(target))
+        for piece in _pieces(samples, self._rows):
+            values = piece["values"].astype(np.float64)
+            self.low, self.high = np.minimum(self.low, values.min(0)), np.maximum(self.high, values.max(0))
+            total += values.sum(0)
+        self.mean = total / len(samples)
+
+    def histogram(self, d: int, title: str, unit: str) -> Chart | None:
+        """The chart of value `d`."""
+        spread = self.high[d] - self.low[d] or 1.0
+        edges = self.low[d] + spread * np.linspace(0, 1, _BINS + 1)
+        images = np.zeros(_BINS, np.int64)
+        for piece in _pieces(self._samples, self._rows):
+            images += np.histogram(piece["values"][:, d].astype(np.float64), bins=edges)[0]
+        return _histogram(title, images, edges, x_name=unit or "value", log="")
+
+
+def label_chart(per_sample: NDArray[np.int64]) -> Chart | None:
+    """Training samples by their number of labels."""
+    last = int(np.flatnonzero(per_sample)[-1]) if per_sample.any() else 0
+    edges = np.arange(last + 2) - 0.5
+    title = "Training samples by number of labels"
+    return _histogram(title, per_sample[: last + 1], edges, x_name="labels", log="")
 
 
 class SourceCounts:
@@ -60,81 +118,57 @@ class SourceCounts:
         return int(np.searchsorted(total, max(1, part * total[-1])))
 
 
-def source_chart(counts: SourceCounts, short_sides: Sequence[int]) -> bytes:
-    """PNG of width against height, the short sides with the stored ones (px) marked, and the aspect ratios."""
-    from matplotlib.colors import LogNorm
-
-    figure = _figure(11.4, 3.3)
-    sides, short, aspect = figure.subplots(1, 3)
-    used = np.flatnonzero(counts.sides.any(axis=0) | counts.sides.any(axis=1))
-    low, high = max(0, used[0] - 2), min(len(_SIDE_EDGES) - 1, used[-1] + 3)
-    shown = counts.sides[low:high, low:high].T.astype(float)
-    shown[shown == 0] = np.nan
-    edges = _SIDE_EDGES[low : high + 1]
-    mesh = sides.pcolormesh(edges, edges, shown, norm=LogNorm(1, max(10, np.nanmax(shown))), cmap=_colours())
-    _colorbar(figure, mesh)
-    _style_axes(sides, "width x height", "width in px", "height in px", logarithmic="xy")
-    step = max(1, (high - low) // 40)
-    ends = np.unique(np.round(_SIDE_EDGES[low : high + 1 : step]).astype(int))
-    ends = ends if len(ends) > 1 else np.array([ends[0], ends[0] + 1])
-    short.stairs(np.add.reduceat(np.append(counts.short, 0), ends)[:-1], ends, fill=True, color=_BAR)
-    for side in short_sides:
-        short.axvline(side, color=_MARK, linewidth=1.2)
-    _style_axes(short, "short side (lines: stored sizes)", "px", "images", logarithmic="x")
-    aspect.stairs(counts.aspect, _ASPECT_EDGES, fill=True, color=_BAR)
-    _style_axes(aspect, "aspect ratio", "width / height", "images", logarithmic="x")
-    return _png(figure)
+def source_charts(counts: SourceCounts, short_sides: Sequence[int]) -> list[Chart | None]:
+    """Width against height, the short sides with the stored ones (px) marked, and the aspect ratios."""
+    return [_size_map(counts.sides), _short_sides(counts.short, short_sides), _aspect_ratios(counts.aspect)]
 
 
-def class_chart(train: NDArray[np.int64]) -> bytes:
-    """PNG of training samples per class in descending order, for more classes than can be listed by name."""
-    figure = _figure(11.4, 2.8)
-    axes = figure.subplots()
-    axes.stairs(np.sort(train)[::-1], np.arange(len(train) + 1), fill=True, color=_BAR)
-    axes.set_xlim(0, len(train))
-    _style_axes(axes, "training samples per class", "classes, by descending count", "samples")
-    return _png(figure)
+def class_chart(train: NDArray[np.int64]) -> Chart | None:
+    """Training samples per class in descending order, for more classes than can be listed by name."""
+    ranks = np.unique(np.linspace(1, len(train), min(_POINTS, len(train))).round().astype(int))
+    samples = np.sort(train)[::-1][ranks - 1]
+    return chart("Training samples per class", [
+        Series(name="samples", colour="a", kind="area", x=ranks.tolist(), y=samples.tolist())
+    ], unit="", x_name="class, by descending count", wide=True)  # fmt: skip
 
 
-def _figure(width: float, height: float) -> Figure:
-    # why not pyplot: no display, no global state. Imported here because it takes a second
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _colours() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("resolute", ["#9dbfe8", _BAR, "#7a4fb5", _MARK])
-
-
-def _colorbar(figure: Figure, mesh: Any) -> None:
-    bar = figure.colorbar(mesh, pad=0.02)
-    bar.ax.tick_params(colors=_INK, labelsize=8, which="both")
-    bar.outline.set_visible(False)
-
-
-def _style_axes(axes: Axes, title: str, across: str, up: str, *, logarithmic: str = "") -> None:
-    """Set titles, and colours that are legible on any background; `logarithmic` lists the log axes, of `xy`."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axes.set_title(title, color=_INK, fontsize=10, loc="left")
-    axes.set_xlabel(across, color=_INK, fontsize=9)
-    axes.set_ylabel(up, color=_INK, fontsize=9)
-    axes.tick_params(colors=_INK, labelsize=8, which="both")
-    for name, spine in axes.spines.items():
-        spine.set_visible(name in ("left", "bottom"))
-        spine.set_color(_INK)
-    for name in logarithmic:
-        axis = axes.xaxis if name == "x" else axes.yaxis
-        (axes.set_xscale if name == "x" else axes.set_yscale)("log", base=2)
-        axis.set_major_locator(LogLocator(base=2))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(NullFormatter())
+def _size_map(sides: NDArray[np.int64]) -> Chart | None:
+    used = np.flatnonzero(sides.any(axis=0) | sides.any(axis=1))
+    ends = [float(_SIDE_EDGES[max(0, used[0] - 2)]), float(_SIDE_EDGES[min(len(sides), used[-1] + 3)])]
+    fewest, most = int(sides[sides > 0].min()), int(sides.max())
+    rounded = {round(float(f"{fewest * (most / fewest) ** (k / _LEVELS):.0g}")) for k in range(1, _LEVELS)}
+    limits = sorted({fewest, *(limit for limit in rounded if fewest < limit <= most)})
+    levels = np.digitize(sides, limits)
+    cells = []
+    for level, (low, end) in enumerate(pairwise([*limits, most + 1]), 1):
+        width, height = np.nonzero(levels == level)
+        cells.append(Series(
+            name=f"{low:,}" if low == end - 1 else f"{low:,} to {end - 1:,}", kind="cells",
+            colour=f"a l{round(_LEVELS * level / len(limits))}", x=_SIDE_EDGES[width].tolist(),
+            right=_SIDE_EDGES[width + 1].tolist(), base=_SIDE_EDGES[height].tolist(),
+            y=_SIDE_EDGES[height + 1].tolist(),
+        ))  # fmt: skip
+    square = Series(name="width = height", colour="soft", kind="dash", x=ends, y=ends)
+    return chart("Images by width and height", [*cells, square], unit="height in px", x_name="width in px", log="xy")
 
 
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=160, transparent=True, metadata={"Software": None})
-    return buffer.getvalue()
+def _short_sides(short: NDArray[np.int64], stored: Sequence[int]) -> Chart | None:
+    used = np.flatnonzero(short)
+    ends = np.geomspace(max(1, used[0] / 1.1), min(len(short), 1.1 * used[-1] + 1), _BINS + 1).round().astype(int)
+    ends = np.unique(ends)
+    images = np.add.reduceat(np.append(short, 0), ends)[:-1]
+    note = f"Dashed lines: the stored short sides, {', '.join(map(str, stored))} px."
+    return _histogram("Short side", images, ends, x_name="px", note=note, marks=[(side, "") for side in stored])
+
+
+def _aspect_ratios(aspect: NDArray[np.int64]) -> Chart | None:
+    used = np.flatnonzero(aspect)
+    low, high = max(0, used[0] - 2), min(len(aspect), used[-1] + 3)
+    return _histogram("Aspect ratio", aspect[low:high], _ASPECT_EDGES[low : high + 1], x_name="width / height")
+
+
+def _histogram(title: str, images: NDArray[np.int64], edges: NDArray[Any], **options: Any) -> Chart | None:
+    bars = Series(
+        name="images", colour="a", kind="columns", x=edges[:-1].tolist(), right=edges[1:].tolist(), y=images.tolist()
+    )
+    return chart(title, [bars], unit="", **{"log": "x", **options})

@@ -1,36 +1,41 @@
-"""Writes `report.html`, one page to judge a new set by: sample images, class counts, sources, rejects, duplicates.
+"""Writes `report.html`, one page to judge a new set by: sample images, targets, sources, rejects, duplicates.
 
 The page is `template.html`; this module computes the values in it.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pipeline.dataset.shard_set import key_name
+from pipeline.dataset.format import duplicates_name, key_name, rejects_name
 from pipeline.report.page import render
 from prep.prepare import BuildResult
 from prep.storage.output import Store
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
-from .charts import SourceCounts, class_chart, class_counts, source_chart
+from .charts import LabelCounts, SourceCounts, ValueCounts, class_chart, label_chart, source_charts
+from .summary import mixing_lines
 
 __all__ = ["REPORT", "write_report"]
 
 REPORT = "report.html"  # not in the manifest: its times differ from run to run
 _TEMPLATE = Path(__file__).with_name("template.html")
 _SHOWN = 48  # samples per contact sheet
-_SHEET_BYTES = 8_000_000  # limit of JPEG bytes per sheet, reached only by very large resolutions
+_JPEG_BYTES = 2_000_000  # limit of all contact sheets; the page is a third larger, as base64
 _NAMED_CLASSES = 40  # more classes are drawn as a curve, with both ends listed by name
 _EXAMPLES = 3  # per kind of reject
 _LISTED = 12
 _GROUPS = 8
 _REASON_CHARS = 200  # characters shown of a reason
+_SHOWN_TARGETS = 4  # labels or values under a photo
+_CHARTED_VALUES = 12
 
 
 def write_report(store: Store, result: BuildResult) -> str:
@@ -47,6 +52,7 @@ def write_report(store: Store, result: BuildResult) -> str:
 class _Report:
     def __init__(self, reader: ShardSetReader, result: BuildResult) -> None:
         self._set, self._result, self._manifest = reader, result, result.manifest
+        self._target = reader.target
         self._sheet_rows = _evenly_spaced(self._manifest["splits"]["train"]["samples"])
         self._largest = reader.largest(_LISTED)
         self._slowest = [] if result.stats is None else [
@@ -64,11 +70,15 @@ class _Report:
             "warnings": self._result.warnings,
             "resolutions": list(self._resolutions()),
             "sheets": self._sheets(),
-            "classes": self._classes(),
+            "classes": None if self._target.kind == "values" else self._classes(),
+            "labels": self._labels() if self._target.kind == "labels" else None,
+            "target_values": self._values() if self._target.kind == "values" else None,
             "sources": self._sources(),
             "rejects": self._rejects(),
             "ignored": [(f"{n:,}", kind) for kind, n in ignored.most_common() if n] if ignored else None,
             "duplicates": self._duplicates(),
+            "generations": self._generations(),
+            "mixing": mixing_lines(self._set),
             "run": self._run(),
         }
 
@@ -77,13 +87,28 @@ class _Report:
         splits = manifest["splits"]
         return [
             *((f"{info['samples']:,}", f"{name} samples") for name, info in splits.items()),
-            (f"{len(manifest['classes']):,}", "classes"),
+            (f"{len(self._target):,}", {"class": "classes"}.get(self._target.kind, self._target.kind)),
             (", ".join(manifest["resolutions"]), "px"),
             (f"{sum(len(info['shards']) for info in splits.values()):,}", "shards per resolution"),
             (_format_bytes(sum(info["bytes"] for info in manifest["files"].values())), "on disk"),
             (f"{manifest['source']['rejected']:,}", "inputs rejected"),
             (f"{manifest['source']['duplicates']['extra']:,}", "exact copies"),
         ]
+
+    def _generations(self) -> list[tuple[object, ...]]:
+        """A row per generation, if there are several: what it has added and what had changed in the source by then."""
+        generations, splits = self._manifest["generations"], self._manifest["splits"]
+        if len(generations) == 1:
+            return []
+        classes = [0, *(added["classes"] for added in generations)]
+        return [
+            (
+                number, *(f"{added['samples'][split]:,}" for split in splits), sum(added["shards"].values()),
+                added["classes"] - classes[number], added["removed"], added["changed"],
+                sum(added["dropped"].values()),
+            )
+            for number, added in enumerate(generations)
+        ]  # fmt: skip
 
     def _resolutions(self) -> Iterator[tuple[object, ...]]:
         samples = sum(info["samples"] for info in self._manifest["splits"].values())
@@ -92,31 +117,68 @@ class _Report:
             yield res, info["short_side"], len(tars), f"{sum(tars) / 1e6:,.1f}", f"{sum(tars) / samples / 1e3:.1f}"
 
     def _sheets(self) -> Iterator[dict[str, Any]]:
-        classes, samples = self._manifest["classes"], self._set.samples("train")
+        samples = self._set.samples("train")
         for res, info in self._manifest["resolutions"].items():
             stored = self._set.stored("train", res)
             figures: list[dict[str, Any]] = []
-            total = 0
+            left = _JPEG_BYTES / len(self._manifest["resolutions"])
             for row in self._sheet_rows:
                 record = stored[row]
                 jpeg = self._set.jpeg("train", res, row)
-                total += len(jpeg)
-                if figures and total > _SHEET_BYTES:
+                left -= len(jpeg)
+                if figures and left < 0:
                     break
                 side = int(max(record["width"], record["height"]))
                 scale = min(1.0, 2 * info["short_side"] / side)  # why: a panorama would take the whole row
                 figures.append({
-                    "jpeg": jpeg,
-                    "label": classes[samples["label"][row]],
+                    "data": jpeg,
+                    "lines": self._target_lines(samples[row : row + 1]),
                     "title": f"{key_name(int(samples['key'][row]))} {self._names['train', row]}",
                     "width": max(1, round(int(record["width"]) * scale)),  # CSS px
                     "height": max(1, round(int(record["height"]) * scale)),
                 })
             yield {"res": res, "short_side": info["short_side"], "samples": len(stored), "figures": figures}
 
+    def _target_lines(self, sample: NDArray[Any]) -> list[str]:
+        """The target of a record (1,) in lines of text."""
+        target = self._target
+        if target.kind == "class":
+            return [target.names[sample["label"][0]]]
+        values = target.decode(sample)[0]
+        if target.kind == "labels":
+            lines = [target.names[c] for c in np.flatnonzero(values)] or ["no label"]
+        else:
+            columns = zip(target.names, values.tolist(), target.units, strict=True)
+            lines = [f"{name} {value:.5g} {unit}".rstrip() for name, value, unit in columns]
+        more = len(lines) - _SHOWN_TARGETS
+        return [*lines[:_SHOWN_TARGETS], f"and {more} more"] if more > 1 else lines
+
+    def _labels(self) -> dict[str, Any]:
+        names, samples = self._target.names, self._set.samples("train")
+        counts = LabelCounts(samples, self._target)
+        counted, pairs = counts.most_frequent_pairs(_LISTED)
+        return {
+            "mean": f"{(counts.per_sample * np.arange(len(names) + 1)).sum() / len(samples):.2f}",
+            "without": int(counts.per_sample[0]),
+            "chart": label_chart(counts.per_sample),
+            "counted": counted,
+            "samples": len(samples),
+            "pairs": [(f"{n:,}", names[a], names[b], f"{100 * n / counted:.1f} %") for n, a, b in pairs],
+        }
+
+    def _values(self) -> dict[str, Any]:
+        target = self._target
+        counts = ValueCounts(self._set.samples("train"), target)
+        columns = zip(target.names, target.units, counts.low, counts.mean, counts.high, strict=True)
+        shown = range(min(len(target), _CHARTED_VALUES))
+        return {
+            "rows": [(name, unit, *(f"{x:.5g}" for x in (low, mean, high))) for name, unit, low, mean, high in columns],
+            "charts": [counts.histogram(d, target.names[d], target.units[d]) for d in shown],
+        }
+
     def _classes(self) -> dict[str, Any]:
         classes, splits = self._manifest["classes"], self._manifest["splits"]
-        counts = {name: class_counts(self._set.samples(name), len(classes)) for name in splits}
+        counts = {name: self._target.counts(self._set.samples(name)) for name in splits}
         train = counts["train"]
         rows = [
             (str(name), int(train[c]), ", ".join(f"{split} {int(counts[split][c]):,}" for split in counts))
@@ -147,7 +209,7 @@ class _Report:
             "median": counts.quantile(0.5),
             "high": counts.quantile(0.95),
             "smaller": [(n, side, res) for n, side, res in smaller if n],
-            "chart": source_chart(counts, list(sides.values())),
+            "charts": source_charts(counts, list(sides.values())),
             "largest": [
                 (_format_bytes(nbytes), self._name(split, row), split, self._pixels(split, row))
                 for nbytes, split, row in self._largest
@@ -164,7 +226,7 @@ class _Report:
     def _rejects(self) -> dict[str, Any]:
         counts: Counter[str] = Counter()
         examples: dict[str, list[str]] = {}
-        for row in self._set.lines("rejects.jsonl"):
+        for row in self._set.lines(rejects_name(self._set.newest)):
             kind = row["reason"].partition(":")[0]
             counts[kind] += 1
             if counts[kind] <= _EXAMPLES:
@@ -178,8 +240,8 @@ class _Report:
 
     def _duplicates(self) -> dict[str, Any]:
         worst: dict[str, list[Any]] = {"two labels": [], "in two splits": [], "": []}
-        for group in self._set.lines("duplicates.jsonl"):
-            kind = "two labels" if len({entry["label"] for entry in group}) > 1 else ""
+        for group in self._set.lines(duplicates_name(self._set.newest)):
+            kind = "two labels" if len({_target_of(entry) for entry in group}) > 1 else ""
             kind = kind or ("in two splits" if len({entry["split"] for entry in group}) > 1 else "")
             if len(worst[kind]) < _GROUPS:
                 worst[kind].append(group)
@@ -187,15 +249,22 @@ class _Report:
         return {**self._manifest["source"]["duplicates"], "worst": rows}
 
     def _inputs(self, group: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        classes, shown = self._manifest["classes"], group[: _EXAMPLES + 1]
-        lines = [(entry["path"], f"({classes[entry['label']]}, {entry['split']})") for entry in shown]
+        shown = group[: _EXAMPLES + 1]
+        lines = [(entry["path"], f"({self._target_text(entry)}, {entry['split']})") for entry in shown]
         if len(group) > len(shown):
             lines[-1] = (lines[-1][0], f"{lines[-1][1]} …")
         return lines
 
+    def _target_text(self, entry: Mapping[str, Any]) -> str:
+        """The target in a row of duplicates.jsonl, in words."""
+        if "target" in entry:
+            return ", ".join(f"{value:.5g}" for value in entry["target"][:_SHOWN_TARGETS])
+        numbers = entry.get("labels", [entry.get("label")])
+        return " + ".join(self._target.names[number] for number in numbers[:_SHOWN_TARGETS]) or "no label"
+
     def _run(self) -> dict[str, Any] | None:
         stats, elapsed_s = self._result.stats, self._result.elapsed_s
-        if stats is None:
+        if stats is None or not stats.images:
             return None
         work = work_seconds(stats)
         total = sum(work.values()) or 1.0
@@ -210,6 +279,10 @@ class _Report:
                 (f"{seconds * 1e3:,.1f} ms", self._name(split, row), split) for seconds, split, row in self._slowest
             ],
         }
+
+
+def _target_of(entry: Mapping[str, Any]) -> str:
+    return json.dumps([entry.get(name) for name in ("label", "labels", "target")])
 
 
 def _evenly_spaced(samples: int) -> list[int]:

@@ -3,59 +3,115 @@
 from __future__ import annotations
 
 import json
+from typing import Any, get_args
 
-from prep.config import Settings
+import numpy as np
+
+from pipeline.dataset.format import duplicates_name, rejects_name
+from pipeline.dataset.target import Target
+from pipeline.plan.order import Order, sample_ids
 from prep.execute.stats import RunStats
-from prep.plan.input_checks import describe_ignored, size_warnings
+from prep.extension import describe_changes
+from prep.plan.input_checks import describe_ignored, describe_target, size_warnings
 from prep.plan.shuffle import WINDOW_SAMPLES, mixing
 from prep.prepare import BuildResult, describe_reasons
 from prep.storage.output import Store
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
 
-__all__ = ["summary"]
+__all__ = ["mixing_lines", "summary"]
 
 _SHUFFLE_WINDOWS = 4  # with fewer windows the measure says nothing
 
 
-def summary(settings: Settings, result: BuildResult, store: Store) -> str:
-    """The closing lines, without a final newline."""
+def summary(result: BuildResult, store: Store, *, workers: int = 0) -> str:
+    """The closing lines, without a final newline; `workers` is the number of processes that converted images."""
     manifest, stats = result.manifest, result.stats
     counts = ", ".join(f"{name} {info['samples']}" for name, info in manifest["splits"].items())
-    classes = f"{len(manifest['classes'])} classes"
+    target = Target.from_manifest(manifest)
+    classes = describe_target(target)
     if stats is None:
-        return f"{store.where}: already there ({counts}; {classes}); nothing to do"
+        lines = [f"{store.where}: already there ({counts}; {classes}); nothing to do"]
+        return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
     source = manifest["source"]
     samples = sum(split["samples"] for split in manifest["splits"].values())
     ignored = describe_ignored(result.ignored)
     lines = [f"{store.where}: {samples} images, {classes}, {counts}; ignored: {ignored}"]
     if result.kept_shards:
         converted = stats.images - stats.rejects
-        lines.append(f"  {result.kept_shards} shards were kept, {converted} images were converted now")
-    lines.append(
-        f"  {result.elapsed_s:.1f} s, {stats.images / result.elapsed_s:.0f} images/s with {settings.worker_count} "
-        f"workers; {_time_shares(stats)}"
-    )
+        kept = "1 shard was" if result.kept_shards == 1 else f"{result.kept_shards} shards were"
+        lines.append(f"  {kept} kept, {converted} images were converted now")
+    if stats.images:
+        lines.append(
+            f"  {result.elapsed_s:.1f} s, {stats.images / result.elapsed_s:.0f} images/s with {workers} workers; "
+            f"{_time_shares(stats)}"
+        )
+    lines += _generations(manifest, store.where)
     for res, info in manifest["resolutions"].items():
         tars = tar_sizes(manifest, res)
         lines.append(
-            f"  {res:>4} px: short side {info['short_side']} px, {len(tars)} shards, "
+            f"  {res:>4} px: short side {info['short_side']} px, {len(tars)} shard{'s'[:len(tars) != 1]}, "
             f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB per sample"
         )
     with ShardSetReader(store, manifest) as reader:
-        labels = reader.samples("train")["label"]
-        if len(labels) >= _SHUFFLE_WINDOWS * WINDOW_SAMPLES:
-            mixed = mixing(labels)
-            lines.append(
-                f"  shuffle: windows of {WINDOW_SAMPLES} samples differ by {mixed.measured:.3f} from the overall class "
-                f"mix (random order {mixed.expected:.3f}, sorted by class near 1)"
-            )
+        lines += [f"  {line}" for line in mixing_lines(reader)]
+        if without := _without_labels(reader, list(manifest["splits"])):
+            lines.append(f"  {without} images have no label")
         sides = {int(res): info["short_side"] for res, info in manifest["resolutions"].items()}
         sources = (reader.sources(split) for split in manifest["splits"])
         lines += [f"  WARNING: {warning}" for warning in (*result.warnings, *size_warnings(sides, sources))]
-    lines += _duplicates(source["duplicates"], store.where)
-    lines.append(f"  rejected: {source['rejected']}{_rejects(source['rejected'], store)}")
+    newest = len(manifest["generations"]) - 1
+    lines += _duplicates(source["duplicates"], f"{store.where}/{duplicates_name(newest)}")
+    lines.append(f"  rejected: {source['rejected']}{_rejects(source['rejected'], store, rejects_name(newest))}")
     return "\n".join(lines)
+
+
+def mixing_lines(reader: ShardSetReader) -> list[str]:
+    """Lines on the mixing of the training samples by class, or by rarest label; none if targets are values.
+
+    A set of several generations is mixed by the order in which it is read, so that is measured too.
+    """
+    labels = reader.target.strata(reader.samples("train"))
+    if reader.target.kind == "values" or len(labels) < _SHUFFLE_WINDOWS * WINDOW_SAMPLES:
+        return []
+    stored = mixing(labels)
+    lines = [
+        f"shuffle: windows of {WINDOW_SAMPLES} samples differ by {stored.measured:.3f} from the overall class mix "
+        f"(random order {stored.expected:.3f}, sorted by class near 1)"
+    ]
+    if reader.newest:
+        positions, total = np.arange(len(labels)), len(labels)
+        figures = []
+        for order in get_args(Order):
+            ids = sample_ids(order, positions, seed=0, epoch=0, samples=total, offset=0, total=total)
+            figures.append(f"{order} {mixing(labels[ids]).measured:.3f}")
+        lines.append(f"  as stored; as read in the orders of a run: {', '.join(figures)}")
+    return lines
+
+
+def _without_labels(reader: ShardSetReader, splits: list[str]) -> int:
+    """The number of samples with an empty set of labels."""
+    if reader.target.kind != "labels":
+        return 0
+    rows = (reader.samples(split)["labels"] for split in splits)
+    step = 1 << 16
+    return sum(int((~part[at : at + step].any(1)).sum()) for part in rows for at in range(0, len(part), step))
+
+
+def _generations(manifest: dict[str, Any], where: str) -> list[str]:
+    """Lines about the newest generation, if there are several."""
+    generations = manifest["generations"]
+    if len(generations) == 1:
+        return []
+    newest, before = generations[-1], generations[-2]
+    added = ", ".join(f"{name} {count}" for name, count in newest["samples"].items())
+    classes = newest["classes"] - before["classes"]
+    left_out = sum(newest["dropped"].values())
+    text = f"  generation {len(generations) - 1} added {added}, {classes} new classes"
+    lines = [text + (f"; {left_out} samples of the set are left out" if left_out else "")]
+    dropped = newest["dropped"] != before["dropped"]
+    changes = describe_changes(where, newest["removed"], newest["changed"], dropped=dropped)
+    return lines + [f"  {line}" for line in changes]
 
 
 def _time_shares(stats: RunStats) -> str:
@@ -64,11 +120,11 @@ def _time_shares(stats: RunStats) -> str:
     return ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in work.items())
 
 
-def _duplicates(counts: dict[str, int], where: str) -> list[str]:
+def _duplicates(counts: dict[str, int], path: str) -> list[str]:
     if not counts["groups"]:
         return []
     extra = f"{counts['extra']} images are exact copies of others; all are kept"
-    lines = [f"  duplicates: {extra}, see {where}/duplicates.jsonl"]
+    lines = [f"  duplicates: {extra}, see {path}"]
     if counts["two_labels"]:
         lines.append(f"  WARNING: {counts['two_labels']} files have two or more labels")
     if counts["across_splits"]:
@@ -76,8 +132,8 @@ def _duplicates(counts: dict[str, int], where: str) -> list[str]:
     return lines
 
 
-def _rejects(count: int, store: Store) -> str:
+def _rejects(count: int, store: Store, name: str) -> str:
     if not count:
         return ""
-    reasons = [json.loads(line)["reason"] for line in store.read("rejects.jsonl").splitlines()]
-    return f" ({describe_reasons(reasons)}); see {store.where}/rejects.jsonl"
+    reasons = [json.loads(line)["reason"] for line in store.read(name).splitlines()]
+    return f" ({describe_reasons(reasons)}); see {store.where}/{name}"

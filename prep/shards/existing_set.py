@@ -1,37 +1,48 @@
-"""`ExistingSet`: the plan of the set in OUT, and its manifest if the set is finished."""
+"""`ExistingSet`: the plans of the set in OUT, and its manifest if the set is finished."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.dataset.shard_set import FORMAT, VERSION, is_sealed
+from pipeline.dataset.format import FORMAT, VERSION, is_sealed
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import PARTIAL
+from prep.plan.generations import inputs_names, plan_name, stored_plan
 from prep.storage.output import RUN_FOLDER, Store
+from prep.storage.retry import retry
 
-from .record import RECORDS, lost_files, record_names
+from .record import RECORDS, lost_files, plan_hash, record_names
 
-__all__ = ["DAMAGED", "MANIFEST", "PLAN", "ExistingSet", "describe_differences", "open_existing"]
+__all__ = ["CHANGES", "DAMAGED", "MANIFEST", "PLAN", "ExistingSet", "describe_differences", "open_existing",
+           "read_damaged", "read_sealed"]  # fmt: skip
 
 MANIFEST = "manifest.json"
-PLAN = f"{RECORDS}/plan.json"  # everything that decides the bytes of the set, except its resolutions
+PLAN = plan_name(0)  # everything that decides the bytes of the set, except its resolutions
 DAMAGED = "damaged.json"  # names of the files that `verify` found damaged
+CHANGES = "changes.jsonl"  # photos of the set that the source lacked, or had changed, at the last extension
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingSet:
-    """The set at OUT, or what a run has finished of it.
+    """The set at OUT, or the part of it that is finished.
 
-    `manifest` is None if the set is unfinished or its manifest damaged; `damaged` are the files that `verify` listed.
+    `plans` are those of its generations, without that of an unfinished extension. `manifest` is None if the set is
+    unfinished or its manifest damaged; `damaged` are the files that `verify` listed.
     """
 
-    plan: dict[str, Any]
+    plans: tuple[dict[str, Any], ...]
     manifest: dict[str, Any] | None
     damaged: frozenset[str]
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan of the newest generation."""
+        return self.plans[-1]
 
     @property
     def resolutions(self) -> list[int]:
@@ -42,8 +53,12 @@ class ExistingSet:
         """Whether it has all `resolutions` (px) and no file is known as damaged; one listing per folder."""
         if self.manifest is None or not set(resolutions) <= set(self.resolutions):
             return False
-        files = {name: info["bytes"] for name, info in self.manifest["files"].items()}
-        return self.damaged.isdisjoint(files) and not lost_files(store, files)
+        return self.damaged.isdisjoint(self.manifest["files"]) and not self.lost(store)
+
+    def lost(self, store: Store) -> set[str]:
+        """The files of a finished set that are missing or have another size; one listing per folder."""
+        files = {} if self.manifest is None else self.manifest["files"]
+        return lost_files(store, {name: info["bytes"] for name, info in files.items()})
 
 
 def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
@@ -73,21 +88,63 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
     if plan and is_sealed(plan_data or b""):
         del plan["sha256"]
     else:
-        plan = _plan_of(manifest) if is_current else {}
+        plan = (_plan_of(manifest) or stored_plan(store, 0)) if is_current else {}
     if not plan and not rebuild:
         raise ResoluteError(
             f"{store.where}/{PLAN}: damaged, as is {MANIFEST}, expected at least one as prep wrote it; start over with "
             "REBUILD=1 (--rebuild) or choose another OUT"
         )
+    plans: tuple[dict[str, Any], ...] = (plan,)
+    with suppress(*[ResoluteError] if rebuild else []):  # why: what is to be replaced may be damaged
+        plans = _plans(store, plan, manifest if is_current else None)
+    return ExistingSet(plans=plans, manifest=manifest if is_current else None, damaged=read_damaged(store))
+
+
+def _plans(store: Store, first: dict[str, Any], manifest: Mapping[str, Any] | None) -> tuple[dict[str, Any], ...]:
+    """The plans of all generations, `first` that of generation 0; those of `manifest`, or without it all that follow.
+
+    Raises `ResoluteError` if one is damaged.
+    """
+    plans, count = [first], None if manifest is None else len(manifest["generations"])
+    while count is None or len(plans) < count:
+        number, previous = len(plans), plan_hash(plans[-1])
+        expected = None if manifest is None else manifest["generations"][number]["plan"]
+        plan = read_sealed(store, plan_name(number))
+        if expected is not None and plan_hash(plan) != expected:
+            plan = stored_plan(store, number)
+        if plan.get("previous") == previous and expected in (None, plan_hash(plan)):
+            plans.append(plan)
+        elif count is None:
+            break
+        else:
+            raise ResoluteError(
+                f"{store.where}/{plan_name(number)}: missing or damaged, as is {inputs_names(number)[0]}, expected at "
+                "least one as prep wrote it; restore one of them, or start over with REBUILD=1 (--rebuild)"
+            )
+    return tuple(plans)
+
+
+def read_damaged(store: Store) -> frozenset[str]:
+    """The names of the files that `verify` found damaged."""
     try:
-        damaged = frozenset(json.loads(_read(store, DAMAGED) or b"[]"))
+        return frozenset(json.loads(_read(store, DAMAGED) or b"[]"))
     except (ValueError, TypeError):
-        damaged = frozenset()
-    return ExistingSet(plan=plan, manifest=manifest if is_current else None, damaged=damaged)
+        return frozenset()
+
+
+def read_sealed(store: Store, name: str) -> dict[str, Any]:
+    """The JSON object in a file that `manifest_bytes` made; {} if the file is missing or damaged."""
+    data = retry(f"{store.where}/{name}", lambda: _read(store, name)) or b""
+    sealed = _parse(data) if is_sealed(data) else {}
+    return {key: value for key, value in sealed.items() if key != "sha256"}
 
 
 def _plan_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    plan = {name: manifest[name] for name in ("format", "version", "settings", "classes", "codecs", "source")}
+    if len(manifest["generations"]) > 1:
+        return {}
+    names = ("format", "version", "settings", "classes", "target", "codecs", "source")
+    plan = {name: manifest[name] for name in names}
+    plan |= {"generation": 0, "images": manifest["generations"][0]["images"]}
     for table, added in (("settings", ["resolutions"]), ("source", ["rejected", "duplicates"])):
         plan[table] = {name: value for name, value in plan[table].items() if name not in added}
     return plan
@@ -131,6 +188,10 @@ def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         for name in sorted({*before, *after} - {"classes", "fingerprint"}):
             if before.get(name) != after.get(name):
                 differences.append(f"{name}: got {_shorten(before.get(name))}, expected {_shorten(after.get(name))}")
+    for name, got in old.get("target", {}).items():
+        if new.get("target", {}).get(name) != got:
+            expected = new.get("target", {}).get(name)
+            differences.append(f"target {name}: got {_shorten(got)}, expected {_shorten(expected)}")
     differences += _changed_classes(old.get("source", {}).get("classes", {}), new.get("source", {}).get("classes", {}))
     if not differences:
         differences = ["its format differs"]

@@ -1,29 +1,28 @@
-"""Checks that a file of a set still has the bytes that prep wrote, and that every JPEG in it decodes.
+"""Checks that a file of a set still has the bytes that prep wrote, that every JPEG in it decodes, and that the targets
+in its tars are those of its records.
 
-The manifest has the SHA-256 of every file. What the files say to each other, such as index and tars, follows from these
-hashes: prep derived one from the other.
+The manifest has the SHA-256 of every file. Files whose hashes match also agree with each other, as index and tars must,
+because prep derived one from the other.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
-import threading
 import zlib
 from collections.abc import Callable
-from multiprocessing import parent_process
 from typing import Any, TypeVar
 
 import simplejpeg
 
-from pipeline.dataset.shard_set import key_name
+from pipeline.dataset.format import key_name
 from pipeline.errors import ResoluteError
+from prep.execute.child import init_child
 from prep.storage.hashed_file import FileInfo
 from prep.storage.output import Store
 from prep.storage.retry import retry
 
 from .record import ShardRecord, record_name
+from .tar_format import BLOCK_BYTES, member_bytes, padded_bytes, target_file
 
 __all__ = ["Damage", "check_file", "init_worker", "read_with_retry"]
 
@@ -69,15 +68,7 @@ def init_worker(stop: Any) -> None:
     """Make this process a worker: it ignores Ctrl-C, exits with its parent, and ends early once `stop` is set."""
     global _stop
     _stop = stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    init_child({})
 
 
 def check_file(store: Store, name: str, expected: FileInfo) -> str | None:
@@ -94,7 +85,7 @@ def check_file(store: Store, name: str, expected: FileInfo) -> str | None:
 
 
 def _record_of(store: Store, name: str) -> ShardRecord | None:
-    """The record of a tar; None if it is damaged, which is found when the record itself is checked."""
+    """The record of a tar; None if it is damaged, which is reported when the record itself is checked."""
     res, _, shard = name.removesuffix(".tar").partition("/")
     record = record_name(shard, res)
     try:
@@ -113,16 +104,18 @@ def _read_through(
     if size != expected.nbytes:
         what = "cut short" if size < expected.nbytes else "too long"
         raise Damage(f"{what}, got {size} bytes, expected {expected.nbytes}")
-    rows = [] if record is None else zip(record.samples["key"].tolist(), record.stored.tolist(), strict=True)
+    rows = [] if record is None else zip(record.samples, record.stored.tolist(), strict=True)
     digest, pos, first_fault = hashlib.sha256(), 0, None
     with store.open(name) as file:
-        for key, (offset, nbytes, crc, *_) in rows:
-            piece = file.read(offset - pos + nbytes)
+        for sample, (offset, nbytes, crc, *_) in rows:
+            piece = file.read(offset - pos + padded_bytes(nbytes) + BLOCK_BYTES)
+            content = file.read(member_bytes(piece[-BLOCK_BYTES:]))
             digest.update(piece)
-            fault = _jpeg_fault(piece[offset - pos :], crc)
+            digest.update(content)
+            fault = _jpeg_fault(piece[offset - pos : offset - pos + nbytes], crc) or _target_fault(content, sample)
             if fault and first_fault is None:
-                first_fault = f"sample {key_name(key)}: {fault}"
-            pos = offset + nbytes
+                first_fault = f"sample {key_name(int(sample['key']))}: {fault}"
+            pos += len(piece) + len(content)
             _check_stop()
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
@@ -139,6 +132,15 @@ def _jpeg_fault(jpeg: bytes, expected_crc: int) -> str | None:
     except ValueError as error:
         return f"its JPEG cannot be decoded, got '{error}', expected a whole picture"
     return None
+
+
+def _target_fault(content: bytes, sample: Any) -> str | None:
+    """The fault of the file of a sample's target beside its record."""
+    column = sample.dtype.names[-1]
+    _, expected = target_file(column, sample[column], len(content))
+    if content == expected:
+        return None
+    return f"its target has changed, got {content[:80]!r}, expected {expected[:80]!r} as in the index"
 
 
 def _check_stop() -> None:

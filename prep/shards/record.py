@@ -1,9 +1,9 @@
-"""The records of finished tars, which alone say what of a set is finished.
+"""The records of finished tars: the only source of what is finished in a set.
 
 A tar that is durable leaves one small file, `records/SPLIT-NNNNNN-RES.rec`, which is never changed: everything else in
-the set (index arrays, lists, manifest) is derived from these records. It is one line of JSON, the SAMPLE, SOURCE and
-STORED rows of the tar's samples, and the SHA-256 of all that. A record names its plan by hash; records of other plans,
-damaged records, and records whose files are gone do not count.
+the set (index arrays, lists, manifest) is derived from these records. It is one line of JSON, the rows (of
+`Target.sample_dtype`, SOURCE and STORED) of the tar's samples, and the SHA-256 of all that. A record names its plan by
+hash; records of other plans, damaged records, and records whose files are gone do not count.
 """
 
 from __future__ import annotations
@@ -11,27 +11,29 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Collection, Iterator, Mapping, Set
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED, shard_name
+from pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
+from pipeline.storage.atomic_file import write_errors
 from pipeline.storage.read_at import read_at
 from prep.execute.thread_map import thread_map
-from prep.storage.hashed_file import FileInfo, write_errors
+from prep.storage.bulk import REQUESTS, read_many
+from prep.storage.hashed_file import FileInfo
 from prep.storage.output import Store
 from prep.storage.retry import retry
 
-__all__ = ["RECORDS", "THREADS", "Records", "ShardRecord", "lost_files", "plan_hash", "record_name",
-           "record_names"]  # fmt: skip
+__all__ = ["RECORDS", "Records", "ShardRecord", "lost_files", "pack_rows", "plan_hash", "record_name",
+           "record_names", "unpack_rows"]  # fmt: skip
 
 RECORDS = "records"
-THREADS = 16  # requests in flight, to hide the latency of a remote object store
+_HASHERS = 4  # threads that check and hash records
+_MAX_ASKED = 1024  # records of a part of the set: the files of more are listed, with those of all others
 _DIGEST_BYTES = 32
 
 
@@ -48,6 +50,21 @@ def plan_hash(plan: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
+def pack_rows(header: Mapping[str, Any], *rows: bytes) -> bytes:
+    """A file: one line of JSON, `rows`, and the SHA-256 of all that."""
+    data = json.dumps(header).encode() + b"\n" + b"".join(rows)
+    return data + hashlib.sha256(data).digest()
+
+
+def unpack_rows(data: bytes, *, checked: bool = False) -> tuple[dict[str, Any], bytes]:
+    """(header, rows) of a file made by `pack_rows`. Raises `ValueError` for other or damaged data unless `checked`."""
+    data, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if not checked and hashlib.sha256(data).digest() != digest:
+        raise ValueError("other bytes than prep wrote")
+    line, _, rows = data.partition(b"\n")
+    return json.loads(line), rows
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
     """A shard that is finished at one resolution (px); arrays are in key order.
@@ -60,7 +77,7 @@ class ShardRecord:
     split: str
     number: int
     res: int
-    samples: NDArray[Any]  # (n,) SAMPLE
+    samples: NDArray[Any]  # (n,) `Target.sample_dtype`
     sources: NDArray[Any]  # (n,) SOURCE
     stored: NDArray[Any]  # (n,) STORED with `shard` 0
     files: Mapping[str, FileInfo]
@@ -85,20 +102,20 @@ class ShardRecord:
             "files": {name: [info.nbytes, info.sha256] for name, info in sorted(self.files.items())},
             "rejects": self.rejects,
         }
-        rows = self.samples.tobytes() + self.sources.tobytes() + self.stored.tobytes()
-        data = json.dumps(header).encode() + b"\n" + rows
-        return data + hashlib.sha256(data).digest()
+        if self.samples.dtype != SAMPLE:
+            header["targets"] = [[name, *rest] for name, *rest in self.samples.dtype.descr]
+        return pack_rows(header, self.samples.tobytes(), self.sources.tobytes(), self.stored.tobytes())
 
     @classmethod
-    def parse(cls, data: bytes) -> ShardRecord:
-        """The inverse of `to_bytes`; arrays are read-only. Raises `ValueError` for other or damaged data."""
-        data, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-        if hashlib.sha256(data).digest() != digest:
-            raise ValueError("not a record as prep wrote it")
-        line, _, rows = data.partition(b"\n")
-        header = json.loads(line)
+    def parse(cls, data: bytes, *, checked: bool = False) -> ShardRecord:
+        """The inverse of `to_bytes`; arrays are read-only. Raises `ValueError` for other or damaged data.
+
+        `checked`: the data were parsed before, and their hash is not computed again.
+        """
+        header, rows = unpack_rows(data, checked=checked)
         arrays, offset = [], 0
-        for dtype in (SAMPLE, SOURCE, STORED):
+        fields = [(name, kind, *map(tuple, shape)) for name, kind, *shape in header.get("targets", [])]
+        for dtype in (np.dtype(fields) if fields else SAMPLE, SOURCE, STORED):
             arrays.append(np.frombuffer(rows or b"\0", dtype, header["samples"], offset))
             offset += arrays[-1].nbytes
         samples, sources, stored = arrays
@@ -122,11 +139,23 @@ class _Entry:
     rejects: tuple[tuple[int, str], ...]
 
 
-class Records:
-    """The valid records of the plan with the hash `plan`; each is read once and then kept in the local file `copy`."""
+def _entry(record: ShardRecord, data: bytes) -> _Entry:
+    """The entry of a record with the bytes `data`, without its offset."""
+    info = FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return _Entry(
+        offset=-1, nbytes=len(data), samples=len(record.samples), contents=record.contents,
+        files={**record.files, record.name: info}, rejects=record.rejects,
+    )  # fmt: skip
 
-    def __init__(self, store: Store, plan: str, copy: Path) -> None:
-        self._store, self.plan = store, plan
+
+class Records:
+    """The valid records of a set; each is read once and then kept in the local file `copy`.
+
+    `plan_of(split, number)` is the hash of the plan that a shard's record has to name.
+    """
+
+    def __init__(self, store: Store, plan_of: Callable[[str, int], str], copy: Path) -> None:
+        self._store, self._plan_of = store, plan_of
         self._entries: dict[tuple[str, int], dict[int, _Entry]] = {}
         self._adding = threading.Lock()
         with write_errors(copy):
@@ -135,51 +164,58 @@ class Records:
     def close(self) -> None:
         self._copy.close()
 
-    def load(self, *, damaged: Collection[str] = ()) -> None:
-        """Read all records in the store.
+    def load(self, *, names: Iterable[str] | None = None, damaged: Collection[str] = ()) -> None:
+        """Read the records `names`, some of which may not be there; None: all in the store.
 
         Those that are in `damaged` or have files there do not count, nor those of a shard that disagree about its
         contents.
         """
-        names = [name for name in record_names(self._store) if name not in damaged]
-        for record, data in thread_map(self._read, names, THREADS):
-            if record is not None:
-                self._add(record, data)
+        is_part, nbytes = names is not None, 0
+        if names is None:
+            sizes = {name: size for name, size in self._store.sizes(RECORDS).items() if name.endswith(".rec")}
+            names, nbytes = [f"{RECORDS}/{name}" for name in sorted(sizes)], max(sizes.values(), default=0)
+        names = [name for name in names if name not in damaged]
+        contents = read_many(self._store, names, nbytes=nbytes)
+        for parsed, data in thread_map(self._parse, zip(names, contents, strict=True), _HASHERS):
+            if parsed is not None:
+                self._keep(*parsed, data)
         for shard, entries in list(self._entries.items()):
             if len({entry.contents for entry in entries.values()}) > 1:
                 del self._entries[shard]
         self._drop(set(damaged))
-        self.drop_lost()
+        if is_part and len(names) <= _MAX_ASKED:
+            self._drop(lost_files(self._store, self._sizes(), listed=False))
+        else:
+            self.drop_lost()
 
-    def _read(self, name: str) -> tuple[ShardRecord | None, bytes]:
-        """A record and its bytes; None if it belongs to another plan or is damaged."""
+    def _parse(self, named: tuple[str, bytes]) -> tuple[tuple[ShardRecord, _Entry] | None, bytes]:
+        """A record with its entry, and its bytes; None if it is missing, damaged or belongs to another plan."""
+        name, data = named
         try:
-            data = retry(f"{self._store.where}/{name}", partial(_read, self._store, name))
             record = ShardRecord.parse(data)
         except ValueError:
             return None, b""
-        return (record if (record.plan, record.name) == (self.plan, name) else None), data
+        is_valid = record.name == name and record.plan == self._plan_of(record.split, record.number)
+        return ((record, _entry(record, data)) if is_valid else None), data
 
     def add(self, data: bytes) -> None:
         """Count the record with these bytes, which is in the store. Thread-safe."""
-        self._add(ShardRecord.parse(data), data)
+        record = ShardRecord.parse(data)
+        self._keep(record, _entry(record, data), data)
 
-    def _add(self, record: ShardRecord, data: bytes) -> None:
-        info = FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    def _keep(self, record: ShardRecord, entry: _Entry, data: bytes) -> None:
         with self._adding, write_errors(str(self._copy.name)):
             offset = self._copy.seek(0, 2)
             view = memoryview(data)
             while view:  # why: a raw write may be partial
                 view = view[self._copy.write(view) :]
-            self._entries.setdefault((record.split, record.number), {})[record.res] = _Entry(
-                offset=offset, nbytes=len(data), samples=len(record.samples), contents=record.contents,
-                files={**record.files, record.name: info}, rejects=record.rejects,
-            )  # fmt: skip
+            shard = self._entries.setdefault((record.split, record.number), {})
+            shard[record.res] = replace(entry, offset=offset)
 
     def get(self, split: str, number: int, res: int) -> ShardRecord:
         """The record of a shard that is finished at `res`."""
         entry = self._entries[split, number][res]
-        return ShardRecord.parse(read_at(self._copy.fileno(), entry.nbytes, entry.offset))
+        return ShardRecord.parse(read_at(self._copy.fileno(), entry.nbytes, entry.offset), checked=True)
 
     def resolutions(self, split: str, number: int) -> Set[int]:
         """The resolutions at which a shard is finished."""
@@ -220,7 +256,10 @@ class Records:
 
     def drop_lost(self) -> None:
         """Drop the records whose files are missing or have another size, by one listing per folder."""
-        self._drop(lost_files(self._store, {name: info.nbytes for name, info in self.files().items()}))
+        self._drop(lost_files(self._store, self._sizes()))
+
+    def _sizes(self) -> dict[str, int]:
+        return {name: info.nbytes for name, info in self.files().items()}
 
     def _drop(self, names: Set[str]) -> None:
         for shard, res, _ in [each for each in self._all() if not names.isdisjoint(each[2].files)]:
@@ -229,26 +268,23 @@ class Records:
                 del self._entries[shard]
 
 
-def _read(store: Store, name: str) -> bytes:
-    try:
-        return store.read(name)
-    except FileNotFoundError:  # why not retried: it was listed a moment ago, but a lost record is only a missing one
-        return b""
+def lost_files(store: Store, expected: Mapping[str, int], *, listed: bool = True) -> set[str]:
+    """Those of the files {name: bytes} that are missing or have another size.
 
-
-def lost_files(store: Store, expected: Mapping[str, int]) -> set[str]:
-    """Those of the files {name: bytes} that are missing or have another size; one listing per folder.
-
-    Raises `StorageError` for a folder that exists and cannot be listed.
+    One listing per folder, or, if not `listed`, one request per file, which costs less for a few of many files. Raises
+    `StorageError` for a folder that exists and cannot be listed.
     """
+    if not listed:
+        sizes = zip(expected.items(), thread_map(store.size, expected, REQUESTS), strict=True)
+        return {name for (name, nbytes), present in sizes if present != nbytes}
     folders = sorted({name.rpartition("/")[0] for name in expected})
 
-    def sizes(folder: str) -> dict[str, int]:
+    def list_folder(folder: str) -> dict[str, int]:
         return retry(f"{store.where}/{folder}", lambda: store.sizes(folder))
 
     present = {
         f"{folder}/{name}".lstrip("/"): nbytes
-        for folder, files in zip(folders, thread_map(sizes, folders, 4), strict=True)
+        for folder, files in zip(folders, thread_map(list_folder, folders, 8), strict=True)
         for name, nbytes in files.items()
     }
     return {name for name, nbytes in expected.items() if present.get(name) != nbytes}

@@ -26,8 +26,8 @@ def write_record(store: Store, settings: Settings) -> None:
     """Record the settings of the set at `store`. Raises `ResoluteError` if it cannot be written."""
     defaults = Settings(src="-", out="-", resolutions=settings.resolutions)
     variables: dict[str, object] = {"SRC": settings.src}
-    names = ("kind", "labels", "columns", "classes", "val", "val_list", "val_frac", "folds", "quality", "max_bad",
-             "seed", "shard_samples")  # fmt: skip
+    names = ("kind", "labels", "columns", "target", "classes", "val", "val_labels", "val_list", "val_frac", "quality",
+             "max_bad", "seed", "shard_samples")  # fmt: skip
     for name in names:
         if getattr(settings, name) != getattr(defaults, name):
             variables[name.upper()] = getattr(settings, name)
@@ -60,7 +60,8 @@ def check_replaced_source(
     `source` is that of the new plan; the same photos at another path count as the same. If the old set has no record of
     its source, a line on stderr names what is replaced.
     """
-    if existing.plan.get("source") == source or not (store.size(MANIFEST) or store.size("index/train.npy")):
+    photos = existing.plan.get("source", {}).get("classes")  # why not all of it: extensions have split them otherwise
+    if photos == source["classes"] or not (store.size(MANIFEST) or store.size("index/train.npy")):
         return  # why the index: it is there if the manifest of a finished set was deleted
     record = read_record(store)
     if is_other_source(record, settings):
@@ -76,10 +77,12 @@ def check_replaced_source(
         print_error(f"{store.where}: replacing a set of {what}", prefix="prep")
 
 
-def missing_source_error(store: Store, resolutions: tuple[int, ...] = ()) -> ResoluteError:
+def missing_source_error(
+    store: Store, resolutions: tuple[int, ...] = (), *, extend: bool = False
+) -> ResoluteError:
     """The error for a command without SRC; it names the complete command if the set at `store` records its source.
 
-    `resolutions` (px) were asked for; those of the set are added.
+    `resolutions` (px) are the requested ones; those of the set are added.
     """
     record = read_record(store)
     if record is None:
@@ -87,14 +90,16 @@ def missing_source_error(store: Store, resolutions: tuple[int, ...] = ()) -> Res
             "SRC: got none, expected the photos (a folder, a list, an archive, a URL); set SRC=photos (--src); for "
             "the demo photos run `make shards` without SRC and OUT"
         )
-    command = rerun_command(store, resolutions)
+    command = rerun_command(store, resolutions, extend=extend)
     return ResoluteError(f"SRC: got none, but {store.where} was made from {record['SRC']}; run {command}")
 
 
-def rerun_command(store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False) -> str:
+def rerun_command(
+    store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False, extend: bool = False
+) -> str:
     """The `make shards` command that made the set at `store`, with its resolutions (px) and `resolutions`."""
     stored = [int(name) for name in store.folders() if name.isdecimal()]
-    return shards_command(store.where, {*stored, *resolutions}, read_record(store), rebuild=rebuild)
+    return shards_command(store.where, {*stored, *resolutions}, read_record(store), rebuild=rebuild, extend=extend)
 
 
 def _read(store: Store) -> bytes | None:

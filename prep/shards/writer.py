@@ -1,15 +1,18 @@
-"""A shard's specification, and the writer of its tars, idx files and records."""
+"""A shard's specification, and the writer of its tars, idx files and records.
+
+The record is written last, when the tar and its idx file are durable: a shard with a record is complete.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED, shard_name
+from pipeline.dataset.format import SOURCE, STORED, shard_name
 from pipeline.errors import ResoluteError
 from prep.convert.batch import Batch, BatchResult, EncodeOptions
 from prep.sources.image_ref import ByteRange
@@ -29,7 +32,7 @@ class ShardSpec:
     """A shard to be written: its samples in key order, at `resolutions` (px) with `short_sides` (px).
 
     `plan` is the hash of the set's plan; `contents` the `ShardRecord.contents` that the shard has at the resolutions
-    at which it is finished, None if there are none.
+    at which it is finished, None if there are none. `skip` is as in `Batch`.
     """
 
     plan: str
@@ -37,20 +40,29 @@ class ShardSpec:
     split: str
     number: int
     first_key: int
-    byte_ranges: tuple[ByteRange, ...]
-    labels: NDArray[Any]  # (n,) u4
-    folds: NDArray[Any] | None  # (n,) u1
+    byte_ranges: Sequence[ByteRange]
+    labels: NDArray[Any]  # (n,) u4 class numbers, or (n, …) as in `EncodeOptions.samples`
     resolutions: tuple[int, ...]
     short_sides: tuple[int, ...]
+    skip: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return shard_name(self.split, self.number)
+
+    @property
+    def batch_count(self) -> int:
+        return -(-len(self.byte_ranges) // BATCH_SAMPLES)
 
     def batches(self) -> Iterator[Batch]:
         for first in range(0, len(self.byte_ranges), BATCH_SAMPLES):
             chosen = slice(first, first + BATCH_SAMPLES)
             yield Batch(
                 first_key=self.first_key + first,
-                byte_ranges=self.byte_ranges[chosen],
-                labels=tuple(self.labels[chosen].tolist()),
+                byte_ranges=tuple(self.byte_ranges[chosen]),
+                labels=tuple(self.labels[chosen].tolist()) if self.labels.ndim == 1 else self.labels[chosen],
                 short_sides=self.short_sides,
+                skip={i - first: reason for i, reason in self.skip.items() if 0 <= i - first < BATCH_SAMPLES},
             )
 
 
@@ -63,15 +75,21 @@ class ShardWriter:
     spec: ShardSpec
     _tars: list[AtomicFile] = field(default_factory=list)
     _results: list[BatchResult] = field(default_factory=list)
+    _images: int = 0
 
     def add(self, result: BatchResult) -> None:
         if not self._tars:
-            name = shard_name(self.spec.split, self.spec.number)
-            self._tars = [self.store.create(f"{res}/{name}.tar") for res in self.spec.resolutions]
+            self._tars = [self.store.create(f"{res}/{self.spec.name}.tar") for res in self.spec.resolutions]
         for tar, piece, stored in zip(self._tars, result.tars, result.stored, strict=True):
             stored["offset"] += tar.nbytes
             tar.write(piece)
         self._results.append(replace(result, tars=()))  # why: the tars are written, and take most of the memory
+        self._images += len(result.samples) + len(result.rejects)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all results have been added."""
+        return self._images == len(self.spec.byte_ranges)
 
     def discard(self) -> None:
         for tar in self._tars:
@@ -83,10 +101,8 @@ class ShardWriter:
         Returns the records (`ShardRecord.to_bytes`). Raises `ResoluteError` if the images have changed since the shard
         was made at other resolutions.
         """
-        spec, name = self.spec, shard_name(self.spec.split, self.spec.number)
-        samples = _concatenate([result.samples for result in self._results], SAMPLE)
-        if spec.folds is not None:
-            samples["fold"] = spec.folds[samples["key"] - spec.first_key]
+        spec, name = self.spec, self.spec.name
+        samples = _concatenate([result.samples for result in self._results], self.options.samples)
         record = ShardRecord(
             plan=spec.plan, split=spec.split, number=spec.number, res=0, samples=samples,
             sources=_concatenate([result.sources for result in self._results], SOURCE),

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.errors import ResoluteError
 
 from .filesystem import common_root, file_name, open_file
-from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef
+from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef, SourceTarget
 from .names import ignore_reason, is_image, other_file_kind, refuse_split_names, safe_relative_path
 from .scan_cache import ScanResult, ScanRow, ScanWriter, cached_scan
 from .tar_members import is_compressed, open_tar
@@ -29,6 +29,7 @@ class ArchiveSource:
 
     numbered = False
     label_names: Sequence[str] | None = None
+    target = SourceTarget()
 
     def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
         self.root = common_root(paths)

@@ -14,6 +14,7 @@ from .label_file import LabelListSource, LabelTableSource
 from .names import SPLITS, ignore_reason, refuse_split_names
 from .parquet import ParquetSource
 from .tar_members import COMPRESSED, is_compressed
+from .target_cells import AUTO, TargetSetting
 from .webdataset import WebDatasetSource, is_webdataset_tar
 
 __all__ = ["KINDS", "open_source"]
@@ -33,14 +34,17 @@ def open_source(
     kind: str = "auto",
     labels: str | None = None,
     columns: str | None = None,
+    target: TargetSetting = AUTO,
+    elsewhere: str | None = None,
     scan_cache: Path,
     setting: str = "SRC",
 ) -> Source:
     """Open the source at `src`, a path, URL, or pattern of several files; `kind` is one of KINDS.
 
     `labels` is a table of names and labels for a folder without class folders; `columns` names the image and label
-    column ("id,breed") of tables, lists and Parquet files. `scan_cache` is a folder for what a source has to unpack or
-    remember between runs. `setting` is what messages call `src`. Most of the source is read only when it is iterated.
+    and target columns ("id,breed") of tables, lists and Parquet files, `target` what these mean. `elsewhere` is
+    another folder whose images `labels` names too. `scan_cache` is a folder for what a source has to unpack or
+    remember between runs. `setting` names `src` in messages. Most of the source is read only when it is iterated.
     Raises `ResoluteError` for a missing or unrecognised source.
     """
     src = src.removeprefix("file://")
@@ -53,24 +57,34 @@ def open_source(
         raise ResoluteError("KIND=table: got no table, expected LABELS=labels.csv; set LABELS")
     if labels is not None:
         _require_folder(src, setting)
-        return LabelTableSource(src, labels.removeprefix("file://"), columns)
+        return LabelTableSource(
+            src, labels.removeprefix("file://"), columns, target,
+            elsewhere=elsewhere, only_files=setting == "VAL" and elsewhere is not None,
+        )  # fmt: skip
     files = _listed_files(src, setting)
     if kind == "auto":
         kind, files = _detect_kind(src, files, setting)
     elif not files and kind in _SUFFIXES:
         files = _files_of_kind(src, kind)
-    if columns is not None and kind not in ("table", "listing", "parquet"):
+    if columns is not None and kind not in ("table", "listing", "parquet") and setting == "SRC":
         raise ResoluteError(f"COLUMNS: has no effect for KIND={kind}, got {columns}, expected none; drop COLUMNS")
+    if target.kind not in (None, "class") and kind in ("folders", "archive"):
+        raise ResoluteError(
+            f"TARGET: got {target.kind} for {src}, in which class folders tell the classes, expected class; "
+            + ("drop TARGET, or add LABELS=table.csv" if setting == "SRC" else "set VAL_LABELS=table.csv")
+        )
     if kind == "folders":
         _require_folder(src, setting)
         return ImageFolderSource(src)
     if not files:
         raise ResoluteError(f"{src}: got no files of kind {kind}, expected at least one; correct {setting} or KIND")
     if kind == "listing":
-        return LabelListSource(files[0], columns)
+        return LabelListSource(files[0], columns, target)
     if kind == "archive":
         return ArchiveSource(files, scan_cache)
-    return WebDatasetSource(files, scan_cache) if kind == "webdataset" else ParquetSource(files, columns, scan_cache)
+    if kind == "webdataset":
+        return WebDatasetSource(files, scan_cache, target)
+    return ParquetSource(files, columns, scan_cache, target)
 
 
 def _listed_files(src: str, setting: str) -> list[str]:

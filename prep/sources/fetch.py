@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from fsspec.core import url_to_fs
-
 from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
 from pipeline.storage.read_at import read_at
 from prep.convert.reject import NOT_THERE, Reject
@@ -50,8 +48,8 @@ def fetch(byte_range: ByteRange) -> bytes:
 def fetch_many(byte_ranges: Sequence[ByteRange], *, ahead_bytes: int = MAX_BYTES) -> list[bytes | Reject | None]:
     """The bytes, or the `Reject`, of each image in order; remote images are requested concurrently.
 
-    An image of more than `ahead_bytes` is not read and gives None: it is left for `fetch`, which bounds the memory of
-    whoever reads ahead. Raises `StorageError` if storage stays unavailable after a few retries.
+    An image of more than `ahead_bytes` is not read, which bounds memory: its result is None, and `fetch` reads it
+    later. Raises `StorageError` if storage stays unavailable after a few retries.
     """
     done: list[bytes | Reject | None] = [None] * len(byte_ranges)
     local: list[int] = []  # positions in `byte_ranges`
@@ -262,6 +260,8 @@ def _fetch_spans(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> l
 
 def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[object]:
     """The answer of each store, bytes or an exception, with one concurrent request per store."""
+    from fsspec.core import url_to_fs  # why here: slow to import, needed only for URLs
+
     answers: list[object] = [None] * len(spans)
     stores: dict[int, tuple[Any, list[int], list[str]]] = {}
     for i, (byte_range, _, _) in enumerate(spans):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from braceexpand import braceexpand
-from fsspec.core import url_to_fs
 
 from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
 from prep.storage.retry import is_retryable, retry
@@ -76,7 +75,7 @@ def file_name(path: str) -> str:
 
 
 def common_root(paths: Sequence[str]) -> str:
-    """What messages and names of several files are relative to: the file itself, or else the folder of the first."""
+    """The root that messages and names of files are relative to: a single file itself, else the folder of the first."""
     return paths[0] if len(paths) == 1 else paths[0].rpartition("/")[0] or "."
 
 
@@ -86,6 +85,8 @@ def without_query(path: str) -> str:
 
 
 def _store(url: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs  # why here: slow to import, needed only for URLs
+
     # why no cache: listings would grow with the number of files
     fs, path = url_to_fs(url, use_listings_cache=False)
     return fs, path
@@ -188,7 +189,7 @@ def _mode(path: str) -> int:
 def open_file(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
     """Open a file for reading; `forward`: without seeking, which also works with servers without byte ranges.
 
-    Raises `ResoluteError` for whatever fails while it is open.
+    Raises `ResoluteError` for any error while it is open.
     """
     with read_errors(path):
         if not is_url(path):

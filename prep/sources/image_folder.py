@@ -10,7 +10,7 @@ from functools import partial
 from prep.execute.thread_map import thread_map
 
 from .filesystem import Entry, list_folder
-from .image_ref import ImageRef, is_url
+from .image_ref import ImageRef, SourceTarget, is_url
 from .names import ignore_reason, is_image, other_file_kind
 
 __all__ = ["ImageFolderSource", "walk"]
@@ -28,6 +28,7 @@ class ImageFolderSource:
     numbered = False
     label_names: Sequence[str] | None = None
     copies = False
+    target = SourceTarget()
 
     def __init__(self, src: str) -> None:
         self.root = src

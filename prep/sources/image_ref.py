@@ -8,7 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["MAX_BYTES", "MISSING", "PLAIN", "UNSEEN", "ZIPPED", "ByteRange", "ImageRef", "Source", "is_url"]
+from pipeline.dataset.target import TargetKind
+
+__all__ = [
+    "MAX_BYTES", "MISSING", "PLAIN", "UNSEEN", "ZIPPED", "ByteRange", "ImageRef", "Label", "Source", "SourceTarget",
+    "is_url",
+]  # fmt: skip
+
+Label = str | tuple[str, ...] | tuple[float, ...]
 
 # Values of `packed`: plain bytes at the offset; a zip local header there, followed by stored or deflated content; a
 # file that was missing from an existing folder when the source was listed; a URL from a list, not requested yet.
@@ -21,24 +28,43 @@ class ImageRef:
     """One candidate image.
 
     `name` is its POSIX path relative to the source (surrogateescape for invalid UTF-8), which it is sorted by and
-    reported as. `label` is its class, in decimal if the source is `numbered`. Its bytes are `nbytes` (0: unknown) from
+    reported as. `label` is its class, in decimal if the source is `numbered`; or its labels, likewise; or its values;
+    `line` is where that is written, from 1 (0: not in lines). Its bytes are `nbytes` (0: unknown) from
     `offset` (-1: the entire file) of `container`, a path or URL ("": the file `name` below the source's root).
     `size_bytes` is the size of the image file itself (-1: `nbytes`), which differs only for a compressed archive
     member.
     """
 
     name: str
-    label: str
+    label: Label
     nbytes: int
     container: str = ""
     offset: int = -1
     packed: int = PLAIN
     size_bytes: int = -1
+    line: int = 0
 
     @classmethod
-    def file(cls, name: str, label: str, nbytes: int | None) -> ImageRef:
+    def file(cls, name: str, label: Label, nbytes: int | None, line: int = 0) -> ImageRef:
         """A plain file below the source's root; `nbytes` is None if it was listed but does not exist."""
-        return cls(name, label, nbytes or 0, packed=MISSING if nbytes is None else PLAIN)
+        return cls(name, label, nbytes or 0, packed=MISSING if nbytes is None else PLAIN, line=line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTarget:
+    """The kind of a source's targets.
+
+    `names` and `units` are those of values; `classes` are labels that the source names itself, whether or not an image
+    has them; `separator` is between the items of a cell (see `target_cells`). `about` says in lines what was
+    recognised, with examples; none if there is only one way to read it.
+    """
+
+    kind: TargetKind = "class"
+    names: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    separator: str | None = None
+    about: tuple[str, ...] = ()
 
 
 class Source(Protocol):
@@ -52,14 +78,14 @@ class Source(Protocol):
     ignored: Counter[str]  # kind -> count: hidden, junk, other files (by suffix where usual), unsafe names, ...
     numbered: bool  # labels are class numbers
     label_names: Sequence[str] | None  # names of those numbers, if the source has them
+    target: SourceTarget  # complete when the first image is yielded
     copies: bool  # the images are unpacked into the scan cache, for lack of random access
 
     def __iter__(self) -> Iterator[ImageRef]: ...
 
 
 class ByteRange(NamedTuple):
-    """Where the bytes of an image are, all that `fetch` needs; fields as in `ImageRef`, `path` is the file or
-    container."""
+    """The location of an image's bytes, for `fetch`; fields as in `ImageRef`, `path` is the file or container."""
 
     path: str
     offset: int = -1

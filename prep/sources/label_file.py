@@ -1,6 +1,7 @@
 """Label files: tables (CSV, TSV) of a folder's images, and lists of image paths and labels. Both are sources.
 
-Errors name the line, counted from 1. Labels are UTF-8; file names may hold any bytes (surrogateescape).
+A file is read twice: for what its targets mean (`target_cells`), then row by row. Errors name the line, counted from 1.
+Labels are UTF-8; file names may hold any bytes (surrogateescape).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import NamedTuple
 
@@ -17,57 +19,70 @@ from pipeline.errors import ResoluteError
 
 from .filesystem import file_name, file_size, open_file, without_query
 from .image_folder import walk
-from .image_ref import UNSEEN, ImageRef, is_url
+from .image_ref import UNSEEN, ImageRef, Label, SourceTarget, is_url
 from .names import is_image, other_file_kind, safe_below, safe_relative_path
+from .target_cells import AUTO, Cells, Meaning, TargetSetting, describe_label, is_number
 
 __all__ = [
-    "LABEL_COLUMNS", "LabelListSource", "LabelTableSource", "is_text", "is_utf16", "label_rows", "not_utf8",
-    "two_columns",
+    "LABEL_COLUMNS", "LabelListSource", "LabelTableSource", "TargetTable", "column_names", "column_span", "is_text",
+    "is_utf16", "label_rows", "not_utf8", "table_covers",
 ]  # fmt: skip
 
 _UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # the byte-order marks, decoded with surrogateescape
 _NAME_COLUMNS = ("id", "image", "image_id", "image_name", "filename", "file_name", "file", "path", "filepath",
-                 "image_path", "img", "name")  # fmt: skip
+                 "image_path", "img", "name", "image index", "img_id", "img_name", "img_path", "photo")  # fmt: skip
 LABEL_COLUMNS = ("label", "labels", "breed", "class", "category", "target", "species", "kind", "diagnosis",
-                 "class_name")  # fmt: skip
+                 "class_name", "tags", "finding labels", "attribute_ids", "targets")  # fmt: skip
 _DELIMITERS = (",", "\t", ";", "|")
+_EXAMPLES = 3  # rows shown of a table
 
 
 class LabelTableSource:
-    """A folder of images, flat or nested, and a CSV or TSV file of names and labels, as on Kaggle. A `Source`.
+    """A folder of images, flat or nested, and a CSV or TSV file of names and targets, as on Kaggle. A `Source`.
 
     A name may be the path below the folder or the file's own name, with or without suffix. A row without a file is
     yielded under its name and becomes a reject; a file without a row is ignored as unlabelled. A name that leads out of
     the folder (`..`, an absolute path elsewhere, a URL) is never read; its row is ignored as an unsafe name. Links
     inside the folder are followed, as in `ImageFolderSource`. `numbered` if all labels are integers. Holds the names of
     all files in memory.
+
+    `elsewhere` is another folder whose images the table names too; these rows are left out here. `only_files`: rows
+    without a file are left out, since the source of the other folder yields them.
     """
 
     label_names: Sequence[str] | None = None
     copies = False
 
-    def __init__(self, src: str, labels: str, columns: str | None) -> None:
+    def __init__(
+        self, src: str, labels: str, columns: str | None, setting: TargetSetting = AUTO, *,
+        elsewhere: str | None = None, only_files: bool = False,
+    ) -> None:  # fmt: skip
         self.root = src
         self.ignored: Counter[str] = Counter()
         self.numbered = True
-        self._labels, self._columns = labels, columns
+        self.target = SourceTarget()
+        self._labels, self._table = labels, TargetTable(labels, columns, setting)
+        self._elsewhere, self._only_files = elsewhere, only_files
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.numbered = True
-        sizes: dict[str, int | None] = {}
-        aliases: dict[str, str | None] = {}  # other forms of a name; None: ambiguous
-        for name, entry in walk(self.root, self.ignored):
-            if entry.kind == "file" and is_image(name):
-                sizes[name] = entry.nbytes
-                for alias in {_stem(name), entry.name, _stem(entry.name)} - {name}:
-                    aliases[alias] = name if alias not in aliases else None
-            else:
-                self.ignored[other_file_kind(name)] += entry.kind == "file"
+        files = _Files(self.root, self.ignored)
+        others = None if self._elsewhere is None else _Files(self._elsewhere, Counter())
         labelled: set[str] = set()
-        for row in label_rows(self._labels, self._columns):
+        self.target = self._table.target()
+        for row in self._table:
             written = row.name.removeprefix("./")
-            if written not in sizes and written not in aliases:
+            if others is not None and written in others:
+                if written in files:
+                    raise ResoluteError(
+                        f"{self._labels}: line {row.line} names two files, got {written}, which both {self.root} and "
+                        f"{others.root} hold, expected one; set VAL_LABELS to a table for VAL alone"
+                    )
+                continue
+            if written not in files:
+                if self._only_files:
+                    continue
                 if not is_text(written):
                     raise not_utf8(self._labels, row.line, repr(written))
                 below = safe_below(self.root, written)
@@ -75,21 +90,51 @@ class LabelTableSource:
                     self.ignored["unsafe names"] += 1
                     continue
                 written = below
-            name = written if written in sizes else aliases.get(written, written) or self._ambiguous(written, row.line)
-            if not row.label:
-                self.ignored["unlabelled"] += name not in sizes
+            name = files.name(written)
+            if name is None:
+                raise ResoluteError(
+                    f"{self._labels}: line {row.line} names several files, got {written}, of which {self.root} holds "
+                    "more than one, expected a unique name; write the full path with its suffix, or remove the other "
+                    "files"
+                )
+            if row.label is None:
+                self.ignored["unlabelled"] += name not in files.sizes
                 continue
             labelled.add(name)
-            self.numbered &= is_number(row.label)
-            yield ImageRef.file(name, row.label, sizes.get(name))
-        self.ignored["unlabelled"] += len(sizes.keys() - labelled)
+            self.numbered &= _is_numbered(row.label)
+            yield ImageRef.file(name, row.label, files.sizes.get(name), row.line)
+        self.ignored["unlabelled"] += len(files.sizes.keys() - labelled)
         self.ignored += Counter()
 
-    def _ambiguous(self, written: str, line: int) -> str:
-        raise ResoluteError(
-            f"{self._labels}: line {line} names several files, got {written}, of which {self.root} holds more than "
-            "one, expected a unique name; write the full path with its suffix, or remove the other files"
-        )
+
+class _Files:
+    """The image files below a folder, by any form of their names; `sizes` are in bytes. Counts others in `ignored`."""
+
+    def __init__(self, root: str, ignored: Counter[str]) -> None:
+        self.root = root
+        self.sizes: dict[str, int | None] = {}
+        self._aliases: dict[str, str | None] = {}  # other forms of a name; None: ambiguous
+        for name, entry in walk(root, ignored):
+            if entry.kind == "file" and is_image(name):
+                self.sizes[name] = entry.nbytes
+                for alias in {_stem(name), entry.name, _stem(entry.name)} - {name}:
+                    self._aliases[alias] = name if alias not in self._aliases else None
+            else:
+                ignored[other_file_kind(name)] += entry.kind == "file"
+
+    def __contains__(self, written: str) -> bool:
+        return written in self.sizes or written in self._aliases
+
+    def name(self, written: str) -> str | None:
+        """The file's name; `written` itself if there is none, None if there are several."""
+        return written if written in self.sizes else self._aliases.get(written, written)
+
+
+def table_covers(labels: str, columns: str | None, src: str, val: str) -> bool:
+    """Whether a table for the folder `src` also names images of the folder `val` that `src` does not hold."""
+    files, others = _Files(src, Counter()), _Files(val, Counter())
+    names = (row.name.removeprefix("./") for row in label_rows(labels, columns))
+    return any(name in others and name not in files for name in names)
 
 
 def _stem(name: str) -> str:
@@ -107,16 +152,18 @@ class LabelListSource:
     label_names: Sequence[str] | None = None
     copies = False
 
-    def __init__(self, src: str, columns: str | None) -> None:
+    def __init__(self, src: str, columns: str | None, setting: TargetSetting = AUTO) -> None:
         self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
         self.ignored: Counter[str] = Counter()
         self.numbered = True
-        self._src, self._columns = src, columns
+        self.target = SourceTarget()
+        self._table = TargetTable(src, columns, setting)
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.numbered = True
-        for row in label_rows(self._src, self._columns):
+        self.target = self._table.target()
+        for row in self._table:
             name = row.name.removeprefix("./")
             # why: a remote list must not name files of this machine
             scheme = f"{self.root.partition('://')[0]}://"
@@ -124,25 +171,75 @@ class LabelListSource:
             if is_url(self.root) and ("::" in name or not is_allowed):
                 self.ignored["unsafe names"] += 1
                 continue
-            if not row.label:
+            if row.label is None:
                 self.ignored["unlabelled"] += 1
                 continue
-            self.numbered &= is_number(row.label)
+            self.numbered &= _is_numbered(row.label)
             if is_url(self.root) or is_url(name):
-                yield ImageRef(name, row.label, 0, packed=UNSEEN)
+                yield ImageRef(name, row.label, 0, packed=UNSEEN, line=row.line)
             else:
-                yield ImageRef.file(name, row.label, file_size(name if name.startswith("/") else f"{self.root}/{name}"))
+                size = file_size(name if name.startswith("/") else f"{self.root}/{name}")
+                yield ImageRef.file(name, row.label, size, row.line)
+
+
+def _is_numbered(label: Label) -> bool:
+    """Whether all labels are class numbers; values have none."""
+    if isinstance(label, str):
+        return is_number(label)
+    return all(isinstance(each, str) and is_number(each) for each in label)
 
 
 class LabelRow(NamedTuple):
     name: str
-    label: str
+    cells: tuple[str, ...]  # of the target columns
     line: int  # in the file, from 1
 
 
-def is_number(label: str) -> bool:
-    """Whether a label is a class number in canonical form: no sign, no leading zeros."""
-    return label.isascii() and label.isdigit() and (label == "0" or label[0] != "0")
+class TargetRow(NamedTuple):
+    name: str
+    label: Label | None  # None: the cell is blank
+    line: int  # in the file, from 1
+
+
+class TargetTable:
+    """A table or list of targets. `target` reads all of it; iterating reads it again, row by row."""
+
+    def __init__(self, path: str, columns: str | None, setting: TargetSetting = AUTO) -> None:
+        self._path, self._columns, self._setting = path, columns, setting
+        self.meaning: Meaning | None = None  # when `target` has returned
+
+    def target(self) -> SourceTarget:
+        """The targets of the file. Raises `ResoluteError` for a file that is unreadable, malformed, or without rows."""
+        first: list[LabelRow] = []
+        with _open_rows(self._path, self._columns) as (layout, rows):
+            cells = Cells(self._path, layout.names, are_chosen=self._columns is not None)
+            for row in rows:
+                cells.add(row.cells, row.line)
+                if len(first) < _EXAMPLES:
+                    first.append(row)
+        self.meaning = meaning = cells.meaning(self._setting)
+        return SourceTarget(
+            kind=meaning.kind, names=meaning.names, units=meaning.units, classes=meaning.classes,
+            separator=meaning.separator, about=tuple(_about(meaning, first)),
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[TargetRow]:
+        assert self.meaning is not None
+        label = self.meaning.label
+        with _open_rows(self._path, self._columns) as (_, rows):
+            for name, cells, line in rows:
+                yield TargetRow(name, label(cells, line), line)
+
+
+def _about(meaning: Meaning, first: Sequence[LabelRow]) -> Iterator[str]:
+    """The recognised targets of a table, and its first rows."""
+    values = "a number" if len(meaning.names) == 1 else f"{len(meaning.names)} numbers"
+    what = {"class": "a class", "labels": "any number of labels", "values": values}[meaning.kind]
+    why = f": {meaning.why}" if meaning.why else ", as set by TARGET"
+    yield f"{meaning.path}: {what} for each of {meaning.rows} photos (TARGET={meaning.kind}){why}"
+    for row in first:
+        label = meaning.label(row.cells, row.line)
+        yield f"  line {row.line}: {row.name}: {describe_label(label, meaning.names, meaning.units)}"
 
 
 def is_text(text: str) -> bool:
@@ -163,14 +260,30 @@ def not_utf8(path: object, line: int, got: str) -> ResoluteError:
     )
 
 
+class _Layout(NamedTuple):
+    """The columns of a table: the positions of the image's and the targets', and the latter's names."""
+
+    image: int
+    targets: tuple[int, ...]
+    names: tuple[str, ...]
+    has_header: bool
+
+
 def label_rows(path: str, columns: str | None) -> Iterator[LabelRow]:
     """Yield the rows of a CSV or TSV file, or of lines of path and label; blank ones are skipped.
 
-    `columns` names the image and label column, "id,breed", or gives their positions from 0, "0,1", in a table without a
-    header; by default they are recognised by usual names. Labels are UTF-8; names may hold other bytes
+    `columns` names the image and target columns, "id,breed", or gives their positions from 0, "0,1", in a table without
+    a header; by default they are recognised by usual names. Labels are UTF-8; names may hold other bytes
     (surrogateescape), as file names may. Raises `ResoluteError` for a file that is unreadable, malformed or without
     rows.
     """
+    with _open_rows(path, columns) as (_, rows):
+        yield from rows
+
+
+@contextmanager
+def _open_rows(path: str, columns: str | None) -> Iterator[tuple[_Layout, Iterator[LabelRow]]]:
+    """The columns and the rows of a file, as `label_rows`."""
     with (
         open_file(path, forward=True) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as text,
@@ -182,69 +295,106 @@ def label_rows(path: str, columns: str | None) -> Iterator[LabelRow]:
         delimiter = max(_DELIMITERS, key=first.count)
         header = next(csv.reader([first], delimiter=delimiter), [])
         is_table = file_name(path).lower().endswith((".csv", ".tsv"))
-        positions, has_header = _positions(path, header, columns, is_table)
-        if positions is not None:
-            rows = _table(path, lines, delimiter, positions, has_header=has_header)
+        layout = _layout(path, header, columns, is_table)
+        if layout is not None:
+            rows = _table(path, lines, delimiter, layout)
         else:
             rows = _lines(path, lines, header if is_table else None)
-        row = None
-        for row in rows:
-            if not is_text(row.label):
-                raise not_utf8(path, row.line, repr(row.label))
-            yield row
-        if row is None:
-            got = "only a header" if first.strip() else "an empty file"
-            raise ResoluteError(f"{path}: no rows, got {got}, expected an image and its label per row; correct it")
+        yield layout or _Layout(0, (1,), ("label",), has_header=False), _checked(path, rows, first)
 
 
-def _positions(
-    path: str, header: list[str], columns: str | None, is_table: bool
-) -> tuple[tuple[int, int] | None, bool]:
-    """((image column, label column), whether the first row is a header); None for the positions in a list file."""
+def _checked(path: str, rows: Iterator[LabelRow], first: str) -> Iterator[LabelRow]:
+    """The rows. Raises `ResoluteError` for cells in another encoding, and without rows; `first` is the first line."""
+    row = None
+    for row in rows:
+        for cell in row.cells:
+            if not is_text(cell):
+                raise not_utf8(path, row.line, repr(cell))
+        yield row
+    if row is None:
+        got = "only a header" if first.strip() else "an empty file"
+        raise ResoluteError(f"{path}: no rows, got {got}, expected an image and its label per row; correct it")
+
+
+def _layout(path: str, header: list[str], columns: str | None, is_table: bool) -> _Layout | None:
+    """The columns of a table with that first row; None for a list, which has none."""
     names = [name.strip() for name in header]
-    usual_columns = _usual_columns(names)
-    if columns is None:
-        if usual_columns is not None and is_table:
-            return usual_columns, True
-        return ((0, 1), False) if is_table and len(names) == 2 and is_image(names[0]) else (None, False)
-    names_wanted = two_columns(columns)
-    if all(name in names for name in names_wanted):
-        return (names.index(names_wanted[0]), names.index(names_wanted[1])), True
-    missing = [name for name in names_wanted if not (name.isascii() and name.isdecimal() and int(name) < len(names))]
-    if not missing:
-        return (int(names_wanted[0]), int(names_wanted[1])), usual_columns is not None
-    missing = [name for name in missing if name not in names] or [name for name in names_wanted if name not in names]
-    raise ResoluteError(
-        f"{path}: has no column {missing[0]}, got {', '.join(names)}, expected {columns}; correct COLUMNS (for a table "
-        "without a header use positions from 0, such as COLUMNS=0,1)"
-    )
+    image, label = _usual_columns(names)
+    if columns is not None:
+        positions, are_names = _positions(path, names, columns)
+        is_header = are_names or None not in (image, label) or names[positions[0]].lower() in _NAME_COLUMNS
+        targets = tuple(names[i] if is_header else str(i) for i in positions[1:])
+        return _Layout(positions[0], tuple(positions[1:]), targets, is_header)
+    if not is_table:
+        return None
+    if image is not None and label is not None:
+        return _Layout(image, (label,), (names[label],), has_header=True)
+    if len(names) == 2 and is_image(names[0]):
+        return _Layout(0, (1,), ("label",), has_header=False)
+    rest = tuple(i for i, name in enumerate(names) if i != image and name)  # why: pandas writes a column without a name
+    return _Layout(image, rest, tuple(names[i] for i in rest), has_header=True) if image is not None and rest else None
 
 
-def two_columns(columns: str) -> tuple[str, str]:
-    """Parse `"id,breed"` to ("id", "breed"). Raises `ResoluteError` unless there are two names."""
-    names = tuple(name.strip() for name in columns.split(","))
-    if len(names) != 2 or not all(names):
+def _positions(path: str, names: Sequence[str], columns: str) -> tuple[list[int], bool]:
+    """(the positions of `columns` in a table with the first row `names`, whether they are named there)."""
+    wanted = column_names(columns)
+    by_name = [column_span(each, lambda name: names.index(name) if name in names else None) for each in wanted]
+    by_position = [column_span(each, lambda text: _position(text, len(names))) for each in wanted]
+    are_names = None not in by_name
+    spans = by_name if are_names else by_position
+    if None in spans:
+        spans = by_name if any(by_name) else by_position
         raise ResoluteError(
-            f"COLUMNS: not two names, got {columns!r}, expected the image's and the label's column such as "
-            "id,breed (or their positions, such as 0,1); correct COLUMNS"
+            f"{path}: has no column {wanted[spans.index(None)]}, got {', '.join(names)}, expected {columns}; correct "
+            "COLUMNS (for a table without a header use positions from 0, such as COLUMNS=0,1)"
         )
-    return names[0], names[1]
+    positions = [i for span in spans for i in span or ()]
+    if len(set(positions)) < len(positions):
+        twice = next(names[i] for i in positions if positions.count(i) > 1)
+        raise ResoluteError(f"{path}: got column {twice} twice, expected each column once; correct COLUMNS={columns}")
+    return positions, are_names
 
 
-def _usual_columns(header: Sequence[str]) -> tuple[int, int] | None:
-    """Positions of the image and the label column, recognised by their names; None if either is missing."""
+def column_span(text: str, find: Callable[[str], int | None]) -> range | None:
+    """The positions that `name` or `first..last` means; None if a column is missing."""
+    position = find(text)
+    if position is not None:
+        return range(position, position + 1)
+    ends = [find(end.strip()) for end in text.split("..")]
+    if len(ends) != 2 or ends[0] is None or ends[1] is None or ends[0] > ends[1]:
+        return None
+    return range(ends[0], ends[1] + 1)
+
+
+def _position(text: str, columns: int) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and int(text) < columns else None
+
+
+def column_names(columns: str) -> list[str]:
+    """Parse `"id,breed"` to ["id", "breed"]; a name with a comma is in quotes. Raises `ResoluteError` unless there are
+    two or more names."""
+    names = [name.strip() for name in next(csv.reader([columns], skipinitialspace=True), [])]
+    if len(names) < 2 or not all(names):
+        raise ResoluteError(
+            f"COLUMNS: not two names, got {columns!r}, expected the image's and the target's column such as id,breed "
+            "(or their positions, such as 0,1; or several targets, such as id,first..last); correct COLUMNS"
+        )
+    return names
+
+
+def _usual_columns(header: Sequence[str]) -> tuple[int | None, int | None]:
+    """Positions of the image and the label column, recognised by their names; None for one that is missing."""
     lower = [name.lower() for name in header]
     image, label = (
         next((lower.index(name) for name in usual if name in lower), None) for usual in (_NAME_COLUMNS, LABEL_COLUMNS)
     )
-    return None if image is None or label is None else (image, label)
+    return image, label
 
 
-def _table(
-    path: str, lines: Iterable[str], delimiter: str, positions: tuple[int, int], *, has_header: bool
-) -> Iterator[LabelRow]:
+def _table(path: str, lines: Iterable[str], delimiter: str, layout: _Layout) -> Iterator[LabelRow]:
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
-    image, label = positions
+    image, targets = layout.image, layout.targets
+    last, only = max(image, *targets), targets[0] if len(targets) == 1 else None
     fields = 0
     while True:
         line = rows.line_num + 1  # why: an open quote swallows later lines, and the error is where the row begins
@@ -259,19 +409,20 @@ def _table(
             ) from None
         if line == 1:
             fields = len(row)
-        if not any(row) or (line == 1 and has_header):
+        if not any(row) or (line == 1 and layout.has_header):
             continue
-        if len(row) <= max(positions) or not row[image].strip():
+        if len(row) <= last or not row[image].strip():
             raise ResoluteError(
                 f"{path}: line {line} is incomplete, got {delimiter.join(row)[:80]!r}, expected {fields} fields; "
                 "correct it"
             )
-        name, text = row[image].strip(), row[label].strip()
-        if "\n" in text:  # why not for names: file names may hold line breaks
+        cells = (row[only].strip(),) if only is not None else tuple([row[i].strip() for i in targets])
+        if any("\n" in cell for cell in cells):  # why not for names: file names may hold line breaks
+            text = next(cell for cell in cells if "\n" in cell)
             raise ResoluteError(
                 f"{path}: line {line} has an open quote, got {text[:80]!r}, expected a label in one line; correct it"
             )
-        yield LabelRow(name, text, line)
+        yield LabelRow(row[image].strip(), cells, line)
 
 
 def _lines(path: str, lines: Iterable[str], header: list[str] | None) -> Iterator[LabelRow]:
@@ -291,7 +442,7 @@ def _lines(path: str, lines: Iterable[str], header: list[str] | None) -> Iterato
                 f"{path}: line {number} is not an image and its label, got {line[:80]!r}, expected a form such as "
                 "'cat/1.jpg 0' with an image suffix; correct it"
             )
-        yield LabelRow(*split, number)
+        yield LabelRow(split[0], (split[1],), number)
 
 
 _SEPARATOR = re.compile(r"\s*,\s*|\s+")

@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
-# What operating systems leave in folders and archives, in lower case.
+# Files that operating systems leave in folders and archives, in lower case.
 _JUNK = frozenset(
     {"__macosx", ".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found",
      "system volume information"}
@@ -38,7 +38,7 @@ def other_file_kind(name: str) -> str:
 
 
 def ignore_reason(part: str) -> str | None:
-    """Why a file or folder with that name (no slash) is skipped with everything in it; None if it is not."""
+    """The reason for skipping a file or folder with that name (no slash) and everything in it; None to keep it."""
     if part.lower() in _JUNK or part.startswith("._"):
         return "junk"
     return "hidden" if part.startswith(".") else None

@@ -1,6 +1,6 @@
 """Cached result of scanning a source file, so that the next run need not scan it again.
 
-There are three files per source file in the cache folder: NAME.rows, one JSON array per line for each image; NAME.blob,
+There are three files per version of a source file: NAME.rows, one JSON array per line for each image; NAME.blob,
 the images' bytes if the source itself has no random access; NAME.json, written last, which identifies the scanned file.
 Each appears complete; without NAME.json nothing is used. Partial files of a killed run are deleted before a new scan.
 """
@@ -13,29 +13,30 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pipeline.errors import ResoluteError, strip_credentials
-from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_partial
-from prep.storage.hashed_file import write_errors
+from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_partial, write_errors
 
 from .filesystem import common_root, file_name, version_stamp
-from .image_ref import PLAIN, ImageRef, is_url
+from .image_ref import PLAIN, ImageRef, SourceTarget, is_url
 from .names import refuse_split_names
+from .scanned_target import RowLabel, ScannedTarget, label_kind
+from .target_cells import AUTO, TargetSetting
 
-__all__ = ["ScanResult", "ScanRow", "ScanWriter", "ScannedSource", "cached_scan"]
+__all__ = ["ScanResult", "ScanRow", "ScanWriter", "ScannedSource", "cached_scan", "delete_old_versions"]
 
-_VERSION = 1
+_VERSION = 2
 
 
 class ScanRow(NamedTuple):
-    """An image: as `ImageRef`, but `label` may be a number, and its container is the source file or the blob."""
+    """An image: as `ImageRef`, but its label is a `RowLabel`, and its container is the source file or the blob."""
 
     name: str
-    label: str | int
+    label: RowLabel
     offset: int
     nbytes: int
     packed: int
@@ -43,12 +44,17 @@ class ScanRow(NamedTuple):
 
 
 class ScanResult(NamedTuple):
-    """The scan of one source file; `data_path` is the file that holds the bytes: the source itself or the blob."""
+    """The scan of one source file; `data_path` is the file that holds the bytes: the source itself or the blob.
+
+    `examples` maps each `label_kind` to the first image with such a label, `columns` are the target columns' names.
+    """
 
     data_path: str
     rows_file: Path
     ignored: Counter[str]
     label_names: list[str] | None
+    examples: dict[str, str]
+    columns: list[str]
 
     def rows(self) -> Iterator[ScanRow]:
         with self.rows_file.open(encoding="ascii") as lines:
@@ -64,18 +70,21 @@ class ScanWriter:
         self.rows_bytes = self.blob_bytes = 0
         self.ignored: Counter[str] = Counter()
         self.label_names: list[str] | None = None
+        self.examples: dict[str, str] = {}
+        self.columns: list[str] = []
 
     def note(
-        self, name: str, label: str | int, offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
+        self, name: str, label: RowLabel, offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
     ) -> None:
         """Add an image that stays where it is: `nbytes` from `offset`."""
+        self.examples.setdefault(label_kind(label), name)
         row = ScanRow(name, label, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
         line = json.dumps(row).encode("ascii") + b"\n"  # why JSON: its escapes preserve names that are not valid text
         with write_errors(self._where):
             self._rows.write(line)
         self.rows_bytes += len(line)
 
-    def add(self, name: str, label: str | int, data: bytes) -> None:
+    def add(self, name: str, label: RowLabel, data: bytes) -> None:
         """Add an image whose bytes are copied to the blob."""
         self.note(name, label, self.blob_bytes, len(data))
         with write_errors(self._where):
@@ -86,17 +95,19 @@ class ScanWriter:
 def cached_scan(
     folder: Path, path: str, how: str, fill: Callable[[ScanWriter], None], *, copies: bool = False
 ) -> ScanResult:
-    """What `fill` records of the file `path`: from the cache if neither the file nor `how` has changed, else scanned
-    anew.
+    """The scan of the file `path` by `fill`: from the cache if neither the file nor `how` has changed, else a new one.
 
-    `copies`: the images' bytes are in the blob. Raises what `fill` raises, and `ResoluteError` if the disk refuses;
+    `copies`: the images' bytes are in the blob. Raises the errors of `fill`, and `ResoluteError` if the disk refuses;
     partial results are never used.
     """
     absolute = strip_credentials(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", file_name(absolute.rstrip("/")))[:60]
-    stem += "-" + hashlib.sha256(os.fsencode(f"{absolute}\0{how}")).hexdigest()[:16]
+    stamp = version_stamp(path)
+    # why the stamp: a plan for jobs may still refer to the blob of an older version
+    for part in (f"{absolute}\0{how}", stamp):
+        stem += "-" + hashlib.sha256(os.fsencode(part)).hexdigest()[:16]
     rows, blob, about = (folder / f"{stem}.{kind}" for kind in ("rows", "blob", "json"))
-    identity: dict[str, Any] = {"version": _VERSION, "path": absolute, "how": how, "stamp": version_stamp(path)}
+    identity: dict[str, Any] = {"version": _VERSION, "path": absolute, "how": how, "stamp": stamp}
     info = _usable(rows, blob, about, identity)
     if info is None:
         with write_errors(folder):
@@ -107,7 +118,19 @@ def cached_scan(
         with write_errors(about):
             atomic_write(about, json.dumps(info).encode("ascii"))
     data_path = str(blob) if copies else path
-    return ScanResult(data_path, rows, Counter(info["ignored"]), info["label_names"])
+    return ScanResult(
+        data_path, rows, Counter(info["ignored"]), info["label_names"], info["examples"], info["columns"]
+    )
+
+
+def delete_old_versions(folder: Path, paths: Collection[str]) -> None:
+    """Delete from the cache `folder` other versions of the blobs that are among `paths`."""
+    names = {Path(path).name for path in paths}
+    files = {name.rpartition("-")[0] for name in names}
+    for blob in folder.glob("*.blob"):
+        if blob.name not in names and blob.name.rpartition("-")[0] in files:
+            with write_errors(blob):
+                blob.unlink()
 
 
 def _usable(rows: Path, blob: Path, about: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
@@ -129,36 +152,47 @@ def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None]) -> dict[st
         "blob_bytes": out.blob_bytes,
         "ignored": dict(out.ignored),
         "label_names": out.label_names,
+        "examples": out.examples,
+        "columns": out.columns,
     }
 
 
 class ScannedSource(ABC):
     """Base class of a `Source` of files that are scanned once each; `numbered` if all labels are integers."""
 
-    def __init__(self, paths: Sequence[str], scan_cache: Path, *, copies: bool) -> None:
+    def __init__(
+        self, paths: Sequence[str], scan_cache: Path, *, copies: bool, setting: TargetSetting = AUTO
+    ) -> None:
         self.root = common_root(paths)
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self.label_names: Sequence[str] | None = None
         self.copies = copies
-        self._paths, self._scan_cache = paths, scan_cache
+        self.target = SourceTarget()
+        self._paths, self._scan_cache, self._setting = paths, scan_cache, setting
         _check_file_names(self.root, paths)
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.numbered, self.label_names = True, None
-        for number, path in enumerate(self._paths):
-            scan = self._scan(path)
+        scans = [self._scan(path) for path in self._paths]
+        for path, scan in zip(self._paths, scans, strict=True):
             self.ignored.update(scan.ignored)
-            if number and scan.label_names != self.label_names:
+            if scan.label_names != scans[0].label_names:
                 raise ResoluteError(
                     f"{path}: class names differ from {self._paths[0]}, got {scan.label_names}, expected "
-                    f"{self.label_names}; prepare the files separately"
+                    f"{scans[0].label_names}; prepare the files separately"
                 )
-            self.label_names = scan.label_names
+        self.label_names = scans[0].label_names
+        rows = (row for scan in scans for row in scan.rows())
+        examples = {kind: name for scan in reversed(scans) for kind, name in scan.examples.items()}
+        target = ScannedTarget(self.root, examples, scans[0].columns, self._setting)
+        self.target = target.describe(((row.name, row.label) for row in rows), self.label_names)
+        for scan in scans:
             for row in scan.rows():
-                self.numbered &= isinstance(row.label, int)
-                yield ImageRef(row.name, str(row.label), row.nbytes, scan.data_path, row.offset)
+                label, is_number = target.label(row.name, row.label)
+                self.numbered &= is_number
+                yield ImageRef(row.name, label, row.nbytes, scan.data_path, row.offset)
 
     @abstractmethod
     def _scan(self, path: str) -> ScanResult:

@@ -16,7 +16,9 @@ from .filesystem import file_name
 from .image_ref import MAX_BYTES
 from .names import SUFFIXES, safe_relative_path
 from .scan_cache import ScannedSource, ScanResult, ScanWriter, cached_scan
+from .scanned_target import RowLabel
 from .tar_members import is_compressed, open_tar
+from .target_cells import AUTO, TargetSetting
 
 __all__ = ["LABEL_KEYS", "WebDatasetSource", "is_webdataset_tar"]
 
@@ -26,15 +28,16 @@ _PEEK_MEMBERS = 64
 
 
 class WebDatasetSource(ScannedSource):
-    """Tars of samples, each an image and a label in .cls, .json or .txt. A `Source`.
+    """Tars of samples, each an image and a target in .cls, .json or .txt. A `Source`.
 
-    Labels in .cls and .json may be numbers, those in .txt are names. An image's name is TAR/KEY.EXT with the tar's own
+    Labels in .cls and .json may be numbers, those in .txt are names. A .json may also hold several labels, or numbers
+    to predict: see `_json_label`. An image's name is TAR/KEY.EXT with the tar's own
     name. Plain tars are read in place, compressed ones are unpacked once into one file in `scan_cache`, which also
     keeps the scan.
     """
 
-    def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
-        super().__init__(paths, scan_cache, copies=any(map(is_compressed, paths)))
+    def __init__(self, paths: Sequence[str], scan_cache: Path, setting: TargetSetting = AUTO) -> None:
+        super().__init__(paths, scan_cache, copies=any(map(is_compressed, paths)), setting=setting)
 
     def _scan(self, path: str) -> ScanResult:
         return cached_scan(self._scan_cache, path, "samples", lambda out: _fill(path, out), copies=is_compressed(path))
@@ -66,7 +69,7 @@ def _fill(path: str, out: ScanWriter) -> None:
     key = ""
     images: list[tuple[str, int, int, bytes | None]] = []
     copies = is_compressed(path)
-    labels: dict[str, str | int] = {}
+    labels: dict[str, RowLabel] = {}
     damaged_label = False  # a label of the sample is unreadable
 
     def end_sample() -> None:
@@ -113,7 +116,7 @@ def _fill(path: str, out: ScanWriter) -> None:
         end_sample()
 
 
-def _label(extension: str, content: bytes) -> str | int | None:
+def _label(extension: str, content: bytes) -> RowLabel | None:
     """A sample's label, a number only from .cls and .json; None if it holds none.
 
     Raises `ValueError` or `RecursionError` for malformed or too deeply nested JSON and for numbers with too many
@@ -121,13 +124,32 @@ def _label(extension: str, content: bytes) -> str | int | None:
     """
     text = content.decode("utf-8", "surrogateescape").strip()
     if extension == "json":
-        value: Any = json.loads(text)
-        if isinstance(value, dict):
-            value = next((value[key] for key in LABEL_KEYS if value.get(key) is not None), None)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        return value if isinstance(value, str) and value else None
+        return _json_label(json.loads(text))
     digits = text.removeprefix("-")
     if extension == "cls" and digits.isascii() and digits.isdigit():
         return int(text)
     return text or None
+
+
+def _json_label(value: Any) -> RowLabel | None:
+    """The label in a sample's JSON: under the first of `LABEL_KEYS`, or in the list `labels`; None if it holds none.
+
+    Names and integers are classes, other numbers are values. A list holds labels, or values if it is under `target` or
+    one of them has a fraction. Raises `ValueError` for a list of anything else.
+    """
+    key = ""
+    if isinstance(value, dict):
+        key = next((key for key in (*LABEL_KEYS, "labels") if value.get(key) is not None), "")
+        value = value.get(key)
+    if isinstance(value, list):
+        if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in value):
+            raise ValueError("neither names nor numbers")
+        is_values = not any(isinstance(item, str) for item in value) and (
+            key == "target" or any(isinstance(item, float) for item in value)
+        )
+        if is_values and not value:
+            return None
+        return {"values": list(map(float, value))} if is_values else {"labels": value}
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return value if isinstance(value, str) and value else None

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from pipeline.errors import ResoluteError
-
-__all__ = ["AtomicFile", "FileInfo", "write_errors"]
+__all__ = ["AtomicFile", "FileInfo"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,23 +18,6 @@ class FileInfo:
 
     nbytes: int
     sha256: str
-
-
-@contextmanager
-def write_errors(path: Path | str) -> Iterator[None]:
-    """Turn an `OSError` from writing `path` into a `ResoluteError`. Only writes belong inside the block."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResoluteError(
-                f"{path}: disk full, got '{error.strerror}', expected enough space for the set; "
-                "free some space or choose another OUT, then run the same command again"
-            ) from None
-        raise ResoluteError(
-            f"{path}: cannot be written, got '{error.strerror or error}', expected a writable path; "
-            "correct its permissions or choose another OUT"
-        ) from None
 
 
 class AtomicFile:
@@ -59,7 +38,7 @@ class AtomicFile:
         with error_context():
             self._file = self._open.enter_context(file)
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         with self._error_context():
             self._file.write(data)
         self._digest.update(data)

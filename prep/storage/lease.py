@@ -4,6 +4,10 @@ The lock is the object `.prep/lock/N`, which records its holder (host, pid, star
 that has not been renewed for 60 s counts as abandoned. A contender takes it over by creating `.prep/lock/N+1`
 exclusively, so exactly one of any number of contenders succeeds, and then deletes the old one.
 
+Each holder of a shared lock has an object of its own, `.prep/lock/shared-TOKEN`. Whoever takes a lock creates its
+object first, then lists those of the other kind, and withdraws if one of them is not abandoned. On a store whose
+listings are strongly consistent (S3, gs, az) a shared and an exclusive lock are therefore never both held.
+
 Fencing: `Lease.check` runs before an object appears or is removed. A holder that failed to renew in time, or whose lock
 object is gone or replaced, never writes again. Contenders judge a lock's age by their own clocks: if clocks differ by
 more than 50 s, a lock may be taken over too early, and its first holder then ends with an error.
@@ -32,6 +36,7 @@ _LEASE_S = 60.0  # a lock that was renewed longer ago counts as abandoned
 _MARGIN_S = 10.0  # the holder stops writing this long before its lock expires
 _RENEW_S = 10.0
 _CONTENTIONS = 8  # attempts before giving up when several runs start at once
+_SHARED = "shared-"
 
 
 class LockStore(Protocol):
@@ -49,7 +54,8 @@ class LockStore(Protocol):
 class Lease:
     """State of the lock that this process holds; outside `held`, `check` does nothing.
 
-    A pickled copy on another machine can check the lock but not renew it.
+    A pickled copy, in a worker process or on another machine, can check the lock but not renew it. Whether the holder
+    has failed to, it judges by the time in the lock object.
     """
 
     def __init__(self, folder: str) -> None:
@@ -63,6 +69,10 @@ class Lease:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_valid_until_s": None, "_checked_s": -float("inf")}
 
+    @property
+    def is_shared(self) -> bool:
+        return self._name is not None and self._name.startswith(_SHARED)
+
     def check(self, store: LockStore, *, recent_s: float = 0.0) -> None:
         """Raise `StorageError` unless the lock is held; to be called before each write.
 
@@ -71,7 +81,7 @@ class Lease:
         if self._name is None:
             return
         if self._lost is None and self._valid_until_s is not None and _clock() > self._valid_until_s:
-            self._lost = f"no renewal for {_LEASE_S - _MARGIN_S:.0f} s"
+            self._lost = _not_renewed()
         if self._lost is None and _clock() - self._checked_s >= recent_s:
             started_at = _clock()
             self._lost = self._taken_by(store)
@@ -83,9 +93,10 @@ class Lease:
             )
 
     @contextmanager
-    def held(self, store: LockStore) -> Iterator[None]:
+    def held(self, store: LockStore, *, shared: bool = False) -> Iterator[None]:
         """Hold the lock for the duration of the block. Raises `ResoluteError` naming the holder if it is taken."""
-        self._acquire(store)
+        self._record = json.loads(holder_record()) | {"token": uuid.uuid4().hex}
+        (self._acquire_shared if shared else self._acquire)(store)
         stop = threading.Event()
         thread = threading.Thread(target=self._renew_until, args=(store, stop), daemon=True)
         thread.start()
@@ -100,15 +111,9 @@ class Lease:
             self._name = self._lost = None
 
     def _acquire(self, store: LockStore) -> None:
-        self._record = json.loads(holder_record()) | {"token": uuid.uuid4().hex}
-        holder = "several contenders"
         for _ in range(_CONTENTIONS):
             names = self._names(store)
-            records = [_read(store, f"{self._folder}/{name}") for name in names]
-            live = next((record for record in records if record is not None and not _expired(record)), None)
-            if live is not None:
-                holder = f"{describe_holder(json.dumps(live).encode())}, last renewed {_age_s(live):.0f} s ago"
-                break
+            self._refuse_live(store, names + self._shared_names(store))
             own_name = f"{int(names[-1]) + 1 if names else 1:08d}"
             started_at = _clock()
             if not store.put_new(f"{self._folder}/{own_name}", self._renewed()):
@@ -117,14 +122,36 @@ class Lease:
             if not set(self._names(store)) <= {*names, own_name}:
                 store.delete(f"{self._folder}/{own_name}")
                 continue
+            self._refuse_live(store, self._shared_names(store), own_name)
             for name in names:
                 store.delete(f"{self._folder}/{name}")
             self._name, self._valid_until_s = own_name, started_at + _LEASE_S - _MARGIN_S
             return
-        raise ResoluteError(
-            f"{store.where}: another prep is writing here, got {holder}, expected no other; wait for it (the lock of "
-            f"a killed run expires after {_LEASE_S:.0f} s) or choose another OUT"
-        )
+        raise _taken(store, "several contenders")
+
+    def _acquire_shared(self, store: LockStore) -> None:
+        self._refuse_live(store, self._names(store))
+        own_name = f"{_SHARED}{self._record['token']}"
+        started_at = _clock()
+        store.put(f"{self._folder}/{own_name}", self._renewed())
+        self._refuse_live(store, self._names(store), own_name)
+        self._name, self._valid_until_s = own_name, started_at + _LEASE_S - _MARGIN_S
+
+    def _refuse_live(self, store: LockStore, names: list[str], own_name: str | None = None) -> None:
+        """Raise `ResoluteError` if a lock in `names` has not expired, and first withdraw the own one.
+
+        Shared locks that have expired are deleted.
+        """
+        for name in names:
+            record = _read(store, f"{self._folder}/{name}")
+            if record is not None and _expired(record):
+                if name.startswith(_SHARED):
+                    store.delete(f"{self._folder}/{name}")
+            elif record is not None:
+                if own_name is not None:
+                    store.delete(f"{self._folder}/{own_name}")
+                holder = describe_holder(json.dumps(record).encode())
+                raise _taken(store, f"{holder}, last renewed {_age_s(record):.0f} s ago")
 
     def _renew_until(self, store: LockStore, stop: threading.Event) -> None:
         while self._lost is None and not stop.wait(_RENEW_S):
@@ -135,7 +162,8 @@ class Lease:
     def _renew(self, store: LockStore) -> None:
         started_at = _clock()
         lost = self._taken_by(store)
-        if lost is None and self._names(store)[-1:] != [self._name]:
+        # why not beside a shared lock: a contender withdraws its exclusive one
+        if lost is None and not self.is_shared and self._names(store)[-1:] != [self._name]:
             lost = "a newer lock beside it"
         if lost is None:
             store.put(f"{self._folder}/{self._name}", self._renewed())
@@ -144,24 +172,36 @@ class Lease:
                 self._valid_until_s = started_at + _LEASE_S - _MARGIN_S
                 return
             # why deleted: it was written too late, and another run may hold the lock by now
-            lost = f"no renewal for {_LEASE_S - _MARGIN_S:.0f} s"
+            lost = _not_renewed()
             store.delete(f"{self._folder}/{self._name}")
         self._lost = lost
 
     def _taken_by(self, store: LockStore) -> str | None:
-        """None if the lock object is there and ours; otherwise a description of the new holder."""
+        """None if the lock object is there and ours; otherwise a description of the new holder, or of the failure."""
         record = _read(store, f"{self._folder}/{self._name}")
         if record is not None and record.get("token") == self._record["token"]:
-            return None
+            is_stale = self._valid_until_s is None and _age_s(record) > _LEASE_S - _MARGIN_S
+            return _not_renewed() if is_stale else None
         for name in reversed(self._names(store)):
             record = record or _read(store, f"{self._folder}/{name}")
         return f"another prep on {describe_holder(json.dumps(record).encode())}" if record else "no lock there"
 
     def _names(self, store: LockStore) -> list[str]:
+        """The exclusive locks, the newest last."""
         return sorted((name for name in store.names(self._folder) if name.isdecimal()), key=int)
+
+    def _shared_names(self, store: LockStore) -> list[str]:
+        return [name for name in store.names(self._folder) if name.startswith(_SHARED)]
 
     def _renewed(self) -> bytes:
         return json.dumps({**self._record, "renewed": time.time()}).encode()
+
+
+def _taken(store: LockStore, holder: str) -> ResoluteError:
+    return ResoluteError(
+        f"{store.where}: another prep is writing here, got {holder}, expected no other; wait for it (the lock of "
+        f"a killed run expires after {_LEASE_S:.0f} s) or choose another OUT"
+    )
 
 
 def _read(store: LockStore, name: str) -> dict[str, Any] | None:
@@ -182,6 +222,10 @@ def _age_s(record: dict[str, Any]) -> float:
 
 def _expired(record: dict[str, Any]) -> bool:
     return _age_s(record) > _LEASE_S
+
+
+def _not_renewed() -> str:
+    return f"no renewal for {_LEASE_S - _MARGIN_S:.0f} s"
 
 
 def _clock() -> float:

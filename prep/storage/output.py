@@ -1,37 +1,36 @@
 """Stores that shards are written to: a local folder or an object store, behind one interface.
 
-A file appears complete or not at all, and a store has one writer at a time. Partial files of a killed run do not last:
-in a folder they have a temporary name and a lock that ended with the process, and the next run deletes them. An upload
-is first collected in an unnamed local file; the parts of an interrupted multipart upload, which no reader sees, are
-aborted by the next run where the store can list them (S3).
+A file appears complete or not at all, and a store has one writer at a time, or several that share its lock. Partial
+files of a killed run do not last: in a folder they have a temporary name and a lock that ended with the process, and
+the next run deletes them. An upload is first collected in an unnamed local file; the parts of an interrupted multipart
+upload, which no reader sees, are aborted by the next run where the store can list them (S3).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-import fsspec
-
 from pipeline.errors import ResoluteError, StorageError, strip_credentials
-from pipeline.storage.atomic_file import atomic_file, delete_partial, sync_folder
-from pipeline.storage.lock import exclusive_lock
+from pipeline.storage.atomic_file import atomic_file, delete_partial, sync_folder, write_errors
+from pipeline.storage.lock import describe_holder, exclusive_lock, shared_lock
 
-from .hashed_file import AtomicFile, FileInfo, write_errors
+from .hashed_file import AtomicFile, FileInfo
 from .lease import Lease
 
 __all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "ObjectStore", "Store", "open_store"]
 
-RUN_FOLDER = ".prep"  # in OUT while a run lasts: its lists and lock
+RUN_FOLDER = ".prep"  # in OUT until the set is finished: lists, lock, and the plan for jobs
 LOCK = f"{RUN_FOLDER}/lock"  # a file; in an object store a folder of lock objects
+_CONNECTIONS = 128
+_RECENT_S = 1.0  # a check of the lock that is this old still counts for small files and deletions
 
 
 class Store(Protocol):
@@ -39,6 +38,8 @@ class Store(Protocol):
 
     @property
     def where(self) -> str: ...  # folder or URL without credentials, for messages
+    @property
+    def is_private(self) -> bool: ...  # in this process's memory: no other process sees it
     def size(self, name: str) -> int | None: ...  # bytes; None if there is no such file
     def read(self, name: str) -> bytes: ...  # raises FileNotFoundError
     def open(self, name: str) -> BinaryIO: ...  # seekable, for reading; raises FileNotFoundError
@@ -48,17 +49,27 @@ class Store(Protocol):
     def folders(self) -> list[str]: ...  # names of the top-level folders, sorted
     def create(self, name: str) -> AtomicFile: ...  # the file appears when its block ends normally
     def remove(self, name: str) -> None: ...
+    def remove_all(self, names: Sequence[str]) -> None: ...  # at most 1000
     def remove_folder(self, name: str) -> None: ...  # only if it is empty
     def sync(self, folder: str) -> None: ...  # make deletions in the folder durable
-    def delete_partial(self, pattern: re.Pattern[str]) -> None: ...  # delete partial files of killed runs
+    # delete what killed writers left of files with names that satisfy `of`
+    def delete_partial(self, of: Callable[[str], object]) -> None: ...
     # raises if another run holds it; yields a check that raises if the folder is no longer the locked one
     def exclusive_lock(self) -> AbstractContextManager[Callable[[], None]]: ...
+    # the same, but any number of runs may hold a shared lock at the same time; the store is not empty
+    def shared_lock(self) -> AbstractContextManager[Callable[[], None]]: ...
+    # a copy for other machines, which makes no file appear once this run, which holds the lock alone, no longer does
+    def pinned(self) -> Store: ...
 
     def write(self, name: str, data: bytes) -> FileInfo:
         """Write a small file in one call."""
         with self.create(name) as file:
             file.write(data)
         return file.info()
+
+    def write_small(self, name: str, data: bytes) -> None:
+        """As `write`; a store may rely on a check of the lock that is a second old."""
+        self.write(name, data)
 
 
 def open_store(out: str) -> Store:
@@ -73,10 +84,15 @@ class LocalStore(Store):
     """A folder on a local or shared file system."""
 
     root: Path
+    _holder: bytes | None = field(default=None, compare=False, repr=False)  # content of the lock file, in a pinned copy
 
     @property
     def where(self) -> str:
         return str(self.root)
+
+    @property
+    def is_private(self) -> bool:
+        return False
 
     def size(self, name: str) -> int | None:
         try:
@@ -108,14 +124,48 @@ class LocalStore(Store):
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
 
     def create(self, name: str) -> AtomicFile:
+        self._check_holder()  # why also here: without the shared disk, its folders must not be made on the local one
         path = self.root / name
         with write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        return AtomicFile(atomic_file(path), partial(write_errors, path))
+        file = atomic_file(path) if self._holder is None else self._pinned_file(path)
+        return AtomicFile(file, partial(write_errors, path))
+
+    @contextmanager
+    def _pinned_file(self, path: Path) -> Iterator[BinaryIO]:
+        """As `atomic_file`, but the file only appears if the lock's holder is still the same."""
+        with atomic_file(path) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # why here: it may take long, and nothing that does may follow the check
+            self._check_holder()
+
+    def pinned(self) -> LocalStore:
+        with write_errors(self.root / LOCK):
+            return LocalStore(self.root, (self.root / LOCK).read_bytes())
+
+    def _check_holder(self) -> None:
+        """Raise `StorageError` if this is a pinned copy and its run does not hold the lock any more."""
+        if self._holder is None:
+            return
+        try:
+            holder = (self.root / LOCK).read_bytes()
+        except FileNotFoundError:
+            holder = b""
+        if holder != self._holder:
+            found = f"another prep on {describe_holder(holder)}" if holder else "no lock there"
+            raise StorageError(
+                f"{self.root}: this run has lost its lock on OUT, got {found}, expected to be the only writer; nothing "
+                "more is written, run the same command again"
+            )
 
     def remove(self, name: str) -> None:
         with write_errors(self.root / name):
             (self.root / name).unlink(missing_ok=True)
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.remove(name)
 
     def remove_folder(self, name: str) -> None:
         with write_errors(self.root / name):
@@ -129,10 +179,11 @@ class LocalStore(Store):
         with write_errors(self.root / folder):
             sync_folder(self.root / folder)
 
-    def delete_partial(self, pattern: re.Pattern[str]) -> None:
+    def delete_partial(self, of: Callable[[str], object]) -> None:
         with write_errors(self.root):
-            for folder in ("", *self.folders()):  # why not by `pattern`: every temporary name is ours
-                delete_partial(self.root / folder)
+            delete_partial(self.root, of=of)
+            for folder in self.folders():
+                delete_partial(self.root / folder, of=partial(_is_in, of, folder))
 
     @contextmanager
     def exclusive_lock(self) -> Iterator[Callable[[], None]]:
@@ -152,6 +203,16 @@ class LocalStore(Store):
             self.remove_folder(RUN_FOLDER)
             if created:  # why: a failed run leaves no empty folder
                 self.remove_folder("")
+
+    @contextmanager
+    def shared_lock(self) -> Iterator[Callable[[], None]]:
+        """As `exclusive_lock`, for a run that changes nothing that another such run needs."""
+        with shared_lock(self.root / LOCK, folder=self.root, writer="prep", remedy="choose another OUT") as is_held:
+            yield partial(_check_lock, self.root, is_held)
+
+
+def _is_in(of: Callable[[str], object], folder: str, name: str) -> object:
+    return of(f"{folder}/{name}")
 
 
 def _check_lock(root: Path, is_held: Callable[[], bool]) -> None:
@@ -174,9 +235,20 @@ class ObjectStore(Store):
         return strip_credentials(self.url)
 
     @property
+    def is_private(self) -> bool:
+        from fsspec.implementations.memory import MemoryFileSystem
+
+        return isinstance(self._fs, MemoryFileSystem)
+
+    @property
     def _fs(self) -> Any:
+        import fsspec  # why here: slow to import, needed only for URLs
+
+        options: dict[str, Any] = {}
+        if self.url.startswith(("s3://", "s3a://")):  # why: its default of 10 limits the requests in flight
+            options["config_kwargs"] = {"max_pool_connections": _CONNECTIONS}
         # why no listings cache: other processes write there. fsspec caches the file system itself
-        return fsspec.core.url_to_fs(self.url, use_listings_cache=False)[0]
+        return fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)[0]
 
     def _path(self, name: str) -> str:
         base = str(self._fs._strip_protocol(self.url))
@@ -275,9 +347,21 @@ class ObjectStore(Store):
         except FileNotFoundError:
             return False
 
+    def write_small(self, name: str, data: bytes) -> None:
+        self._lease.check(self, recent_s=_RECENT_S)
+        self.put(name, data)
+
     def remove(self, name: str) -> None:
-        self._lease.check(self, recent_s=1.0)
+        self._lease.check(self, recent_s=_RECENT_S)
         self.delete(name)
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        self._lease.check(self, recent_s=_RECENT_S)
+        with self._store_errors(names[0]), suppress(FileNotFoundError):
+            self._fs.rm([self._path(name) for name in names])
+            return
+        for name in names:  # why: such a store, unlike S3, deletes none after the first that is missing
+            self.delete(name)
 
     def delete(self, name: str) -> None:
         """Delete an object, without checking the lock."""
@@ -290,10 +374,13 @@ class ObjectStore(Store):
     def sync(self, folder: str) -> None:
         pass  # why: an object is durable once its upload is acknowledged
 
-    def delete_partial(self, pattern: re.Pattern[str]) -> None:
-        """Abort abandoned multipart uploads. Stores other than S3 expire them by themselves."""
+    def delete_partial(self, of: Callable[[str], object]) -> None:
+        """Abort abandoned multipart uploads. Stores other than S3 expire them by themselves.
+
+        While the lock is shared nothing is aborted: another job may be uploading a file of the same name.
+        """
         fs = self._fs
-        if not hasattr(fs, "abort_mpu"):
+        if self._lease.is_shared or not hasattr(fs, "abort_mpu"):
             return
         bucket, prefix, _ = fs.split_path(self._path("x"))
         prefix = prefix[:-1]
@@ -303,7 +390,7 @@ class ObjectStore(Store):
             while True:
                 answer = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **paging)
                 for upload in answer.get("Uploads") or []:
-                    if pattern.fullmatch(upload["Key"][len(prefix) :]):
+                    if of(upload["Key"][len(prefix) :]):
                         fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
                 if not answer.get("IsTruncated"):
                     break
@@ -313,4 +400,13 @@ class ObjectStore(Store):
     def exclusive_lock(self) -> Iterator[Callable[[], None]]:
         """Hold a lock that is renewed, and checked before every object is written or deleted: see `lease`."""
         with self._lease.held(self):
+            yield lambda: None
+
+    def pinned(self) -> ObjectStore:
+        return self  # why: a copy checks the lease anyway
+
+    @contextmanager
+    def shared_lock(self) -> Iterator[Callable[[], None]]:
+        """As `exclusive_lock`, but shared."""
+        with self._lease.held(self, shared=True):
             yield lambda: None

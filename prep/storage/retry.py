@@ -31,7 +31,7 @@ def unavailable(path: str, error: OSError) -> StorageError:
     return StorageError(
         f"{strip_credentials(path)}: storage is unavailable, got '{error.strerror or error}' "
         f"{len(WAITS_S) + 1} times, expected a readable file or folder; check the disk, its mount and the "
-        "permissions, then run the same command again: finished shards are kept"
+        "permissions, then run the same command again"
     )
 
 

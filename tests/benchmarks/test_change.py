@@ -1,4 +1,4 @@
-"""The cost of a change is what its definition says, and every loader, consumer and kind of change is reported."""
+"""The switch cost equals its definition, and every loader, consumer and kind of change is reported."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STEADY = [2.0] * 30
 
 
 @pytest.mark.parametrize(("workers", "first"), [(1, 5), (2, 6), (4, 8), (5, 5), (16, 16)])
-def test_whole_rounds_of_the_workers_are_counted(workers: int, first: int) -> None:
+def test_the_first_batches_are_whole_rounds_of_the_workers(workers: int, first: int) -> None:
     assert first_batches(workers) == first
 
 
-def test_a_plain_case_worked_by_hand() -> None:
+def test_the_cost_equals_an_example_calculated_by_hand() -> None:
     times = [7.0, 3.0, 2.0, 2.0, 1.0, *([2.0] * 10), *([9.0] * 5)]  # the next change slows the last five
     assert steady_s(times, 1) == 2.0
     assert cost_s(times, 1) == 15.0 - 5 * 2.0
@@ -33,7 +33,7 @@ def test_a_steady_stage_costs_nothing(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
-def test_bursts_are_no_cost(workers: int) -> None:
+def test_bursts_of_workers_have_no_cost(workers: int) -> None:
     """Workers that finish together deliver one slow batch and then fast ones."""
     burst = [12.0] + [0.0] * (workers - 1)
     assert cost_s(burst * 20, workers) == pytest.approx(0)
@@ -41,20 +41,20 @@ def test_bursts_are_no_cost(workers: int) -> None:
     assert cost_s(late, workers) == pytest.approx(8)
 
 
-def test_one_hiccup_in_the_steady_part_does_not_change_the_cost() -> None:
+def test_a_single_stall_in_the_steady_part_does_not_change_the_cost() -> None:
     times = [5.0, *STEADY]
     hiccup = times.copy()
     hiccup[15] += 100
     assert cost_s(hiccup, 1) == cost_s(times, 1) == 3.0
 
 
-def test_what_was_lost_before_the_change_counts_in_around_only() -> None:
+def test_time_lost_before_the_change_counts_in_around_only() -> None:
     before = [1.0] * 25 + [1.0, 1.0, 1.0, 2.0, 4.0]
     assert cost_s([6.0, *STEADY], 1) == 4.0
     assert around_s(before, [6.0, *STEADY], 1) == 4.0 + 4.0
 
 
-def test_a_batch_that_comes_early_is_a_gain() -> None:
+def test_an_early_batch_has_a_negative_cost() -> None:
     assert cost_s([0.5, *STEADY], 1) == -1.5
 
 
@@ -83,7 +83,7 @@ def test_drained_and_paced_consumers_are_measured_and_shown(monkeypatch: pytest.
     assert "3900 / 5200 ms" in text
 
 
-def test_a_loader_that_did_not_change_its_resolution_has_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_did_not_change_its_resolution_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner, "run", lambda self, name, **settings: [[1.0] * 60])
     with pytest.raises(AssertionError, match="ours"):
         measure(runner("ours"), batches=30)

@@ -1,4 +1,4 @@
-"""Rates, waits and stalls are what their definitions say, with a clock that only the measured parts move."""
+"""Rates, waits and stalls equal their definitions, with a clock that only measured work advances."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """Stands in for the module `time`."""
+    """Replaces the module `time`."""
 
     def __init__(self) -> None:
         self.now, self.busy = 0.0, 0.0
@@ -40,7 +40,7 @@ def images(clock: Clock, *, each_s: Iterator[float], size: int = 4) -> Generator
         yield torch.zeros(size, 3, 2, 2)
 
 
-def test_draining_counts_images_after_the_warm_up_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_counts_images_after_the_warm_up_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "time", clock := Clock())
     slow_start = itertools.chain([30.0, 10.0, 10.0], itertools.repeat(2.0))
     loader = SimpleNamespace(stream=lambda job: images(clock, each_s=slow_start))
@@ -50,7 +50,7 @@ def test_draining_counts_images_after_the_warm_up_only(monkeypatch: pytest.Monke
     assert result["host_us_per_image"] == pytest.approx(1e6 * 0.2 / 4)
 
 
-def test_only_waiting_is_on_the_clock_of_the_paced_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_of_a_paced_consumer_counts_waits_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "time", clock := Clock())
     waits, passes = [9.0, 1.0, 1.0, 5.0, 2.0], iter([0, 0, 0, 1, 1])
     batches = zip(passes, images(clock, each_s=iter(waits)), strict=False)
@@ -58,7 +58,7 @@ def test_only_waiting_is_on_the_clock_of_the_paced_consumer(monkeypatch: pytest.
     assert clock.now == sum(waits) + 3 * 100 + 2 * 200
 
 
-def test_stall_is_the_part_of_the_time_blocked_for_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stall_is_the_fraction_of_time_blocked_for_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stalls, "time", clock := Clock())
 
     def batches() -> Iterator[Any]:

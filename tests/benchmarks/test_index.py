@@ -1,4 +1,4 @@
-"""The synthetic set of the index benchmark opens as a real one, and its figures are plausible."""
+"""The synthetic set of the index benchmark opens like a real one, and its figures are plausible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.storage import index
 from pipeline.dataset.shard_set import ShardSet
 
 
-def test_a_synthetic_set_opens_and_its_records_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_synthetic_set_opens_with_the_expected_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "CHUNK", 7000)
     index.make_set(tmp_path / "s", 25_000)
     split = ShardSet.open(tmp_path / "s").splits["train"]

@@ -1,4 +1,4 @@
-"""Every loader gets the same images and does the same work, and its figures are what it did."""
+"""Loader benchmark: every loader gets the same images and does the same work, and the figures are correct."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.conftest import RESOLUTIONS
 
 FFCV_PYTHON = os.environ.get("FFCV_PYTHON")
 HERE = [name for name, loader in LOADERS.items() if loader.module != "ffcv" and not loader.on_gpu]
-# torchvision 0.29 says so of the decoder that it ships
+# torchvision 0.29 warns about its own decoder
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning")
 needs_ffcv = pytest.mark.skipif(not FFCV_PYTHON, reason="FFCV_PYTHON names no interpreter that has FFCV")
 
@@ -60,7 +60,7 @@ def stream(name: str, job: Job) -> Any:
 
 
 @pytest.mark.parametrize("res", RESOLUTIONS)
-def test_images_are_the_members_of_the_tars_in_their_order(shard_root: Path, res: int) -> None:
+def test_images_are_the_members_of_the_tars_in_order(shard_root: Path, res: int) -> None:
     tars, expected = Tars(shard_root, res), []
     for path in sorted((shard_root / str(res)).glob("train-*.tar")):
         with tarfile.open(path) as tar:
@@ -70,7 +70,7 @@ def test_images_are_the_members_of_the_tars_in_their_order(shard_root: Path, res
     assert tars.mean_bytes == pytest.approx(np.mean([len(jpeg) for jpeg in expected[::2]]))
 
 
-def test_jpegs_found_by_our_index_are_those_of_the_tars_and_of_our_reader(shard_set: ShardSet) -> None:
+def test_jpegs_by_index_equal_those_of_the_tars_and_of_the_reader(shard_set: ShardSet) -> None:
     tars, stored = Tars(shard_set.root, 48), stored_images(shard_set, 48)
     ids = np.arange(len(stored))
     assert [stored.jpeg(i) for i in ids] == [tars.jpeg(i) for i in ids]
@@ -83,7 +83,7 @@ def test_jpegs_found_by_our_index_are_those_of_the_tars_and_of_our_reader(shard_
 
 
 @pytest.mark.parametrize(("samples", "total"), [(7, 7), (7, 3), (7, 30), (1, 5)])
-def test_an_endless_epoch_is_one_permutation_after_another(samples: int, total: int) -> None:
+def test_an_endless_epoch_is_a_sequence_of_permutations(samples: int, total: int) -> None:
     order = list(itertools.islice(endless(samples, seed=1), total))
     assert len(order) == total
     for start in range(0, total - samples + 1, samples):
@@ -91,12 +91,12 @@ def test_an_endless_epoch_is_one_permutation_after_another(samples: int, total: 
     assert len(set(order[: samples])) == min(samples, total)
 
 
-def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
+def test_a_job_is_unchanged_by_serialisation(job: Job) -> None:
     assert Job.from_json(job.to_json()) == job
     assert Job.from_json(replace(job, scale=(0.1, 0.5), variant="x").to_json()) != job
 
 
-def test_all_loaders_crop_and_flip_as_our_default_does(job: Job) -> None:
+def test_all_loaders_use_the_default_crop_and_flip(job: Job) -> None:
     default = Augment()
     assert (job.scale, job.ratio, job.flip_prob) == (default.scale, default.ratio, default.flip_prob)
 
@@ -120,7 +120,7 @@ def test_every_loader_delivers_the_same_kind_of_batches(job: Job, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["ours", "pillow"])
-def test_a_loader_that_is_closed_early_leaves_nothing_running(job: Job, name: str) -> None:
+def test_a_loader_closed_early_leaves_no_threads_or_processes(job: Job, name: str) -> None:
     before = set(threading.enumerate())
     with stream(name, replace(job, batches=50, workers=2)) as batches:
         next(batches)
@@ -132,11 +132,11 @@ def test_a_loader_that_is_closed_early_leaves_nothing_running(job: Job, name: st
 
 @pytest.mark.parametrize("batch_size", [2, 10, 64, 75])
 @pytest.mark.parametrize("batches", [1, 7, 30, 200])
-def test_stages_have_only_full_batches_and_enough_of_them(shard_set: ShardSet, batches: int, batch_size: int) -> None:
+def test_stages_have_enough_batches_and_only_full_ones(shard_set: ShardSet, batches: int, batch_size: int) -> None:
     plan = training_plan(shard_set, [full_batches(shard_set, 32, batches=batches, batch_size=batch_size)])
     assert batches <= plan.total_batches < batches + len(plan.passes)
     for each in plan.passes:
-        assert {end - start for start, end in map(each.bounds, range(each.batches))} == {batch_size}
+        assert {end - start for _, start, end in map(each.batch_at, range(each.batches))} == {batch_size}
 
 
 def test_a_set_smaller_than_a_batch_is_refused(shard_set: ShardSet) -> None:
@@ -146,7 +146,7 @@ def test_a_set_smaller_than_a_batch_is_refused(shard_set: ShardSet) -> None:
 
 @pytest.mark.parametrize("name", [name for name in HERE if LOADERS[name].has_crops])
 @pytest.mark.parametrize("frac", [1.0, 0.5])
-def test_loaders_resize_the_crop_that_they_name(job: Job, name: str, frac: float) -> None:
+def test_loaders_resize_the_reported_crop(job: Job, name: str, frac: float) -> None:
     loader, res = LOADERS[name], 64
     module = importlib.import_module(f"benchmarks.loaders.{loader.module}")
     tars = Tars(job.shards, res, "val")
@@ -161,7 +161,7 @@ def test_loaders_resize_the_crop_that_they_name(job: Job, name: str, frac: float
     assert (name == "pillow") <= (values == [SAME_DB] * 5)
 
 
-def test_psnr_is_its_definition() -> None:
+def test_psnr_equals_its_definition() -> None:
     exact = np.full((4, 4, 3), 100, np.uint8)
     assert psnr_db(exact.astype(np.float32), exact) == SAME_DB
     assert psnr_db(exact + np.float32(2), exact) == pytest.approx(20 * math.log10(255 / 2))
@@ -189,21 +189,21 @@ def test_cpu_time_of_children_is_counted() -> None:
 
 
 def test_a_measurement_in_its_own_process_is_complete(job: Job) -> None:
-    found = runner(job, "pillow").run("pillow", task="rate", resolutions=(32,), batches=10_000, seconds=0.2, warm_up=4)
-    assert found["layout"] == "NCHW"
-    assert found["processes"] == 2
-    assert found["images_per_s"] > 0
-    assert 0 < found["cores_busy"] < 2.5
-    assert found["cpu_s_per_1000"] == pytest.approx(1000 * found["cores_busy"] / found["images_per_s"])
+    result = runner(job, "pillow").run("pillow", task="rate", resolutions=(32,), batches=10_000, seconds=0.2, warm_up=4)
+    assert result["layout"] == "NCHW"
+    assert result["processes"] == 2
+    assert result["images_per_s"] > 0
+    assert 0 < result["cores_busy"] < 2.5
+    assert result["cpu_s_per_1000"] == pytest.approx(1000 * result["cores_busy"] / result["images_per_s"])
 
 
-def test_a_loader_that_fails_is_one_clear_line(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_loader_is_reported_in_one_line(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOADERS, "v2", dataclasses.replace(LOADERS["v2"], module="nowhere"))
     with pytest.raises(ResoluteError, match=r"^loader v2: ended with 1, got ModuleNotFoundError: .*nowhere.*--only$"):
         runner(job, "v2").run("v2", task="rate", resolutions=(32,))
 
 
-def test_ratios_are_of_one_round(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_are_taken_within_a_round(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"ours": itertools.cycle([10.0, 40.0, 30.0]), "pillow": itertools.cycle([5.0, 10.0, 30.0])}
 
     def run(self: Runner, name: str, **settings: Any) -> Any:
@@ -226,7 +226,7 @@ def line(shard_root: Path, *more: str) -> list[str]:
     return ["--shards", str(shard_root), "--rounds", "1", "--workers", "1", "--batch-size", "8", *more]
 
 
-def test_the_command_line_writes_every_value_and_no_path(
+def test_the_command_line_writes_every_value_and_no_absolute_path(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Runner.run
@@ -258,7 +258,7 @@ def test_the_command_line_writes_every_value_and_no_path(
     ("change", ["--res", "32"], "--res: got 1 resolution"),
     ("change", ["--batches", "3"], "--batches: got 3, expected at least"),
 ])  # fmt: skip
-def test_mistakes_are_one_line(
+def test_bad_arguments_are_reported_in_one_line(
     shard_root: Path, capsys: pytest.CaptureFixture[str], module: str, more: list[str], expected: str
 ) -> None:
     command = importlib.import_module(f"benchmarks.{module}").main
@@ -269,7 +269,7 @@ def test_mistakes_are_one_line(
     assert expected in error
 
 
-def test_without_its_interpreter_ffcv_is_left_out_or_refused() -> None:
+def test_ffcv_without_an_interpreter_is_left_out_or_refused() -> None:
     args = SimpleNamespace(only=None, ffcv_python=None)
     names, left_out = available(args, rates=True)  # type: ignore[arg-type]
     assert "ours" in names
@@ -282,7 +282,7 @@ def test_without_its_interpreter_ffcv_is_left_out_or_refused() -> None:
 
 
 @needs_ffcv
-def test_ffcv_reads_the_same_bytes_and_changes_its_size(job: Job) -> None:
+def test_ffcv_reads_the_same_bytes_and_changes_its_resolution(job: Job) -> None:
     ffcv = runner(job, "ffcv")
     prepared = ffcv.run("ffcv", task="prepare")
     assert prepared["res"]["32"]["jpeg_bytes"] == Tars(job.shards, 32).mean_bytes

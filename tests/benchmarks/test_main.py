@@ -1,4 +1,4 @@
-"""The command line, end to end on a tiny set: whole results, without names and paths."""
+"""The benchmark command, end to end on a tiny set: complete results without host names and paths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _threads() -> Iterator[None]:
 
 
 def words(shard_root: Path, out: Path, *more: str) -> list[str]:
-    # why: one thread: OpenMP's threads wait by spinning, which takes seconds a step where others use the cores
+    # why one thread: OpenMP threads spin while waiting, which takes seconds per step on a busy machine
     return ["--shards", str(shard_root), "--out", str(out), "--seconds", "0.02", "--rounds", "2", "--threads", "1",
             "--batch-size", "8", "--device", "cpu", *more]  # fmt: skip
 
@@ -61,7 +61,7 @@ def test_every_part_measures_every_resolution_and_loader(ran: tuple[dict[str, An
             assert [[len(stage) >= 30 for stage in run] for run in runs] == [[True] * 3] * 2
 
 
-def test_every_round_is_kept_and_medians_are_theirs(ran: tuple[dict[str, Any], str]) -> None:
+def test_every_round_is_kept_with_its_median(ran: tuple[dict[str, Any], str]) -> None:
     summaries = [value for value in walk(ran[0]) if isinstance(value, dict) and "raw" in value]
     assert len(summaries) == 3 * 2 * 6 + 2 * 2 * 2 * 5 + 3 * 5  # loader, change, training
     for summary in summaries:
@@ -69,7 +69,7 @@ def test_every_round_is_kept_and_medians_are_theirs(ran: tuple[dict[str, Any], s
         assert summary["median"] == statistics.median(summary["raw"])
 
 
-def test_results_say_where_and_with_what_they_were_made(ran: tuple[dict[str, Any], str], shard_set: ShardSet) -> None:
+def test_results_record_machine_versions_and_settings(ran: tuple[dict[str, Any], str], shard_set: ShardSet) -> None:
     result, _ = ran
     assert result["shards"]["hash"] == shard_set.hash
     assert result["shards"]["train_samples"] == 75
@@ -83,14 +83,14 @@ def test_results_say_where_and_with_what_they_were_made(ran: tuple[dict[str, Any
     assert result["command"].startswith("python -m benchmarks --shards ")
 
 
-def test_no_absolute_path_or_host_name_is_in_a_result(ran: tuple[dict[str, Any], str], shard_root: Path) -> None:
+def test_results_contain_no_absolute_path_or_host_name(ran: tuple[dict[str, Any], str], shard_root: Path) -> None:
     result, text = ran
     assert str(shard_root.parent) not in text
     assert not re.search(r'"/\w', text)
     assert platform.node() not in {value for value in walk(result) if isinstance(value, str)}
 
 
-def test_only_the_parts_asked_for_run_and_are_printed(
+def test_only_the_requested_parts_run_and_are_printed(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(words(shard_root, tmp_path / "r.json", "--only", "loader", "--rounds", "1")) == 0
@@ -113,36 +113,6 @@ def test_a_default_result_is_named_after_the_device(
     assert command._slug("NVIDIA H200 NVL") == "h200-nvl"
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--only", "loder"], "--only: got loder, expected some of loader,change,training"),
-        (["--only", ""], "--only: got nothing"),
-        (["--seconds", "0"], "--seconds: got 0, expected above 0"),
-        (["--seconds", "nan"], "--seconds: got nan, expected above 0"),
-        (["--rounds", "0"], "--rounds: got 0, expected at least 1"),
-        (["--batch-size", "1"], "--batch-size: got 1, expected at least 2"),
-        (["--device", "tpu"], "--device: got tpu, expected auto, cpu or cuda"),
-        (["--shards", "missing"], "manifest.json: not found"),
-        (["--batch-size", "76"], "got 75 training samples, expected a full batch of 76"),
-        (["--only", "training", "--model", "resnet99"], "--model: got 'resnet99', expected a timm model"),
-        (["--res", "32"], "got one resolution, expected two or more for a stage change"),
-        (["--worker", "2"], "command line: unrecognized arguments: --worker 2"),
-        (["--out", "/proc/self/none/x.json"], "/proc/self/none/x.json: not written (No such folder)"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(
-    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str
-) -> None:
-    out = tmp_path / "result.json"
-    assert command.main(words(shard_root, out, *more)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert says in error
-    assert error.count("\n") == 1
-    assert not out.exists()
-
-
 def test_help_names_every_part_and_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         command.main(["--help"])
@@ -153,7 +123,7 @@ def test_help_names_every_part_and_default(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_measured_too(shard_root: Path, tmp_path: Path) -> None:
+def test_the_command_runs_on_a_gpu(shard_root: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     assert command.main([*words(shard_root, out), "--device", "cuda"]) == 0
     result = json.loads(out.read_text())

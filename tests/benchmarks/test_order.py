@@ -1,4 +1,4 @@
-"""The figures of orders equal slow counts, and tell good from bad orders."""
+"""The measures of orders equal slow counts, and distinguish good from bad orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.storage.order import class_distance, fetches, kept_pairs, main, 
 from pipeline.dataset.shard_set import ShardSet
 
 
-def test_kept_pairs_are_those_counted_pair_by_pair() -> None:
+def test_kept_pairs_equal_a_count_pair_by_pair() -> None:
     rng = np.random.default_rng(0)
     before, after = rng.permutation(50), rng.permutation(50)
 
@@ -32,14 +32,14 @@ def test_class_distance_is_zero_for_even_batches_and_largest_for_sorted_ones() -
     assert class_distance(np.argsort(labels, kind="stable"), labels, 15) == pytest.approx(0.75)
 
 
-def test_blocks_are_fetched_again_when_there_was_no_room() -> None:
+def test_evicted_blocks_are_fetched_again() -> None:
     ids = np.asarray([0, 1, 10, 20, 2, 11, 30, 21])
     assert fetches(ids, 10, 4) == 4
     assert fetches(ids, 10, 1) == 7
     assert fetches(ids, 10, 2) == 7
 
 
-def test_full_is_ideal_as_stored_is_not_and_blocks_save_reads() -> None:
+def test_full_mixes_best_and_block_saves_reads() -> None:
     labels = np.random.default_rng(0).permutation(np.arange(20_000) % 10)
     rows = {row["order"]: row for row in measure(labels, 100, 3)}
     full, block, none = (rows[name] for name in ("full", "block, window 16", "as stored"))

@@ -1,4 +1,4 @@
-"""Results say with what they were made, the page lists all of them, and tables show every row and value."""
+"""Results record how they were made, the results page lists all of them, and tables show every value."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks.cli import Parser, command, repeated, spread, text_table
 from benchmarks.record import RESULTS, header, results_page
 
 
-def test_the_page_of_results_is_current() -> None:
+def test_the_results_page_is_up_to_date() -> None:
     """Run `python -m benchmarks.record` after adding or removing a result."""
     assert (RESULTS / "README.md").read_text() == results_page(RESULTS)
 
 
-def test_a_result_has_the_command_without_absolute_folders() -> None:
+def test_a_result_records_the_command_without_absolute_folders() -> None:
     parser, made = Parser(prog="python -m benchmarks.x"), list[str]()
     parser.add_argument("words", nargs="*")
     parser.add_argument("--out")
@@ -34,7 +34,7 @@ def test_a_summary_keeps_every_value_and_their_median(raw: list[float]) -> None:
     assert repeated(raw) == {"raw": raw, "median": statistics.median(raw)}
 
 
-def test_a_spread_shows_median_and_extremes_in_the_unit_asked_for() -> None:
+def test_a_spread_shows_median_and_extremes_in_the_requested_unit() -> None:
     assert spread(repeated([1234.5, 1000.0, 2000.0])) == "1,234 (1,000..2,000)"
     assert spread(repeated([0.002, 0.001, 0.004]), 1, 1e3) == "2.0 (1.0..4.0)"
     assert spread(repeated([7.0])) == "7"

@@ -1,4 +1,4 @@
-"""The soak's faults do what they claim, its checks detect every difference, and a short slice of it finds nothing."""
+"""The soak test: injected faults occur as specified, checks detect every difference, a short run has no findings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def faulty(library: Path, tmp_path: Path) -> Faulty:
     return Faulty(library, tmp_path)
 
 
-def test_without_a_fault_calls_pass_and_are_counted(faulty: Faulty) -> None:
+def test_calls_without_a_fault_succeed_and_are_counted(faulty: Faulty) -> None:
     assert faulty.run() == ("8 8", 0)
     faulty.control.count(faulty.folder / "inside", READ)
     assert faulty.run() == ("8 8", 0)
@@ -74,12 +74,12 @@ def test_without_a_fault_calls_pass_and_are_counted(faulty: Faulty) -> None:
     faulty.control.count(faulty.folder / "inside", WRITE | SYNC | NAME)
     faulty.run()
     assert faulty.control.counts() == (3, 0)
-    faulty.control.count(faulty.folder / "ins", READ | WRITE | SYNC | NAME | OPEN)  # a name's beginning is no folder
+    faulty.control.count(faulty.folder / "ins", READ | WRITE | SYNC | NAME | OPEN)  # only a prefix
     faulty.run()
     assert faulty.control.counts() == (0, 0)
 
 
-def test_calls_fail_with_the_errno_and_as_often_as_asked(faulty: Faulty) -> None:
+def test_calls_fail_with_the_requested_errno_and_count(faulty: Faulty) -> None:
     inside = faulty.folder / "inside"
     for ops, error in ((READ, errno.EIO), (WRITE, errno.ENOSPC), (OPEN, errno.ESTALE)):
         faulty.control.fail(inside, ops, error=error, limit=1)
@@ -95,34 +95,35 @@ def test_calls_fail_with_the_errno_and_as_often_as_asked(faulty: Faulty) -> None
     assert faulty.run()[0] == "8 8"
 
 
-def test_short_reads_and_writes_take_half(faulty: Faulty) -> None:
+def test_short_reads_and_writes_transfer_half(faulty: Faulty) -> None:
     faulty.control.shorten(faulty.folder / "inside", READ | WRITE)
     assert faulty.run() == ("4 4", 0)
 
 
-def test_a_kill_at_a_write_tears_it(faulty: Faulty) -> None:
+def test_a_kill_during_a_write_leaves_a_partial_write(faulty: Faulty) -> None:
     faulty.control.kill(faulty.folder / "inside", WRITE, after=0, group=False)
     assert faulty.run()[1] == -9
     assert (faulty.folder / "inside" / "new").read_bytes() == b"1234"
 
 
-def test_events_follow_from_the_seed_alone() -> None:
-    def some(seed: int) -> list[Event]:
+def test_events_depend_on_the_seed_only() -> None:
+    def drawn_events(seed: int) -> list[Event]:
         rng = random.Random(seed)
         return [draw(rng, fault=i % 2 == 0, places=PLACES, several=True, loss=frozenset(), remote=True, library=True,
                      stop_s=1.0) for i in range(300)]  # fmt: skip
 
-    assert some(1) == some(1)
-    assert some(1) != some(2)
-    kinds = Counter(event.how for event in some(3))
+    assert drawn_events(1) == drawn_events(1)
+    assert drawn_events(1) != drawn_events(2)
+    kinds = Counter(event.how for event in drawn_events(3))
     for how in ("SIGKILL", "SIGKILL at a file call", "SIGTERM", "SIGSTOP", "vanish", "ENOSPC", "EIO read", "short read",
                 "slow read", "s3 403", "s3 503", "s3 hang", "s3 cut"):  # fmt: skip
         assert kinds[how], how
-    assert not any(event.ops or event.remote for event in some(4) if event.how in ("SIGKILL", "SIGSTOP", "vanish"))
+    plain = [event for event in drawn_events(4) if event.how in ("SIGKILL", "SIGSTOP", "vanish")]
+    assert not any(event.ops or event.remote for event in plain)
 
 
 @pytest.mark.parametrize(
-    ("status", "stderr", "found"),
+    ("status", "stderr", "expected"),
     [
         (0, "", []),
         (2, "error: disk full", []),
@@ -136,16 +137,16 @@ def test_events_follow_from_the_seed_alone() -> None:
         (0, "prep: 3 shards are there already\n[W1122 14:02:11.5 socket.cpp:1] [c10d] lost", []),
     ],
 )
-def test_a_command_under_a_fault_ends_well_or_with_status_2_and_one_line(
-    status: int | None, stderr: str, found: list[str]
+def test_commands_under_a_fault_must_succeed_or_end_with_status_2_and_one_line(
+    status: int | None, stderr: str, expected: list[str]
 ) -> None:
     event = Event(kind="fault", how="ENOSPC", at=0.5, expected=frozenset({2}))
     problems = problems_of(event, status=status, final=0, stderr=stderr, what="prep")
-    assert len(problems) == len(found)
-    assert all(part in problem for part, problem in zip(found, problems, strict=True))
+    assert len(problems) == len(expected)
+    assert all(part in problem for part, problem in zip(expected, problems, strict=True))
 
 
-def test_what_is_left_over_missing_or_changed_is_found(tmp_path: Path) -> None:
+def test_leftover_missing_and_changed_files_are_detected(tmp_path: Path) -> None:
     for name in ("same", "missing", "changed"):
         (tmp_path / name).write_text(name)
     expected = tree(tmp_path)
@@ -162,7 +163,7 @@ def test_what_is_left_over_missing_or_changed_is_found(tmp_path: Path) -> None:
     assert leftover_files("TMPDIR", tmp_path / "pymp-1") == ["TMPDIR: left over: file"]
 
 
-def test_samples_that_are_missing_repeated_or_unplanned_are_found() -> None:
+def test_missing_repeated_and_unplanned_samples_are_detected() -> None:
     planned = [(0, 0, [1, 2]), (0, 1, [3, 4])]
     good = {0: {0: Counter([1, 2])}, 1: {0: Counter([3]), 1: Counter([3, 4])}}
     assert _check_samples(good, planned, complete=True) == []
@@ -193,20 +194,20 @@ def _run(folder: Path, *, loss: float = 2.0, weight: float = 0.5, steps: int = 2
     return folder
 
 
-def test_a_run_that_differs_from_the_undisturbed_one_is_found(tmp_path: Path) -> None:
+def test_a_run_that_differs_from_the_undisturbed_run_is_detected(tmp_path: Path) -> None:
     reference = _run(tmp_path / "reference")
 
-    def found(run: Path, *, exact: bool = True) -> list[str]:
+    def differences(run: Path, *, exact: bool = True) -> list[str]:
         return check_training(run, reference, tmp_path / "seen", [], exact=exact, complete=False)
 
-    assert found(_run(tmp_path / "same")) == []
+    assert differences(_run(tmp_path / "same")) == []
     near = _run(tmp_path / "near", loss=2.0 + 1e-7, weight=0.5 + 1e-7)
-    assert [problem.split(":")[0] for problem in found(near)] == ["losses", "last.pt", "best.pt"]
-    assert found(near, exact=False) == []
-    assert len(found(_run(tmp_path / "far", loss=2.1, weight=0.6), exact=False)) == 3
-    assert "step records" in found(_run(tmp_path / "short", steps=1))[0]
+    assert [problem.split(":")[0] for problem in differences(near)] == ["losses", "last.pt", "best.pt"]
+    assert differences(near, exact=False) == []
+    assert len(differences(_run(tmp_path / "far", loss=2.1, weight=0.6), exact=False)) == 3
+    assert "step records" in differences(_run(tmp_path / "short", steps=1))[0]
     (tmp_path / "same" / ".last.pt.part").touch()
-    assert "run folder" in found(tmp_path / "same")[0]
+    assert "run folder" in differences(tmp_path / "same")[0]
 
 
 def test_a_graph_leaves_no_generated_code_behind(
@@ -220,11 +221,24 @@ def test_a_graph_leaves_no_generated_code_behind(
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the soak runs on Linux")
+def test_ctrl_c_before_a_forked_command_begins_ends_it_silently(tmp_path: Path) -> None:
+    code = """
+import os, pathlib, signal, sys
+from benchmarks.soak.processes import Command, start
+command = Command(module="none", main=lambda words: 0, arguments=[])
+process = start(command, pathlib.Path(sys.argv[1]), prepare=lambda: os.kill(os.getpid(), signal.SIGINT))
+print(process.wait(20), repr(process.stderr))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "130 ''\n", done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the soak runs on Linux")
-def test_a_short_slice_finds_nothing(tmp_path: Path) -> None:
+def test_a_short_soak_has_no_findings(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
-    words = ["--only", "prep-folder,train-1", "--seed", 3, "--index", 2, "--out", out]
+    words = ["--only", "prep-folder,train-1", "--seed", 7, "--index", 2, "--out", out]
     done = subprocess.run([sys.executable, "-m", "benchmarks.soak", *map(str, words)], capture_output=True, text=True,
                           timeout=900)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

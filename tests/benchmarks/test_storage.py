@@ -1,4 +1,4 @@
-"""The storage benchmark's clock, its slow files and its store are what they say, and its command line runs."""
+"""The storage benchmark: its clock, delayed files and slow store behave as configured, and its command line runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.storage.base import open_files
 from pipeline.storage.disk_cache import CacheSettings
 
 
-def test_waits_are_counted_by_epoch_and_without_steps() -> None:
+def test_waits_are_counted_per_epoch_without_compute_time() -> None:
     def batches() -> Iterator[tuple[int, int]]:
         for epoch, waits_s in enumerate([(0.2, 0.0, 0.1, 0.0), (0.05, 0.0)]):
             for wait_s in waits_s:
@@ -36,7 +36,7 @@ def test_waits_are_counted_by_epoch_and_without_steps() -> None:
     assert second["images_per_s"] == pytest.approx(16 / 0.15, rel=0.3)
 
 
-def test_delayed_files_have_the_same_bytes_later(shard_root: Path) -> None:
+def test_delayed_files_return_the_same_bytes_after_the_delay(shard_root: Path) -> None:
     files = open_files(shard_root)
     slow, name = Delayed(files, 0.03), "32/train-000000.tar"
     began = time.perf_counter()
@@ -51,7 +51,7 @@ def test_delayed_files_have_the_same_bytes_later(shard_root: Path) -> None:
     assert slow.read(name, 7, 100) == files.read(name, 7, 100)
 
 
-def test_the_store_is_as_slow_as_it_says_and_sends_the_files(shard_root: Path, tmp_path: Path) -> None:
+def test_the_store_has_the_configured_latency_and_sends_the_files(shard_root: Path, tmp_path: Path) -> None:
     name, step = "32/train-000000.tar", 16 << 10
     data = (shard_root / name).read_bytes()
     with store(shard_root, latency_s=0.02, bytes_per_s=1e6, total_bytes_per_s=1e9) as url:

@@ -1,7 +1,8 @@
-"""Complete trainings are interleaved and compared seed by seed, and every figure is that of the runs' logs."""
+"""The training benchmark: runs are interleaved and compared per seed, and every figure is that of the logs."""
 
 from __future__ import annotations
 
+import csv
 import json
 import statistics
 import tomllib
@@ -13,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from benchmarks.training import photo_tables
 from benchmarks.training.__main__ import figures, main, measure, train, with_seed
-from benchmarks.training.summary import check_picture, drawn, summary, tables
+from benchmarks.training.summary import charts, summary, tables
 from pipeline.errors import ResoluteError
 from tests import ROOT
 from train.planner.estimate import Forecast, StageForecast
@@ -53,7 +56,7 @@ def tiny(folder: Path, name: str, stages: Sequence[tuple[int, int]], top: str = 
 def write_log(
     path: Path, stages: Sequence[tuple[int, float]], *, top1: float, ema: float | None = None, fraction: float = 1.0
 ) -> None:
-    """A run of two epochs a stage of 8 steps, (res, seconds a step); the first two steps of a stage take 1 s more."""
+    """A log of two epochs of 8 steps per stage (res, seconds per step); a stage's first two steps take 1 s more."""
     records: list[dict[str, Any]] = [{"kind": "start", "recipe_hash": "abc"}]
     elapsed_s, epoch = 0.0, 0
     for stage, (res, step_s) in enumerate(stages):
@@ -76,20 +79,20 @@ def write_log(
 
 
 class FakeTrainer:
-    """Writes what the recipe's name and seed stand for, and remembers who ran."""
+    """Writes the log that belongs to the recipe's name and seed, and records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, bool]] = []
 
     def __call__(self, words: Sequence[str]) -> None:
-        given = {a: b for a, b in pairwise(words) if a.startswith("--")}
-        recipe = Recipe.load(given["--recipe"])
+        options = {a: b for a, b in pairwise(words) if a.startswith("--")}
+        recipe = Recipe.load(options["--recipe"])
         self.calls.append((recipe.name, recipe.seed, words[0] == "plan"))
         if words[0] == "plan":
-            Path(given["--json"]).write_text(json.dumps(plan_to_json(FORECAST, None, [])))
+            Path(options["--json"]).write_text(json.dumps(plan_to_json(FORECAST, None, [])))
         else:
-            assert given["--run"] == f"{recipe.name}-seed{recipe.seed}"
-            write_log(Path(given["--runs"]) / given["--run"] / "run.jsonl", **three(recipe.name, recipe.seed))
+            assert options["--run"] == f"{recipe.name}-seed{recipe.seed}"
+            write_log(Path(options["--runs"]) / options["--run"] / "run.jsonl", **three(recipe.name, recipe.seed))
 
 
 def three(name: str, seed: int) -> dict[str, Any]:
@@ -111,30 +114,30 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeTrainer, lis
     return trainer, measure([fixed, steps, slow], [0, 1], runs=folder / "runs", settings=[], plan=True, run=trainer)
 
 
-def test_runs_are_interleaved_and_each_is_forecast_just_before(measured: tuple[FakeTrainer, Any]) -> None:
+def test_runs_are_interleaved_and_estimated_just_before(measured: tuple[FakeTrainer, Any]) -> None:
     runs = [(name, seed) for seed in (0, 1) for name in ("fixed", "steps", "slow")]
     assert measured[0].calls == [(*run, planned) for run in runs for planned in (True, False)]
     assert [(run["recipe"], run["seed"]) for run in measured[1]] == runs
 
 
-def test_figures_are_those_of_the_log(tmp_path: Path) -> None:
+def test_figures_equal_those_of_the_log(tmp_path: Path) -> None:
     write_log(tmp_path / "run.jsonl", [(32, 1.0), (64, 4.0)], top1=0.5, ema=0.6)
-    found = figures(tmp_path / "run.jsonl")
+    result = figures(tmp_path / "run.jsonl")
     train_s = 16 + 64 + 4  # two epochs of eight steps a stage, four steps that take a second more
-    assert found["train_s"] == train_s
-    assert (found["eval_s"], found["elapsed_s"]) == (8.0, train_s + 8.0)
-    assert found["wait_frac"] == pytest.approx(0.25)
-    assert (found["top1"], found["ema_top1"], found["final_top1"], found["best_top1"]) == (0.5, 0.6, 0.6, 0.51)
-    assert found["final_res"] == 64
-    assert found["final_image_s"] == pytest.approx(statistics.median([34 / 80, 32 / 80]))
-    assert found["final_step_image_s"] == pytest.approx(0.4)
-    first, second = found["stages"]
+    assert result["train_s"] == train_s
+    assert (result["eval_s"], result["elapsed_s"]) == (8.0, train_s + 8.0)
+    assert result["wait_frac"] == pytest.approx(0.25)
+    assert (result["top1"], result["ema_top1"], result["final_top1"], result["best_top1"]) == (0.5, 0.6, 0.6, 0.51)
+    assert result["final_res"] == 64
+    assert result["final_image_s"] == pytest.approx(statistics.median([34 / 80, 32 / 80]))
+    assert result["final_step_image_s"] == pytest.approx(0.4)
+    first, second = result["stages"]
     assert (first["res"], first["steps"], first["step_s"], first["switch_cost_s"]) == (32, 16, 1.0, None)
     assert (second["step_s"], second["image_s"]) == (4.0, pytest.approx(0.4))
     assert (second["switch_cost_s"], second["switch_slowest_ratio"]) == pytest.approx((2.0, 1.25))
-    assert [epoch["res"] for epoch in found["epochs"]] == [32, 32, 64, 64]
-    assert [epoch["top1"] for epoch in found["epochs"]] == [None, 0.5, None, 0.5]
-    assert found["epochs"][0]["images_per_s"] == pytest.approx(8.0)
+    assert [epoch["res"] for epoch in result["epochs"]] == [32, 32, 64, 64]
+    assert [epoch["top1"] for epoch in result["epochs"]] == [None, 0.5, None, 0.5]
+    assert result["epochs"][0]["images_per_s"] == pytest.approx(8.0)
 
 
 def test_an_unfinished_log_is_refused(tmp_path: Path) -> None:
@@ -146,9 +149,9 @@ def test_an_unfinished_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_differences_are_taken_within_a_seed(measured: tuple[Any, list[dict[str, Any]]]) -> None:
-    found = summary(measured[1])
-    assert (found["baseline"], found["seeds"]) == ("fixed", [0, 1])
-    fixed, steps, slow = found["recipes"].values()
+    result = summary(measured[1])
+    assert (result["baseline"], result["seeds"]) == ("fixed", [0, 1])
+    fixed, steps, slow = result["recipes"].values()
     assert fixed["against"] is None
     assert fixed["final_top1"]["raw"] == pytest.approx([0.6, 0.65])
     assert fixed["final_top1"]["mean"] == pytest.approx(0.625)
@@ -169,7 +172,7 @@ def test_differences_are_taken_within_a_seed(measured: tuple[Any, list[dict[str,
     assert [stage["switch_cost_s"] is None for stage in steps["stages"]] == [True, False]
 
 
-def test_a_forecast_is_held_against_the_run_without_its_start(measured: tuple[Any, list[dict[str, Any]]]) -> None:
+def test_an_estimate_is_compared_with_the_run_without_its_start(measured: tuple[Any, list[dict[str, Any]]]) -> None:
     for run in measured[1]:
         assert run["plan"]["predicted_s"] == 40.0
         assert run["plan"]["ratio"] == pytest.approx(40.0 / run["elapsed_s"])
@@ -190,37 +193,39 @@ def test_tables_show_every_recipe_and_what_it_missed(measured: tuple[Any, list[d
     assert "plan / outcome" not in tables(summary([{**run, "plan": None} for run in measured[1]]))
 
 
-def test_one_seed_has_no_deviation_and_another_resolution_no_ratio(measured: tuple[Any, list[dict[str, Any]]]) -> None:
+def test_a_single_seed_has_no_deviation_and_another_resolution_no_ratio(
+    measured: tuple[Any, list[dict[str, Any]]]
+) -> None:
     runs = [run for run in measured[1] if run["seed"] == 0]
-    found = summary([*runs[:2], {**runs[2], "final_res": 48}])
-    assert found["recipes"]["fixed"]["final_top1"]["sd"] is None
-    assert found["recipes"]["slow"]["against"]["final_epoch_ratio"] is None
-    assert "final epoch" in found["recipes"]["slow"]["against"]["missed"]
-    assert "±" not in tables(found).split("\n", 1)[1].split("against")[0]
+    result = summary([*runs[:2], {**runs[2], "final_res": 48}])
+    assert result["recipes"]["fixed"]["final_top1"]["sd"] is None
+    assert result["recipes"]["slow"]["against"]["final_epoch_ratio"] is None
+    assert "final epoch" in result["recipes"]["slow"]["against"]["missed"]
+    assert "±" not in tables(result).split("\n", 1)[1].split("against")[0]
 
 
-def test_the_picture_has_means_of_seeds_and_a_mark_at_each_change(measured: tuple[Any, list[dict[str, Any]]]) -> None:
-    top, bottom = drawn(measured[1]).axes
-    lines = {line.get_label(): line for line in top.lines}
-    assert lines["fixed"].get_xdata().tolist() == [2]
-    assert lines["fixed"].get_ydata().tolist() == pytest.approx([62.5])
-    assert lines["steps"].get_ydata().tolist() == pytest.approx([63.5, 63.5])
-    losses = next(line for line in bottom.lines if line.get_label() == "steps")
-    assert losses.get_xdata().tolist() == [1, 2, 3, 4]
-    assert losses.get_ydata().tolist() == pytest.approx([2.0, 1.9, 1.8, 1.7])
-    assert [line.get_xdata() for line in top.lines if line.get_linestyle() == "--"] == [[2.5, 2.5]]
+def test_the_charts_show_means_over_seeds_and_mark_stage_changes(measured: tuple[Any, list[dict[str, Any]]]) -> None:
+    top1, loss = filter(None, charts(measured[1]))
+    curves = {curve["name"]: curve for curve in top1.data["series"]}
+    assert (curves["fixed"]["x"], curves["fixed"]["y"]) == ([2], pytest.approx([62.5]))
+    assert curves["steps"]["y"] == pytest.approx([63.5, 63.5])
+    losses = next(curve for curve in loss.data["series"] if curve["name"] == "steps")
+    assert losses["x"] == [1, 2, 3, 4]
+    assert losses["y"] == pytest.approx([2.0, 1.9, 1.8, 1.7])
+    (left, _, _), = top1.marks
+    assert left == f"{100 * (2.5 - top1.data['left']) / (top1.data['right'] - top1.data['left']):.2f}%"
 
 
 @pytest.mark.parametrize("top", ["", "seed = 7\n", "seed=7  # why not\n"])
 def test_only_the_seed_of_a_recipe_is_changed(tmp_path: Path, top: str) -> None:
     path = tiny(tmp_path, "some", [(32, 1)], top)
     copy = with_seed(path, 3, tmp_path / "copies")
-    given, got = Recipe.load(path), Recipe.load(copy)
-    assert (got.name, got.seed, got.optim, got.stages) == ("some", 3, given.optim, given.stages)
+    original, got = Recipe.load(path), Recipe.load(copy)
+    assert (got.name, got.seed, got.optim, got.stages) == ("some", 3, original.optim, original.stages)
     assert tomllib.loads(copy.read_text()) == {**tomllib.loads(path.read_text()), "seed": 3}
 
 
-def test_finished_runs_are_not_repeated_and_foreign_ones_refused(tmp_path: Path) -> None:
+def test_finished_runs_are_not_repeated_and_runs_of_other_code_refused(tmp_path: Path) -> None:
     recipe, runs = tiny(tmp_path, "fixed", [(64, 2)]), tmp_path / "runs"
     trainer = FakeTrainer()
     first = measure([recipe], [0], runs=runs, settings=[], run=trainer, expect={"commit": "a"})
@@ -234,35 +239,34 @@ def test_finished_runs_are_not_repeated_and_foreign_ones_refused(tmp_path: Path)
         measure([recipe], [2], runs=runs, settings=[], run=trainer)
 
 
-def test_mistakes_are_told_before_anything_is_trained(
+def test_bad_arguments_are_reported_before_any_training(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def told(recipes: Sequence[Path], *more: str) -> str:
+    def error_of(recipes: Sequence[Path], *more: str) -> str:
         words = ["--shards", str(shard_root), "--recipes", ",".join(map(str, recipes)), "--device", "cpu", *more]
         assert main([*words, "--out", str(tmp_path / "o.json")], run=FakeTrainer()) == 2
         return capsys.readouterr().err
 
     good, other = tiny(tmp_path, "good", [(64, 1)]), tiny(tmp_path, "other", [(96, 1)])
-    assert "no shards at 96 px" in told([good, other])
-    assert "files of different names" in told([good, good])
-    assert "--turns: got --plan or --runs" in told([good], "--turns", "--plan")
-    assert "got 1,1, expected different whole numbers" in told([good], "--seeds", "1,1")
-    assert "at least 1" in told([good], "--threads", "0")
-    assert "no readable recipe" in told([tmp_path / "none.toml"])
-    assert "ends in .png or .svg or .pdf" in told([good], "--picture", str(tmp_path / "picture.bmp"))
-    with pytest.raises(ResoluteError, match="No such folder"):
-        check_picture(tmp_path / "none" / "picture.png")
+    assert "no shards at 96 px" in error_of([good, other])
+    assert "files of different names" in error_of([good, good])
+    assert "--turns: got --plan or --runs" in error_of([good], "--turns", "--plan")
+    assert "got 1,1, expected different whole numbers" in error_of([good], "--seeds", "1,1")
+    assert "at least 1" in error_of([good], "--threads", "0")
+    assert "no readable recipe" in error_of([tmp_path / "none.toml"])
+    assert "ends in .html" in error_of([good], "--charts", str(tmp_path / "charts.png"))
+    assert "No such folder" in error_of([good], "--charts", str(tmp_path / "none" / "charts.html"))
 
 
-def test_a_failed_run_ends_the_benchmark_with_its_last_line(
+def test_a_failed_run_ends_the_benchmark_with_its_error(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny(tmp_path, "some", [(32, 1)])
     words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "4", "--device", "cpu", "--out",
              tmp_path / "o.json"]  # fmt: skip
-    monkeypatch.chdir(tmp_path)  # the trainer is found from any folder
+    monkeypatch.chdir(tmp_path)  # the trainer can be started from any folder
     # of several lines on stderr, the usage first
-    assert main([str(word) for word in words], run=lambda given: train([*given, "--keep", "many"])) == 2
+    assert main([str(word) for word in words], run=lambda arguments: train([*arguments, "--keep", "many"])) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: some, seed 4: training ended with status 2, expected 0: ")
     assert "--keep: got 'many', expected a whole number" in err
@@ -271,27 +275,31 @@ def test_a_failed_run_ends_the_benchmark_with_its_last_line(
 
 
 @pytest.mark.slow
-def test_the_command_line_trains_and_writes(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_line_trains_and_writes_a_result(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     recipe = tiny(tmp_path, "steps", [(32, 1), (48, 1)])
     words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "1", "--threads", 1, "--device", "cpu",
-             "--out", tmp_path / "o.json", "--picture", tmp_path / "p.png"]  # fmt: skip
+             "--out", tmp_path / "o.json", "--charts", tmp_path / "p.html"]  # fmt: skip
     assert main([str(word) for word in words]) == 0
     text, out = (tmp_path / "o.json").read_text(), capsys.readouterr().out
-    found = json.loads(text)
+    result = json.loads(text)
     settings = {"recipes": ["steps"], "seeds": [1], "threads": 1, "device": "cpu", "plan": False, "turns": False}
-    assert found["settings"] == settings
-    (run,) = found["runs"]
+    assert result["settings"] == settings
+    (run,) = result["runs"]
     assert [stage["res"] for stage in run["stages"]] == [epoch["res"] for epoch in run["epochs"]] == [32, 48]
     assert 0 <= run["final_top1"] <= 1
     assert run["wall_s"] > run["elapsed_s"] == pytest.approx(run["train_s"] + run["eval_s"])
-    assert found["summary"] == summary(found["runs"])
-    assert tables(found["summary"]) in out
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert result["summary"] == summary(result["runs"])
+    assert tables(result["summary"]) in out
+    assert "Training loss" in (tmp_path / "p.html").read_text()
     assert not [folder for folder in (tmp_path, shard_root.parent) if str(folder) in text]
 
 
 @pytest.mark.slow
-def test_trainings_take_turns_to_the_end(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainings_alternate_epochs_to_the_end(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fixed, steps = tiny(tmp_path, "fixed", [(48, 3)]), tiny(tmp_path, "steps", [(32, 1), (48, 2)])
     words = ["--shards", shard_root, "--recipes", f"{fixed},{steps}", "--seeds", "0", "--turns", "--threads", 1,
              "--device", "cpu", "--out", tmp_path / "o.json"]  # fmt: skip
@@ -306,14 +314,39 @@ def test_trainings_take_turns_to_the_end(shard_root: Path, tmp_path: Path, capsy
     assert "training ended with status 2, expected 0: error: model: timm cannot build" in capsys.readouterr().err
 
 
-def test_recipes_of_the_comparison_differ_only_in_what_they_are_named_for() -> None:
-    found = {path.stem: Recipe.load(path) for path in RECIPES.glob("*.toml")}
-    assert set(found) == {"fixed224", "progressive", "onecycle_stage", "cosine_stage", "unfreeze", "freeze"}
-    progressive = found["progressive"]
+def test_comparison_recipes_differ_only_in_the_named_property() -> None:
+    recipes = {path.stem: Recipe.load(path) for path in RECIPES.glob("*.toml") if path.stem != "imbalance"}
+    assert set(recipes) == {"fixed224", "progressive", "onecycle_stage", "cosine_stage", "unfreeze", "freeze"}
+    progressive = recipes["progressive"]
     same = {"name": "progressive", "schedule": progressive.schedule, "freeze": progressive.freeze}
-    for name, recipe in found.items():
+    for name, recipe in recipes.items():
         assert recipe.total_epochs == 12
         assert recipe.stages[-1].res == 224
         assert (RECIPES / f"{name}.toml").read_text().startswith("# python -m benchmarks.training: ")
         stages = tuple(replace(stage, freeze_to=None, unfreeze_to=None) for stage in recipe.stages)
         assert replace(recipe, stages=progressive.stages if name == "fixed224" else stages, **same) == progressive
+
+
+def test_tables_of_photos_have_the_labels_and_numbers_of_their_pixels(tmp_path: Path) -> None:
+    colours = {"red": (200, 0, 0), "grey": (90, 90, 90)}
+    for name, colour in colours.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for k in range(6):
+            Image.new("RGB", (60, 80), colour).save(tmp_path / "photos" / name / f"{name}{k}.png")
+    (tmp_path / "val.txt").write_text("red0.png\ngrey0.png\n")
+    for kind in ("labels", "values"):
+        words = [str(tmp_path / "photos"), str(tmp_path / kind), "--kind", kind, "--count", "24"]
+        assert photo_tables.main([*words, "--val-list", str(tmp_path / "val.txt")]) == 0
+        assert photo_tables.main(words) == 2  # the folder exists
+    with (tmp_path / "values" / "labels.csv").open(newline="") as file:
+        numbers = {(row["brightness"], row["colourfulness"]) for row in csv.DictReader(file)}
+    by_hand = 0.3 * (200**2 + 100**2) ** 0.5  # of a single colour: no deviations
+    assert numbers == {(f"{0.299 * 200:.4f}", f"{by_hand:.4f}"), ("90.0000", "0.0000")}
+    with (tmp_path / "labels" / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        pixels = np.asarray(Image.open(tmp_path / "labels" / "photos" / row["image"]).convert("RGB"), int)
+        halves = {"red" if half[..., 0].mean() > 150 else "grey" for half in (pixels[:, :128], pixels[:, 128:])}
+        assert row["labels"] == "|".join(sorted(halves))
+    assert (tmp_path / "labels" / "val.txt").read_text().split() == ["val-00000.jpg", "val-00001.jpg",
+                                                                     "val-00002.jpg", "val-00003.jpg"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Augmentation on the GPU is what it is on the CPU: Triton's kernels against the compiled function, in the loader."""
+"""Augmentation on the GPU: Triton kernels against the CPU's compiled function, through the loader."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.gpu
     ],
     ids=lambda keys: "-".join(keys),
 )  # fmt: skip
-def test_every_operation_makes_the_same_images(shard_set: ShardSet, keys: dict[str, Any]) -> None:
-    """Decoders and resizes differ by a level or so, which equalize and its like spread: most images stay close."""
+def test_every_operation_gives_the_same_images_as_the_cpu(shard_set: ShardSet, keys: dict[str, Any]) -> None:
+    """Decoders and resizes differ by about a level, which operations like equalize amplify: most images stay close."""
     stages = [Stage(res=64, epochs=1, batch_size=16, augment=Augment(scale=(0.3, 1.0), **keys)),
               Stage(res=48, epochs=1, batch_size=16)]  # fmt: skip
     plan = Plan(shard_set, stages, seed=1, eval_batch_size=7)

@@ -1,4 +1,4 @@
-"""The GPU path does what the CPU path does: same batches, a step that learns, a run that resumes."""
+"""The GPU path against the CPU path: equal batches, a step that learns, a run that is saved."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_batches_on_the_gpu_equal_those_of_the_cpu(shard_set: ShardSet, decode: 
             assert torch.equal(got.lam.cpu(), expected.lam)
 
 
-def test_batches_stay_what_they_were_while_the_stream_runs_on(shard_set: ShardSet) -> None:
+def test_delivered_batches_are_not_overwritten(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, STAGES, seed=1, eval_batch_size=7)
     with Loader(plan, device="cuda") as loader:
         kept = [(batch.images, batch.images.double().sum()) for batch in loader]
@@ -53,7 +53,7 @@ def test_batches_stay_what_they_were_while_the_stream_runs_on(shard_set: ShardSe
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16", "off"])
-def test_a_learner_learns_one_batch_by_heart(shard_set: ShardSet, amp: str) -> None:
+def test_a_learner_overfits_a_single_batch(shard_set: ShardSet, amp: str) -> None:
     table = {"model": {"name": "test_resnet"}, "precision": {"amp": amp}, "optim": {"lr": 0.1},
              "stages": [{"res": 64, "epochs": 40, "batch_size": 75}]}  # fmt: skip
     recipe = Recipe.parse(table, name="x")
@@ -66,7 +66,7 @@ def test_a_learner_learns_one_batch_by_heart(shard_set: ShardSet, amp: str) -> N
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_time_of_an_epoch_ends_with_its_last_kernel(shard_set: ShardSet, tmp_path: Path) -> None:
+def test_the_time_of_an_epoch_includes_its_last_kernel(shard_set: ShardSet, tmp_path: Path) -> None:
     device = torch.device("cuda")
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=7)
     first, last = (plan.batch(index) for index in (0, plan.passes[0].batches - 1))
@@ -79,7 +79,7 @@ def test_the_time_of_an_epoch_ends_with_its_last_kernel(shard_set: ShardSet, tmp
     assert meter.elapsed_s == meter.sums["train_s"]
 
 
-def test_a_run_on_the_gpu_saves_resumes_and_ends(shard_root: Path, tmp_path: Path) -> None:
+def test_a_run_on_the_gpu_completes_with_finite_losses(shard_root: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(
         '[model]\nname = "test_resnet"\n[ema]\ndecay = 0.9\n[eval]\nbatch_size = 8\n'

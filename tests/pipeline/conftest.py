@@ -1,4 +1,4 @@
-"""Tars that others made: written once, copied for each test that asks for them."""
+"""Fixtures of the tests of the pipeline: third-party WebDataset tars, written once and copied for each test."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.foreign import write_all
+from tests.support.third_party_tars import write_example_set
 
 
 @pytest.fixture(scope="session")
 def written_tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_all(tmp_path_factory.mktemp("wds"))
+    return write_example_set(tmp_path_factory.mktemp("wds"))
 
 
 @pytest.fixture

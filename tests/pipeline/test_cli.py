@@ -1,4 +1,4 @@
-"""What every command line does with Ctrl-C, closed and broken outputs, and credentials in messages."""
+"""Every command line: Ctrl-C, closed and broken outputs, and unavailable storage end in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(body: str, *, imports: str = "", **words: object) -> subprocess.Popen[
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, **words)  # type: ignore[call-overload]
 
 
-def test_a_reader_that_leaves_does_not_stop_the_work(tmp_path: Path) -> None:
+def test_a_closed_stdout_reader_does_not_stop_the_work(tmp_path: Path) -> None:
     body = f"[print('line', i, flush=True) for i in range(9999)]; open({str(tmp_path / 'done')!r}, 'w').close()"
     with start(body) as process:
         assert process.stdout is not None
@@ -42,7 +42,7 @@ def test_a_reader_that_leaves_does_not_stop_the_work(tmp_path: Path) -> None:
     assert (tmp_path / "done").exists()
 
 
-def test_a_full_stdout_is_one_line_and_status_2() -> None:
+def test_a_full_stdout_is_reported_in_one_line_with_status_2() -> None:
     with Path("/dev/full").open("w") as full:
         process = start("print('result')", stdout=full)
         _, errors = process.communicate(timeout=30)
@@ -52,7 +52,7 @@ def test_a_full_stdout_is_one_line_and_status_2() -> None:
 
 
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
-def test_closed_streams_never_become_files(tmp_path: Path, closed: str) -> None:
+def test_closed_standard_streams_are_never_replaced_by_opened_files(tmp_path: Path, closed: str) -> None:
     body = f"print('out'); print('err', file=sys.stderr); open({str(tmp_path / 'f')!r}, 'w').write('data')"
     code = PROGRAM.format(body=body, imports="")
     done = subprocess.run(["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code], cwd=ROOT, check=False)
@@ -61,7 +61,7 @@ def test_closed_streams_never_become_files(tmp_path: Path, closed: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["imports", "body"])
-def test_ctrl_c_is_quiet_and_gives_130(where: str) -> None:
+def test_ctrl_c_prints_no_traceback_and_gives_status_130(where: str) -> None:
     wait = "print('ready', flush=True); import time; time.sleep(30)"
     process = start(**{"body": "pass", where: wait})
     assert process.stdout is not None
@@ -73,7 +73,18 @@ def test_ctrl_c_is_quiet_and_gives_130(where: str) -> None:
     assert "Traceback" not in errors
 
 
-def test_ctrl_c_at_exit_is_quiet_and_keeps_the_status() -> None:
+def test_an_exit_without_teardown_keeps_status_output_and_exit_handlers() -> None:
+    code = PROGRAM.format(
+        imports="import atexit; atexit.register(lambda: print('handler', file=sys.stderr))\n"
+        "class Late:\n    def __del__(self): print('teardown')\n"
+        "late = Late()",
+        body="print('result'); return 7",
+    ).replace("run_main(main)", "run_main(main, teardown=False)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "result\n", "handler\n")
+
+
+def test_ctrl_c_during_exit_prints_nothing_and_keeps_the_status() -> None:
     leave = "import atexit, time; atexit.register(lambda: [print('leaving', flush=True), time.sleep(30)])"
     process = start("return 7", imports=leave)
     assert process.stdout is not None
@@ -83,8 +94,18 @@ def test_ctrl_c_at_exit_is_quiet_and_keeps_the_status() -> None:
     assert (process.returncode, errors) == (7, "")
 
 
+def test_ctrl_c_inside_a_finaliser_is_not_lost() -> None:
+    late = (
+        "import signal, time\n"
+        "class Late:\n    def __del__(self): signal.raise_signal(signal.SIGINT); time.sleep(0)"
+    )
+    process = start("late = Late(); del late; time.sleep(30)", imports=late)
+    _, errors = process.communicate(timeout=25)
+    assert (process.returncode, errors) == (130, "")
+
+
 @pytest.mark.parametrize("error", ["errno.EIO, 'Input/output error'", "errno.ENOENT, 'No such file', '/p/gone.jpg'"])
-def test_storage_that_fails_at_any_line_is_one_line_and_status_2(error: str) -> None:
+def test_unavailable_storage_is_reported_in_one_line_with_status_2(error: str) -> None:
     process = start(f"raise OSError({error})", imports="import errno")
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
@@ -94,7 +115,7 @@ def test_storage_that_fails_at_any_line_is_one_line_and_status_2(error: str) -> 
 
 
 @pytest.mark.parametrize("error", ["errno.EBADF, 'Bad file descriptor'", "errno.ENOENT, 'no file is named'"])
-def test_an_error_that_is_not_of_storage_keeps_its_traceback(error: str) -> None:
+def test_other_os_errors_keep_their_traceback(error: str) -> None:
     process = start(f"raise OSError({error})", imports="import errno")
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1

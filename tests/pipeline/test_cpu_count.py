@@ -1,4 +1,4 @@
-"""The default number of threads knows the affinity mask and the container's quota."""
+"""The default number of threads respects the affinity mask and the cgroup quota."""
 
 from __future__ import annotations
 
@@ -19,34 +19,27 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
 
 
-def count(tmp_path: Path, membership: str, files: dict[str, str]) -> int:
+@pytest.mark.parametrize(("membership", "files", "cpus"), [
+    ("", {}, 8),
+    ("0::/\n", {"cpu.max": "max 100000\n"}, 8),
+    ("0::/\n", {"cpu.max": "250000 100000\n"}, 3),
+    ("0::/pod/box\n", {"pod/cpu.max": "200000 100000", "pod/box/cpu.max": "max 100000"}, 2),
+    ("4:cpu,cpuacct:/docker\n2:memory:/x\n",
+     {"cpu/docker/cpu.cfs_quota_us": "50000\n", "cpu/docker/cpu.cfs_period_us": "100000\n"}, 1),
+    ("4:cpu:/docker\n",
+     {"cpu/docker/cpu.cfs_quota_us": "-1\n", "cpu/docker/cpu.cfs_period_us": "100000\n"}, 8),
+], ids=["affinity", "no quota", "quota", "quota of a parent group", "version 1", "version 1, no quota"])  # fmt: skip
+def test_affinity_and_cgroup_quotas_bound_the_number_of_cpus(
+    tmp_path: Path, membership: str, files: dict[str, str], cpus: int
+) -> None:
     (tmp_path / "self").write_text(membership)
     for name, text in files.items():
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(text)
-    return available_cpus(cgroup=tmp_path / "fs", membership=tmp_path / "self")
+    assert available_cpus(cgroup=tmp_path / "fs", membership=tmp_path / "self") == cpus
 
 
-def test_affinity_counts(tmp_path: Path) -> None:
-    assert count(tmp_path, "", {}) == 8
-    assert count(tmp_path, "0::/\n", {"cpu.max": "max 100000\n"}) == 8
-
-
-def test_the_quota_of_a_container_counts(tmp_path: Path) -> None:
-    assert count(tmp_path, "0::/\n", {"cpu.max": "250000 100000\n"}) == 3
-
-
-def test_the_quota_of_a_parent_group_counts(tmp_path: Path) -> None:
-    assert count(tmp_path, "0::/pod/box\n", {"pod/cpu.max": "200000 100000", "pod/box/cpu.max": "max 100000"}) == 2
-
-
-def test_version_1_quotas_count(tmp_path: Path) -> None:
-    files = {"cpu/docker/cpu.cfs_quota_us": "50000\n", "cpu/docker/cpu.cfs_period_us": "100000\n"}
-    assert count(tmp_path, "4:cpu,cpuacct:/docker\n2:memory:/x\n", files) == 1
-    assert count(tmp_path, "4:cpu:/docker\n", {"cpu/docker/cpu.cfs_quota_us": "-1\n"}) == 8
-
-
-def test_nothing_else_counts_cores() -> None:
+def test_cpus_are_counted_in_one_module_only() -> None:
     files = [path for folder in ("pipeline", "prep", "train", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     others = [
         str(path.relative_to(ROOT))
@@ -58,7 +51,7 @@ def test_nothing_else_counts_cores() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["train train", "train eval", "train predict", "benchmarks"])
-def test_the_default_number_of_threads_is_what_the_process_may_use(module: str) -> None:
+def test_default_thread_counts_respect_the_affinity_mask(module: str) -> None:
     few = {min(os.sched_getaffinity(0))}
     done = subprocess.run(
         [sys.executable, "-m", *module.split(), "--help"], cwd=ROOT, capture_output=True, text=True, check=True,

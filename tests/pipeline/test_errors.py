@@ -1,4 +1,4 @@
-"""Credentials never reach a message; errors of storage and damage are told apart."""
+"""Credentials are stripped from messages; unavailable storage is distinguished from damage."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from pipeline.errors import is_unavailable, strip_credentials
         ("https://h/design=1/a.jpg?id=3", "https://h/design=1/a.jpg?id=3"),
     ],
 )  # fmt: skip
-def test_credentials_are_stripped_and_all_else_stays(text: str, expected: str) -> None:
+def test_only_credentials_are_stripped(text: str, expected: str) -> None:
     assert strip_credentials(text) == expected
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOENT, errno.ETIMEDOUT, errno.EINTR])
-def test_storage_that_does_not_answer_is_unavailable(number: int) -> None:
+def test_storage_errors_count_as_unavailable(number: int) -> None:
     assert is_unavailable(OSError(number, ""))
 
 
 @pytest.mark.parametrize("number", [errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG])
-def test_a_path_that_can_never_be_a_file_is_not(number: int) -> None:
+def test_impossible_paths_do_not_count_as_unavailable(number: int) -> None:
     assert not is_unavailable(OSError(number, ""))

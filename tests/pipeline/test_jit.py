@@ -1,4 +1,4 @@
-"""Compiled numbers are the same on every processor, need no folder to be kept in, and leave the others running."""
+"""Compiled functions: the same results on every CPU, no cache folder needed, and the GIL is released."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests import ROOT
 
 
 def digest() -> str:
-    """Of everything of a batch that is drawn: places, numbers and crops."""
+    """Hash of everything random in a batch: positions, numbers and crops."""
     ids = [sample_ids(order, np.arange(3000), seed=1, epoch=2, samples=3000, offset=900, total=4001)
            for order in ("full", "block")]  # fmt: skip
     u = uniforms(3, ids[0], 22)
@@ -31,7 +31,7 @@ def digest() -> str:
     return hashlib.sha256(ids[0].tobytes() + ids[1].tobytes() + u.tobytes() + crops.tobytes()).hexdigest()
 
 
-def test_older_processors_draw_the_same_and_no_folder_to_cache_in_is_needed() -> None:
+def test_baseline_cpus_compute_the_same_numbers_without_a_compile_cache_folder() -> None:
     old = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": "/proc/none"}
     code = "from tests.pipeline.test_jit import digest; print(digest())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **old}, capture_output=True,
@@ -47,7 +47,7 @@ def _busy(rounds: int) -> int:
     return total
 
 
-def test_other_threads_go_on_while_a_compiled_loop_runs() -> None:
+def test_compiled_loops_release_the_gil() -> None:
     _busy(1)
     began = time.perf_counter()
     _busy(30_000_000)
@@ -69,8 +69,8 @@ def _twice(value: int) -> int:
     return 2 * value
 
 
-def test_a_change_in_any_file_of_ours_compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba itself would keep what was compiled with a function of another file as that was before."""
+def test_a_change_in_any_source_file_recompiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba alone would keep code that was compiled with an older version of an inlined function."""
     compiled(_twice)(1)
     kept = compiled(_twice)
     assert kept(1) == 2
@@ -78,6 +78,6 @@ def test_a_change_in_any_file_of_ours_compiles_anew(monkeypatch: pytest.MonkeyPa
     files = {name for name, _, _ in compiled_module._STAMP}
     assert {"graph/kernels/augment.py", "plan/autoaugment.py", "graph/kernels/resize.py", "plan/rng.py"} <= files
     monkeypatch.setattr(compiled_module, "_STAMP", (("resize.py", 1, 1),))
-    anew = compiled(_twice)
-    assert anew(1) == 2
-    assert not anew.stats.cache_hits
+    recompiled = compiled(_twice)
+    assert recompiled(1) == 2
+    assert not recompiled.stats.cache_hits

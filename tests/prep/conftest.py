@@ -1,4 +1,4 @@
-"""Small photos, made anew for each test, and prep's command line as a function."""
+"""Fixtures of the tests of prep: small photos, generated for each test, and prep's command line as a function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASSES = ("apple", "bee", "cat")
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What a command line did: exit status, stdout, stderr."""
+    """The result of a command line: exit status, stdout, stderr."""
 
     status: int
     out: str
@@ -42,7 +42,7 @@ def scene() -> Callable[..., NDArray[np.uint8]]:
 
 @pytest.fixture
 def photos(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> Path:
-    """tmp_path/photos: 3 classes of 20 JPEGs of 50..110 px, some nested, plus files that are no photos."""
+    """tmp_path/photos: 3 classes of 20 JPEGs of 50..110 px, some nested, plus files that are not photos."""
     root = tmp_path / "photos"
     for label, name in enumerate(CLASSES):
         (root / name / "more").mkdir(parents=True)
@@ -58,7 +58,7 @@ def photos(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> Path:
 
 @pytest.fixture
 def prep(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """prep("--src", ...): run the command line in this process, with two workers unless told otherwise."""
+    """prep("--src", ...): run the command line in this process, with two workers unless the arguments say otherwise."""
 
     def run(*argv: object) -> Ran:
         words = [str(word) for word in argv]
@@ -74,7 +74,7 @@ def prep(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 @pytest.fixture
 def difficult() -> Path:
-    """The project's folder of real files that trip decoders; skips where it is not at hand."""
+    """Real files that trip decoders; skips the test where the folder does not exist."""
     folder = SHARED_DATA / "difficult"
     if not folder.is_dir():
         pytest.skip("checks files of other people, which may not be published with the project and are not here")

@@ -1,4 +1,4 @@
-"""A shard set: whole, true to its sources, the same bytes every time, and openable by everyone."""
+"""A shard set is complete, faithful to its sources, byte-deterministic, and consistent in itself."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from pipeline.dataset.format import key_name
 from pipeline.dataset.index_array import checksums, checksums_name
-from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.dataset.shard_set import ShardSet
 from prep.shards.tar_format import dali_index
 from tests.support.trees import tree
 
@@ -57,7 +58,7 @@ def test_index_points_at_the_jpegs_in_the_tars(shards: Path) -> None:
             assert np.array_equal(split.samples["key"] // 20, split.stored[res]["shard"]), name
 
 
-def test_stored_pictures_are_their_sources(shards: Path, photos: Path) -> None:
+def test_stored_images_match_their_sources(shards: Path, photos: Path) -> None:
     opened = ShardSet.open(shards)
     for name, split in opened.splits.items():
         lines = (shards / "index" / f"{name}.sources.jsonl").read_text().splitlines()
@@ -72,14 +73,14 @@ def test_stored_pictures_are_their_sources(shards: Path, photos: Path) -> None:
             assert min(jpeg.size) == short_side
             expected = np.asarray(source.resize(jpeg.size, Image.Resampling.LANCZOS), np.float64)
             error = np.mean((np.asarray(jpeg, np.float64) - expected) ** 2)
-            assert 10 * np.log10(255**2 / error) > 25, path  # quality 90 and 4:2:0 of noisy pictures
+            assert 10 * np.log10(255**2 / error) > 25, path  # quality 90 and 4:2:0 of noisy images
 
 
 def test_manifest_accounts_for_every_file(shards: Path) -> None:
     manifest = json.loads((shards / "manifest.json").read_text())
-    found = tree(shards)
-    del found["manifest.json"]
-    assert {name: info["sha256"] for name, info in manifest["files"].items()} == found
+    hashes = tree(shards)
+    del hashes["manifest.json"]
+    assert {name: info["sha256"] for name, info in manifest["files"].items()} == hashes
     assert all((shards / name).stat().st_size == info["bytes"] for name, info in manifest["files"].items())
     assert manifest["resolutions"] == {"32": {"short_side": 37}, "48": {"short_side": 55}}
     assert manifest["source"]["images"] == 60
@@ -87,8 +88,8 @@ def test_manifest_accounts_for_every_file(shards: Path) -> None:
     assert str(shards.parent) not in (shards / "manifest.json").read_text()
 
 
-def test_everything_derived_agrees_with_the_index(shards: Path) -> None:
-    """verify compares files with their hashes alone, so what they say to each other is checked here."""
+def test_derived_files_agree_with_the_index(shards: Path) -> None:
+    """`verify` only compares files with their hashes, so their consistency is checked here."""
     manifest = json.loads((shards / "manifest.json").read_text())
     for name, split in ShardSet.open(shards).splits.items():
         samples, sources = np.load(shards / "index" / f"{name}.npy"), np.load(shards / "index" / f"{name}.source.npy")
@@ -124,21 +125,21 @@ def test_same_bytes_with_any_number_of_workers(
         assert tree(tmp_path / str(workers)) == tree(shards)
 
 
-def test_another_seed_gives_another_order_and_held_out_part(
+def test_another_seed_gives_another_order_and_validation_split(
     shards: Path, photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", 20, "--seed", 1, "--out", tmp_path / "other")
     assert prep(*argv).status == 0
     for name in ("train", "val"):
-        one, other = (
+        first, second = (
             (folder / "index" / f"{name}.sources.jsonl").read_text().splitlines()
             for folder in (shards, tmp_path / "other")
         )
-        assert len(one) == len(other)
-        assert sorted(one) != sorted(other)
+        assert len(first) == len(second)
+        assert sorted(first) != sorted(second)
 
 
-def test_separate_validation_folder_keeps_class_numbers(
+def test_a_separate_validation_folder_keeps_the_class_numbers(
     photos: Path, tmp_path: Path, prep: Prep, scene: Callable[..., NDArray[np.uint8]]
 ) -> None:
     (tmp_path / "val" / "cat").mkdir(parents=True)
@@ -150,7 +151,7 @@ def test_separate_validation_folder_keeps_class_numbers(
     assert opened.splits["val"].samples["label"].tolist() == [2]
 
 
-def test_validation_list_is_held_out_exactly(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_validation_list_is_the_validation_split(photos: Path, tmp_path: Path, prep: Prep) -> None:
     listed = ["apple/01.jpg", "cat/more/04.JPEG", "./bee/03.jpg"]
     (tmp_path / "val.txt").write_text("\n".join(listed) + "\n\n")
     argv = ("--src", photos, "--val-list", tmp_path / "val.txt", "--out", tmp_path / "s", "--res", "32")
@@ -158,15 +159,3 @@ def test_validation_list_is_held_out_exactly(photos: Path, tmp_path: Path, prep:
     lines = (tmp_path / "s" / "index" / "val.sources.jsonl").read_text().splitlines()
     assert sorted(json.loads(line) for line in lines) == ["apple/01.jpg", "bee/03.jpg", "cat/more/04.JPEG"]
     assert len(ShardSet.open(tmp_path / "s").splits["train"]) == 57
-
-
-def test_held_out_part_is_stratified(photos: Path, tmp_path: Path, prep: Prep) -> None:
-    for path in sorted((photos / "apple").rglob("[0-9]*"))[2:]:
-        path.unlink()
-    for path in sorted((photos / "bee").rglob("[0-9]*"))[1:]:
-        path.unlink()
-    argv = ("--src", photos, "--val-frac", 0.25, "--out", tmp_path / "s", "--res", "32")
-    assert prep(*argv).status == 0
-    splits = ShardSet.open(tmp_path / "s").splits
-    assert np.bincount(splits["train"].samples["label"]).tolist() == [1, 1, 15]
-    assert np.bincount(splits["val"].samples["label"], minlength=3).tolist() == [1, 0, 5]

@@ -1,9 +1,10 @@
-"""Whole runs from every kind of source; folds, fixed classes, duplicates, and a run that writes nothing."""
+"""Whole runs of prep from every source format; nothing held out, fixed classes, duplicates, and the dry run."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 
 from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from tests.support.packed import files_in, pack_parquet, pack_tar, pack_zip
+from prep.config import Settings
+from prep.plan.inputs import list_inputs
+from tests.support.source_formats import files_in, pack_parquet, pack_tar, pack_zip
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -26,7 +28,7 @@ def contents(photos: Path) -> dict[str, bytes]:
     return {str(path.relative_to(photos)): path.read_bytes() for path in sorted(paths)}
 
 
-def test_one_set_comes_of_folders_zip_tar_list_and_url(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_folders_zip_tar_list_and_url_give_the_same_set(photos: Path, tmp_path: Path, prep: Prep) -> None:
     argv = ("--res", "32,48", "--shard-samples", 20)
     images = contents(photos)
     sources: dict[str, Path | str] = {
@@ -46,7 +48,7 @@ def test_one_set_comes_of_folders_zip_tar_list_and_url(photos: Path, tmp_path: P
         assert trees[name] == trees["folders"], name
 
 
-def test_a_set_of_a_tables_rows_has_their_labels(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_table_determines_the_labels(photos: Path, tmp_path: Path, prep: Prep) -> None:
     flat = tmp_path / "flat"
     flat.mkdir()
     with (tmp_path / "labels.csv").open("w", newline="") as file:
@@ -62,7 +64,7 @@ def test_a_set_of_a_tables_rows_has_their_labels(photos: Path, tmp_path: Path, p
     assert np.bincount(opened.splits["train"].samples["label"]).tolist() == [18, 18, 18]
 
 
-def test_parquet_goes_on_after_a_failure_without_being_unpacked_again(
+def test_a_resumed_run_does_not_unpack_parquet_again(
     photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["apple", "bee", "cat"]
@@ -83,27 +85,20 @@ def test_parquet_goes_on_after_a_failure_without_being_unpacked_again(
     assert ShardSet.open(tmp_path / "s").classes == ("apple", "bee", "cat")
 
 
-def test_folds_cover_every_sample_once_and_evenly(photos: Path, tmp_path: Path, prep: Prep) -> None:
-    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32,48", "--folds", 3, "--shard-samples", 20)
-    assert ran.status == 0, ran.err
-    seen: list[int] = []
-    for fold in range(3):
-        opened = ShardSet.open(tmp_path / "s", fold=fold)
-        train, val = opened.splits["train"], opened.splits["val"]
-        assert set(train.samples["key"]).isdisjoint(val.samples["key"])
-        assert len(train) + len(val) == 60
-        assert all(6 <= count <= 7 for count in np.bincount(val.samples["label"]))
-        assert len(val.stored[48]) == len(val)
-        seen += val.samples["key"].tolist()
-    assert sorted(seen) == list(range(60))
-    for fold, words in ((None, "got no fold, expected 0 to 2"), (3, "got fold 3, expected 0 to 2")):
-        with pytest.raises(ResoluteError, match=words):
-            ShardSet.open(tmp_path / "s", fold=fold)
-
-
-def test_a_fold_of_a_set_without_folds_is_an_error(shard_root: Path) -> None:
-    with pytest.raises(ResoluteError, match="got fold 0, expected none: the set has no folds"):
-        ShardSet.open(shard_root, fold=0)
+def test_a_set_that_holds_out_nothing_has_the_same_folds_in_any_layout(
+    photos: Path, tmp_path: Path, prep: Prep
+) -> None:
+    folds = []
+    for samples in (20, 50):
+        out = tmp_path / str(samples)
+        ran = prep("--src", photos, "--out", out, "--res", "32", "--val-frac", 0, "--shard-samples", samples)
+        assert ran.status == 0, ran.err
+        shards = ShardSet.open(out)
+        assert list(shards.splits) == ["train"]
+        assert shards.splits["train"].samples["key"].tolist() == list(range(60))
+        folds.append([shards.with_fold(fold, 3).splits["val"].samples["key"].tolist() for fold in range(3)])
+    assert folds[0] == folds[1]
+    assert [len(keys) for keys in folds[0]] == [20, 20, 20]
 
 
 def test_a_file_fixes_the_classes_and_their_order(photos: Path, tmp_path: Path, prep: Prep) -> None:
@@ -130,8 +125,8 @@ def test_duplicates_are_kept_counted_and_listed(photos: Path, tmp_path: Path, pr
     assert "3 images are exact copies of others; all are kept" in ran.out
     assert "WARNING: 1 files have two or more labels" in ran.out
     assert "WARNING: 1 files are in both train and val" in ran.out
-    told = json.loads((tmp_path / "s" / "manifest.json").read_text())["source"]["duplicates"]
-    assert told == {"groups": 3, "extra": 3, "two_labels": 1, "across_splits": 1}
+    duplicates = json.loads((tmp_path / "s" / "manifest.json").read_text())["source"]["duplicates"]
+    assert duplicates == {"groups": 3, "extra": 3, "two_labels": 1, "across_splits": 1}
     lines = [json.loads(line) for line in (tmp_path / "s" / "duplicates.jsonl").read_text().splitlines()]
     assert {frozenset(row["path"] for row in rows) for rows in lines} == {
         frozenset({"apple/01.jpg", "apple/99.jpg"}),
@@ -152,3 +147,40 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(photos: Path, tmp_pat
     assert prep(*argv).status == 0
     tars = sum(path.stat().st_size for path in (tmp_path / "s" / "48").glob("*.tar"))
     assert kilobytes == pytest.approx(tars / 60 / 1e3, rel=0.35)  # the end of a tar is up to 10 kB
+
+
+def test_the_summary_of_the_inputs_changes_with_content_names_and_splits_only(photos: Path) -> None:
+    def summary(**changes: Any) -> str:
+        settings = Settings(src=str(photos), out=str(photos.parent / "s"), resolutions=(32,), **changes)
+        inputs = list_inputs(settings, photos.parent / "scratch", photos.parent / "scratch" / "spool")
+        return json.dumps(inputs.summary(), sort_keys=True)
+
+    before = summary()
+    os.utime(photos / "bee" / "03.jpg", (0, 0))
+    (photos / "bee" / "notes.txt").write_text("no image")
+    assert summary() == before
+    changed = {before}
+    with (photos / "bee" / "03.jpg").open("ab") as file:
+        file.write(b"!")
+    changed.add(summary())
+    (photos / "bee" / "03.jpg").rename(photos / "bee" / "003.jpg")
+    changed.add(summary())
+    changed.add(summary(val_frac=0.4))
+    changed.add(summary(val_frac=0.0))
+    assert len(changed) == 5
+
+
+def test_image_names_that_are_not_utf8_are_preserved_in_a_set(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    raw = os.fsencode(photos / "bee") + b"/b\xff\n\xe4.jpg"
+    (photos / "bee" / "03.jpg").rename(os.fsdecode(raw))
+    (photos / "cat").rename(photos / "c\u00e4t 猫")
+    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--val-frac", "0.5")
+    assert ran.status == 0, ran.err
+    assert ShardSet.open(tmp_path / "s").classes == ("apple", "bee", "c\u00e4t 猫")
+    paths = [
+        json.loads(line)
+        for name in ("train", "val")
+        for line in (tmp_path / "s" / "index" / f"{name}.sources.jsonl").read_text().splitlines()
+    ]
+    assert len(paths) == 60
+    assert raw in {os.fsencode(photos / path) for path in paths}

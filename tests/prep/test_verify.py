@@ -1,4 +1,4 @@
-"""Verify finds every changed byte and names its file."""
+"""`make verify` detects every changed byte and names its file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline.dataset.shard_set import manifest_bytes
+from pipeline.dataset.format import manifest_bytes
 from pipeline.errors import ResoluteError, StorageError
+from pipeline.storage.atomic_file import write_errors
 from prep.shards.file_check import Damage, check_file, read_with_retry
 from prep.shards.record import ShardRecord
-from prep.storage.hashed_file import FileInfo, write_errors
+from prep.storage.hashed_file import FileInfo
 from prep.storage.output import LocalStore, open_store
 from prep.verify import main, to_rebuild, verify
 from tests import ROOT
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
+from tests.support.trees import tree
 
 OUTSIDE = {"report.html", "damaged.json", "source.json"}
 
@@ -39,12 +41,8 @@ def whole(shard_root: Path, tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> list[str]:
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return sorted(found - OUTSIDE)
-
-
-def tree(folder: Path) -> dict[str, str]:
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files(folder)}
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return sorted(names - OUTSIDE)
 
 
 def flip(path: Path, at: int, bits: int = 1) -> None:
@@ -55,7 +53,7 @@ def flip(path: Path, at: int, bits: int = 1) -> None:
         file.write(bytes([old ^ bits]))
 
 
-def test_whole_set_is_sound_in_one_line(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_intact_set_is_reported_as_sound_in_one_line(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = tree(whole)
     (whole / "damaged.json").write_text('["32/train-000000.tar"]')
     assert main([str(whole), "--workers", "2"]) == 0
@@ -67,7 +65,7 @@ def test_whole_set_is_sound_in_one_line(whole: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_every_flipped_byte_is_found_in_its_file(whole: Path) -> None:
+def test_every_flipped_byte_is_reported_with_its_file(whole: Path) -> None:
     rng = np.random.default_rng(0)
     store = LocalStore(whole)
     kinds = [name for name in files(whole) if "48" not in name and (whole / name).stat().st_size]
@@ -85,7 +83,7 @@ def test_every_flipped_byte_is_found_in_its_file(whole: Path) -> None:
     assert verify(store, workers=2).damaged == {}
 
 
-def test_damage_everywhere_at_once_is_all_told(whole: Path) -> None:
+def test_every_damaged_file_is_reported(whole: Path) -> None:
     rng = np.random.default_rng(1)
     expected = [name for name in files(whole) if name != "manifest.json" and (whole / name).stat().st_size]
     for name in expected:
@@ -101,7 +99,7 @@ def test_a_damaged_sample_is_named(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged_record", [False, True])
-def test_a_picture_that_does_not_decode_is_found_though_prep_hashed_it(whole: Path, damaged_record: bool) -> None:
+def test_an_image_that_does_not_decode_is_reported_even_if_its_hash_matches(whole: Path, damaged_record: bool) -> None:
     """As if it had been encoded in faulty memory."""
     path = whole / "records" / "val-000000-32.rec"
     record = ShardRecord.parse(path.read_bytes())
@@ -121,7 +119,9 @@ def test_a_picture_that_does_not_decode_is_found_though_prep_hashed_it(whole: Pa
         assert fault.startswith(f"sample {record.samples['key'][3]:09d}: its JPEG cannot be decoded, got '")
 
 
-def test_missing_and_cut_files_and_strangers_are_told_apart(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_truncated_and_unexpected_files_are_distinguished(
+    whole: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (whole / "32" / "train-000001.tar").unlink()
     os.truncate(whole / "48" / "train-000002.tar", 1000)
     (whole / "64" / "train-000009.tar").write_bytes(b"")
@@ -136,7 +136,7 @@ def test_missing_and_cut_files_and_strangers_are_told_apart(whole: Path, capfd: 
 
 
 @pytest.mark.parametrize("at", [0, 40, -9])
-def test_a_damaged_manifest_is_derived_again(whole: Path, at: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_manifest_is_reported_as_derivable(whole: Path, at: int, capfd: pytest.CaptureFixture[str]) -> None:
     size = (whole / "manifest.json").stat().st_size
     flip(whole / "manifest.json", at % size)
     assert main([str(whole)]) == 1
@@ -146,7 +146,7 @@ def test_a_damaged_manifest_is_derived_again(whole: Path, at: int, capfd: pytest
 
 
 @pytest.mark.parametrize("argv", [["nowhere"], [], ["set", "--workers", "-1"], ["set", "--depth", "1"]])
-def test_what_cannot_be_verified_is_one_line(
+def test_invalid_arguments_are_reported_in_one_line(
     argv: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path / argv[0]), *argv[1:]] if argv else []) == 2
@@ -159,10 +159,10 @@ def test_set_of_a_newer_version_is_refused(whole: Path, capfd: pytest.CaptureFix
     manifest = json.loads((whole / "manifest.json").read_text())
     (whole / "manifest.json").write_bytes(manifest_bytes({**manifest, "version": 99}))
     assert main([str(whole)]) == 2
-    assert "version 3" in capfd.readouterr().err
+    assert "version 5" in capfd.readouterr().err
 
 
-def test_damage_that_cannot_be_listed_for_prep_is_an_error(
+def test_failing_to_write_the_damage_list_is_an_error(
     whole: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(store: LocalStore, name: str) -> None:
@@ -178,7 +178,7 @@ def test_damage_that_cannot_be_listed_for_prep_is_an_error(
     assert "run verify again" in err
 
 
-def test_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Path) -> None:
+def test_an_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Path) -> None:
     pipe = whole / "48" / "train-000000.tar"
     pipe.unlink()
     os.mkfifo(pipe)  # why: like a slow disk, it gives its bytes when the test wants
@@ -197,7 +197,7 @@ def test_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Path) 
     assert not (whole / "damaged.json").exists()
 
 
-def test_rebuild_list_is_only_what_depends_on_the_damage(whole: Path) -> None:
+def test_only_shards_with_damaged_files_are_rebuilt(whole: Path) -> None:
     manifest = json.loads((whole / "manifest.json").read_text())
     assert to_rebuild(manifest, {"48/train-000001.idx"}) == {"48": ["train-000001"]}
     assert to_rebuild(manifest, {"records/val-000000-32.rec"}) == {"32": ["val-000000"]}
@@ -205,7 +205,7 @@ def test_rebuild_list_is_only_what_depends_on_the_damage(whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_set_in_an_object_store_is_verified_there(shard_root: Path, s3_server: str) -> None:  # noqa: F811
+def test_a_set_in_an_object_store_is_verified_in_place(shard_root: Path, s3_server: str) -> None:  # noqa: F811
     fs = fsspec.filesystem("s3")
     fs.put(f"{shard_root}/", f"{s3_server}/set/", recursive=True)
     # why: in a process of its own, whose workers then know the server too
@@ -220,23 +220,23 @@ def test_set_in_an_object_store_is_verified_there(shard_root: Path, s3_server: s
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 1, ran.stderr
     assert "to rebuild at 48 px: train-000001\n  to rebuild at 64 px: val-000000\n" in ran.stdout
-    found = json.loads(fs.cat_file(f"{s3_server}/set/damaged.json"))
-    assert found == ["48/train-000001.tar", "64/val-000000.idx"]
+    damaged = json.loads(fs.cat_file(f"{s3_server}/set/damaged.json"))
+    assert damaged == ["48/train-000001.tar", "64/val-000000.idx"]
 
 
-class OfADriver(Exception):
+class DriverError(Exception):
     pass
 
 
 @pytest.mark.parametrize(("error", "kind", "message"), [
-    (OfADriver("no answer"), ResoluteError, "cannot be read, got 'no answer'"),
+    (DriverError("no answer"), ResoluteError, "cannot be read, got 'no answer'"),
     (PermissionError(13, "Permission denied"), StorageError, "got 'Permission denied' 3 times"),
     (OSError(5, "Input/output error"), StorageError, "got 'Input/output error' 3 times"),
     (OSError(116, "Stale file handle"), StorageError, "got 'Stale file handle' 3 times"),
     (FileNotFoundError(2, "No such file"), Damage, "missing"),
     (KeyError("a bug"), KeyError, "a bug"),
 ])  # fmt: skip
-def test_storage_that_refuses_a_file_is_no_damage(
+def test_unavailable_storage_is_not_reported_as_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], message: str
 ) -> None:
     monkeypatch.setattr("prep.storage.retry.WAITS_S", (0.0, 0.0))
@@ -248,7 +248,7 @@ def test_storage_that_refuses_a_file_is_no_damage(
         read_with_retry(LocalStore(tmp_path), "a.tar", refuse)
 
 
-def test_a_disk_that_fails_for_a_moment_damages_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transient_io_error_is_not_reported_as_damage(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prep.storage.retry.WAITS_S", (0.0, 0.0))
     opened, failed = LocalStore.open, set[str]()
 
@@ -265,11 +265,11 @@ def test_a_disk_that_fails_for_a_moment_damages_nothing(whole: Path, monkeypatch
     assert any(name.endswith(".tar") for name in failed)
 
 
-def test_what_a_killed_verify_left_is_not_reported(whole: Path) -> None:
+def test_partial_files_of_a_killed_verify_are_not_reported(whole: Path) -> None:
     (whole / ".damaged.json.0123456789ab.partial").touch()
     (whole / "notes.txt").touch()
     assert verify(LocalStore(whole), workers=1).unexpected == ["notes.txt"]
 
 
-def test_url_of_a_folder_is_that_folder(whole: Path) -> None:
+def test_a_file_url_is_verified_as_its_folder(whole: Path) -> None:
     assert verify(open_store(f"file://{whole}"), workers=1).damaged == {}

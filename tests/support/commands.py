@@ -1,7 +1,7 @@
-"""Run the command lines as processes, forked from a server that has loaded torch, timm, DALI and prep already.
+"""Run command lines as processes, forked from a server that has already loaded torch, timm, DALI and prep.
 
-A fresh interpreter takes seconds to load them; a fork takes milliseconds. Each command still is a process of its own,
-with its own working folder, standard streams and signals, and runs its module as `python -m MODULE` does.
+A new interpreter takes seconds to load them, a fork milliseconds. Each command is still a process with its own working
+folder, standard streams and signals, and runs its module as `python -m MODULE` does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.processes import end_process, load_compiled, redirect_streams, trace_graph
+from benchmarks.soak.processes import end_process, load_compiled, redirect_streams
 from tests import ROOT
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,7 +34,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """What a command left: its exit status (128 + the signal that ended it), and its outputs."""
+    """The result of a command: its exit status (128 + the signal that ended it) and its outputs."""
 
     status: int
     out: str
@@ -42,7 +42,7 @@ class Ended:
 
 
 class Server:
-    """The process that forks the commands: one a test session, single-threaded."""
+    """The single-threaded process that forks the commands, one per test session."""
 
     _running: Server | None = None
 
@@ -50,7 +50,7 @@ class Server:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.commands"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True, start_new_session=True,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # why: it starts its threads as it is loaded
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # why: it starts threads when it is loaded
         )  # fmt: skip
         atexit.register(self.stop)
 
@@ -73,13 +73,13 @@ class Server:
 
 
 class Command:
-    """A command line that was started. `out` and `err` are the paths of its outputs."""
+    """A running command line. `out` and `err` are the paths of its outputs."""
 
     def __init__(
         self, module: str, arguments: Sequence[object], *, folder: Path, scratch: Path, stdout: str = "",
         closed: Sequence[int] = (), unprivileged: bool = False,
     ) -> None:  # fmt: skip
-        """`stdout`: a file in place of the one in `scratch`; `closed`: descriptors that are not open at its start."""
+        """`stdout`: a file instead of the one in `scratch`; `closed`: descriptors that are closed at the start."""
         number = f"{time.monotonic_ns()}"
         self.out, self.err = scratch / f"{number}.out", scratch / f"{number}.err"
         self.out.touch()
@@ -105,7 +105,7 @@ class Command:
             time.sleep(0.01)
 
     def send(self, number: int) -> None:
-        """A signal; nothing if the command has ended."""
+        """Send a signal, unless the command has ended."""
         if self.running:
             os.kill(self.pid, number)
 
@@ -133,7 +133,6 @@ def _serve() -> None:
     import tests.support.preloaded  # noqa: F401
 
     load_compiled()
-    trace_graph()
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     assert len(threads) == 1, "a fork would lose the other threads"
     for line in sys.stdin:
@@ -142,7 +141,7 @@ def _serve() -> None:
             pid, status = os.waitpid(request["wait"], os.WNOHANG)
             answer: Any = os.waitstatus_to_exitcode(status) if pid else None
         else:
-            # why: neither the hooks of fork nor `_run` are the command's; it lets signals in once it is guarded
+            # why: fork hooks and `_run` are not part of the command, which unblocks signals once it is guarded
             signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             answer = os.fork()
             if answer == 0:
@@ -166,21 +165,21 @@ def _run(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.argv = [module, *arguments]
-    warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)  # why: it was loaded beforehand
+    warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)  # why: it is preloaded
     status: object = 0
     _unblock_after_guard()
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = end.code
-    except BaseException:  # why: what Python itself would print of an error that nobody caught
+    except BaseException:  # why: as Python prints an uncaught exception
         traceback.print_exc()
         status = 1
     end_process(status if isinstance(status, int) else 0 if status is None else 1)
 
 
 def _unblock_after_guard() -> None:
-    """Let signals reach the command once it has called `guard_process`: before that they meet Python's own start."""
+    """Unblock signals once the command has called `guard_process`; before that Python itself is still starting."""
     import pipeline.cli
 
     guard = pipeline.cli.guard_process
@@ -193,7 +192,7 @@ def _unblock_after_guard() -> None:
 
 
 def _obey_permissions() -> None:
-    """Give up root's right to read and write everything, for this process and all that it starts.
+    """Drop root's right to read and write everything, for this process and its children.
 
     Source: capabilities(7), capset(2): version 3 takes two words of each of effective, permitted, inheritable.
     """
@@ -208,7 +207,7 @@ def _obey_permissions() -> None:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file below `folder`: {name: (mode, content)}, folders with their mode alone."""
+    """{name: (mode, content)} of every path below `folder`; the content of folders is empty."""
     return {
         str(path.relative_to(folder)): (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
         for path in sorted(folder.rglob("*"))
@@ -218,7 +217,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
 def assert_one_line(ended: Ended) -> None:
     """The form of every error: exactly one line *where: got X, expected Y; do Z*, status 2, no traceback."""
     assert ended.status == 2, (ended.status, ended.err)
-    # what is indexed is said before its errors can be known
+    # progress of indexing is printed before its errors are known
     lines = [line for line in ended.err.splitlines() if ": indexing " not in line]
     assert len(lines) == 1, ended.err
     assert re.match(r"\w+: .+: .+", lines[0]), lines[0]

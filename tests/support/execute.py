@@ -1,4 +1,4 @@
-"""`python -m tests.support.execute CODE ARGUMENTS…` is `python -c CODE ARGUMENTS…`, so that it can be forked."""
+"""`python -m tests.support.execute CODE ARGUMENTS…` runs `python -c CODE ARGUMENTS…` and can be forked."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""A machine with GPUs for tests: stands in for `torch.cuda` behind `pipeline.cuda`, with torch's own refusals.
+"""Simulated GPUs: replaces `torch.cuda` behind `pipeline.cuda`, with the errors that torch raises.
 
-Clocks are made up: `host_s` moves when the test moves it, work that is `launched` follows what the device still has to
-do, and an event can be read only after a synchronisation that came later, so a look that would block is found.
+Time is simulated: a test advances `host_s`, launched work is queued on the device, and an event can be read only after
+a later synchronisation, so that a blocking read is detected.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +20,15 @@ GIB = 2**30
 
 
 class FakeCuda:
-    """`devices` GPUs of `gib` GiB each; `fraction` of the memory may be taken."""
+    """`devices` GPUs of `gib` GiB each, of which a process may use `fraction`."""
 
     def __init__(self, *, devices: int = 1, gib: float = 80, fraction: float = 1.0, current: int = 0) -> None:
         self.devices, self.gib, self.fractions, self.current = devices, gib, [fraction], current
         self.peak_reserved, self.allocated, self.percent = 0, 3 * GIB, 40
         self.host_s = self.free_at_s = self.synchronized_s = 0.0
         self.syncs = 0
+        self.asked: list[int] = []  # indices of the devices of all questions, in order
+        self.rng = [torch.zeros(16, dtype=torch.uint8) for _ in range(devices)]
         fake = self
 
         class Event:
@@ -58,6 +62,7 @@ class FakeCuda:
         index = self.current if device.index is None else device.index
         if index >= self.devices:
             raise AssertionError("Invalid device id")
+        self.asked.append(index)
         return index
 
     def is_available(self) -> bool:
@@ -73,6 +78,12 @@ class FakeCuda:
 
     def set_device(self, device: Any) -> None:
         self.current = self._index(device)
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        before, self.current = self.current, self._index(device)
+        yield
+        self.current = before
 
     def get_device_name(self, device: Any) -> str:
         return f"Fake GPU {self._index(device)}"
@@ -117,6 +128,19 @@ class FakeCuda:
 
     def empty_cache(self) -> None:
         pass
+
+    def get_rng_state(self, device: Any) -> torch.Tensor:
+        return self.rng[self._index(device)].clone()
+
+    def set_rng_state(self, new_state: torch.Tensor, device: Any) -> None:
+        self.rng[self._index(device)] = new_state.clone()
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        return [self.get_rng_state(torch.device("cuda", index)) for index in range(self.devices)]
+
+    def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
+        for index, state in enumerate(new_states):
+            self.set_rng_state(state, torch.device("cuda", index))
 
     def current_stream(self, device: Any) -> str:
         return f"stream of {self._index(device)}"

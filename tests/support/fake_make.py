@@ -1,4 +1,4 @@
-"""`make` with an environment that does nothing but write its calls down."""
+"""`make` with an environment that only records its calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests import ROOT
 
-# In place of the environment's Python: writes its arguments down, one JSON list a line.
+# Replaces the environment's Python: records its arguments as one JSON list per line.
 STUB = f"""#!{sys.executable} -IS
 import json, sys
 with open("calls", "a") as calls:
@@ -20,7 +20,7 @@ with open("calls", "a") as calls:
 
 
 class Make:
-    """`make` in a copy of the checkout that holds nothing but the Makefile and an environment that is ready."""
+    """`make` in a copy of the checkout that holds only the Makefile and a finished environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,18 +33,18 @@ class Make:
             (folder / ".venv" / stamp).touch()
 
     def __call__(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        # why so little: `make test` exports its own SHARDS and RECIPE to the tests
+        # why no other variables: `make test` exports its own SHARDS and RECIPE to the tests
         env = {"PATH": os.environ["PATH"], **variables}
         return subprocess.run(["make", *words], cwd=self.folder, env=env, capture_output=True, text=True, check=False)
 
     def calls(self, *words: str, **variables: str) -> list[list[str]]:
-        """The arguments of each Python that `make` has started."""
+        """The arguments of each Python process that `make` has started."""
         done = self(*words, **variables)
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in (self.folder / "calls").read_text().splitlines()]
 
     def refusal(self, *words: str) -> str:
-        """What `make` says instead of starting anything."""
+        """The error of a `make` that starts nothing."""
         done = self(*words)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1, done.stderr

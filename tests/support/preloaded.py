@@ -1,6 +1,5 @@
-"""What the fork server of `tests.support.commands` loads once. No module here may start a thread or touch a device."""
+"""Modules that the fork server of `tests.support.commands` loads once. None may start a thread or touch a device."""
 
-import matplotlib.figure
 import nvidia.dali.fn
 import safetensors.torch
 import timm
@@ -15,10 +14,11 @@ import train.distributed
 import train.inference.evaluate
 import train.inference.export
 import train.inference.predict
+import train.lr_find
 import train.planner.plan
 import train.plot_lr
 import train.report.html
 import train.show
 import train.trainer
 
-__all__ = ["benchmarks", "matplotlib", "nvidia", "pipeline", "prep", "safetensors", "timm", "torch", "train"]
+__all__ = ["benchmarks", "nvidia", "pipeline", "prep", "safetensors", "timm", "torch", "train"]

@@ -1,9 +1,8 @@
-"""What a test has several ranks do, as the script that torchrun starts.
+"""The script that torchrun starts for tests of several ranks.
 
-As one rank: `how` "" runs all lines one after another, and else is what happens to rank 1 at step `cue` of its first
-life: it is killed, or has torchrun told to end and waits for the word. Each rank writes down which samples it saw.
-Without torchrun's variables: starts the ranks of such runs by torchrun's own launcher, forked, so that there are no
-imports.
+As one rank: with `how` "" it runs all lines in sequence; otherwise `how` is what happens to rank 1 at step `cue` of its
+first start: "kill", or "end", which sends SIGTERM to torchrun. Each rank records the samples that it saw. Without the
+variables of torchrun: starts the ranks with torchrun's launcher as forked processes, which need no imports.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from train.distributed import Ranks, join
 
 
 def work(folder: str, how: str, cue: int, *lines: Any) -> None:
-    rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank, start_count = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     train_step, stop, word = loop.Learner.train_step, runs._Session._stop, threading.Event()
     place = Path(folder, "run")
 
     def step(learner: loop.Learner, batch: Batch) -> tuple[torch.Tensor, float]:
-        if rank == 1 and life == 0 and batch.spec.step == cue:
+        if rank == 1 and start_count == 0 and batch.spec.step == cue:
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             os.kill(os.getppid(), signal.SIGTERM)
@@ -84,7 +83,7 @@ def measure(ranks: Ranks, file: Path) -> None:
     for _ in range(2):
         training(torch.full((2, 1), float(rank))).sum().backward()
     own_mean = norm.running_mean.item()
-    norm.bias.requires_grad_(False)  # another trainable set
+    norm.bias.requires_grad_(False)  # another set of trainable parameters
     ranks.wrap(norm)
     file.write_text(json.dumps({
         "own_mean": own_mean, "rewrapped_mean": norm.running_mean.item(),
@@ -96,11 +95,11 @@ def measure(ranks: Ranks, file: Path) -> None:
 
 if __name__ == "__main__":
     guard_process()
-    given = json.loads(sys.argv[1])
+    launches = json.loads(sys.argv[1])
     if "RANK" in os.environ:
-        work(*given)
+        work(*launches)
     else:
-        for count, restarts, *words in given:
+        for count, restarts, *words in launches:
             elastic_launch(LaunchConfig(
                 min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=restarts, monitor_interval=0.1,
                 run_id=words[0], rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",

@@ -1,4 +1,4 @@
-"""Slow, obvious oracles: one sample at a time, PIL and plain NumPy."""
+"""Slow, simple oracles of a batch: one sample at a time, with PIL and plain NumPy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.dataset.format import key_name
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.plan.plan import BatchSpec
 from pipeline.plan.sampling import CUTMIX, MIXUP
 
 
 def stored_jpeg(shards: ShardSet, split: str, res: int, sample: int) -> bytes:
-    """The JPEG of a sample, found by its key in the tar with Python's own tarfile."""
+    """The JPEG of a sample, looked up by its key in the tar with Python's own tarfile."""
     part = shards.splits[split]
     path = shards.path(res, part.shards[part.stored[res]["shard"][sample]])
     with tarfile.open(path) as tar:
@@ -28,11 +29,11 @@ def stored_jpeg(shards: ShardSet, split: str, res: int, sample: int) -> bytes:
 def view(shards: ShardSet, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
     """Sample i of a batch before mixing, (res, res, 3) uint8: decode, crop, resize, flip, all by PIL."""
     data = stored_jpeg(shards, spec.split, spec.stored_res, int(spec.ids[i]))
-    return shown(Image.open(io.BytesIO(data)).convert("RGB"), spec, i)
+    return crop_and_flip(Image.open(io.BytesIO(data)).convert("RGB"), spec, i)
 
 
-def shown(image: Image.Image, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
-    """Sample i of a batch before mixing, (res, res, 3) uint8, from its stored image."""
+def crop_and_flip(image: Image.Image, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
+    """Sample i of a batch before mixing, (res, res, 3) uint8, from its stored image, by PIL."""
     x, y, w, h = (int(v) for v in spec.crops[i])
     image = image.crop((x, y, x + w, y + h)).resize((spec.res, spec.res), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)[:, ::-1] if spec.flips[i] else np.asarray(image)
@@ -40,7 +41,7 @@ def shown(image: Image.Image, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
 
 
 def mix(images: NDArray[np.uint8], spec: BatchSpec) -> NDArray[np.uint8]:
-    """Mixup and cutmix of a batch (N, res, res, 3), sample by sample and pixel by pixel region."""
+    """Mixup and cutmix of a batch (N, res, res, 3), sample by sample."""
     out = images.copy()
     for i in range(len(spec)):
         partner = images[spec.partners[i]].astype(np.float64)
@@ -56,7 +57,7 @@ def mix(images: NDArray[np.uint8], spec: BatchSpec) -> NDArray[np.uint8]:
 def crop_window(
     width: int, height: int, u: NDArray[np.float64], area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """Random-resized-crop as torchvision's get_params tries it, with given uniforms: x, y, w, h."""
+    """Random-resized-crop as in torchvision's get_params, from the uniforms `u`: x, y, w, h."""
     for attempt in range(10):
         target = width * height * (area[0] + (area[1] - area[0]) * u[2 + attempt])
         low, high = math.log(ratio[0]), math.log(ratio[1])

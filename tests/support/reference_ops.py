@@ -1,4 +1,4 @@
-"""Slow, obvious oracles of the augmentations: one image at a time, by Pillow and torchvision."""
+"""Slow, simple oracles of the augmentations: one image at a time, with Pillow and torchvision."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def row(name: str, magnitude: float, res: int) -> tuple[int, list[float]]:
 
 
 def sample(image: Pixels, spec: BatchSpec, i: int, mean: tuple[float, ...]) -> Pixels:
-    """Everything of a sample's draws but its flips and noise, on its resized image."""
+    """All augmentations of a sample except flips and noise, applied to its resized image."""
     draws = spec.augment_params
     for part in PARTS:
         if f"{part}_kinds" in draws:
@@ -105,7 +105,7 @@ def sample(image: Pixels, spec: BatchSpec, i: int, mean: tuple[float, ...]) -> P
 def erased_box(
     u: NDArray[np.float64], res: int, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, ...]:
-    """Random erasing as torchvision's get_params tries it, with given uniforms (25,): x, y, w, h."""
+    """Random erasing as in torchvision's get_params, from the uniforms `u`, (25,): x, y, w, h."""
     for attempt in range(10):
         target = res * res * (area[0] + (area[1] - area[0]) * u[5 + attempt])
         aspect = math.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * u[15 + attempt])
@@ -116,7 +116,7 @@ def erased_box(
 
 
 def mixed_box(lam: float, x: float, y: float, res: int) -> tuple[int, int, int, int]:
-    """timm's rand_bbox with its centre given as parts of the side: x, y, width, height."""
+    """timm's rand_bbox with its centre as fractions of the side: x, y, width, height."""
     side = int(res * math.sqrt(1 - lam))
     cx, cy = int(x * res), int(y * res)
     x0, x1 = (min(max(v, 0), res) for v in (cx - side // 2, cx + side // 2))

@@ -1,4 +1,4 @@
-"""Slow, obvious oracles: the random numbers of `pipeline.plan.rng` again, in plain NumPy."""
+"""Slow, simple oracles: the random numbers of `pipeline.plan.rng` in plain NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An S3 server on loopback, for whoever tests against an object store; and a front before it that fails on purpose."""
+"""A local S3 server for tests, and a proxy in front of it that injects faults."""
 
 from __future__ import annotations
 
@@ -17,31 +17,29 @@ from urllib.request import Request, urlopen
 import fsspec
 import pytest
 
-__all__ = ["BUCKET", "Front", "front", "running_s3", "s3_server"]
-
 BUCKET = "bucket"
 
 
 @contextmanager
 def running_s3() -> Iterator[str]:
-    """`s3://bucket` on a server of its own; the environment names it to s3fs, in subprocesses too."""
+    """`s3://bucket` on a new server, which s3fs finds through environment variables, in subprocesses too."""
     import s3fs
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    told = {
+    environment = {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    with mock.patch.dict(os.environ, told):
-        s3fs.S3FileSystem.clear_instance_cache()  # why: one made earlier talks to another server
+    with mock.patch.dict(os.environ, environment):
+        s3fs.S3FileSystem.clear_instance_cache()  # why: an instance made earlier uses another server
         # why: moto keeps its buckets in this process, whichever server they came through
-        urlopen(Request(f"{told['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")).close()
+        urlopen(Request(f"{environment['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")).close()
         try:
             fsspec.filesystem("s3").mkdir(BUCKET)
             yield f"s3://{BUCKET}"
@@ -57,33 +55,33 @@ def s3_server() -> Iterator[str]:
         yield url
 
 
-class Front:
-    """Passes requests on to a server, and does to ranged GETs what `faults` say, one fault a request, in order.
+class FaultyProxy:
+    """A proxy that injects `faults` into ranged GETs, one fault per request, in order.
 
     an int   answer with this HTTP status        "cut"    send half of the body, then hang up
     "hang"   answer nothing until `release`      "drop"   hang up
     "whole"  pass it on without its range        "short"  half of the body, as if that were all
     None     pass it on
 
-    `each` is met by every range anew, one an ask, in an order of its own: no range meets more than these, however
-    threads take turns. `asked` counts ranged GETs by (path, range); `slow_bytes_per_s` is the bandwidth of a body,
-    None for no bound.
+    The faults of `each` apply to every range separately, one per request, in an order of its own, so that the number of
+    faults of a range does not depend on threads. `requests` counts ranged GETs by (path, range); `slow_bytes_per_s` is
+    the bandwidth of a body, None for no limit.
     """
 
-    def __init__(self, behind: str) -> None:
-        self.behind = behind
+    def __init__(self, server_address: str) -> None:
+        self.server_address = server_address
         self.faults: deque[int | str | None] = deque()
         self.each: Sequence[int | str | None] = ()  # before `faults`
-        self.always: int | str | None = None  # when both are used up
-        self.asked: Counter[tuple[str, str]] = Counter()
+        self.always: int | str | None = None  # after both
+        self.requests: Counter[tuple[str, str]] = Counter()
         self.slow_bytes_per_s: float | None = None
-        self.at_once = self.most_at_once = 0  # ranged GETs being answered
+        self.concurrent = self.max_concurrent = 0  # ranged GETs being answered
         self.lock = threading.Lock()
         self.released = threading.Event()
-        front = self
+        proxy = self
 
-        class Handler(_Passing):
-            owner = front
+        class Handler(_ProxyHandler):
+            owner = proxy
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
@@ -101,34 +99,34 @@ class Front:
         self.server.server_close()
 
 
-class _Passing(BaseHTTPRequestHandler):
+class _ProxyHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    owner: Front
+    owner: FaultyProxy
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
     def _pass(self) -> None:
-        front, asked = self.owner, self.headers.get("Range")
-        ranged = self.command == "GET" and asked is not None
+        proxy, byte_range = self.owner, self.headers.get("Range")
+        ranged = self.command == "GET" and byte_range is not None
         fault: int | str | None = None
         if ranged:
-            with front.lock:
-                front.asked[self.path, asked] += 1
-                front.at_once += 1
-                front.most_at_once = max(front.most_at_once, front.at_once)
-                nth = front.asked[self.path, asked] - 1
-                if nth < len(front.each):
-                    fault = random.Random(asked).sample(front.each, len(front.each))[nth]
+            with proxy.lock:
+                proxy.requests[self.path, byte_range] += 1
+                proxy.concurrent += 1
+                proxy.max_concurrent = max(proxy.max_concurrent, proxy.concurrent)
+                nth = proxy.requests[self.path, byte_range] - 1
+                if nth < len(proxy.each):
+                    fault = random.Random(byte_range).sample(proxy.each, len(proxy.each))[nth]
                 else:
-                    fault = front.faults.popleft() if front.faults else front.always
+                    fault = proxy.faults.popleft() if proxy.faults else proxy.always
         try:
-            with suppress(ConnectionError):  # why: who gave up waiting has hung up
+            with suppress(ConnectionError):  # why: a client that timed out has closed the connection
                 self._answer(fault)
         finally:
             if ranged:
-                with front.lock:
-                    front.at_once -= 1
+                with proxy.lock:
+                    proxy.concurrent -= 1
 
     def _answer(self, fault: int | str | None) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -140,16 +138,18 @@ class _Passing(BaseHTTPRequestHandler):
         if isinstance(fault, int):
             status, headers, data = fault, [], b""
         else:
-            link = http.client.HTTPConnection(self.owner.behind, timeout=60)
+            link = http.client.HTTPConnection(self.owner.server_address, timeout=60)
             words = {name: value for name, value in self.headers.items() if fault != "whole" or name != "Range"}
             link.request(self.command, self.path, body, words)
             answer = link.getresponse()
             status, headers, data = answer.status, answer.getheaders(), answer.read()
             link.close()
         self.send_response_only(status)
-        mine = {"connection", "transfer-encoding", "server"} | (set() if self.command == "HEAD" else {"content-length"})
+        own_headers = {"connection", "transfer-encoding", "server"}
+        if self.command != "HEAD":
+            own_headers.add("content-length")
         for name, value in headers:
-            if name.lower() not in mine:
+            if name.lower() not in own_headers:
                 self.send_header(name, value)
         if fault == "short":
             data = data[: len(data) // 2]
@@ -170,9 +170,9 @@ class _Passing(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def front(s3_server: str) -> Iterator[Front]:
-    """A front before the S3 server; file systems made from here on talk to it. Also `http://ADDRESS/BUCKET`."""
-    before = Front(os.environ["AWS_ENDPOINT_URL"].partition("://")[2])
-    with mock.patch.dict(os.environ, {"AWS_ENDPOINT_URL": f"http://{before.address}"}):
-        yield before
-    before.close()
+def proxy(s3_server: str) -> Iterator[FaultyProxy]:
+    """A proxy in front of the S3 server, used by file systems made afterwards. Also `http://ADDRESS/BUCKET`."""
+    faulty_proxy = FaultyProxy(os.environ["AWS_ENDPOINT_URL"].partition("://")[2])
+    with mock.patch.dict(os.environ, {"AWS_ENDPOINT_URL": f"http://{faulty_proxy.address}"}):
+        yield faulty_proxy
+    faulty_proxy.close()

@@ -1,4 +1,4 @@
-"""Headers of tar members that no tool writes, as a damaged or malicious tar may contain them."""
+"""Headers of tar members as in damaged or malicious tars, which no tool writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a folder, to be compared."""
+"""Hashes of all files in a folder, for comparison."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """{relative path: SHA-256} of every file but report.html and source.json: times and places differ."""
+    """{relative path: SHA-256} of every file except report.html and source.json, which hold times and paths."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

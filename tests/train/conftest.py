@@ -1,4 +1,4 @@
-"""A recipe that crosses two stage changes in a few seconds, its command line, and a finished run."""
+"""Fixtures of the tests of training: a recipe with two stage changes, its command line, and finished runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import make_photos
 
 
 def stages(*tables: tuple[int, int, int]) -> str:
-    """A recipe's stages, of (res, epochs, batch size)."""
+    """The TOML of stages, each (res, epochs, batch size)."""
     lines = "[[stages]]\nres = {}\nepochs = {}\nbatch_size = {}\n"
     return "".join(lines.format(*table) for table in tables)
 
@@ -62,7 +62,7 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
-    """words(runs): the command line of the tiny run in the folder `runs`, saving each 3 steps."""
+    """words(runs): the command line of the tiny run in the folder `runs`, which saves every 3 steps."""
 
     def make(runs: Path) -> list[str]:
         return ["train", "--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device",
@@ -72,7 +72,7 @@ def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
 
 
 def without_clocks(log: Path) -> list[dict[str, Any]]:
-    """The log's records without the values that measure time, and without those of checkpoints, which go by it."""
+    """The log's records without measured times, and without checkpoint records, which depend on time."""
     clocks = ("wait_s", "compute_s", "train_s", "eval_s", "elapsed_s", "images_per_s", "stall_frac",
               "memory_bytes", "gpu_frac", "machine")  # fmt: skip
     records = [json.loads(line) for line in log.read_text().splitlines()]
@@ -101,7 +101,7 @@ flip = true
 
 @pytest.fixture(scope="session")
 def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run with an average, two resolutions and test-time flip; not to be changed."""
+    """The folder of a finished run with EMA, two resolutions and test-time flip; read-only."""
     from train.__main__ import main
 
     folder = tmp_path_factory.mktemp("trained")
@@ -113,10 +113,10 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set of 3 folds, s, its photos, and the recipe cv.toml; not to be changed."""
+    """A folder with a set without validation split, s, its photos, and the recipe cv.toml; read-only."""
     folder = tmp_path_factory.mktemp("folded")
     make_photos(folder / "photos", each=10)
-    words = ["--src", folder / "photos", "--out", folder / "s", "--res", "32", "--folds", "3", "--workers", "1"]
+    words = ["--src", folder / "photos", "--out", folder / "s", "--res", "32", "--val-frac", "0", "--workers", "1"]
     assert prep([str(word) for word in words]) == 0
     (folder / "cv.toml").write_text(f"""
 [model]

@@ -1,4 +1,4 @@
-"""A run whose order is `auto` keeps the order of its start when it is resumed."""
+"""A run with order `auto` keeps its initial order when it is resumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ batch_size = 16
 def train(
     shards: ShardSet, folder: Path, monkeypatch: pytest.MonkeyPatch, *, remote: bool, stop_after: int = 0
 ) -> int:
-    """The exit status of a run that is stopped after so many batches; `remote`: its shards count as remote."""
+    """The exit status of a run stopped after `stop_after` batches; `remote`: its shards count as remote."""
     folder.mkdir(exist_ok=True)
     (folder.parent / "auto.toml").write_text(RECIPE)
     after, count = runs._Session._after, 0
@@ -49,7 +49,7 @@ def train(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_its_order_although_its_shards_are_now_local(
+def test_a_run_resumed_with_local_shards_keeps_the_order_of_its_remote_start(
     shard_set: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train(shard_set, tmp_path / "whole", monkeypatch, remote=True) == 0

@@ -1,4 +1,4 @@
-"""A checkpoint is whole, its own, and of this recipe, or it is refused by name and another one offered."""
+"""Checkpoints: complete, of the same recipe and data, or refused by name with another one suggested."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run's folder after three saves, two of them kept."""
+    """The folder of a run after three saves, of which two are kept."""
     (tmp_path / "run.jsonl").write_bytes(b"x" * 50)
     for step in (10, 20, 30):
         file = checkpoint.step_file(tmp_path, step)
@@ -42,13 +42,13 @@ def names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir() if file.name != "run.jsonl")
 
 
-def test_state_comes_back_equal_and_leaves_no_part_file(saved: Path) -> None:
+def test_a_saved_state_is_loaded_unchanged_and_leaves_no_partial_file(saved: Path) -> None:
     state = checkpoint.load(saved, expect=IDENTITY)
     assert torch.equal(state["weights"], torch.arange(1000.0))
     assert names(saved.parent) == ["last.pt"]
 
 
-def test_the_digest_is_that_of_the_file_and_torch_and_zip_still_read_it(saved: Path) -> None:
+def test_the_digest_equals_the_files_and_torch_and_zip_can_read_it(saved: Path) -> None:
     digest = checkpoint.save(saved, {**IDENTITY, "weights": torch.ones(3)})
     assert digest == hashlib.sha256(saved.read_bytes()).hexdigest()
     assert checkpoint.load(saved, expect=IDENTITY)["sha256"] == digest
@@ -57,25 +57,25 @@ def test_the_digest_is_that_of_the_file_and_torch_and_zip_still_read_it(saved: P
         assert file.testzip() is None
 
 
-def test_another_recipe_is_refused_with_what_differs(saved: Path) -> None:
+def test_another_recipe_is_refused_with_the_differences(saved: Path) -> None:
     other = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 64}]}, "shards": "abc"}
     with pytest.raises(ResoluteError, match=r"another recipe: recipe\.stages\[0\]\.res got 32, expected 64"):
         checkpoint.load(saved, expect=other)
 
 
-def test_other_data_is_refused_in_words_and_a_set_that_only_grew_is_not(saved: Path) -> None:
+def test_other_data_is_refused_with_the_differences_but_an_extended_set_is_accepted(saved: Path) -> None:
     data = {"classes": "1", "train images at 32 px": "2", "train samples and labels": "3"}
     checkpoint.save(saved, {**IDENTITY, "data": data})
     assert checkpoint.load(saved, expect={**IDENTITY, "shards": "another manifest", "data": data})
     with pytest.raises(ResoluteError) as error:
-        checkpoint.load(saved, expect={**IDENTITY, "data": {**data, "train images at 32 px": "x", "fold": "1"}})
+        checkpoint.load(saved, expect={**IDENTITY, "data": {**data, "train images at 32 px": "x", "fold": "1 of 3"}})
     assert "got a set that differs in train images at 32 px, fold (equal: classes, train samples and labels)" in str(
         error.value
     )
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty", "foreign", "one bit"])
-def test_damaged_and_foreign_files_are_refused_by_name(saved: Path, damage: str) -> None:
+def test_damaged_files_and_other_formats_are_refused_by_name(saved: Path, damage: str) -> None:
     data = bytearray(saved.read_bytes())
     if damage == "cut":
         saved.write_bytes(data[: len(data) // 2])
@@ -86,14 +86,14 @@ def test_damaged_and_foreign_files_are_refused_by_name(saved: Path, damage: str)
     elif damage == "one bit":
         data[data.index(torch.tensor(500.0).numpy().tobytes())] ^= 1
         saved.write_bytes(data)
-        assert torch.load(saved, weights_only=True)["weights"][500] != 500  # torch alone does not notice
+        assert torch.load(saved, weights_only=True)["weights"][500] != 500  # torch alone does not detect it
     else:
         torch.save({"state_dict": {}}, saved)
     with pytest.raises(checkpoint.DamagedCheckpoint, match=r"last\.pt: damaged or no checkpoint"):
         checkpoint.load(saved, expect=IDENTITY)
 
 
-def test_foreign_code_is_not_run(saved: Path) -> None:
+def test_code_in_a_checkpoint_is_not_executed(saved: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[Any, tuple[str]]:
             return os.mkdir, (str(saved.parent / "pwned"),)
@@ -119,10 +119,10 @@ def test_a_full_disk_keeps_the_previous_checkpoint(saved: Path, monkeypatch: pyt
     assert names(saved.parent) == ["last.pt"]
 
 
-def test_two_writers_in_one_folder_at_the_same_time_both_write_what_they_mean(
+def test_concurrent_writers_in_one_folder_do_not_interfere(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of a save another one, and a report, come and end: as `make eval` beside a run that trains."""
+    """Another save and a link begin and end during a save, as with `make eval` beside a training run."""
     export, seal = saved.with_name("export.pt"), checkpoint._seal
 
     def interrupted(file: Any) -> str:
@@ -140,7 +140,7 @@ def test_two_writers_in_one_folder_at_the_same_time_both_write_what_they_mean(
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
-def test_a_disk_that_does_not_deliver_is_not_damage_and_deletes_nothing(
+def test_an_io_error_is_reported_as_unavailable_and_deletes_nothing(
     run: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> Any:
@@ -170,7 +170,7 @@ def test_a_disk_that_does_not_deliver_is_not_damage_and_deletes_nothing(
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_best_stays_what_it_was_when_last_moves_on(
+def test_best_does_not_change_when_last_is_overwritten(
     saved: Path, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not links:
@@ -187,17 +187,17 @@ def _no_links(*_: object) -> None:
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-def test_the_newest_are_kept_and_a_past_that_was_left_is_not(run: Path) -> None:
+def test_the_newest_are_kept_and_those_of_an_abandoned_branch_deleted(run: Path) -> None:
     assert names(run) == ["last.pt", "step-00000020.pt", "step-00000030.pt"]
     checkpoint.save(checkpoint.step_file(run, 25), {**IDENTITY, "step": 25})  # after going back to step 20
     checkpoint.keep_newest(run, 2, newest=25)
     assert names(run) == ["last.pt", "step-00000020.pt", "step-00000025.pt"]
 
 
-def test_a_damaged_last_offers_the_newest_good_one_which_then_resumes(run: Path) -> None:
+def test_a_damaged_last_checkpoint_suggests_the_newest_intact_one(run: Path) -> None:
     data = bytearray((run / "last.pt").read_bytes())
     data[len(data) // 2] ^= 255
-    (run / "last.pt").write_bytes(data)  # and with it its other name, step 30
+    (run / "last.pt").write_bytes(data)  # also its other hard link, step 30
     message = r"last\.pt: damaged .*; step-00000020\.pt \(step 20\) is good: .*--from step-00000020\.pt"
     with pytest.raises(checkpoint.DamagedCheckpoint, match=message):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
@@ -206,7 +206,7 @@ def test_a_damaged_last_offers_the_newest_good_one_which_then_resumes(run: Path)
     assert state["step"] == 20
 
 
-def test_a_missing_last_offers_another_and_with_none_good_there_is_no_offer(run: Path) -> None:
+def test_a_missing_last_checkpoint_suggests_another_if_one_is_intact(run: Path) -> None:
     (run / "last.pt").unlink()
     with pytest.raises(checkpoint.DamagedCheckpoint,
                        match=r"last\.pt: not found.*step-00000030\.pt \(step 30\) is good"):
@@ -217,7 +217,7 @@ def test_a_missing_last_offers_another_and_with_none_good_there_is_no_offer(run:
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
 
 
-def test_a_folder_without_checkpoints_starts_anew(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_starts_a_new_run(tmp_path: Path) -> None:
     assert checkpoint.resume(tmp_path / "last.pt", expect=IDENTITY) is None
 
 
@@ -227,7 +227,7 @@ def test_a_log_that_is_shorter_than_at_the_checkpoint_is_refused(run: Path) -> N
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
 
 
-def test_a_run_killed_after_its_last_save_is_pruned_when_it_is_opened_again(
+def test_old_checkpoints_of_a_killed_run_are_deleted_when_it_is_reopened(
     trained: Path, shard_root: Path, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"

@@ -1,4 +1,4 @@
-"""Folds are runs of their own, one after another, that go on after a cut; their mean and deviation are told."""
+"""Cross-validation: folds are separate, resumable runs, and mean and deviation are reported."""
 
 from __future__ import annotations
 
@@ -20,65 +20,87 @@ def train(folded: Path, out: Path, *more: str) -> int:
     return main([*map(str, words), "--threads", "1", *more])
 
 
-def test_each_fold_is_the_run_with_that_fold_and_a_cut_goes_on(
+def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     after = runs._Session._after
 
     def stopping(session: runs._Session, spec: runs.BatchSpec) -> bool:
-        if session.options.fold == 2 and spec.index == 1:
+        if session.options.fold == (2, 3) and spec.index == 1:
             session.stopped_by = 15
         return after(session, spec)
 
     with monkeypatch.context() as patch:
         patch.setattr(runs._Session, "_after", stopping)
-        assert train(folded, tmp_path, "--folds", "0,2") == 128 + 15
+        assert train(folded, tmp_path, "--folds", "0,2/3") == 128 + 15
     assert not (tmp_path / "cv" / "folds.json").exists()
     capsys.readouterr()
-    assert train(folded, tmp_path, "--folds", "0,2") == 0
+    assert train(folded, tmp_path, "--folds", "0,2/3") == 0
     out = capsys.readouterr().out
     assert "fold-0: this run is finished" in out
     assert "fold-2: resuming at batch 2" in out
     assert sorted(path.name for path in (tmp_path / "cv").iterdir()) == ["fold-0", "fold-2", "folds.json"]
-    told = json.loads((tmp_path / "cv" / "folds.json").read_text())
+    summary = json.loads((tmp_path / "cv" / "folds.json").read_text())
     top1 = []
     for k in (0, 2):
         records = read_log(tmp_path / "cv" / f"fold-{k}" / "run.jsonl")
         (epoch,) = [record for record in records if record["kind"] == "epoch"]
-        assert epoch["samples"] == 30 - len(ShardSet.open(folded / "s", fold=k).splits["val"])
-        assert told["folds"][str(k)]["best_top1"] == epoch["top1"]
+        assert epoch["samples"] == 30 - len(ShardSet.open(folded / "s").with_fold(k, 3).splits["val"])
+        assert summary["folds"][str(k)]["best_top1"] == epoch["top1"]
         top1.append(epoch["top1"])
-    assert told["best_top1"] == {"mean": statistics.mean(top1), "deviation": statistics.stdev(top1)}
+    assert summary["best_top1"] == {"mean": statistics.mean(top1), "deviation": statistics.stdev(top1)}
     assert f"{100 * statistics.mean(top1):.2f} ± {100 * statistics.stdev(top1):.2f} %" in out
-    (tmp_path / "two.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 2\n")
+    (tmp_path / "two.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 2\nfolds = 3\n")
     assert train(folded, tmp_path, "--recipe", str(tmp_path / "two.toml")) == 0
     alone, fold = (without_clocks(tmp_path / name / "run.jsonl") for name in ("two", "cv/fold-2"))
     assert [r["loss"] for r in alone if r["kind"] == "step"] == [r["loss"] for r in fold if r["kind"] == "step"]
     assert alone[0]["recipe_hash"] == fold[0]["recipe_hash"]
 
 
-@pytest.mark.parametrize(
-    ("folds", "message"),
-    [
-        ("3", "--folds: got 3, expected all, or numbers from 0 to 2"),
-        ("0,0", "--folds: got 0,0"),
-        ("x", "--folds: got x"),
-        ("", "--folds: got"),
-    ],
-)
-def test_a_wrong_fold_is_told(
-    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], folds: str, message: str
+@pytest.mark.parametrize("folds", ["1", "x", "", "all", "0,2", "3/3", "0,0/3", "0,00/3", "/3", "1/2/3", "99999999999"])
+def test_folds_that_cannot_be_are_refused(
+    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], folds: str
 ) -> None:
-    assert train(folded, tmp_path, "--folds", folds) == 2
-    assert message in capsys.readouterr().err
+    assert train(folded, tmp_path, f"--folds={folds}") == 2
+    err = capsys.readouterr().err
+    assert f"--folds: got {folds}, expected the number of folds, such as 5 to train all 5" in err
+    assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_set_or_a_recipe_that_does_not_go_with_folds_is_told(
+def test_any_set_has_any_number_of_folds_up_to_its_samples(
     folded: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(folded, tmp_path, "--folds", "all", "--shards", str(shard_root)) == 2
-    assert "the set has no folds, got --folds all" in capsys.readouterr().err
-    (tmp_path / "one.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 1\n")
-    assert train(folded, tmp_path, "--folds", "0", "--recipe", str(tmp_path / "one.toml")) == 2
-    assert "got fold 0, but the recipe has data.fold 1" in capsys.readouterr().err
+    assert train(folded, tmp_path, "--folds", "1/2", "--shards", str(shard_root)) == 0
+    (start,) = (r for r in read_log(tmp_path / "cv" / "fold-1" / "run.jsonl") if r["kind"] == "start")
+    assert (start["train_samples"], start["val_samples"]) == (38, 37)  # of 75; the other 15 are its validation split
+    assert train(folded, tmp_path, "--folds", "31") == 2
+    assert "got 31 folds, expected 2 to 30, the number of training samples" in capsys.readouterr().err
+
+
+def test_a_run_resumes_with_the_same_fold_of_the_same_number_only(
+    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(folded, tmp_path, "--folds", "0/2") == 0
+    capsys.readouterr()
+    assert train(folded, tmp_path, "--folds", "0/3") == 2
+    assert "data.folds" in capsys.readouterr().err
+    (tmp_path / "cv" / "fold-0").rename(tmp_path / "cv" / "fold-1")
+    assert train(folded, tmp_path, "--folds", "1/2") == 2
+    assert "data.fold" in capsys.readouterr().err
+
+
+def test_the_fold_of_a_recipe_is_not_another_fold_of_the_command(
+    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 1\nfolds = 3\n")
+    assert train(folded, tmp_path, "--folds", "0/3", "--recipe", str(tmp_path / "one.toml")) == 2
+    assert "got fold 0 of 3, but the recipe has data.fold 1 of 3" in capsys.readouterr().err
+
+
+def test_a_set_that_holds_out_nothing_needs_a_fold(
+    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(folded, tmp_path) == 2
+    remedy = "hold out a part with VAL_FRAC=0.1 (make shards), or a fold (FOLDS=5)"
+    assert f"split val has no samples, expected some; {remedy}" in capsys.readouterr().err

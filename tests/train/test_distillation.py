@@ -1,4 +1,4 @@
-"""A teacher adds what Hinton et al. say, and nothing of it is trained."""
+"""Distillation adds Hinton et al.'s loss, and the teacher is not trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.errors import ResoluteError
-from tests.support.nets import CPU, make_batch
+from tests.support.networks import CPU, make_batch
 from tests.train.test_loop import TABLE
 from train.distillation import Teacher, distilled
 from train.loop import Learner
@@ -42,7 +42,7 @@ def test_the_loss_equals_hintons_formula() -> None:
     torch.testing.assert_close(distilled(losses, logits, logits, Distill(teacher="x", alpha=0.4)), 0.6 * losses)
 
 
-def test_hot_teachers_pull_as_logit_matching_does() -> None:
+def test_a_high_temperature_equals_logit_matching() -> None:
     """Hinton et al., section 2.1: at a high temperature the gradient is (z - v) / N of zero-mean logits."""
     torch.manual_seed(0)
     logits, taught = (x - x.mean(1, keepdim=True) for x in torch.randn(2, 6, 5, dtype=torch.float64))
@@ -51,7 +51,7 @@ def test_hot_teachers_pull_as_logit_matching_does() -> None:
     torch.testing.assert_close(logits.grad, (logits.detach() - taught) / 5, rtol=0.02, atol=2e-3)
 
 
-def test_a_step_takes_the_teachers_answers_and_leaves_the_teacher_alone(teacher_file: Path) -> None:
+def test_a_step_uses_the_teachers_logits_and_does_not_change_the_teacher(teacher_file: Path) -> None:
     table = {**TABLE, "distill": {"teacher": "test_resnet", "weights": str(teacher_file), "alpha": 1.0}}
     learner = Learner(Recipe.parse(table, name="x"), classes=7, total_steps=10, device=CPU)
     assert learner.teacher is not None
@@ -69,7 +69,7 @@ def test_a_step_takes_the_teachers_answers_and_leaves_the_teacher_alone(teacher_
     assert learner.state_dict()["model"].keys() == learner.network.state_dict().keys()
 
 
-def test_a_pretrained_teacher_gets_images_normalised_as_its_own_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pretrained_teacher_gets_images_with_its_own_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
     network = timm.create_model("test_resnet", num_classes=7)
     assert network.pretrained_cfg["mean"] == (0.5, 0.5, 0.5)
     monkeypatch.setattr("train.distillation.build_model", lambda *_, **__: network)
@@ -79,11 +79,6 @@ def test_a_pretrained_teacher_gets_images_normalised_as_its_own_were(monkeypatch
     torch.testing.assert_close(teacher((images - mean) / std), network((images - 0.5) / 0.5), rtol=1e-4, atol=1e-5)
 
 
-def test_a_teacher_of_other_classes_is_refused(teacher_file: Path) -> None:
+def test_a_teacher_with_another_number_of_classes_is_refused(teacher_file: Path) -> None:
     with pytest.raises(ResoluteError, match=r"^distill: weights: .*test_resnet are for 7 classes, expected 3"):
         Teacher(_distill(teacher_file), classes=3, **IMAGENET, channels_last=True, device=CPU)
-
-
-def test_keys_of_no_teacher_are_refused() -> None:
-    with pytest.raises(ResoluteError, match=r"distill\.alpha: without effect, distill\.teacher is empty"):
-        Recipe.parse({**TABLE, "distill": {"alpha": 0.3}}, name="x")

@@ -1,4 +1,4 @@
-"""Several processes under torchrun train as one does: the same order, losses, weights and counts, also after a cut."""
+"""Several ranks train as one process does: the same order, losses, weights and counts, also after a resume."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ from train.warmup import shapes
 
 CPU, DRIVER = torch.device("cpu"), ROOT / "tests" / "support" / "ranks_driver.py"
 STAGES = stages((32, 1, 16), (48, 1, 11))
-# no statistics of batches: what a sample gives does not depend on who else is in its process
+# no batch statistics: the result of a sample does not depend on the local batch
 EQUAL = """
 seed = 3
 model = { name = "test_convnext" }
 optim = { lr = 0.05, clip_norm = 1.0, grad_accum_steps = 2 }
-loss = { label_smoothing = 0.1 }
+loss = { label_smoothing = 0.1, class_weights = { class0 = 0.5, class2 = 3.0 } }
+data = { sampling = "sqrt" }
 precision = { amp = "off" }
 ema = { decay = 0.9 }
 augment = { mixup_alpha = 0.2, mixup_prob = 0.5 }
@@ -60,7 +61,7 @@ precision = {{ amp = "off" }}
 
 
 class Made:
-    """The tiny recipes' folder; `words` is a run's command line, `torchrun` starts it on several ranks."""
+    """The folder of the tiny recipes; `words` is the command line of a run."""
 
     def __init__(self, folder: Path, shards: Path) -> None:
         self.folder, self.shards = folder, shards
@@ -72,7 +73,7 @@ class Made:
                 str(self.folder / runs), "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
 
     def seen(self, name: str) -> dict[int, list[int]]:
-        """The samples of each training batch, rank after rank, as the ranks of that run wrote them down."""
+        """The samples of each training batch, rank after rank, as the ranks of that run recorded them."""
         parts = [dict(json.loads(line) for line in path.read_text().splitlines())
                  for path in sorted(self.folder.glob(f"{name}.seen*"))]  # fmt: skip
         assert len({tuple(part) for part in parts}) == 1  # the same batches on each
@@ -92,22 +93,22 @@ def alone(made: Made) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told_to_end(made: Made) -> subprocess.CompletedProcess[str]:
+def terminated(made: Made) -> subprocess.CompletedProcess[str]:
     """A run of two ranks, cut by a SIGTERM to torchrun in its third step."""
     (made.folder / "cut").mkdir()
     words = ["--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.1", str(DRIVER)]
-    given = [str(made.folder / "cut"), "end", 2, made.words("cut")]
+    arguments = [str(made.folder / "cut"), "end", 2, made.words("cut")]
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words, json.dumps(given)], cwd=ROOT,
+        [sys.executable, "-m", "torch.distributed.run", *words, json.dumps(arguments)], cwd=ROOT,
         capture_output=True, text=True, check=False, timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def driven(made: Made, told_to_end: subprocess.CompletedProcess[str], forked: Callable[..., Ended]) -> str:
-    """What was printed by three ranks (the whole run, the cut run gone on with, one with batch statistics, one that
-    stops early), then by two of which one is killed."""
+def driven(made: Made, terminated: subprocess.CompletedProcess[str], forked: Callable[..., Ended]) -> str:
+    """Output of three ranks (an uninterrupted run, a resumed one, one with batch statistics, one that stops early),
+    then of two ranks of which one is killed."""
     shutil.copytree(made.folder / "cut" / "equal", made.folder / "three" / "cut")
     shards, equal = str(made.shards), str(made.folder / "equal.toml")
     lines = [[shards, equal, str(made.folder / "three" / name)] for name in ("cut", "whole")]
@@ -129,7 +130,7 @@ def assert_same_within_rounding(got: Path, expected: Path) -> None:
     assert [r["index"] for r in steps] == [r["index"] for r in wanted]
     np.testing.assert_allclose([r["loss"] for r in steps], [r["loss"] for r in wanted], rtol=1e-5)
     epochs, wanted = ([r for r in records if r["kind"] == "epoch"] for records in (ours, theirs))
-    for name in ("epoch", "samples", "top1", "top5", "ema_top1", "ema_top5"):
+    for name in ("epoch", "samples", "class_counts", "top1", "top5", "ema_top1", "ema_top5"):
         assert [r[name] for r in epochs] == [r[name] for r in wanted], name
     state, other = (torch.load(folder / "last.pt", weights_only=True) for folder in (got, expected))
     for part in ("model", "ema"):
@@ -138,24 +139,24 @@ def assert_same_within_rounding(got: Path, expected: Path) -> None:
             torch.testing.assert_close(state[part][name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_three_ranks_train_as_one_does(made: Made, alone: Path, driven: str) -> None:
+def test_three_ranks_train_as_one_process(made: Made, alone: Path, driven: str) -> None:
     assert_same_within_rounding(made.folder / "three" / "whole", alone)
     for name in ("whole", "statistics", "early"):
         assert driven.count(f"{made.folder / 'three' / name}: starting") == 1  # only the first rank prints
 
 
-def test_two_ranks_of_which_one_is_killed_start_again_and_train_as_one_does(
+def test_two_ranks_restarted_after_a_kill_train_as_one_process(
     made: Made, alone: Path, driven: str
 ) -> None:
     assert f"{made.folder / 'killed' / 'equal'}: resuming at batch" in driven
     assert_same_within_rounding(made.folder / "killed" / "equal", alone)
 
 
-def test_a_signal_to_torchrun_saves_at_one_batch_and_leaves_cleanly(
-    made: Made, told_to_end: subprocess.CompletedProcess[str]
+def test_a_signal_to_torchrun_saves_all_ranks_at_the_same_batch(
+    made: Made, terminated: subprocess.CompletedProcess[str]
 ) -> None:
-    assert told_to_end.stdout.count("stopped by SIGTERM and saved at batch") == 1
-    assert "error:" not in told_to_end.stderr
+    assert terminated.stdout.count("stopped by SIGTERM and saved at batch") == 1
+    assert "error:" not in terminated.stderr
     folder = made.folder / "cut" / "equal"
     position = torch.load(folder / "last.pt", weights_only=True)["position"]
     assert 3 <= position <= 5  # within two batches of the signal
@@ -163,7 +164,7 @@ def test_a_signal_to_torchrun_saves_at_one_batch_and_leaves_cleanly(
     assert steps == [position - 1] * 2
 
 
-def test_a_run_cut_on_two_ranks_goes_on_with_one_and_with_three(
+def test_a_run_of_two_ranks_is_resumed_on_one_and_on_three(
     made: Made, alone: Path, driven: str
 ) -> None:
     shutil.copytree(made.folder / "cut" / "equal", made.folder / "one" / "equal")
@@ -173,27 +174,28 @@ def test_a_run_cut_on_two_ranks_goes_on_with_one_and_with_three(
     assert f"{made.folder / 'three' / 'cut'}: resuming at batch" in driven
 
 
-def test_the_ranks_together_see_the_planned_samples_in_the_planned_order(
+def test_the_ranks_see_the_planned_samples_in_the_planned_order(
     made: Made, driven: str, shard_set: ShardSet
 ) -> None:
-    plan = Plan(shard_set, Recipe.load(made.folder / "equal.toml").stages, seed=3, eval_batch_size=7)
+    plan = Recipe.load(made.folder / "equal.toml").plan(shard_set)
     planned = {i: plan.batch(i).ids.tolist() for i in range(plan.total_batches) if plan.pass_at(i).split == "train"}
     assert made.seen("three/whole") == planned
     assert made.seen("cut/run") | made.seen("three/cut") == planned
     assert not made.seen("cut/run").keys() & made.seen("three/cut").keys()
 
 
-def test_all_ranks_are_validated_with_the_first_ones_statistics(
+def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(
     made: Made, driven: str, shard_set: ShardSet
 ) -> None:
-    """One process that loads the checkpoint counts what the three counted."""
+    """One process that loads the checkpoint gets the counts of the three ranks."""
     recipe = Recipe.load(made.folder / "statistics.toml")
     plan = Plan(shard_set, recipe.stages, eval_batch_size=8)
     learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=CPU)
     folder = made.folder / "three" / "statistics"
     learner.load_state_dict(torch.load(folder / "last.pt", weights_only=True))
     with Loader(plan, start=plan.passes[-1].first, threads=1) as loader:
-        counts = torch.stack([learner.eval_step(batch) for batch in loader]).sum(0) / 15
+        sums = [learner.eval_step(batch).sums for batch in loader]
+    counts = torch.stack([torch.cat([batch["raw"], batch["ema"]]) for batch in sums]).sum(0) / 15
     record = [r for r in without_clocks(folder / "run.jsonl") if r["kind"] == "epoch"][-1]
     got = [record[name] for name in ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")]
     assert got == pytest.approx(counts.tolist())
@@ -206,7 +208,7 @@ def test_ranks_stop_early_together(made: Made, driven: str) -> None:
     assert len(made.seen("three/early")) == 10  # two epochs of 5 steps, on each rank
 
 
-def test_what_ranks_put_together(made: Made, driven: str) -> None:
+def test_collectives_votes_and_gradients_of_three_ranks(made: Made, driven: str) -> None:
     measured = [json.loads((made.folder / "three" / f"measured{rank}").read_text()) for rank in range(3)]
     for rank, got in enumerate(measured):
         assert got["votes"] == [[0, 0], [2, 0], [0, 5], [0, 0]]  # the largest of all, one call late
@@ -224,22 +226,22 @@ def test_what_ranks_put_together(made: Made, driven: str) -> None:
         assert all(got["drawn"] != other["drawn"] for other in measured[:rank])
 
 
-def test_every_rank_warms_up_as_many_shapes(shard_set: ShardSet) -> None:
+def test_every_rank_warms_up_the_same_number_of_shapes(shard_set: ShardSet) -> None:
     stages = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": n} for n in (16, 11, 7)]}, name="x").stages
     plan = Plan(shard_set, stages, eval_batch_size=4)
     for world in (2, 3):
         each = [shapes(plan, rank=rank, world_size=world) for rank in range(world)]
-        assert len({len(found) for found in each}) == 1
-        for rank, found in enumerate(each):
+        assert len({len(rank_shapes) for rank_shapes in each}) == 1
+        for rank, rank_shapes in enumerate(each):
             wanted = {(s.split, s.res, len(plan.batch(s.first + k, rank=rank, world_size=world)))
                       for s in plan.passes for k in range(s.batches)}  # fmt: skip
-            assert set(found) == wanted
+            assert set(rank_shapes) == wanted
         assert [shape[:2] for shape in each[0]] == [shape[:2] for shape in each[1]]
 
 
 @pytest.mark.parametrize("more", [[], ["NODES=1:2", "HEAD=first:29400"]])
-def test_make_hands_torchrun_the_words_of_a_run(tmp_path: Path, more: list[str]) -> None:
-    """And none of them is taken for one of torchrun's, such as --run for its --run-path."""
+def test_make_passes_the_arguments_of_a_run_to_torchrun(tmp_path: Path, more: list[str]) -> None:
+    """No argument is parsed as torchrun's own, such as --run as its --run-path."""
     check, call = Make(tmp_path).calls("train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more)
     assert check == ["-m", "train.device", "--gpus=2"]
     assert call[:2] == ["-m", "torch.distributed.run"]
@@ -251,12 +253,12 @@ def test_make_hands_torchrun_the_words_of_a_run(tmp_path: Path, more: list[str])
     ]
 
 
-def test_make_asks_for_no_gpus_where_the_cpu_is_named(tmp_path: Path) -> None:
+def test_make_requires_no_gpus_with_device_cpu(tmp_path: Path) -> None:
     (call,) = Make(tmp_path).calls("train", "GPUS=2", "DEVICE=cpu", "SHARDS=s")
     assert call[:2] == ["-m", "torch.distributed.run"]
 
 
-def test_an_error_of_all_ranks_is_told_once() -> None:
+def test_an_error_of_all_ranks_is_printed_once() -> None:
     store = dist.HashStore()
     with pytest.raises(ResoluteError, match="rank 1: it broke"):
         _raise_once(store, "rank 1: it broke")
@@ -265,14 +267,14 @@ def test_an_error_of_all_ranks_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["cuda:1", "cuda"])
-def test_a_rank_without_a_gpu_of_its_own_is_told(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_its_own_gpu_is_refused(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(devices=2).install(monkeypatch)
     message = {"cuda:1": "got cuda:1 for 4 ranks", "cuda": "got 2 GPUs on this machine"}[wanted]
     with pytest.raises(ResoluteError, match=message):
         Ranks(rank=3, world_size=4, local_rank=2).device(wanted)
 
 
-def test_a_process_alone_asks_nobody(shard_set: ShardSet) -> None:
+def test_a_single_process_needs_no_communication(shard_set: ShardSet) -> None:
     ranks, network, values = Ranks(), torch.nn.Linear(1, 1), torch.ones(2)
     before = torch.get_rng_state()
     ranks.seed(0, 1)

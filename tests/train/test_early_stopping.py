@@ -1,29 +1,31 @@
-"""A run that gets no better, or whose numbers are none, ends with what reproduces it, and what it saved is good."""
+"""Early stopping, and the end of a run whose loss or weights are not finite."""
 
 from __future__ import annotations
 
 import json
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.dataset.format import key_name
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.plan.plan import Plan
 from tests.train.conftest import SMALL, without_clocks
 from train import loop
 from train.__main__ import main
 from train.early_stopping import Progress, all_finite
-from train.logs.run_log import best_epoch
+from train.logs.score import best_epoch
 from train.recipe.schema import Recipe, Stop
 
 
 def stopped_at(
     top1: list[float], *, ema: list[float] | None = None, every: int = 1, res: list[int] | None = None, **stop: Any
 ) -> tuple[int, int]:
-    """(epoch of the stop, or -1, best epoch) of validations `every` so many epochs, each at its `res`."""
+    """(epoch of the stop, or -1, best epoch) of validations every `every` epochs, each at its `res`."""
     progress = Progress(Stop(**stop), res or [224] * every * len(top1))
     for i, value in enumerate(top1):
         record = {"epoch": (i + 1) * every - 1, "top1": value, "ema_top1": ema[i] if ema else None}
@@ -33,7 +35,7 @@ def stopped_at(
     return -1, progress.best_epoch
 
 
-def test_a_run_stops_after_so_many_epochs_without_a_better_one() -> None:
+def test_a_run_stops_after_patience_epochs_without_improvement() -> None:
     rising_then_flat = [0.1, 0.3, 0.5, 0.5, 0.4, 0.5, 0.6]
     assert stopped_at(rising_then_flat, patience=3) == (5, 2)
     assert stopped_at(rising_then_flat, patience=4) == (-1, 6)
@@ -41,29 +43,29 @@ def test_a_run_stops_after_so_many_epochs_without_a_better_one() -> None:
     assert stopped_at(rising_then_flat, patience=4, every=2) == (9, 5)  # epochs, not validations
 
 
-def test_what_is_better_by_less_than_min_delta_does_not_count_but_is_still_the_best() -> None:
+def test_an_improvement_below_min_delta_does_not_reset_patience_but_is_the_best() -> None:
     creeping = [0.50, 0.504, 0.508, 0.512, 0.516]
     assert stopped_at(creeping, patience=2, min_delta=0.01) == (2, 2)
     assert stopped_at(creeping, patience=2, min_delta=0.001) == (-1, 4)
 
 
-def test_the_best_is_compared_at_the_last_resolution_alone() -> None:
+def test_the_best_epoch_is_chosen_at_the_last_resolution() -> None:
     small_then_large = [128, 128, 224, 224, 224]
     assert stopped_at([0.5, 0.9, 0.6, 0.7, 0.65], res=small_then_large) == (-1, 3)
     assert stopped_at([0.5, 0.9, 0.6, 0.5, 0.4], res=small_then_large) == (-1, 2)
-    up_and_down = [128, 224, 160, 160, 224]  # what was made at the last resolution stays ahead of smaller ones
+    up_and_down = [128, 224, 160, 160, 224]  # a result at the last resolution stays ahead of smaller ones
     assert stopped_at([0.5, 0.8, 0.9, 0.95, 0.7], res=up_and_down) == (-1, 1)
     assert stopped_at([0.5, 0.8, 0.9, 0.95, 0.85], res=up_and_down) == (-1, 4)
     assert stopped_at([0.9, 0.3], res=[128, 160]) == (-1, 1)
 
 
-def test_a_change_of_resolution_is_neither_progress_nor_the_lack_of_it() -> None:
+def test_a_change_of_resolution_restarts_the_comparison() -> None:
     res = [128, 128, 128, 224, 224, 224]
     assert stopped_at([0.5, 0.9, 0.9, 0.6, 0.7, 0.8], res=res, patience=2) == (-1, 5)  # lower at 224, and rising
     assert stopped_at([0.5, 0.6, 0.6, 0.9, 0.9, 0.9, 0.9], res=[*res, 224], patience=2) == (5, 3)
 
 
-def test_reports_name_the_best_epoch_that_best_pt_holds() -> None:
+def test_reports_name_the_best_epoch_of_best_pt() -> None:
     for top1, res in (([0.5, 0.9, 0.6, 0.7], [128, 128, 224, 224]), ([0.5, 0.8, 0.9, 0.7], [128, 224, 160, 224])):
         epochs = [{"epoch": i, "top1": value, "ema_top1": None, "eval_res": at}
                   for i, (value, at) in enumerate(zip(top1, res, strict=True))]  # fmt: skip
@@ -73,18 +75,18 @@ def test_reports_name_the_best_epoch_that_best_pt_holds() -> None:
     assert best_epoch([{"epoch": 0, "top1": None, "ema_top1": None, "eval_res": None}]) is None
 
 
-def test_averaged_weights_count_where_they_are_better() -> None:
+def test_ema_weights_count_if_they_are_better() -> None:
     assert stopped_at([0.5, 0.4, 0.4, 0.4], ema=[0.1, 0.2, 0.6, 0.5], patience=2) == (-1, 2)
     progress = Progress(Stop(), [224])
     progress.update({"epoch": 0, "top1": 0.2, "ema_top1": 0.3}, last=False)
-    assert (progress.best_top1, progress.best_weights) == (0.3, "ema")
+    assert (progress.best_score, progress.best_weights) == (0.3, "ema")
     again = Progress(Stop(), [224])
     again.load_state_dict(json.loads(json.dumps(progress.state_dict())))
     assert again.state_dict() == progress.state_dict()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_one_bad_weight_is_seen(bad: float) -> None:
+def test_a_single_non_finite_weight_is_detected(bad: float) -> None:
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     assert all_finite(network)
     with torch.no_grad():
@@ -98,7 +100,7 @@ def run(folder: Path, shard_root: Path, text: str, *more: str) -> int:
     return main([*map(str, words), "--threads", "1", *more])
 
 
-def test_a_stopped_run_is_whole_says_so_and_stays_stopped(
+def test_an_early_stopped_run_is_complete_and_is_not_continued(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = SMALL.replace("lr = 0.001", "lr = 1e-9").replace("res = 32", "res = 32\neval_res = 48")
@@ -118,10 +120,10 @@ def test_a_stopped_run_is_whole_says_so_and_stays_stopped(
 
 
 @pytest.mark.parametrize("what", ["loss", "weights"])
-def test_numbers_that_are_none_end_the_run_with_what_reproduces_the_step_and_are_not_saved(
+def test_non_finite_numbers_end_the_run_are_reported_and_not_saved(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """At step 7: a loss that is no number at once, weights when they would be saved (after step 7, a multiple of 4)."""
+    """At step 7: the loss is detected at once, weights before they are saved (after step 7, a multiple of 4)."""
     step = loop.Learner.train_step
 
     def breaking(learner: loop.Learner, batch: loop.Batch) -> Any:
@@ -139,23 +141,17 @@ def test_numbers_that_are_none_end_the_run_with_what_reproduces_the_step_and_are
     err = capsys.readouterr().err
     assert ("loss is nan" if what == "loss" else "weights are not finite") in err
     assert "at step 7 (epoch 1, 48 px, lr " in err
-    recipe, shards = Recipe.parse(_table(), name="x"), ShardSet.open(shard_root)
+    recipe, shards = Recipe.parse(tomllib.loads(SMALL), name="x"), ShardSet.open(shard_root)
     plan = Plan(shards, recipe.stages, seed=3, eval_batch_size=8)
     index = next(i for i in range(plan.total_batches) if plan.batch(i).step == 7 and plan.batch(i).split == "train")
-    told = json.loads((tmp_path / "small" / "not_finite.json").read_text())
+    report = json.loads((tmp_path / "small" / "not_finite.json").read_text())
     keys = [key_name(int(key)) for key in shards.splits["train"].samples[plan.batch(index).ids]["key"]]
-    assert (told["step"], told["index"], told["keys"]) == (7, index, keys)
+    assert (report["step"], report["index"], report["keys"]) == (7, index, keys)
     assert ", ".join(keys[:3]) in err
     state = torch.load(tmp_path / "small" / "last.pt", weights_only=True)
     assert state["step"] == 5  # the end of epoch 0
     assert all(value.isfinite().all() for value in state["model"].values())
-    assert run(tmp_path, shard_root, SMALL) == 0  # with the fault mended it goes on
+    assert run(tmp_path, shard_root, SMALL) == 0  # without the fault it is resumed
     losses = [r for r in without_clocks(tmp_path / "small" / "run.jsonl") if r["kind"] == "step"]
     assert [r["step"] for r in losses] == list(range(15))
-    assert losses[7]["lr"] == told["lr"]
-
-
-def _table() -> dict[str, Any]:
-    import tomllib
-
-    return tomllib.loads(SMALL)
+    assert losses[7]["lr"] == report["lr"]

@@ -1,4 +1,4 @@
-"""What is frozen stays as it is and costs nothing; what thaws starts anew; a cut changes nothing of it."""
+"""Freezing: frozen layers do not change and cost no backward pass; unfrozen ones start with clean state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch
 from pipeline.plan.stage import Stage
-from tests.support.nets import CPU, make_batch
+from tests.support.networks import CPU, make_batch
 from train.freeze import Freezer, layers, trainable_sets
 from train.loop import Learner
 from train.recipe.schema import Freeze, Recipe
@@ -26,8 +26,8 @@ NORMS = ("running_mean", "running_var", "num_batches_tracked")
 
 def _recipe(mode: str, *names: str | None, model: str = "test_resnet", **tables: Any) -> Recipe:
     stages = [{"res": 32, "epochs": 1, "batch_size": 8} | ({f"{mode}_to": name} if name else {}) for name in names]
-    given = {"name": model, "kwargs": {"img_size": 32}} if model == "test_vit" else {"name": model}
-    table = {"model": given, "freeze": {"mode": mode}, "stages": stages, "ema": {"decay": 0.5},
+    model_table = {"name": model, "kwargs": {"img_size": 32}} if model == "test_vit" else {"name": model}
+    table = {"model": model_table, "freeze": {"mode": mode}, "stages": stages, "ema": {"decay": 0.5},
              "precision": {"amp": "off"}}  # fmt: skip
     return Recipe.parse({**table, **tables}, name="x")
 
@@ -49,15 +49,15 @@ def _batch(step: int) -> Batch:
     ("caformer_s18", ["stem", *(f"stages.{i}" for i in range(4)), "head.norm", "head.fc"]),  # timm has no order of it
     ("rdnet_tiny", ["stem.0", "stem.1", "dense_stages.0"]),  # timm has no coarse order of it
 ])  # fmt: skip
-def test_layers_have_timms_order_and_hold_every_parameter_once(model: str, expected: list[str]) -> None:
+def test_layers_are_in_timms_order_and_hold_every_parameter_once(model: str, expected: list[str]) -> None:
     with torch.device("meta"):
         network = timm.create_model(model)
-    found = layers(network)
-    assert list(found)[: len(expected)] == expected
+    named_layers = layers(network)
+    assert list(named_layers)[: len(expected)] == expected
     everything = sorted(name for name, _ in network.named_parameters())
-    assert sorted(name for names in found.values() for name in names) == everything
+    assert sorted(name for names in named_layers.values() for name in names) == everything
     head = {id(parameter) for parameter in network.get_classifier().parameters()}
-    last = set(list(found.values())[-1])
+    last = set(list(named_layers.values())[-1])
     assert head == {id(parameter) for name, parameter in network.named_parameters() if name in last} & head
 
 
@@ -67,21 +67,21 @@ def test_layers_have_timms_order_and_hold_every_parameter_once(model: str, expec
     ("unfreeze", "layer3.0.conv1", ("layer3", "layer4", "fc")), ("unfreeze", None, ("",)), ("freeze", None, ("",)),
     ("unfreeze", "all", ("",)), ("freeze", "none", ("",)), ("freeze", "bn1", ("",)),
 ])  # fmt: skip
-def test_a_layers_name_trains_it_and_all_above(mode: Any, name: str | None, trained: tuple[str, ...]) -> None:
+def test_a_layer_name_trains_it_and_all_layers_above(mode: Any, name: str | None, trained: tuple[str, ...]) -> None:
     network = timm.create_model("test_resnet")
     stage = Stage(res=32, epochs=1, batch_size=8, **{f"{mode}_to": name})
-    (found,) = trainable_sets(Freeze(mode=mode), [stage], network)
-    assert found == {n for n, _ in network.named_parameters() if n.startswith(trained)}
+    (trainable,) = trainable_sets(Freeze(mode=mode), [stage], network)
+    assert trainable == {n for n, _ in network.named_parameters() if n.startswith(trained)}
 
 
-def test_a_name_that_several_layers_share_means_the_first_of_them() -> None:
+def test_an_ambiguous_name_means_the_first_layer() -> None:
     network = timm.create_model("test_vit")
-    (found,) = trainable_sets(Freeze(mode="unfreeze"), [Stage(res=160, epochs=1, batch_size=8, unfreeze_to="blocks")],
-                              network)  # fmt: skip
-    assert {n for n, _ in network.named_parameters()} - found == set(layers(network)["cls_token"])
+    stage = Stage(res=160, epochs=1, batch_size=8, unfreeze_to="blocks")
+    (trainable,) = trainable_sets(Freeze(mode="unfreeze"), [stage], network)
+    assert {n for n, _ in network.named_parameters()} - trainable == set(layers(network)["cls_token"])
 
 
-def test_a_wrong_name_lists_the_right_ones() -> None:
+def test_an_unknown_layer_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ResoluteError) as error:
         _learner(_recipe("unfreeze", "none", "layr3"))
     assert str(error.value) == (
@@ -97,7 +97,7 @@ def test_a_wrong_name_lists_the_right_ones() -> None:
     ("unfreeze", {"unfreeze_to": "all"}, "freeze.mode: without effect, no stage freezes anything; remove it"),
     ("freeze", {}, "freeze.mode: without effect, no stage freezes anything; remove it"),
 ])  # fmt: skip
-def test_a_key_that_freezes_nothing_is_refused(mode: str, names: dict[str, str], message: str) -> None:
+def test_a_freeze_key_without_effect_is_refused(mode: str, names: dict[str, str], message: str) -> None:
     table = {"freeze": {"mode": mode}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8, **names}]}
     with pytest.raises(ResoluteError) as error:
         Recipe.parse(table, name="x")
@@ -106,7 +106,7 @@ def test_a_key_that_freezes_nothing_is_refused(mode: str, names: dict[str, str],
 
 @pytest.mark.parametrize("optim", [{"name": "sgd", "lr": 0.1}, {"name": "adamw", "lr": 0.01}])
 @pytest.mark.parametrize("model", ["test_resnet", "test_efficientnet"])
-def test_frozen_weights_and_statistics_stay_and_all_else_moves(model: str, optim: dict[str, Any]) -> None:
+def test_frozen_weights_and_statistics_stay_and_all_others_change(model: str, optim: dict[str, Any]) -> None:
     names = {"test_resnet": "layer3", "test_efficientnet": "blocks.2"}
     learner = _learner(_recipe("freeze", names[model], model=model, optim={**optim, "weight_decay": 0.1}))
     trained = learner.freezer.sets[0]
@@ -120,7 +120,7 @@ def test_frozen_weights_and_statistics_stay_and_all_else_moves(model: str, optim
         assert torch.equal(value, before[name]) != moves, name
 
 
-def test_frozen_norms_stay_in_eval_whoever_calls_train_and_thawed_ones_do_not() -> None:
+def test_frozen_norms_stay_in_eval_mode_and_unfrozen_ones_do_not() -> None:
     network = timm.create_model("test_resnet", drop_path_rate=0.5)
     stages = [Stage(res=32, epochs=1, batch_size=8, freeze_to=name) for name in ("layer2", None)]
     freezer = Freezer(Freeze(mode="freeze"), stages, network, torch.optim.SGD(network.parameters(), lr=0.1))
@@ -144,12 +144,12 @@ def test_frozen_norms_stay_in_eval_whoever_calls_train_and_thawed_ones_do_not() 
     ("test_resnet", "layer3"), ("test_vit", "blocks.4"), ("test_efficientnet", "blocks.3"),
     ("test_convnext", "stages.2"),
 ])  # fmt: skip
-def test_no_backward_pass_runs_below_the_lowest_layer_that_trains(model: str, name: str) -> None:
+def test_no_backward_pass_runs_below_the_lowest_trainable_layer(model: str, name: str) -> None:
     learner = _learner(_recipe("unfreeze", name, None, model=model))
     counts: dict[str, int] = {}
 
     def count(layer: str) -> Callable[..., None]:
-        def hook(module: nn.Module, given: object, out: torch.Tensor) -> None:
+        def hook(module: nn.Module, inputs: object, out: torch.Tensor) -> None:
             if out.requires_grad:
                 out.register_hook(lambda grad: counts.update({layer: counts.get(layer, 0) + 1}))
         return hook
@@ -169,7 +169,7 @@ def test_no_backward_pass_runs_below_the_lowest_layer_that_trains(model: str, na
     assert whole == sum(parameter.numel() for parameter in learner.network.parameters()) > partly > 0
 
 
-def test_what_thaws_starts_with_clean_state_and_the_others_keep_theirs() -> None:
+def test_unfrozen_parameters_start_with_clean_optimizer_state() -> None:
     learner = _learner(_recipe("unfreeze", "layer4", "layer2", "none", optim={"name": "adamw", "lr": 0.01}))
 
     def ages() -> dict[str, int]:
@@ -184,7 +184,7 @@ def test_what_thaws_starts_with_clean_state_and_the_others_keep_theirs() -> None
                           for layer, age in layers_.items() if name.startswith(layer)}  # fmt: skip
 
 
-def test_an_optimizer_that_counts_steps_by_group_counts_those_of_what_thaws_from_one() -> None:
+def test_unfrozen_groups_count_their_optimizer_steps_from_one() -> None:
     """timm's LAMB: the first update of a thawed weight equals that of a new optimizer."""
     network = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     stages = [Stage(res=32, epochs=1, batch_size=8, unfreeze_to=name) for name in ("1", None)]

@@ -1,4 +1,4 @@
-"""A run that freezes goes on after any cut as if there had been none, and meets nothing that it did not warm up."""
+"""A run with freezing resumes bit-identically, and every shape and trainable set is warmed up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from train.warmup import warm_up
 @pytest.mark.parametrize(("mode", "names"), [
     ("unfreeze", ("none", "layer3", None)), ("freeze", (None, "layer2", "all"))
 ])  # fmt: skip
-def test_a_run_cut_at_any_step_goes_on_bit_for_bit(
+def test_a_run_resumed_at_any_step_is_bit_identical(
     mode: str, names: tuple[Any, ...], amp: str, optim: dict[str, Any]
 ) -> None:
     recipe = _recipe(mode, *names, optim=optim, schedule={"kind": "onecycle_stage"}, precision={"amp": amp})
@@ -56,7 +56,7 @@ def _saved(learner: Learner) -> dict[str, Any]:
 
 
 def _as_before_a_start(learner: Learner) -> None:
-    """Warm-up and timed steps of all stages, which must leave no trace."""
+    """Run warm-up and measured steps of all stages, which must leave no trace."""
     with restored(learner):
         for stage in range(len(learner.recipe.stages)):
             learner.train_step(_batch(EACH * stage))
@@ -86,13 +86,13 @@ Pair = tuple[bool, torch.Size, int]
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pair | None]:
     """(training, shape, trainable parameters) of each forward pass; None where the first step begins."""
-    found: list[Pair | None] = []
+    passes: list[Pair | None] = []
     networks: list[nn.Module] = []
     build, train_step = loop.build_model, Learner.train_step
 
-    def note(network: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        if network is networks[-1]:  # and not its average
-            found.append((network.training, given[0].shape, sum(p.requires_grad for p in network.parameters())))
+    def note(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if network is networks[-1]:  # not its EMA
+            passes.append((network.training, inputs[0].shape, sum(p.requires_grad for p in network.parameters())))
 
     def built(*args: Any, **kwargs: Any) -> nn.Module:
         networks.append(build(*args, **kwargs))
@@ -100,20 +100,20 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pair | None]:
         return networks[-1]
 
     def stepped(self: Learner, batch: Batch) -> Any:
-        if None not in found:
-            found.append(None)
+        if None not in passes:
+            passes.append(None)
         return train_step(self, batch)
 
     monkeypatch.setattr(loop, "build_model", built)
     monkeypatch.setattr(Learner, "train_step", stepped)
-    return found
+    return passes
 
 
 class Cut(Exception):
     pass
 
 
-def test_a_run_meets_no_shape_and_trainable_set_that_warm_up_did_not_and_resumes_exactly(
+def test_every_shape_and_trainable_set_was_warmed_up_and_resumes_are_exact(
     frozen_words: list[str], seen: list[Pair | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main([*frozen_words, str(tmp_path / "whole")]) == 0
@@ -121,7 +121,7 @@ def test_a_run_meets_no_shape_and_trainable_set_that_warm_up_did_not_and_resumes
     assert {pair[2] for pair in seen[start + 1 :] if pair and pair[0]} == {2, 23, 47}
     assert set(seen[start + 1 :]) <= {*seen[:start]}
     train_step = Learner.train_step
-    for cut in (8, 14):  # goes on from step 6, just at a border, and from 12, inside of a stage
+    for cut in (8, 14):  # resumed from step 6, at a stage change, and from 12, inside a stage
 
         def cutting(self: Learner, batch: Batch, cut: int = cut) -> Any:
             if batch.spec.step == cut:
@@ -138,6 +138,6 @@ def test_a_run_meets_no_shape_and_trainable_set_that_warm_up_did_not_and_resumes
 
 
 def _results(runs: Path) -> list[dict[str, Any]]:
-    found = [record for record in without_clocks(runs / "tiny" / "run.jsonl") if record["kind"] in ("step", "epoch")]
-    assert len(found) == 31
-    return found
+    records = [record for record in without_clocks(runs / "tiny" / "run.jsonl") if record["kind"] in ("step", "epoch")]
+    assert len(records) == 31
+    return records

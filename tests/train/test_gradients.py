@@ -1,4 +1,4 @@
-"""What is done to gradients is what the papers say."""
+"""Gradient shaping equals the formulas of the papers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def network() -> nn.Module:
 
 
 def _shaped(network: nn.Module, **optim: float | bool) -> dict[str, torch.Tensor]:
-    """Gradients by name after the recipe's shaping; those of `network` stay."""
+    """Gradients by name after the recipe's shaping; those of `network` do not change."""
     other = copy.deepcopy(network)
     for mine, theirs in zip(other.parameters(), network.parameters(), strict=True):
         mine.grad = None if theirs.grad is None else theirs.grad.clone()
@@ -33,24 +33,24 @@ def _shaped(network: nn.Module, **optim: float | bool) -> dict[str, torch.Tensor
     return {name: p.grad for name, p in other.named_parameters() if p.grad is not None}
 
 
-def test_nothing_is_done_by_default(network: nn.Module) -> None:
+def test_gradients_are_not_changed_by_default(network: nn.Module) -> None:
     assert build_shaping(Optim(), network) is None
 
 
-def test_clip_norm_keeps_the_direction_of_all_gradients_together(network: nn.Module) -> None:
+def test_clip_norm_scales_all_gradients_by_one_factor(network: nn.Module) -> None:
     got = torch.cat([g.flatten() for g in _shaped(network, clip_norm=0.25).values()])
     before = torch.cat([p.grad.flatten() for p in network.parameters()])
     assert before.norm() > 0.25
     torch.testing.assert_close(got, before / before.norm() * 0.25, rtol=1e-4, atol=1e-7)
 
 
-def test_clip_value_bounds_each_element_and_changes_no_smaller_one(network: nn.Module) -> None:
+def test_clip_value_clamps_each_element(network: nn.Module) -> None:
     got = _shaped(network, clip_value=1e-3)
     for name, parameter in network.named_parameters():
         torch.testing.assert_close(got[name], parameter.grad.clamp(-1e-3, 1e-3))
 
 
-def test_agc_bounds_each_units_gradient_by_its_weights_but_in_the_head(network: nn.Module) -> None:
+def test_agc_bounds_the_gradient_of_each_unit_by_its_weights_except_in_the_head(network: nn.Module) -> None:
     got, clipped = _shaped(network, clip_agc=0.01), 0
     for name, parameter in network.named_parameters():
         expected = parameter.grad.clone()
@@ -66,7 +66,7 @@ def test_agc_bounds_each_units_gradient_by_its_weights_but_in_the_head(network: 
     assert clipped
 
 
-def test_centralised_gradients_of_a_unit_have_mean_zero_and_are_a_projection(network: nn.Module) -> None:
+def test_gradient_centralization_removes_the_mean_of_each_unit(network: nn.Module) -> None:
     got = _shaped(network, gradient_centralization=True)
     for name, parameter in network.named_parameters():
         if parameter.ndim == 1:
@@ -77,12 +77,12 @@ def test_centralised_gradients_of_a_unit_have_mean_zero_and_are_a_projection(net
         torch.testing.assert_close(rows, before - (before @ ones)[:, None] * ones, rtol=1e-3, atol=1e-6)
 
 
-def test_frozen_parameters_are_passed_by(network: nn.Module) -> None:
+def test_frozen_parameters_are_skipped(network: nn.Module) -> None:
     network.conv1[0].weight.grad = None
     for optim in ({"gradient_centralization": True}, {"clip_agc": 0.01}, {"clip_value": 0.1}):
         assert "conv1.0.weight" not in _shaped(network, **optim)
 
 
-def test_two_ways_to_clip_are_refused() -> None:
+def test_combining_two_clipping_methods_is_refused() -> None:
     with pytest.raises(ResoluteError, match="expected one way to clip"):
         Optim(clip_norm=1.0, clip_agc=0.01)

@@ -1,4 +1,4 @@
-"""One step does what the recipe says; the loop is driven here by made-up batches."""
+"""A training step and an epoch of the loop, driven by synthetic batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.nets import CPU, make_batch
+from tests.support.networks import CPU, make_batch
 from train.logs.metrics import Meter, RunLogWriter, read_log
 from train.loop import Learner, run_batches
 from train.recipe.schema import Recipe
@@ -29,7 +29,7 @@ def _learner(**optim: Any) -> Learner:
     return Learner(Recipe.parse(table, name="x"), classes=7, total_steps=10, device=CPU)
 
 
-def test_accumulated_parts_make_the_same_step_as_one() -> None:
+def test_gradient_accumulation_makes_the_same_step() -> None:
     whole, parts = _learner(), _learner(grad_accum_steps=3)
     before = copy.deepcopy(whole.network.state_dict())
     loss, _ = whole.train_step(make_batch(3))
@@ -40,7 +40,7 @@ def test_accumulated_parts_make_the_same_step_as_one() -> None:
     assert any(not torch.equal(before[name], value) for name, value in whole.network.state_dict().items())
 
 
-def test_clipping_bounds_the_length_of_a_step() -> None:
+def test_clipping_bounds_the_size_of_a_step() -> None:
     lengths = []
     for clip in (0.0, 1e-3):
         learner = _learner(clip_norm=clip)
@@ -53,7 +53,7 @@ def test_clipping_bounds_the_length_of_a_step() -> None:
     assert lengths[1] == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_ema_follows_its_formula_and_is_evaluated_beside_the_weights() -> None:
+def test_ema_equals_its_formula_and_is_evaluated_beside_the_weights() -> None:
     learner = _learner()
     assert learner.ema is not None
     expected = {n: p.detach().clone() for n, p in learner.network.named_parameters()}
@@ -65,8 +65,8 @@ def test_ema_follows_its_formula_and_is_evaluated_beside_the_weights() -> None:
     for name, parameter in learner.ema.module.named_parameters():
         torch.testing.assert_close(parameter.detach(), expected[name])
     batch = make_batch(9, n=50, split="val")
-    counts = learner.eval_step(batch).tolist()
-    for network, got in ((learner.network, counts[:3]), (learner.ema.module, counts[3:])):
+    sums = learner.eval_step(batch).sums
+    for network, got in ((learner.network, sums["raw"].tolist()), (learner.ema.module, sums["ema"].tolist())):
         with torch.no_grad():
             logits = network.eval()(batch.images)
         order = logits.argsort(dim=1, descending=True)
@@ -76,22 +76,22 @@ def test_ema_follows_its_formula_and_is_evaluated_beside_the_weights() -> None:
         assert got[2] == pytest.approx(-own.log().sum().item(), rel=1e-5)
 
 
-def test_a_test_time_flip_evaluates_the_mean_logits_of_image_and_mirror() -> None:
+def test_test_time_flip_averages_the_logits_of_image_and_mirror_image() -> None:
     recipe = Recipe.parse({**TABLE, "eval": {"flip": True}}, name="x")
     learner = Learner(recipe, classes=7, total_steps=10, device=CPU)
     batch = make_batch(9, n=300, split="val")
-    plain = _learner().eval_step(batch).tolist()  # the same seed: the same weights
+    plain = _learner().eval_step(batch).sums["raw"].tolist()  # the same seed: the same weights
     with torch.no_grad():
         network = learner.network.eval()
         mirrored = torch.from_numpy(batch.images.numpy()[..., ::-1].copy())
         order = ((network(batch.images) + network(mirrored)) / 2).argsort(dim=1, descending=True)
     hits = [order[i].tolist().index(int(label)) for i, label in enumerate(batch.labels)]
-    got = learner.eval_step(batch).tolist()
+    got = learner.eval_step(batch).sums["raw"].tolist()
     assert got[:2] == [sum(h < 1 for h in hits), sum(h < 5 for h in hits)]
     assert got[:2] != plain[:2]
 
 
-def test_the_log_holds_every_step_and_the_epochs_sums(tmp_path: Path) -> None:
+def test_the_log_holds_every_step_and_the_sums_of_the_epoch(tmp_path: Path) -> None:
     learner, log = _learner(), RunLogWriter(tmp_path / "run.jsonl")
     meter = Meter(log, device=CPU)
     batches = [make_batch(0), make_batch(1, n=4, last=True), make_batch(2, n=20, split="val", last=True)]
@@ -108,7 +108,7 @@ def test_the_log_holds_every_step_and_the_epochs_sums(tmp_path: Path) -> None:
     assert (record["top1"] * 20) % 1 == pytest.approx(0)
 
 
-def test_the_batch_of_an_epoch_is_no_larger_than_the_epoch(tmp_path: Path) -> None:
+def test_the_logged_batch_size_is_at_most_the_epoch(tmp_path: Path) -> None:
     with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
         meter = Meter(log, device=CPU)
         batch = make_batch(0, n=4, last=True)
@@ -116,7 +116,7 @@ def test_the_batch_of_an_epoch_is_no_larger_than_the_epoch(tmp_path: Path) -> No
         assert meter.end_epoch(batch.spec, res=32, batch_size=1000)["batch_size"] == 4
 
 
-def test_the_loop_stops_when_told(tmp_path: Path) -> None:
+def test_the_loop_stops_when_requested(tmp_path: Path) -> None:
     with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
         meter = Meter(log, device=CPU)
         assert not run_batches([make_batch(i) for i in range(5)], _learner(), meter, lambda spec: spec.index < 2)

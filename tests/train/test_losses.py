@@ -1,13 +1,17 @@
-"""Losses of mixed, smoothed and thresholded labels equal their forms with dense targets."""
+"""Losses of mixed, smoothed and thresholded targets of all kinds equal their definitions."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from timm.data.mixup import mixup_target
-from timm.loss import BinaryCrossEntropy
+from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
 from torch.nn import functional
 
+from pipeline.dataset.target import Target
+from train.head import Head
 from train.losses import build_loss, mixed_cross_entropy
 from train.recipe.schema import Loss
 
@@ -15,7 +19,7 @@ N, CLASSES = 9, 5
 
 
 def _batch() -> tuple[torch.Tensor, ...]:
-    """Logits, labels, partners' labels and weights; half of the samples are their own partners."""
+    """Logits, labels, labels of the partners and weights; half of the samples have the label of their partner."""
     torch.manual_seed(0)
     labels = torch.randint(0, CLASSES, (N,))
     partners = torch.where(torch.arange(N) % 2 == 0, labels, torch.randint(0, CLASSES, (N,)))
@@ -38,7 +42,7 @@ def test_mixed_loss_equals_cross_entropy_with_soft_targets(smoothing: float) -> 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("threshold", [0.0, 0.2])
 @pytest.mark.parametrize("sum_classes", [False, True])
-def test_bce_equals_timms_on_timms_mixed_targets(smoothing: float, threshold: float, sum_classes: bool) -> None:
+def test_bce_equals_timms_with_mixed_targets(smoothing: float, threshold: float, sum_classes: bool) -> None:
     logits, labels, _, _ = _batch()
     ours = build_loss(
         Loss(kind="bce", label_smoothing=smoothing, threshold=threshold, sum_classes=sum_classes)
@@ -49,3 +53,72 @@ def test_bce_equals_timms_on_timms_mixed_targets(smoothing: float, threshold: fl
         got = ours(logits, labels, labels.flip(0), torch.full((N,), lam))
         assert got.shape == (N,)
         torch.testing.assert_close(got.mean(), theirs(logits.float(), target))
+
+
+LABELS = Head(target=Target(kind="labels", names=("a",) * CLASSES), loss="bce")
+VALUES = Head(target=Target(kind="values", names=("a",) * CLASSES), loss="mse", mean=(5.0,) * CLASSES,
+              std=(2.0,) * CLASSES)  # fmt: skip
+NONE = torch.empty(0, dtype=torch.int64)
+
+
+def _dense() -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs, and targets of 0 and 1."""
+    outputs = _batch()[0]
+    return outputs, (torch.rand(N, CLASSES, generator=torch.Generator().manual_seed(3)) < 0.3).float()
+
+
+@pytest.mark.parametrize(("gamma_neg", "gamma_pos", "clip"), [(4.0, 1.0, 0.05), (2.0, 0.0, 0.0), (0.0, 0.0, 0.0)])
+def test_the_asymmetric_loss_of_hard_labels_equals_timms(gamma_neg: float, gamma_pos: float, clip: float) -> None:
+    outputs, targets = _dense()
+    loss = Loss(kind="asl", gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, sum_classes=True)
+    theirs = AsymmetricLossMultiLabel(gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip)
+    got = build_loss(loss, LABELS)(outputs, targets, NONE, torch.ones(N))
+    torch.testing.assert_close(got.mean(), theirs(outputs.float(), targets))
+    labels = torch.arange(N) % CLASSES
+    got = build_loss(loss)(outputs, labels, labels, torch.ones(N))  # one class per sample
+    torch.testing.assert_close(got.mean(), theirs(outputs.float(), functional.one_hot(labels, CLASSES).float()))
+
+
+@pytest.mark.parametrize("loss", [Loss(), Loss(label_smoothing=0.1), Loss(kind="asl"), Loss(kind="asl", clip=0.0)])
+def test_losses_of_labels_are_linear_in_the_mixed_target(loss: Loss) -> None:
+    outputs, targets = _dense()
+    of, partners = build_loss(loss, LABELS), targets.flip(0)
+    mixed = of(outputs, 0.7 * targets + 0.3 * partners, NONE, torch.ones(N))
+    expected = 0.7 * of(outputs, targets, NONE, torch.ones(N)) + 0.3 * of(outputs, partners, NONE, torch.ones(N))
+    torch.testing.assert_close(mixed, expected)
+
+
+def test_the_loss_of_labels_is_binary_cross_entropy_with_smoothing_towards_one_half() -> None:
+    outputs, targets = _dense()
+    for loss, expected in ((Loss(), targets), (Loss(kind="bce", label_smoothing=0.2), 0.8 * targets + 0.1)):
+        got = build_loss(loss, LABELS)(outputs, targets, NONE, torch.ones(N))
+        p = outputs.double().sigmoid()
+        by_hand = -(expected * p.log() + (1 - expected) * (1 - p).log()).mean(1)
+        torch.testing.assert_close(got.double(), by_hand, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("loss", "of_error"), [
+    (Loss(), lambda e: e**2), (Loss(kind="l1"), abs),
+    (Loss(kind="huber", delta=0.5), lambda e: 0.5 * e**2 if abs(e) < 0.5 else 0.5 * (abs(e) - 0.25)),
+])  # fmt: skip
+def test_losses_of_values_are_means_over_standardised_errors(loss: Loss, of_error: Callable[[float], float]) -> None:
+    outputs, targets = _dense()
+    targets = 7 * targets + 4
+    got = build_loss(loss, VALUES)(outputs, targets, NONE, torch.ones(N))
+    errors = outputs.double() - (targets.double() - 5) / 2
+    expected = [sum(of_error(error) for error in row) / CLASSES for row in errors.tolist()]
+    assert got.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [0.0, 30.0, 300.0])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 4.0])
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_gradients_of_the_asymmetric_loss_are_finite_and_push_wrong_outputs(
+    size: float, gamma: float, clip: float
+) -> None:
+    outputs = torch.tensor([[-size, size]], requires_grad=True)
+    loss = build_loss(Loss(kind="asl", gamma_neg=gamma, gamma_pos=gamma, clip=clip), LABELS)
+    loss(outputs, torch.tensor([[1.0, 0.0]]), NONE, torch.ones(1)).sum().backward()
+    assert torch.isfinite(outputs.grad).all()
+    assert outputs.grad[0, 0] < 0
+    assert outputs.grad[0, 1] > 0 or clip

@@ -1,4 +1,4 @@
-"""Memory that was freed is there for the next batch without being faulted in again, and some more if asked for."""
+"""Freed memory is kept for the next batch without page faults, and more can be reserved."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def faults(way: str, *words: str) -> tuple[bool | None, list[int]]:
     return took, counts
 
 
-def test_the_second_batch_of_a_size_costs_no_page_faults() -> None:
+def test_a_second_batch_of_the_same_size_causes_no_page_faults() -> None:
     took, counts = faults("kept")
     if not took:
         pytest.skip("the C library of this machine has no mallopt; memory is left as it comes")
@@ -49,14 +49,14 @@ def test_the_second_batch_of_a_size_costs_no_page_faults() -> None:
     assert max(counts[1:]) < counts[0] / 4
 
 
-def test_there_is_more_memory_than_was_freed_where_it_was_asked_for() -> None:
+def test_memory_can_be_reserved_beyond_what_was_freed() -> None:
     took, counts = faults("more")
     if not took:
         pytest.skip("the C library of this machine has no mallopt; memory is left as it comes")
     assert counts[0] < faults("kept")[1][0] / 4  # 64 MiB, where 48 were freed
 
 
-def test_a_loader_leaves_the_memory_of_its_process_as_it_was(shard_root: Path) -> None:
-    """What is freed goes back to the system: other libraries of the process may rely on it."""
+def test_a_loader_does_not_change_the_memory_settings_of_its_process(shard_root: Path) -> None:
+    """Freed memory still goes back to the system: other libraries may rely on it."""
     _, counts = faults("loader", str(shard_root))
-    assert min(counts) > 20  # each time anew; as above, 48 MiB are two dozen huge pages at least
+    assert min(counts) > 20  # faulted in each time; 48 MiB are at least two dozen huge pages

@@ -1,4 +1,4 @@
-"""Networks are timm's, under timm's names, with what the recipe asks of them."""
+"""Models: timm's networks under timm's names, with the changes that the recipe requests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import timm
 import torch
 from timm.layers import BlurPool2d
 from torch._dynamo.testing import CompileCounter
+from torch.optim.swa_utils import AveragedModel
 
 from pipeline.errors import ResoluteError
 from tests.support.commands import Ended
-from tests.support.nets import CPU, make_batch, names_of, net, saved
+from tests.support.networks import CPU, make_batch, names_of, save_weights, tiny_network
 from train.loop import Learner
 from train.models import build_model, compile_network, ema_decay, set_tf32, size_options
-from train.recipe.schema import Ema, Model, Precision, Recipe
+from train.recipe.schema import Data, Ema, Model, Precision, Recipe
 from train.warmup import warm_up
 
 STAGES = [{"res": 32, "epochs": 1, "batch_size": 8}]
@@ -34,15 +35,15 @@ def _learner(**sections: Any) -> Learner:
     "keys",
     [{"norm": "ghost"}, {"blurpool": True}, {"drop_path_rate": 0.2}, {"bn_momentum": 0.3, "grad_checkpointing": True}],
 )
-def test_names_and_start_are_those_of_the_plain_model(name: str, keys: dict[str, Any]) -> None:
-    plain, other = net(name).state_dict(), net(name, **keys).state_dict()
-    assert list(plain) == list(other)
-    assert all(plain[key].equal(other[key]) for key in plain)
+def test_parameter_names_and_initial_weights_equal_the_plain_models(name: str, keys: dict[str, Any]) -> None:
+    plain, with_options = tiny_network(name).state_dict(), tiny_network(name, **keys).state_dict()
+    assert list(plain) == list(with_options)
+    assert all(plain[key].equal(with_options[key]) for key in plain)
 
 
-def test_stochastic_depth_skips_later_blocks_more_often_and_scales_what_is_left() -> None:
+def test_stochastic_depth_rises_linearly_and_scales_kept_blocks() -> None:
     """Huang et al., arXiv 1603.09382: the drop rate rises linearly to the last block's; timm scales at training."""
-    network = net(drop_path_rate=0.4, kwargs={})
+    network = tiny_network(drop_path_rate=0.4, kwargs={})
     paths = [module for module in network.modules() if type(module).__name__ == "DropPath"]
     rates = [path.drop_prob for path in paths]
     blocks = len([module for module in network.modules() if hasattr(module, "drop_path")])
@@ -54,11 +55,11 @@ def test_stochastic_depth_skips_later_blocks_more_often_and_scales_what_is_left(
     assert paths[-1].eval()(torch.ones(2, 1, 1, 1)).flatten().tolist() == [1.0, 1.0]
 
 
-def test_antialiasing_removes_the_highest_frequency_before_a_stride() -> None:
+def test_blurpool_removes_the_highest_frequency_before_a_stride() -> None:
     """Zhang, arXiv 1904.11486: a binomial filter, which keeps a constant and loses a checkerboard."""
-    blurs = [module for module in net(blurpool=True).modules() if isinstance(module, BlurPool2d)]
+    blurs = [module for module in tiny_network(blurpool=True).modules() if isinstance(module, BlurPool2d)]
     assert blurs
-    assert not [module for module in net().modules() if isinstance(module, BlurPool2d)]
+    assert not [module for module in tiny_network().modules() if isinstance(module, BlurPool2d)]
     for blur in blurs:
         plain = torch.ones(1, blur.channels, 8, 8)
         board = plain * (torch.arange(8)[:, None] + torch.arange(8)) .remainder(2).mul(2).sub(1)
@@ -95,9 +96,9 @@ def test_gradient_checkpointing_changes_neither_gradients_nor_statistics() -> No
         ("test_resnett", {}, "timm cannot build 'test_resnett'.*near: .*test_resnet"),
     ],
 )
-def test_what_timms_model_has_not_is_refused_by_its_key(name: str, keys: dict[str, Any], reason: str) -> None:
+def test_options_that_a_model_does_not_support_are_refused_by_key(name: str, keys: dict[str, Any], reason: str) -> None:
     with pytest.raises(ResoluteError, match=reason):
-        net(name, **keys)
+        tiny_network(name, **keys)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +106,10 @@ def test_what_timms_model_has_not_is_refused_by_its_key(name: str, keys: dict[st
     [
         ("model", "ghost_batch", 16), ("model", "norm_groups", 8), ("loss", "threshold", 0.2),
         ("precision", "tf32", "all"), ("ema", "warmup", False), ("distill", "temperature", 2.0),
+        ("distill", "alpha", 0.3), ("model", "weights_kind", "ema"),
     ],
 )
-def test_keys_that_nothing_reads_are_refused(section: str, key: str, value: Any) -> None:
+def test_keys_without_effect_are_refused(section: str, key: str, value: Any) -> None:
     with pytest.raises(ResoluteError, match=rf"{section}\.{key}: without effect"):
         Recipe.parse({section: {key: value}, "stages": STAGES}, name="x")
 
@@ -116,7 +118,7 @@ FIXED_SIZE = ["vit_tiny_patch16_224", "test_vit3", "swin_tiny_patch4_window7_224
 
 
 @pytest.mark.parametrize("name", FIXED_SIZE)
-def test_a_fixed_size_model_takes_every_resolution_of_the_recipe(name: str) -> None:
+def test_a_fixed_size_model_accepts_every_resolution_of_the_recipe(name: str) -> None:
     model = Model(name=name)
     options = size_options(model, [128, 160, 224])
     assert options == {"dynamic_img_size": True}
@@ -129,13 +131,13 @@ def test_a_fixed_size_model_takes_every_resolution_of_the_recipe(name: str) -> N
     assert size_options(model, [plain.pretrained_cfg["input_size"][1]]) == {}
 
 
-def test_models_without_a_fixed_size_are_left_as_they_are() -> None:
+def test_models_without_a_fixed_size_get_no_size_options() -> None:
     assert size_options(Model(name="test_resnet"), [33, 224]) == {}
     assert size_options(Model(name="vit_tiny_patch16_224"), []) == {}
     assert size_options(Model(name="vit_tiny_patch16_224", kwargs={"img_size": 128}), [128]) == {}
 
 
-def test_a_fixed_size_model_without_an_option_for_it_is_made_for_one_resolution_or_refused_in_one_line() -> None:
+def test_a_model_with_a_truly_fixed_size_is_built_for_one_resolution_or_refused() -> None:
     assert size_options(Model(name="mixer_s32_224"), [128, 128]) == {"img_size": 128}
     wrong = r"^model\.name: mixer_s32_224 does not accept images of .* 128, 160 px \(128 px: .*\), expected .*; choose"
     with pytest.raises(ResoluteError, match=wrong):
@@ -149,7 +151,7 @@ def test_a_fixed_size_model_without_an_option_for_it_is_made_for_one_resolution_
         )  # fmt: skip
 
 
-def test_looking_for_options_of_size_leaves_the_first_weights_alone() -> None:
+def test_probing_size_options_does_not_change_the_initial_weights() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -165,23 +167,23 @@ def test_a_vision_transformer_trains_and_validates_at_the_recipes_resolutions() 
         batch = make_batch(index)
         images = torch.nn.functional.interpolate(batch.images, size=(res, res))
         assert torch.isfinite(learner.train_step(dataclasses.replace(batch, images=images))[0])
-    counts = learner.eval_step(dataclasses.replace(batch, images=torch.zeros(8, 3, 64, 64)))
-    assert torch.isfinite(counts[:3]).all()
+    scores = learner.eval_step(dataclasses.replace(batch, images=torch.zeros(8, 3, 64, 64)))
+    assert torch.isfinite(scores.sums["raw"]).all()
     assert list(names) == list(timm.create_model("test_vit3", num_classes=7).state_dict())
 
 
-def test_a_size_that_only_the_warm_up_finds_refused_is_one_line() -> None:
+def test_a_size_refused_during_warm_up_is_reported_in_one_line() -> None:
     learner = _learner()
-    learner.network = net("test_vit3")
+    learner.network = tiny_network("test_vit3")
     with pytest.raises(ResoluteError, match=r"^model: the network refuses images of 48 px \(Input height"):
         warm_up(learner, [("train", 48, 2)])
 
 
 @pytest.mark.parametrize(("tf32", "expected"), [("all", ("high", True)), ("off", ("highest", False))])
-def test_tf32_can_be_read_back_by_what_reads_it_in_torch(
+def test_the_tf32_setting_can_be_read_back_through_torchs_older_functions(
     forked: Callable[..., Ended], tf32: Any, expected: tuple[str, bool]
 ) -> None:
-    """Inductor's autotuning asks for the precision of products, and raises where the newer settings were mixed in."""
+    """Inductor's autotuning reads the precision of matrix products, and raises if newer settings were mixed in."""
     code = (
         "import torch; from train.models import set_tf32; "
         f"set_tf32({tf32!r}, torch.device('cuda', 0)); "
@@ -196,7 +198,7 @@ def test_tf32_is_refused_on_a_cpu() -> None:
         set_tf32("all", CPU)
 
 
-def test_a_half_life_is_the_time_after_which_weights_count_half() -> None:
+def test_after_the_half_life_of_the_ema_weights_count_half() -> None:
     steps = Ema(half_life_steps=40.0)
     assert ema_decay(steps, 999) ** 40 == pytest.approx(0.5)
     assert ema_decay(Ema(half_life_epochs=1.5), 20) ** 30 == pytest.approx(0.5)
@@ -205,7 +207,7 @@ def test_a_half_life_is_the_time_after_which_weights_count_half() -> None:
         Ema(decay=0.9, half_life_steps=3.0)
 
 
-def test_the_average_of_a_run_halves_its_start_in_each_epoch_of_its_own_length() -> None:
+def test_a_half_life_in_epochs_follows_the_length_of_each_epoch() -> None:
     recipe = _learner(ema={"half_life_epochs": 1.0, "warmup": False}).recipe
     stages = (*recipe.stages, dataclasses.replace(recipe.stages[0], epochs=1))
     recipe = dataclasses.replace(recipe, stages=stages)
@@ -227,7 +229,51 @@ def test_the_average_of_a_run_halves_its_start_in_each_epoch_of_its_own_length()
     assert start.any()
 
 
-def test_a_compiled_network_keeps_names_average_and_results_and_compiles_nothing_after_the_warm_up() -> None:
+def test_the_average_of_the_last_epochs_equals_torchs_averaged_model() -> None:
+    recipe = _learner(ema={"last_epochs": 2}, stages=[{"res": 32, "epochs": 4, "batch_size": 8}]).recipe
+    learner = Learner(recipe, classes=7, total_steps=9, device=CPU, epoch_steps=[3, 1, 3, 2])
+    assert learner.ema is not None
+    oracle = AveragedModel(learner.network, use_buffers=True)
+    for index, epoch in enumerate([0, 0, 0, 1, 2, 2, 2, 3, 3]):
+        batch = make_batch(index)
+        learner.train_step(dataclasses.replace(batch, spec=dataclasses.replace(batch.spec, epoch=epoch)))
+        if epoch >= 2:
+            oracle.update_parameters(learner.network)
+        expected = oracle.module if epoch >= 2 else learner.network
+        for name, value in expected.state_dict().items():
+            if value.is_floating_point():
+                torch.testing.assert_close(learner.ema.module.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("table", "message"), [
+    ({"last_epochs": 9}, "ema.last_epochs: got 9, expected at most the run's"),
+    ({"last_epochs": 1, "decay": 0.9}, "ema: got decay and last_epochs, expected one of"),
+    ({"last_epochs": 1, "warmup": True}, "ema.warmup: without effect, ema.last_epochs is a plain mean; remove it"),
+])  # fmt: skip
+def test_an_average_of_the_last_epochs_that_cannot_be_is_refused(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ResoluteError) as error:
+        _learner(ema=table)
+    assert message in str(error.value)
+
+
+def test_mean_and_std_are_those_of_the_pretrained_weights() -> None:
+    def data(name: str, **keys: Any) -> Data:
+        table = {"model": {"name": name}, "data": {"mean_std": "pretrained", **keys}, "stages": STAGES}
+        return Recipe.parse(table, name="x").data
+
+    for name in ("vit_tiny_patch16_224", "resnet50", "resnet18.tv_in1k"):
+        cfg = timm.get_pretrained_cfg(name)
+        assert (data(name).mean, data(name).std) == (cfg.mean, cfg.std)
+    assert data("vit_tiny_patch16_224").mean == (0.5, 0.5, 0.5)
+    for key in ("mean", "std"):
+        with pytest.raises(ResoluteError, match=rf"data\.{key}: without effect, data\.mean_std is pretrained; remove"):
+            data("resnet50", **{key: [0.5, 0.5, 0.5]})
+    for name in ("no_such_net", "resnet50.no_such_tag"):
+        with pytest.raises(ResoluteError, match=rf"data\.mean_std: got pretrained, but timm has no weights of {name}"):
+            data(name)
+
+
+def test_a_compiled_network_keeps_names_and_results_and_is_not_recompiled() -> None:
     counter, plain = CompileCounter(), _learner(ema={"decay": 0.5})
     learner = _learner(ema={"decay": 0.5})
     names = learner.state_dict()
@@ -239,17 +285,17 @@ def test_a_compiled_network_keeps_names_average_and_results_and_compiles_nothing
         got, same = learner.train_step(make_batch(index)), plain.train_step(make_batch(index))
         torch.testing.assert_close(got, same)
     batch = make_batch(9, n=12, split="val")
-    torch.testing.assert_close(learner.eval_step(batch), plain.eval_step(batch))
+    torch.testing.assert_close(learner.eval_step(batch).sums, plain.eval_step(batch).sums)
     assert counter.frame_count == compiled
     for section in ("model", "ema"):
         state = learner.state_dict()[section]
-        assert list(state) == list(names[section]) == names_of(net())
+        assert list(state) == list(names[section]) == names_of(tiny_network())
         torch.testing.assert_close(state, plain.state_dict()[section])
     plain.load_state_dict(learner.state_dict())
 
 
-def test_a_run_with_everything_on_goes_on_from_its_state_bit_for_bit(tmp_path: Path) -> None:
-    teacher = saved(net(), tmp_path / "teacher.safetensors")
+def test_a_run_with_every_feature_resumes_bit_identically(tmp_path: Path) -> None:
+    teacher = save_weights(tiny_network(), tmp_path / "teacher.safetensors")
     tables: dict[str, Any] = {
         "model": {"name": "test_resnet", "norm": "ghost", "ghost_batch": 4, "bn_momentum": 0.2, "drop_path_rate": 0.2,
                   "blurpool": True, "grad_checkpointing": True},
@@ -273,7 +319,7 @@ def test_a_run_with_everything_on_goes_on_from_its_state_bit_for_bit(tmp_path: P
         assert all(a[name].equal(b[name]) for name in b)
 
 
-def test_a_missing_compiler_is_told_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ResoluteError, match=r"precision\.compile: no compiler found \(got no-such-compiler missing\)"):
         _learner(precision={"amp": "off", "compile": True})

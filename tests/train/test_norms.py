@@ -1,4 +1,4 @@
-"""Norms become what the recipe asks for, under the names that they had."""
+"""Normalisation layers: replaced as the recipe requests, under the original parameter names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.errors import ResoluteError
-from tests.support.nets import CPU, names_of, net, some_images
+from tests.support.networks import CPU, names_of, random_images, tiny_network
 from train.models import build_model
 from train.norms import GhostBatchNorm, batch_norms, set_norms
 from train.recipe.schema import Model
@@ -31,7 +31,7 @@ def _ghost_oracle(x: torch.Tensor, groups: int, norm: nn.BatchNorm2d) -> torch.T
 
 
 @pytest.mark.parametrize(("samples", "groups"), [(8, 2), (11, 2), (3, 1), (13, 3)])
-def test_ghost_norms_normalise_groups_of_the_batch_and_use_all_statistics(samples: int, groups: int) -> None:
+def test_ghost_norms_normalise_groups_of_a_batch_and_average_their_statistics(samples: int, groups: int) -> None:
     plain = nn.BatchNorm2d(3)
     nn.init.normal_(plain.weight)
     ghost, x = GhostBatchNorm(plain, 4), torch.randn(samples, 3, 5, 5)
@@ -42,8 +42,8 @@ def test_ghost_norms_normalise_groups_of_the_batch_and_use_all_statistics(sample
         torch.testing.assert_close(ghost.eval()(x), plain.eval()(x))
 
 
-def test_group_norms_take_the_place_of_batch_norms_with_their_activations() -> None:
-    plain, network = net("test_efficientnet"), net("test_efficientnet", norm="group", norm_groups=32)
+def test_group_norms_replace_batch_norms_and_keep_their_activations() -> None:
+    plain, network = tiny_network("test_efficientnet"), tiny_network("test_efficientnet", norm="group", norm_groups=32)
     assert not batch_norms(network)
     for name, norm in plain.named_modules():
         if isinstance(norm, nn.BatchNorm2d):
@@ -53,41 +53,41 @@ def test_group_norms_take_the_place_of_batch_norms_with_their_activations() -> N
                           if norm.num_features % g == 0 and 32 % g == 0)  # fmt: skip
             expected = norm.act(functional.group_norm(x, groups, norm.weight, norm.bias, norm.eps))
             torch.testing.assert_close(other(x), expected)
-    images = some_images()
-    one = network.train()(images)[0]
-    torch.testing.assert_close(network(images[:1])[0], one, rtol=1e-3, atol=1e-4)  # a sample alone, as in any batch
+    images = random_images()
+    first_output = network.train()(images)[0]
+    torch.testing.assert_close(network(images[:1])[0], first_output, rtol=1e-3, atol=1e-4)  # independent of the batch
 
 
 def test_batch_norm_momentum_is_the_weight_of_a_batch_in_the_statistics() -> None:
-    network, seen = net(bn_momentum=0.03), {}
+    network, seen = tiny_network(bn_momentum=0.03), {}
     norm = network.conv1[1]
-    norm.register_forward_pre_hook(lambda _, given: seen.update(x=given[0].detach()))
-    network.train()(some_images())
+    norm.register_forward_pre_hook(lambda _, inputs: seen.update(x=inputs[0].detach()))
+    network.train()(random_images())
     torch.testing.assert_close(norm.running_mean, 0.03 * seen["x"].mean((0, 2, 3)))
 
 
-def test_sync_norms_keep_names_and_activations_and_are_refused_where_nothing_would_be_synchronised() -> None:
-    plain = net("test_efficientnet")
+def test_sync_norms_keep_names_and_activations_and_need_several_gpus() -> None:
+    plain = tiny_network("test_efficientnet")
     network = set_norms(copy.deepcopy(plain), Model(norm="sync"), ranks=2, device=torch.device("cuda"))
     assert names_of(network) == names_of(plain)
     assert all(isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(network))
-    torch.testing.assert_close(network.eval()(some_images()), plain.eval()(some_images()))
+    torch.testing.assert_close(network.eval()(random_images()), plain.eval()(random_images()))
     for ranks, device in ((1, "cuda"), (2, "cpu")):
         with pytest.raises(ResoluteError, match=rf"got sync with {ranks} rank\(s\) on {device}, expected several GPUs"):
             set_norms(plain, Model(norm="sync"), ranks=ranks, device=torch.device(device))
     model = Model(name="test_resnet", norm="sync")
     network = build_model(model, classes=7, channels_last=True, device=CPU, for_training=False)
-    assert names_of(network) == names_of(net())
+    assert names_of(network) == names_of(tiny_network())
 
 
 @pytest.mark.parametrize("keys", [{"norm": "ghost"}, {"bn_momentum": 0.2}])
-def test_settings_of_batch_norms_are_refused_for_models_without(keys: dict[str, Any]) -> None:
+def test_batch_norm_settings_are_refused_for_models_without_batch_norms(keys: dict[str, Any]) -> None:
     with pytest.raises(ResoluteError, match="test_vit has no batch norms"):
-        net("test_vit", kwargs={"img_size": 32}, **keys)
+        tiny_network("test_vit", kwargs={"img_size": 32}, **keys)
 
 
-def test_group_norms_take_the_weights_of_batch_norms(tmp_path: Path) -> None:
-    source, path = net(), tmp_path / "weights.pth"
+def test_group_norms_load_the_weights_of_batch_norms(tmp_path: Path) -> None:
+    source, path = tiny_network(), tmp_path / "weights.pth"
     nn.init.normal_(source.conv1[1].weight)
     torch.save(source.state_dict(), path)
-    assert net(norm="group", weights=str(path)).conv1[1].weight.equal(source.conv1[1].weight)
+    assert tiny_network(norm="group", weights=str(path)).conv1[1].weight.equal(source.conv1[1].weight)

@@ -1,4 +1,4 @@
-"""The optimizer's groups, its kinds and the slow weights around it equal their textbook forms."""
+"""Optimizers: parameter groups, kinds and lookahead equal their textbook forms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_norms_and_biases_have_no_weight_decay() -> None:
 
 
 @pytest.mark.parametrize("name", ["test_vit", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "test_resnet"])
-def test_what_a_model_excludes_from_weight_decay_has_none(name: str) -> None:
+def test_parameters_that_a_model_excludes_have_no_weight_decay(name: str) -> None:
     with torch.device("meta"):
         network = timm.create_model(name)
     excluded = network.no_weight_decay() if hasattr(network, "no_weight_decay") else set()
@@ -43,31 +43,99 @@ def test_what_a_model_excludes_from_weight_decay_has_none(name: str) -> None:
     assert bool(tables) == (name != "test_resnet")
 
 
-def test_with_layer_decay_the_learning_rate_falls_from_the_head_to_the_stem() -> None:
+def test_layer_decay_lowers_the_learning_rate_from_head_to_stem() -> None:
     network = timm.create_model("test_vit", num_classes=3)
     optim = Optim(lr=0.5, weight_decay=0.1, layer_decay=0.5)
     optimizer = build_optimizer(optim, network)
     rates = Rates(Schedule(), optim, [Stage(res=32, epochs=1, batch_size=8)], total_steps=10)
     lr = rates.apply(optimizer, 3, stage=0)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    found = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
-    assert found.keys() == set(names.values())
-    assert found["head.weight"] == 1.0
+    relative_lr = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
+    assert relative_lr.keys() == set(names.values())
+    assert relative_lr["head.weight"] == 1.0
     depth = len(network.blocks)
     for number in range(depth):
-        assert found[f"blocks.{number}.attn.qkv.weight"] == pytest.approx(0.5 ** (depth - number))
-    assert found["patch_embed.proj.weight"] == min(found.values())
+        assert relative_lr[f"blocks.{number}.attn.qkv.weight"] == pytest.approx(0.5 ** (depth - number))
+    assert relative_lr["patch_embed.proj.weight"] == min(relative_lr.values())
     decays = {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert (decays["head.weight"], decays["head.bias"], decays["pos_embed"]) == (0.1, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("decay", [None, 0.5])
+def test_the_head_has_its_own_learning_rate_and_all_else_is_unchanged(decay: float | None) -> None:
+    network = timm.create_model("test_vit", num_classes=3)
+    names, groups = {id(parameter): name for name, parameter in network.named_parameters()}, []
+    for scale in (1.0, 10.0):
+        optim = Optim(lr=0.5, weight_decay=0.1, layer_decay=decay, head_lr_scale=scale)
+        optimizer = build_optimizer(optim, network)
+        Rates(Schedule(), optim, [Stage(res=32, epochs=1, batch_size=8)], total_steps=10).apply(optimizer, 3, stage=0)
+        groups.append({names[id(parameter)]: (group["lr"], group["weight_decay"], group["momentum"])
+                       for group in optimizer.param_groups for parameter in group["params"]})  # fmt: skip
+    plain, scaled = groups
+    assert plain.keys() == scaled.keys() == set(names.values())
+    for name, (lr, *others) in plain.items():
+        expected = 10 * lr if name in ("head.weight", "head.bias") else lr
+        assert scaled[name] == (pytest.approx(expected), *others), name
+
+
+def test_a_head_with_its_own_learning_rate_makes_the_steps_of_torchs_parameter_groups() -> None:
+    ours, theirs = (timm.create_model("test_resnet", num_classes=3) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    mine = build_optimizer(Optim(lr=0.05, momentum=0.0, weight_decay=0.0, head_lr_scale=4.0), ours)
+    optim = Optim(lr=0.05, momentum=0.0, head_lr_scale=4.0)
+    rates = Rates(Schedule(kind="cosine_stage"), optim, [Stage(res=32, epochs=1, batch_size=8)], total_steps=9,
+                  epoch_steps=[9])  # fmt: skip
+    head = list(theirs.get_classifier().parameters())
+    body = [p for p in theirs.parameters() if not any(p is h for h in head)]
+    oracle = torch.optim.SGD([{"params": body}, {"params": head, "lr": 0.2}], lr=0.05)
+    rates.apply(mine, 0, stage=0)
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for network, optimizer in ((ours, mine), (theirs, oracle)):
+        network(images).square().mean().backward()
+        optimizer.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_model_without_head_refuses_a_learning_rate_for_it() -> None:
+    with pytest.raises(ResoluteError, match=r"optim\.head_lr_scale: without effect, .*without head; remove it"):
+        build_optimizer(Optim(head_lr_scale=2.0), _network())
+
+
+def test_muon_makes_orthogonal_steps_of_matrices() -> None:
+    """The step is the orthogonal factor of the averaged gradient (Jordan, kellerjordan.github.io/posts/muon).
+
+    timm finds it by five Newton-Schulz iterations in bfloat16, and scales it by 0.2 sqrt(max(rows, columns)), as in Liu
+    et al., arXiv 2502.16982, equation 4.
+    """
+    network, lr, momentum = nn.Linear(24, 16, bias=False), 0.1, 0.9
+    optimizer = build_optimizer(Optim(name="muon", lr=lr, momentum=momentum, weight_decay=0.0), network)
+    average = torch.zeros(16, 24)
+    for number in range(3):
+        before = network.weight.detach().clone()
+        grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(number))
+        network.weight.grad = grad.clone()
+        optimizer.step()
+        average = momentum * average + (1 - momentum) * grad
+        left, _, right = torch.linalg.svd(average, full_matrices=False)
+        expected = -lr * 0.2 * 24**0.5 * left @ right
+        assert (network.weight.detach() - before - expected).norm() < 0.15 * expected.norm()
+
+
+@pytest.mark.parametrize(("name", "near"), [("adamww", "adamw"), ("moun", "muon"), ("SGD", "sgd")])
+def test_an_unknown_optimizer_is_one_line_with_the_closest_names(name: str, near: str) -> None:
+    with pytest.raises(ResoluteError, match=rf"optim\.name: got '{name}', .*near: .*{near}") as error:
+        Recipe.parse({"optim": {"name": name}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}, name="x")
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["adafactor", "adahessian", "adan", "fusedsgd"])
-def test_an_optimizer_that_cannot_be_scheduled_or_is_not_installed_is_refused(name: str) -> None:
+def test_unsupported_or_missing_optimizers_are_refused(name: str) -> None:
     with pytest.raises(ResoluteError, match=rf"optim\.name: got {name} .*choose another"):
         build_optimizer(Optim(name=name), _network())
 
 
-def test_without_a_momentum_sgd_is_the_plain_one() -> None:
+def test_sgd_without_momentum_has_no_nesterov() -> None:
     optimizer = build_optimizer(Optim(momentum=0.0), _network())
     assert (optimizer.defaults["momentum"], optimizer.defaults["nesterov"]) == (0.0, False)
 
@@ -90,7 +158,7 @@ def _weights(network: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_fused_moves_weights_as_the_plain_optimizer(name: Any) -> None:
+def test_fused_optimizers_make_the_same_steps(name: Any) -> None:
     ends = []
     for fused in (False, True):
         network = _network()
@@ -103,8 +171,8 @@ def test_fused_moves_weights_as_the_plain_optimizer(name: Any) -> None:
         torch.testing.assert_close(plain, same)
 
 
-def test_lamb_scales_adams_step_to_the_length_of_each_layer() -> None:
-    """You et al., arXiv 1904.00962, algorithm 2, with bias correction; layers without decay move as Adam's do."""
+def test_lamb_scales_adams_step_by_the_norm_of_each_layer() -> None:
+    """You et al., arXiv 1904.00962, algorithm 2, with bias correction; layers without decay make Adam's steps."""
     network, (beta1, beta2), decay, lr = _network(), (0.9, 0.99), 0.1, 0.02
     optimizer = build_optimizer(Optim(name="lamb", lr=lr, weight_decay=decay, betas=(beta1, beta2)), network)
     expected, m, v = _weights(network), [0.0] * 4, [0.0] * 4
@@ -123,8 +191,8 @@ def test_lamb_scales_adams_step_to_the_length_of_each_layer() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
-def test_lookahead_goes_back_part_of_the_way_from_where_it_started(name: Any) -> None:
-    """Zhang et al., arXiv 1907.08610, algorithm 1, with a plain optimizer that is put back every k steps."""
+def test_lookahead_equals_its_algorithm(name: Any) -> None:
+    """Zhang et al., arXiv 1907.08610, algorithm 1, around a plain optimizer that is reset every k steps."""
     optim, k, alpha = Optim(name=name, lr=0.05), 3, 0.3
     network, oracle = _network(), _network()
     ours = build_optimizer(Optim(name=name, lr=0.05, lookahead=k, lookahead_alpha=alpha), network)
@@ -142,7 +210,7 @@ def test_lookahead_goes_back_part_of_the_way_from_where_it_started(name: Any) ->
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion", "nadamw", "muon"])
-def test_an_optimizer_loaded_from_its_state_goes_on_bit_for_bit(name: Any) -> None:
+def test_an_optimizer_resumes_bit_identically_from_its_state(name: Any) -> None:
     optim, network = Optim(name=name, lr=0.05, lookahead=4), _network()
     optimizer = build_optimizer(optim, network)
     for number in range(6):
@@ -158,7 +226,7 @@ def test_an_optimizer_loaded_from_its_state_goes_on_bit_for_bit(name: Any) -> No
     assert all(a.equal(b) for a, b in zip(_weights(network), _weights(other), strict=True))
 
 
-def test_slow_weights_of_a_parameter_that_thaws_start_when_it_does() -> None:
+def test_lookahead_of_an_unfrozen_parameter_starts_when_it_is_unfrozen() -> None:
     network = _network()
     optimizer = build_optimizer(Optim(momentum=0.0, lr=0.05, lookahead=2, weight_decay=0.0), network)
     assert isinstance(optimizer, Lookahead)
@@ -182,6 +250,6 @@ def test_slow_weights_of_a_parameter_that_thaws_start_when_it_does() -> None:
         ({"lookahead": -1}, "optim.lookahead: got -1"),
     ],
 )
-def test_keys_that_nothing_reads_are_refused(table: dict[str, Any], reason: str) -> None:
+def test_keys_without_effect_are_refused(table: dict[str, Any], reason: str) -> None:
     with pytest.raises(ResoluteError, match=reason):
         Recipe.parse({"optim": table, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}, name="x")

@@ -1,4 +1,4 @@
-"""A place that an output file cannot have is one line, before the work, and nothing is left; so is a missing SRC."""
+"""Output files: a path that cannot be written is reported before the work in one line; so is a missing SRC."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.__main__ import main as bench
 from train.__main__ import main
 
 Command = Callable[[str], int]
-SUFFIXES = {"eval": ".json", "export": ".safetensors", "predict": ".csv", "lr": ".png", "show": ".png",
-            "plan": ".json", "bench": ".json"}  # fmt: skip
+SUFFIXES = {"eval": ".json", "export": ".safetensors", "predict": ".csv", "lr": ".html", "lr-find": ".html",
+            "show": ".html", "plan": ".json", "bench": ".json"}  # fmt: skip
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def commands(trained: Path, shard_root: Path) -> dict[str, Command]:
         "export": lambda out: main(["export", run, "--out", out]),
         "predict": lambda out: main(["predict", run, "--src", photos, "--out", out, "--device", "cpu"]),
         "lr": lambda out: main(["lr", "--recipe", recipe, "--samples", "99", "--out", out]),
+        "lr-find": lambda out: main(["lr-find", "--shards", shards, "--recipe", recipe, "--out", out]),
         "show": lambda out: main(["show", shards, "--recipe", recipe, "--out", out]),
         "plan": lambda out: main(["plan", "--shards", shards, "--recipe", recipe, "--device", "cpu", "--json", out]),
         "bench": lambda out: bench(["--shards", shards, "--out", out, "--device", "cpu"]),
@@ -33,7 +34,7 @@ def commands(trained: Path, shard_root: Path) -> dict[str, Command]:
 
 
 @pytest.mark.parametrize("command", SUFFIXES)
-def test_every_command_has_the_same_rule(
+def test_every_command_checks_its_output_path_beforehand(
     commands: dict[str, Command], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -56,7 +57,7 @@ def test_every_command_has_the_same_rule(
 
 
 @pytest.mark.parametrize(("command", "content"), [("predict", "name,price\n"), ("predict", ""), ("export", "weights")])
-def test_a_file_of_another_kind_is_not_replaced(
+def test_a_file_of_another_format_is_not_overwritten(
     commands: dict[str, Command], command: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / f"x{SUFFIXES[command]}"
@@ -67,7 +68,7 @@ def test_a_file_of_another_kind_is_not_replaced(
 
 
 @pytest.mark.parametrize("command", ["predict", "export", "lr"])
-def test_an_earlier_result_is_replaced(commands: dict[str, Command], command: str, tmp_path: Path) -> None:
+def test_an_earlier_result_is_overwritten(commands: dict[str, Command], command: str, tmp_path: Path) -> None:
     out = tmp_path / f"x{SUFFIXES[command]}"
     for _ in range(2):
         assert commands[command](str(out)) == 0
@@ -75,7 +76,7 @@ def test_an_earlier_result_is_replaced(commands: dict[str, Command], command: st
 
 
 @pytest.mark.parametrize("source", ["", "  "])
-def test_predict_without_a_source_says_what_is_needed(
+def test_predict_without_a_source_is_refused(
     trained: Path, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -84,7 +85,7 @@ def test_predict_without_a_source_says_what_is_needed(
     assert not list(tmp_path.iterdir())
 
 
-def test_bench_without_a_batch_size_takes_what_a_small_set_has(
+def test_the_default_batch_size_of_bench_is_at_most_the_set(
     shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.__main__._BATCH_SIZE", 1000)

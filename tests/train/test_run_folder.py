@@ -1,4 +1,4 @@
-"""RUN means the same run for every command, and a mistake in it is one line that makes nothing."""
+"""RUN names the same run in every command, and a wrong RUN is reported in one line and creates nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READERS: dict[str, Callable[[str], list[str]]] = {
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with runs/first, runs/group/second, the folds runs/cv/fold-0, and a folder `first` that is no run."""
+    """A folder with runs/first, runs/group/second, the folds runs/cv/fold-0, and a folder `first` that is not a run."""
     for name in ("first", "group/second", "cv/fold-0"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "last.pt").touch()
@@ -40,7 +40,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("first/last.pt", "runs/first/last.pt"), ("elsewhere", "elsewhere"), ("./elsewhere", "elsewhere"),
     ],
 )  # fmt: skip
-def test_a_name_and_a_path_mean_the_same_run(checkout: Path, target: str, path: str) -> None:
+def test_name_and_path_refer_to_the_same_run(checkout: Path, target: str, path: str) -> None:
     assert existing_run(target) == Path(path)
     assert existing_run(str(checkout / path)) == checkout / path
 
@@ -53,7 +53,7 @@ def test_a_name_and_a_path_mean_the_same_run(checkout: Path, target: str, path: 
         ("./elsewhere", "elsewhere"), ("runs/runs/x", "runs/runs/x"),
     ],
 )  # fmt: skip
-def test_training_continues_a_run_by_any_of_its_names_and_never_below_runs_twice(
+def test_training_resumes_a_run_by_any_of_its_names(
     checkout: Path, target: str, path: str
 ) -> None:
     before = sorted(checkout.rglob("*"))
@@ -65,7 +65,7 @@ WRONG = ["", "  ", ".", "..", "./", "runs", "runs/..", "runs/.", "/", "-x", "--o
 
 
 @pytest.mark.parametrize("target", WRONG)
-def test_what_is_no_run_of_its_own_is_refused_with_the_runs_that_are_there(
+def test_invalid_run_names_are_refused_with_a_list_of_the_runs(
     checkout: Path, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(checkout.rglob("*"))
@@ -79,7 +79,7 @@ def test_what_is_no_run_of_its_own_is_refused_with_the_runs_that_are_there(
     assert sorted(checkout.rglob("*")) == before
 
 
-def test_a_run_that_is_not_there_is_told_with_those_that_are(checkout: Path) -> None:
+def test_a_missing_run_is_reported_with_a_list_of_the_runs(checkout: Path) -> None:
     with pytest.raises(ResoluteError, match=r"at runs/frist or frist; runs in runs: cv, first, group/second$"):
         existing_run("frist")
     with pytest.raises(ResoluteError, match="there are no runs in other yet"):
@@ -89,7 +89,7 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(checkout: Path) -> 
 
 
 @pytest.mark.parametrize(("target", "folder"), [("q", "runs/q"), ("runs/q", "runs/q"), (None, "runs/r")])
-def test_the_trainer_gets_the_folder(
+def test_the_run_option_sets_the_folder_of_the_trainer(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, target: str | None, folder: str
 ) -> None:
     folders = []

@@ -1,9 +1,10 @@
-"""Every kind of schedule equals torch's own class for it, step for step; the rules for the batch size are factors."""
+"""Every learning rate schedule equals torch's own class step for step; batch size rules are factors."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -37,15 +38,15 @@ def _rates(schedule: Schedule, steps: list[int] = STEPS, optim: Optim = OPTIM) -
     return Rates(schedule, optim, STAGES, total_steps=sum(steps), epoch_steps=steps)
 
 
-def _torchs(oracle: Oracle, steps: int) -> list[float]:
+def _torch_rates(oracle: Oracle, steps: int) -> list[float]:
     """The learning rates of `steps` steps of an optimizer with the peak, by one of torch's schedulers."""
     optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
-    scheduler, found = oracle(optimizer), []
+    scheduler, rates = oracle(optimizer), []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return found
+    return rates
 
 
 def _assert_equal(rates: Rates, first: int, expected: list[float]) -> None:
@@ -78,28 +79,28 @@ def test_one_cycle_equals_torchs(name: Any, steps: int) -> None:
             oracle.step()
 
 
-def test_one_cycle_by_stage_is_a_whole_cycle_in_each_stage() -> None:
+def test_one_cycle_by_stage_is_a_complete_cycle_per_stage() -> None:
     rates = _rates(Schedule(kind="onecycle_stage"))
     for first, steps in ((0, 21), (21, 10)):
         whole = Rates(Schedule(), OPTIM, STAGES, total_steps=steps)
         assert [rates.at(first + step) for step in range(steps)] == [whole.at(step) for step in range(steps)]
 
 
-def test_cosine_by_stage_equals_torchs_in_each_stage() -> None:
+def test_cosine_by_stage_equals_torchs_per_stage() -> None:
     rates = _rates(Schedule(kind="cosine_stage", final_div_factor=50.0))
     for first, steps in ((0, 21), (21, 10)):
         oracle: Oracle = partial(lr_scheduler.CosineAnnealingLR, T_max=steps, eta_min=0.7 / 50)
-        _assert_equal(rates, first, _torchs(oracle, steps))
+        _assert_equal(rates, first, _torch_rates(oracle, steps))
 
 
 @pytest.mark.parametrize(("period", "mult"), [(2, 1), (1, 2), (4, 3)])
 def test_warm_restarts_equal_torchs(period: int, mult: int) -> None:
     schedule = Schedule(kind="cosine_restarts", period_epochs=period, period_mult=mult, final_div_factor=50.0)
     oracle = partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=6 * period, T_mult=mult, eta_min=0.7 / 50)
-    _assert_equal(_rates(schedule, [6] * 5), 0, _torchs(oracle, 30))
+    _assert_equal(_rates(schedule, [6] * 5), 0, _torch_rates(oracle, 30))
 
 
-def test_warm_restarts_come_with_epochs_also_where_these_change_their_length() -> None:
+def test_warm_restarts_fall_on_epochs_of_any_length() -> None:
     rates = _rates(Schedule(kind="cosine_restarts", period_epochs=2))
     peaks = [step for step in range(31) if rates.at(step)[0] == 0.7]
     assert peaks == [0, 14, 26]
@@ -112,15 +113,63 @@ def test_linear_warm_up_and_cosine_equal_torchs(warmup: float) -> None:
     rise = round(31 * warmup)
     rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=rise)
     falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - rise, eta_min=0.7 / 20 / 50)
-    _assert_equal(_rates(schedule), 0, [*_torchs(rising, rise), *_torchs(falling, 31 - rise)])
+    _assert_equal(_rates(schedule), 0, [*_torch_rates(rising, rise), *_torch_rates(falling, 31 - rise)])
 
 
-def test_steps_equal_torchs_at_the_steps_where_the_epochs_begin() -> None:
+@pytest.mark.parametrize(("epochs", "rise"), [(2.0, 14), (0.5, 4), (3.8, 25)])
+def test_a_warm_up_in_epochs_equals_torchs_in_steps(epochs: float, rise: int) -> None:
+    """Steps of epochs are 7, 7, 7, 5, 5; a fraction of an epoch is that fraction of its own steps."""
+    schedule = Schedule(kind="warmup_cosine", warmup_epochs=epochs, div_factor=20.0, final_div_factor=50.0)
+    rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=rise)
+    falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - rise, eta_min=0.7 / 20 / 50)
+    _assert_equal(_rates(schedule), 0, [*_torch_rates(rising, rise), *_torch_rates(falling, 31 - rise)])
+
+
+def test_one_cycle_with_a_warm_up_in_epochs_equals_that_with_their_fraction() -> None:
+    by_epochs, by_fraction = _rates(Schedule(warmup_epochs=2.0)), _rates(Schedule(pct_start=14 / 31))
+    expected = [by_fraction.at(step) for step in range(31)]
+    assert [by_epochs.at(step) for step in range(31)] == [pytest.approx(pair) for pair in expected]
+
+
+@pytest.mark.parametrize("progress", ["samples", "epochs"])
+@pytest.mark.parametrize("kind", ["onecycle", "warmup_cosine", "flat_cosine"])
+def test_the_peak_lies_at_the_end_of_the_warm_up_epochs_whatever_the_progress(kind: Any, progress: Any) -> None:
+    stages = (Stage(res=32, epochs=30, batch_size=16, fraction=0.5), Stage(res=48, epochs=20, batch_size=4))
+    samples, steps = epoch_samples(stages, 1600), epoch_steps(stages, 1600)
+    schedule = Schedule(kind=kind, warmup_epochs=32.0, progress=progress)
+    rates = Rates(schedule, OPTIM, stages, total_steps=sum(steps), epoch_steps=steps, epoch_samples=samples)
+    lrs = [rates.at(step)[0] for step in range(sum(steps))]
+    assert lrs.index(max(lrs)) == pytest.approx(sum(steps[:32]), rel=0.01)
+
+
+@pytest.mark.parametrize("warmup", [None, 1.0])
+def test_flat_then_cosine_equals_torchs_schedulers_in_sequence(warmup: float | None) -> None:
+    schedule = Schedule(
+        kind="flat_cosine", warmup_epochs=warmup, flat_until=0.6, div_factor=20.0, final_div_factor=50.0
+    )
+    rise, flat_end = (7 if warmup else 0), round(0.6 * 31)
+    low = (0.7 / 20 if warmup else 0.7) / 50
+    rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=7)
+    falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - flat_end, eta_min=low)
+    flat = [0.7] * (flat_end - rise)
+    expected = [*_torch_rates(rising, rise), *flat, *_torch_rates(falling, 31 - flat_end)]
+    _assert_equal(_rates(schedule), 0, expected)
+
+
+def test_a_warm_up_that_is_longer_than_the_flat_part_ends_it() -> None:
+    rates = _rates(Schedule(kind="flat_cosine", warmup_epochs=4.0, flat_until=0.1))
+    lrs = [rates.at(step)[0] for step in range(31)]
+    assert lrs[:27] == sorted(lrs[:27])
+    assert lrs[26] == OPTIM.lr > lrs[27]
+
+
+def test_milestones_in_epochs_equal_torchs_in_steps() -> None:
     schedule = Schedule(kind="step", milestone_epochs=(1, 4), gamma=0.2)
-    _assert_equal(_rates(schedule), 0, _torchs(partial(lr_scheduler.MultiStepLR, milestones=[7, 26], gamma=0.2), 31))
+    oracle: Oracle = partial(lr_scheduler.MultiStepLR, milestones=[7, 26], gamma=0.2)
+    _assert_equal(_rates(schedule), 0, _torch_rates(oracle, 31))
 
 
-def test_lr_scale_is_a_factor_on_the_rate_alone() -> None:
+def test_lr_scale_multiplies_the_learning_rate_only() -> None:
     optimizer, rates = build_optimizer(OPTIM, nn.Linear(2, 2)), _rates(Schedule())
     full = rates.apply(optimizer, 20, stage=0)
     momentum = optimizer.param_groups[0]["momentum"]
@@ -133,7 +182,7 @@ def test_lr_scale_is_a_factor_on_the_rate_alone() -> None:
     ("none", None, (1.0, 0.5)), ("linear", None, (1.0, 1.0)), ("sqrt", None, (1.0, 0.5 * 2**0.5)),
     ("linear", 4, (2.0, 2.0)), ("sqrt", 16, (0.5**0.5, 0.5)),
 ])  # fmt: skip
-def test_the_rate_follows_the_batch_size_by_the_rule_and_lr_scale(
+def test_the_learning_rate_is_scaled_by_batch_rule_and_lr_scale(
     rule: Any, base: int | None, factors: tuple[float, float]
 ) -> None:
     rates, plain = _rates(Schedule(batch_rule=rule, base_batch=base)), _rates(Schedule())
@@ -144,7 +193,7 @@ def test_the_rate_follows_the_batch_size_by_the_rule_and_lr_scale(
 
 @pytest.mark.parametrize("kind", ["onecycle", "warmup_cosine"])
 @pytest.mark.parametrize("progress", ["samples", "epochs"])
-def test_progress_by_samples_or_epochs_reaches_the_peak_there_and_ends_as_by_steps(kind: Any, progress: Any) -> None:
+def test_progress_by_samples_or_epochs_moves_the_peak_and_keeps_the_ends(kind: Any, progress: Any) -> None:
     stages = (Stage(res=32, epochs=30, batch_size=16, fraction=0.5), Stage(res=48, epochs=20, batch_size=4))
     samples, steps = epoch_samples(stages, 160), epoch_steps(stages, 160)
     assert (samples, steps) == ([80] * 30 + [160] * 20, [5] * 30 + [40] * 20)
@@ -163,7 +212,7 @@ def test_progress_by_samples_or_epochs_reaches_the_peak_there_and_ends_as_by_ste
 
 
 @pytest.mark.parametrize("progress", ["samples", "epochs"])
-def test_where_all_steps_are_alike_every_progress_is_that_of_steps(progress: Any) -> None:
+def test_with_equal_epochs_every_progress_equals_that_of_steps(progress: Any) -> None:
     plain, other = (
         Rates(Schedule(progress=by), OPTIM, STAGES, total_steps=35, epoch_steps=[7] * 5, epoch_samples=[56] * 5)
         for by in ("steps", progress)
@@ -175,7 +224,7 @@ def test_where_all_steps_are_alike_every_progress_is_that_of_steps(progress: Any
     ("imagenet_rn50", 38.75), ("imagenet_rn50_fixed224", 50), ("imagenet_rn50_18", 18), ("imagenet_rn50_35", 35),
     ("imagenet_rn18", 32), ("imagenette_cpu", 36), ("imagenette_cpu_fixed128", 36),
 ])  # fmt: skip
-def test_a_recipe_makes_as_many_passes_over_the_data_as_its_heading_says(name: str, passes: float) -> None:
+def test_the_passes_over_the_data_equal_the_recipes_heading(name: str, passes: float) -> None:
     path = RECIPES / f"{name}.toml"
     recipe, text = Recipe.load(path), path.read_text()
     assert sum(epoch_samples(recipe.stages, 100_000)) / 100_000 == passes
@@ -183,13 +232,13 @@ def test_a_recipe_makes_as_many_passes_over_the_data_as_its_heading_says(name: s
         assert re.search(rf"\b{passes:g}\b", text.split("[model]")[0])
 
 
-def test_the_warm_up_of_the_imagenet_recipe_is_as_long_as_it_says() -> None:
+def test_the_lr_warm_up_of_the_imagenet_recipe_equals_its_heading() -> None:
     curve = Curve(Recipe.load(RECIPES / "imagenet_rn50.toml"), 1_281_167)
     rates = [curve.at(0, step)[0] for step in range(curve.firsts[1])]
     assert rates.index(max(rates)) / (curve.firsts[1] / 15) == pytest.approx(11.6, abs=0.05)
 
 
-def test_plain_sgd_without_momentum_stays_so() -> None:
+def test_a_schedule_does_not_add_momentum_to_plain_sgd() -> None:
     optim = dataclasses.replace(OPTIM, momentum=0.0)
     optimizer = build_optimizer(optim, nn.Linear(2, 2))
     _rates(Schedule(), optim=optim).apply(optimizer, 3, stage=0)
@@ -204,31 +253,36 @@ def _recipe(**schedule: Any) -> Recipe:
 @pytest.mark.parametrize(("kind", "key"), [
     *itertools.product(["cosine_stage", "cosine_restarts", "step"], ["pct_start", "div_factor", "progress"]),
     *itertools.product(["warmup_cosine", "cosine_stage", "step"], ["base_momentum"]), ("step", "final_div_factor"),
+    *itertools.product(["onecycle_stage", "cosine_stage", "step"], ["warmup_epochs", "flat_until"]),
+    *itertools.product(["flat_cosine"], ["pct_start", "div_factor", "base_momentum"]), ("onecycle", "flat_until"),
     *itertools.product(["onecycle", "cosine_stage"], ["period_epochs", "period_mult", "milestone_epochs", "gamma"]),
 ])  # fmt: skip
-def test_a_key_that_the_kind_does_not_read_is_refused(kind: str, key: str) -> None:
-    given: dict[str, Any] = {"kind": kind, key: getattr(Schedule(), key)}
-    given = {"milestone_epochs": [1], **given} if kind == "step" else given
-    if key == "milestone_epochs":
-        given[key] = [1]
-    with pytest.raises(ResoluteError, match=rf"schedule\.{key}: without effect, schedule\.kind is {kind}; remove it"):
-        _recipe(**given)
+def test_keys_of_other_schedules_are_refused(kind: str, key: str) -> None:
+    table: dict[str, Any] = {"kind": kind, key: getattr(Schedule(), key)}
+    table = {"milestone_epochs": [1], **table} if kind == "step" else table
+    if key in ("milestone_epochs", "warmup_epochs"):
+        table[key] = [1] if key == "milestone_epochs" else 1
+    with pytest.raises(ResoluteError, match=rf"schedule\.{key}: without effect, schedule\.kind .*{kind}.*remove it"):
+        _recipe(**table)
 
 
-@pytest.mark.parametrize(("given", "message"), [
+@pytest.mark.parametrize(("table", "message"), [
     ({"kind": "step"}, "schedule.milestone_epochs: got none, expected at least one for kind step"),
     ({"kind": "step", "milestone_epochs": [3, 2]}, "rising epochs"),
     ({"kind": "step", "milestone_epochs": [5]}, "below the run's 5 epochs"),
     ({"base_batch": 32}, "schedule.base_batch: without effect, schedule.batch_rule is none"),
     ({"kind": "linear"}, "schedule.kind"),
+    ({"warmup_epochs": 1, "pct_start": 0.3}, "schedule.pct_start: without effect, schedule.warmup_epochs sets the"),
+    ({"warmup_epochs": 5}, "schedule.warmup_epochs: got 5.0, expected below the run's 5 epochs"),
+    ({"warmup_epochs": 0}, "schedule.warmup_epochs: got 0.0, expected above 0"),
 ])  # fmt: skip
-def test_a_schedule_that_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
+def test_invalid_schedules_are_refused(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ResoluteError) as error:
-        _recipe(**given)
+        _recipe(**table)
     assert message in str(error.value)
 
 
-def test_a_rule_for_batches_that_never_change_is_refused() -> None:
+def test_a_batch_rule_without_effect_is_refused() -> None:
     table = {"schedule": {"batch_rule": "linear"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}] * 2}
     with pytest.raises(ResoluteError, match="batch_rule: without effect, every batch_size is the base"):
         Recipe.parse(table, name="x")
@@ -236,14 +290,14 @@ def test_a_rule_for_batches_that_never_change_is_refused() -> None:
     assert Recipe.parse(table, name="x").schedule.base_batch == 256
 
 
-def test_the_steps_of_the_epochs_are_the_plans(shard_set: ShardSet) -> None:
+def test_steps_per_epoch_equal_those_of_the_plan(shard_set: ShardSet) -> None:
     stages = (*STAGES, Stage(res=64, epochs=2, batch_size=11, fraction=0.3), Stage(res=64, epochs=1, batch_size=500))
     plan = Plan(shard_set, stages, eval_batch_size=7)
     expected = [segment.batches for segment in plan.passes if segment.split == "train"]
     assert epoch_steps(stages, len(shard_set.splits["train"])) == expected
 
 
-def test_stage_lines_tell_the_rates_that_the_optimizer_gets(shard_root: Path, tmp_path: Path,
+def test_printed_learning_rates_equal_the_optimizers(shard_root: Path, tmp_path: Path,
                                                             capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     path = tmp_path / "x.toml"
     path.write_text(
@@ -251,22 +305,27 @@ def test_stage_lines_tell_the_rates_that_the_optimizer_gets(shard_root: Path, tm
         '[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\nunfreeze_to = "layer4"\n'
         "[[stages]]\nres = 48\nepochs = 2\nbatch_size = 16\n"
     )
-    assert main(["lr", "--recipe", str(path), "--shards", str(shard_root), "--out", str(tmp_path / "a.png")]) == 0
-    told = capsys.readouterr().out
-    assert main(["lr", "--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "b.png")]) == 0
-    assert capsys.readouterr().out.replace("b.png", "a.png") == told
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["lr", "--recipe", str(path), "--shards", str(shard_root), "--out", str(tmp_path / "a.html")]) == 0
+    printed = capsys.readouterr().out
+    assert main(["lr", "--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "b.html")]) == 0
+    assert capsys.readouterr().out.replace("b.html", "a.html") == printed
     curve = Curve(Recipe.load(path), 75)
+    page = (tmp_path / "a.html").read_text()
+    lr, momentum = (json.loads(data) for data in re.findall('json">({.*?})</script>', page))
+    for drawn, part in ((lr, 0), (momentum, 1)):
+        (series,) = drawn["series"]
+        assert series["x"] == list(range(20))
+        assert series["y"] == pytest.approx([curve.at(step // 10, step)[part] for step in range(20)], rel=1e-4)
     lasts = [curve.at(0, 9)[0], curve.at(1, 19)[0]]
     assert stage_lines(curve) == [
         f"stage 0: 32 px, batch 8, steps 0..9, LR 0.8 first, 0.8 peak, {lasts[0]:.4g} last; unfreeze_to layer4",
         f"stage 1: 48 px, batch 16, steps 10..19, LR 1.6 first, 1.6 peak, {lasts[1]:.4g} last",
     ]
-    assert "\n".join(stage_lines(curve)) in told
+    assert "\n".join(stage_lines(curve)) in printed
 
 
-def test_an_unknown_batch_size_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_with_batch_size_auto_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.toml"
     path.write_text('[[stages]]\nres = 32\nepochs = 1\nbatch_size = "auto"\n')
-    assert main(["lr", "--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "a.png")]) == 2
+    assert main(["lr", "--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "a.html")]) == 2
     assert "stages.batch_size: got auto, expected a number" in capsys.readouterr().err

@@ -1,7 +1,10 @@
-"""The contact sheet shows the very pixels and weights that training gets."""
+"""The contact sheet shows exactly the pixels and labels that the model is trained on."""
 
 from __future__ import annotations
 
+import base64
+import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +44,7 @@ def recipe_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_are_the_first_batches_of_each_stage_as_training_gets_them(shard_set: ShardSet, recipe_file: Path) -> None:
+def test_rows_equal_the_first_training_batches_of_each_stage(shard_set: ShardSet, recipe_file: Path) -> None:
     recipe = Recipe.load(recipe_file)
     rows = model_inputs(shard_set, recipe, count=6)
     assert [row.title.split(", epoch")[0] for row in rows] == [
@@ -50,9 +53,9 @@ def test_rows_are_the_first_batches_of_each_stage_as_training_gets_them(shard_se
     ]  # fmt: skip
     assert [row.pixels.shape for row in rows] == [(6, 32, 32, 3)] * 2 + [(6, 48, 48, 3)] * 2
     plan = Plan(shard_set, recipe.stages, seed=recipe.seed, eval_batch_size=8)
-    wanted = next(s for s in plan.passes if s.stage == 1 and s.split == "train").first
+    first_batch = next(s for s in plan.passes if s.stage == 1 and s.split == "train").first
     with Loader(plan, device="cpu") as loader:
-        batch = next(batch for batch in loader if batch.spec.index == wanted)
+        batch = next(batch for batch in loader if batch.spec.index == first_batch)
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
     pixels = batch.images[:6].permute(0, 2, 3, 1).numpy() * std + mean
     assert np.abs(rows[2].pixels / 255 - pixels).max() <= 0.5 / 255 + 1e-6
@@ -63,21 +66,26 @@ def test_rows_are_the_first_batches_of_each_stage_as_training_gets_them(shard_se
     assert all(" " not in line for row in (rows[0], rows[1], rows[3]) for line in row.lines)  # not mixed: a name
 
 
-def test_the_sheet_is_drawn_and_mistakes_are_one_line(
-    shard_root: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_sheet_is_drawn_and_bad_arguments_are_reported_in_one_line(
+    shard_root: Path, shard_set: ShardSet, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["show", str(shard_root), "--recipe", str(recipe_file)]
-    assert main([*words, "--out", str(tmp_path / "seen.png"), "--count", "5"]) == 0
-    with Image.open(tmp_path / "seen.png") as sheet:
-        assert sheet.size == (5 * 180, 4 * 240)
-    for wrong, told in (
-        (["--out", str(tmp_path / "a.nosuch")], "a.nosuch, expected a name that ends in .png or"),
-        (["--out", str(tmp_path / "new" / "a.png")], "a.png: not written (No such folder)"),
+    assert main([*words, "--out", str(tmp_path / "seen.html"), "--count", "5"]) == 0
+    page = (tmp_path / "seen.html").read_text()
+    rows = model_inputs(shard_set, Recipe.load(recipe_file), count=5)
+    drawn = re.findall("image/png;base64,(.+?)\"", page)
+    for data, pixels in zip(drawn, (pixels for row in rows for pixels in row.pixels), strict=True):
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), pixels)
+    assert re.findall("<h2>(.*?)</h2>", page) == [row.title for row in rows]
+    assert "<br>".join(rows[2].lines[0].split("\n")) in page
+    for wrong, message in (
+        (["--out", str(tmp_path / "a.nosuch")], "a.nosuch, expected a name that ends in .html"),
+        (["--out", str(tmp_path / "new" / "a.html")], "a.html: not written (No such folder)"),
         (["--count", "0"], "argument --count: got '0'"),
         (["--colour"], "--colour"),
     ):
         capsys.readouterr()
         assert main([*words, *wrong]) == 2
         err = capsys.readouterr().err
-        assert told in err
+        assert message in err
         assert err.count("\n") == 1

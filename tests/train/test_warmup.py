@@ -1,4 +1,4 @@
-"""Warm-up covers every shape of the run and leaves no trace."""
+"""Warm-up covers every shape of a run and leaves no trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STAGES = (Stage(res=32, epochs=2, batch_size=16), Stage(res=48, epochs=1, batch_
 
 
 class Spy(nn.Module):
-    """A network with statistics and dropout that notes the shapes it sees."""
+    """A network with batch norm and dropout that records the shapes of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,21 +45,15 @@ def _warm_up(network: nn.Module, plan: Plan, grad_accum_steps: int = 1) -> None:
     warm_up(cast(Learner, learner), shapes(plan))
 
 
-def test_shapes_are_all_those_of_the_run(shard_set: ShardSet) -> None:
+@pytest.mark.parametrize("stages", [None, [0], [1]])
+def test_warm_up_covers_all_shapes_of_the_run_or_of_some_stages(shard_set: ShardSet, stages: list[int] | None) -> None:
     plan = Plan(shard_set, STAGES, eval_batch_size=7)
-    specs = [plan.batch(i) for i in range(plan.total_batches)]
-    assert set(shapes(plan)) == {(s.split, s.res, len(s)) for s in specs}
-
-
-def test_shapes_of_some_stages_are_all_those_of_them(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, STAGES, eval_batch_size=7)
-    for stage in (0, 1):
-        specs = [spec for i in range(plan.total_batches) if (spec := plan.batch(i)).stage == stage]
-        assert set(shapes(plan, stages=[stage])) == {(s.split, s.res, len(s)) for s in specs}
+    specs = [spec for spec in map(plan.batch, range(plan.total_batches)) if stages is None or spec.stage in stages]
+    assert set(shapes(plan, stages=stages)) == {(spec.split, spec.res, len(spec)) for spec in specs}
 
 
 @pytest.mark.parametrize("grad_accum_steps", [1, 3])
-def test_every_shape_that_training_meets_was_met_before(shard_set: ShardSet, grad_accum_steps: int) -> None:
+def test_every_shape_of_the_training_is_warmed_up(shard_set: ShardSet, grad_accum_steps: int) -> None:
     plan, network = Plan(shard_set, STAGES, eval_batch_size=7), Spy()
     _warm_up(network, plan, grad_accum_steps)
     for index in range(plan.total_batches):
@@ -69,7 +63,7 @@ def test_every_shape_that_training_meets_was_met_before(shard_set: ShardSet, gra
             assert (train, spec.res, len(part)) in network.seen
 
 
-def test_weights_statistics_gradients_and_random_state_are_untouched(shard_set: ShardSet) -> None:
+def test_warm_up_does_not_change_weights_statistics_gradients_and_random_state(shard_set: ShardSet) -> None:
     network = Spy().eval()
     before: dict[str, Any] = {name: value.clone() for name, value in network.state_dict().items()}
     random = torch.get_rng_state()
@@ -102,7 +96,7 @@ def check(shard_set: ShardSet, model: str = "test_resnet", ranks: int = 1, micro
     ({"batch_size": 8, "fraction": 0.01}, "stages[1].fraction: 0.01 is a single sample per epoch"),
     ({"batch_size": 2}, "stages[1].batch_size: 2 leaves a last batch of a single sample of the epoch's 75"),
 ])  # fmt: skip
-def test_a_single_sample_for_a_batch_norm_names_the_key(
+def test_a_batch_norm_with_a_single_sample_is_refused_by_key(
     shard_set: ShardSet, keys: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ResoluteError) as error:
@@ -111,7 +105,7 @@ def test_a_single_sample_for_a_batch_norm_names_the_key(
     assert "got 1 sample, expected at least 2 for the batch norms of test_resnet at 32 px" in str(error.value)
 
 
-def test_a_run_whose_batch_norms_would_get_a_single_sample_is_refused_before_its_warm_up(
+def test_a_run_with_single_sample_batch_norms_is_refused_before_warm_up(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage = "[[stages]]\nres = 32\nepochs = 1\nbatch_size = 1\n"
@@ -127,7 +121,7 @@ def test_a_run_whose_batch_norms_would_get_a_single_sample_is_refused_before_its
 @pytest.mark.parametrize("keys", [
     {"batch_size": 1, "model": "test_convnext"}, {"batch_size": 1, "res": 64}, {"batch_size": 8, "micro": 2},
 ])  # fmt: skip
-def test_single_samples_are_fine_without_batch_norms_or_with_feature_maps_of_several_pixels(
+def test_single_samples_are_accepted_without_batch_norms_or_with_larger_feature_maps(
     shard_set: ShardSet, keys: dict[str, Any]
 ) -> None:
     check(shard_set, **{"res": 32, **keys})

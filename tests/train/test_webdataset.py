@@ -1,16 +1,15 @@
-"""Tars that others made are taken by every command that takes a shard set."""
+"""Third-party tars are accepted by every command that accepts a shard set."""
 
 from __future__ import annotations
 
 import csv
 import json
-import shlex
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import main as bench
-from tests.support.foreign import encoded, write
+from tests.support.third_party_tars import encoded, write
 from tests.train.conftest import stages
 from train.__main__ import main
 from train.inference import export
@@ -28,7 +27,7 @@ batch_size = 8
 
 @pytest.fixture(scope="module")
 def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Below wds/: 24 samples of 3 classes for training, 9 for validation; beside it recipe, names and a run."""
+    """A folder with wds/ (24 training samples of 3 classes, 9 for validation), recipe, class names and a run."""
     folder = tmp_path_factory.mktemp("tars")
     for split, numbers in (("train", range(24)), ("val", range(24, 33))):
         samples = [{"__key__": f"{i:06d}", "jpg": encoded(i), "cls": str(i % 3).encode()} for i in numbers]
@@ -44,7 +43,7 @@ def words(folder: Path) -> list[str]:
             "--device", "cpu", "--threads", "1"]  # fmt: skip
 
 
-def test_eval_says_what_the_run_said(tars: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_equals_the_validation_of_the_run(tars: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = tars / "runs" / "tiny", tars / "e.json"
     assert main(["eval", str(run / "last.pt"), "--shards", str(tars / "wds"), "--val", "*val*", "--device", "cpu",
                           "--threads", "1", "--res", "40,48", "--json", str(out)]) == 0  # fmt: skip
@@ -56,7 +55,7 @@ def test_eval_says_what_the_run_said(tars: Path, capsys: pytest.CaptureFixture[s
     assert "note:" not in capsys.readouterr().out
 
 
-def test_tars_without_samples_of_the_last_classes_take_the_runs_classes(tars: Path, tmp_path: Path) -> None:
+def test_tars_with_fewer_classes_use_the_classes_of_the_run(tars: Path, tmp_path: Path) -> None:
     samples = [{"__key__": f"{i:06d}", "jpg": encoded(i), "cls": b"0"} for i in range(4)]
     write(tmp_path / "test-%03d.tar", samples)
     write(tmp_path / "other-%03d.tar", samples)
@@ -67,7 +66,9 @@ def test_tars_without_samples_of_the_last_classes_take_the_runs_classes(tars: Pa
     assert "was not trained on" in result["note"]
 
 
-def test_a_run_with_names_asks_for_the_names(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_of_a_run_with_class_names_needs_the_names(
+    tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = ["--classes", str(tars / "names.txt")]
     assert main([*words(tars), *names, "--runs", str(tmp_path)]) == 0
     source = ["--shards", str(tars / "wds"), "--val", "*val*", "--device", "cpu"]
@@ -76,7 +77,7 @@ def test_a_run_with_names_asks_for_the_names(tars: Path, tmp_path: Path, capsys:
     assert main(["eval", str(tmp_path / "tiny"), *source, *names]) == 0
 
 
-def test_predict_takes_folder_pattern_and_single_tar(tars: Path, tmp_path: Path) -> None:
+def test_predict_accepts_folder_pattern_and_single_tar(tars: Path, tmp_path: Path) -> None:
     val, wds = ["--val", "*val*"], tars / "wds"
     for source, more in ((wds, val), (wds / "*.tar", val), (wds / "val-000.tar", [])):
         out = tmp_path / "pred.csv"
@@ -88,21 +89,23 @@ def test_predict_takes_folder_pattern_and_single_tar(tars: Path, tmp_path: Path)
         assert [row["label"] for row in rows] == [str(i % 3) for i in range(24, 33)]
 
 
-def test_lr_show_and_plan_take_them(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lr_show_and_plan_accept_third_party_tars(
+    tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = [str(tars / "wds"), "--val", "*val*"]
     recipe = ["--recipe", str(tars / "tiny.toml")]
-    assert main(["lr", "--shards", *source, *recipe, "--out", str(tmp_path / "lr.png")]) == 0
+    assert main(["lr", "--shards", *source, *recipe, "--out", str(tmp_path / "lr.html")]) == 0
     assert "6 steps" in capsys.readouterr().out  # 24 samples in batches of 8, twice
-    assert main(["show", *source, *recipe, "--out", str(tmp_path / "seen.png"), "--count", "2"]) == 0
+    assert main(["show", *source, *recipe, "--out", str(tmp_path / "seen.html"), "--count", "2"]) == 0
     assert main(["plan", *words(tars)[1:], "--runs", str(tmp_path), "--json", str(tmp_path / "plan.json")]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"lr.png", "seen.png", "plan.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"lr.html", "seen.html", "plan.json"}
 
 
-def test_export_of_their_run_interpolates_as_it_was_trained(tars: Path, tmp_path: Path) -> None:
+def test_export_uses_the_interpolation_of_the_training(tars: Path, tmp_path: Path) -> None:
     assert export.preprocessing(export.open_saved_run(tars / "runs" / "tiny"))["interpolation"] == "bilinear"
 
 
-def test_bench_takes_them_with_resolutions_of_its_own(tars: Path, tmp_path: Path) -> None:
+def test_bench_accepts_third_party_tars_at_any_resolution(tars: Path, tmp_path: Path) -> None:
     out = tmp_path / "b.json"
     assert bench(["--shards", str(tars / "wds"), "--val", "*val*", "--res", "32,48", "--only", "loader", "--seconds",
                   "0.02", "--rounds", "1", "--threads", "1", "--device", "cpu", "--out", str(out)]) == 0  # fmt: skip
@@ -111,11 +114,15 @@ def test_bench_takes_them_with_resolutions_of_its_own(tars: Path, tmp_path: Path
     assert result["settings"]["batch_size"] == 24  # all of a set below 64
 
 
-def test_folds_of_tars_are_refused_in_one_line(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words(tars), "--runs", str(tmp_path), "--folds", "all"]) == 2
-    err = capsys.readouterr().err
-    assert "got --folds all for plain tars, which have no folds" in err
-    command = shlex.split(err.split("`")[1])  # runs as it stands
-    assert command == ["make", "shards", f"SRC={tars / 'wds'}", "FOLDS=5", "OUT=shards"]
-    assert err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+def test_tars_are_trained_and_predicted_in_folds(
+    tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words(tars), "--runs", str(tmp_path), "--folds", "2"]) == 0
+    (start,) = (r for r in read_log(tmp_path / "tiny" / "fold-1" / "run.jsonl") if r["kind"] == "start")
+    assert (start["train_samples"], start["val_samples"]) == (12, 12)
+    out = tmp_path / "pred.csv"
+    source = ["--src", str(tars / "wds"), "--val", "*val*", "--out", str(out), "--device", "cpu", "--threads", "1"]
+    assert main(["predict", str(tmp_path / "tiny"), *source]) == 0
+    assert "out of fold" in capsys.readouterr().out
+    with out.open(newline="") as file:
+        assert sorted(int(row["image"]) for row in csv.DictReader(file)) == list(range(24))

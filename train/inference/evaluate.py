@@ -1,4 +1,4 @@
-"""`python -m train eval RUN --shards SHARDS`: exact top-1 and top-5 of a run at one or more resolutions.
+"""`python -m train eval RUN --shards SHARDS`: the exact metrics of a run at one or more resolutions.
 
 Every sample of the split counts exactly once. The results are printed and written to eval.json.
 """
@@ -15,16 +15,12 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import check_output, output_file
 from train.device import pick_device
+from train.logs.score import METRICS, Metric
 from train.loop import eval_logits
 from train.run_folder import existing_run
+from train.validation import Validation, score_batch
 
-from .saved_run import (
-    SavedRun,
-    open_eval_set,
-    open_saved_run,
-    training_overlap,
-    validation_loader,
-)
+from .saved_run import SavedRun, left_out_note, open_eval_set, open_saved_run, training_overlap, validation_loader
 
 __all__ = ["evaluate", "main"]
 
@@ -33,31 +29,33 @@ def evaluate(
     saved: SavedRun, shards: ShardSet, resolutions: list[int], *, device: torch.device, threads: int,
     flip: bool = False, split: str = "val",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One row per resolution (px) and kind of weights: {"res", "weights", "top1", "top5", "samples"}, top-k in 0 to 1.
+    """One row per resolution (px) and kind of weights: {"res", "weights", metrics …, "samples", "details"}.
 
-    Every sample of the split counts once. Raises `ResoluteError` if the classes differ from the run's or the shards are
-    stored at too low a resolution.
+    The metrics are those of the set's kind (`logs.score.METRICS`), fractions in 0 to 1; `details` is as in
+    `Validation.finish`. Every sample of the split counts once. Raises `ResoluteError` if the targets differ from the
+    run's or the shards are stored at too low a resolution.
     """
-    if list(shards.classes) != saved.classes:
-        got, expected = (f"{len(names)} ({', '.join(names[:3])} …)" for names in (shards.classes, saved.classes))
-        advice = "name them with --classes" if shards.single_resolution else "use a set with these classes"
-        raise ResoluteError(
-            f"{shards.root}: classes differ from {saved.path}, got {got}, expected {expected}; {advice}"
-        )
+    advice = "name them with --classes" if shards.single_resolution else "use a set with these"
+    saved.head.check_fits(shards.target, shards.root, str(saved.path), advice=advice)
     networks = {which: saved.network(which, device, resolutions=resolutions) for which in saved.weights}
-    counts = torch.zeros(len(resolutions), len(networks), 2, dtype=torch.int64, device=device)
+    validations = [Validation(saved.head) for _ in resolutions]
     with validation_loader(saved, shards, resolutions, split=split, device=device, threads=threads) as loader:
         for batch in loader:
-            for i, network in enumerate(networks.values()):
-                out = eval_logits(network, batch.images, saved.recipe.precision, flip=flip)
-                hits = out.topk(min(5, len(saved.classes)), dim=1).indices == batch.labels[:, None]
-                counts[batch.spec.stage, i] += torch.stack([hits[:, 0].sum(), hits.sum()])
-    samples = len(shards.splits[split])
-    return [
-        {"res": res, "weights": which, "top1": top1 / samples, "top5": top5 / samples, "samples": samples}
-        for res, of_res in zip(resolutions, counts.tolist(), strict=True)
-        for which, (top1, top5) in zip(networks, of_res, strict=True)
-    ]
+            outputs: dict[str, torch.Tensor] = {
+                which: eval_logits(network, batch.images, saved.recipe.precision, flip=flip)
+                for which, network in networks.items()
+            }
+            scores = score_batch(saved.head, outputs, batch.targets)
+            validations[batch.spec.stage].add(scores, global_size=batch.spec.global_size)
+    rows = []
+    for res, validation in zip(resolutions, validations, strict=True):
+        metrics, details = validation.finish()
+        for which in networks:
+            prefix = "" if which == "raw" else "ema_"
+            values = {metric.key: metrics[prefix + metric.key] for metric in METRICS[saved.head.target.kind]}
+            rows.append({"res": res, "weights": which, **values, "samples": validation.samples,
+                         "details": details[which]})  # fmt: skip
+    return rows
 
 
 def main(args: argparse.Namespace) -> None:
@@ -68,7 +66,8 @@ def main(args: argparse.Namespace) -> None:
     res = (args.res or str(saved.res)).split(",")
     if not all(word.isdigit() and int(word) for word in res):
         raise ResoluteError(f"--res: got {args.res}, expected px separated by commas; write it as 160,208,224")
-    shards = open_eval_set(args.shards, saved, fold=args.fold, val=args.val, classes=args.classes)
+    shards = open_eval_set(args.shards, saved, fold=args.fold, val=args.val, classes=args.classes,
+                           target=args.target)  # fmt: skip
     device, flip = pick_device(args.device, threads=args.threads), args.flip or saved.recipe.eval.flip
     rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=args.threads, flip=flip,
                     split=args.split)  # fmt: skip
@@ -79,9 +78,28 @@ def main(args: argparse.Namespace) -> None:
     with output_file(path) as file:
         file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())
     print(f"{saved.path} (step {saved.step}), {rows[0]['samples']} samples, flip {'on' if flip else 'off'}")
-    print("  res  weights   top-1   top-5")
+    metrics = METRICS[saved.head.target.kind]
+    print("  res  weights " + " ".join(metric.title.rjust(_width(metric)) for metric in metrics))
     for row in rows:
-        print(f"{row['res']:5d}  {row['weights']:7s} {100 * row['top1']:7.3f} {100 * row['top5']:7.3f}")
-    if overlap is not None:
-        print(f"note: {overlap.text}")
+        values = (_number(metric, row[metric.key]) for metric in metrics)
+        print(f"{row['res']:5d}  {row['weights']:7s} {' '.join(values)}")
+    for line in _table(rows[-1]["details"]):
+        print(line)
+    for note in filter(None, (overlap and overlap.text, left_out_note(shards))):
+        print(f"note: {note}")
     print(path)
+
+
+def _width(metric: Metric) -> int:
+    return max(7, len(metric.title)) if metric.percent else 10
+
+
+def _number(metric: Metric, value: float | None) -> str:
+    text = "-" if value is None else f"{100 * value:.3f}" if metric.percent else f"{value:.5g}"
+    return text.rjust(_width(metric))
+
+
+def _table(details: dict[str, Any]) -> list[str]:
+    """Lines of the metrics of each value; none for classes and labels, whose tables are in the JSON file."""
+    return [f"  {column['name']}: MAE {column['mae']:.5g}, RMSE {column['rmse']:.5g}{column['unit'] and ' '}"
+            f"{column['unit']}, R² {column['r2']:.4f}" for column in details.get("columns", ())]  # fmt: skip

@@ -19,6 +19,7 @@ from safetensors.torch import save
 
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import check_output, output_file
+from train.head import Head
 from train.models import size_options
 from train.run_folder import existing_run
 
@@ -40,27 +41,46 @@ model = timm.create_model({arguments})
 model.eval()
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
 with safe_open(path, "pt") as file:
-    classes = json.loads(file.metadata()["classes"])
+    metadata = file.metadata()
 photo = ImageOps.exif_transpose(Image.open(sys.argv[1])).convert("RGB")
 with torch.inference_mode():
     images = transform(photo)[None]
-    probabilities = {probabilities}[0]
+    outputs = {outputs}[0]
+{print}"""
+
+_PRINT = {
+    "class": """\
+classes = json.loads(metadata["classes"])
+probabilities = outputs.{activation}
 print(classes[probabilities.argmax()], f"{{probabilities.max():.4f}}")
-"""
+""",
+    "labels": """\
+for name, probability in zip(json.loads(metadata["classes"]), outputs.sigmoid().tolist()):
+    print(name, f"{{probability:.4f}}")
+""",
+    "values": """\
+names, units, means, stds = (json.loads(metadata[key]) for key in ("names", "units", "target_mean", "target_std"))
+for name, unit, mean, std, output in zip(names, units, means, stds, outputs.tolist()):
+    print(name, f"{{output * std + mean:.6g}}", unit)
+""",
+}
 
 
 def export(saved: SavedRun, path: Path) -> str:
     """Write the run's best weights, raw or averaged, to `path`; returns the program that loads them with only timm.
 
     The file's metadata (all text) holds `classes`, `pretrained_cfg_overlay` (see `preprocessing`) and `recipe` as
-    JSON, the program as `usage`, and identifiers of the run. Raises `ResoluteError` if the file cannot be written.
+    JSON, the program as `usage`, the kind of target as `target`, and identifiers of the run; for values `names`,
+    `units`, and the `target_mean` and `target_std` with which a value is output * std + mean, instead of `classes`.
+    Raises `ResoluteError` if the file cannot be written.
     """
     recipe, which = saved.recipe, saved.best_weights
     program = _program(saved, path)
     metadata = {
         "format": "pt", "model": recipe.model.name, "options": json.dumps(recipe.model.kwargs),
-        "classes": json.dumps(saved.classes), "recipe": json.dumps(saved.recipe_values), "recipe_hash": recipe.hash,
-        "shards": saved.shards_hash, "weights": which, "step": str(saved.step), "best_top1": str(saved.best_top1),
+        **_target_metadata(saved.head), "recipe": json.dumps(recipe.values()), "recipe_hash": recipe.hash,
+        "shards": saved.shards_hash, "weights": which, "step": str(saved.step),
+        f"best_{saved.metric.key}": str(saved.best_score),
         "res": str(saved.res), "margin": str(saved.margin), "mean": json.dumps(recipe.data.mean),
         "std": json.dumps(recipe.data.std), "pretrained_cfg_overlay": json.dumps(preprocessing(saved)),
         "usage": program,
@@ -111,7 +131,7 @@ def _program(saved: SavedRun, path: Path) -> str:
             f'initial weights: [model] norm = "group", weights = "{path}"\n'
         )
     keywords = {"num_classes": repr(len(saved.classes)), "checkpoint_path": "path"}
-    options = {**size_options(recipe.model, recipe.seen_resolutions), **recipe.model.kwargs}
+    options = {**size_options(recipe.model, recipe.resolutions), **recipe.model.kwargs}
     default = _default_cfg(saved)
     if getattr(default, "fixed_input_size", False) and "img_size" not in options:
         # why: `input_size` would make timm build position embeddings of another size than the weights have
@@ -123,10 +143,18 @@ def _program(saved: SavedRun, path: Path) -> str:
     keywords["pretrained_cfg_overlay"] = f"dict(\n{overlay}    )"
     arguments = "".join(f"    {name}={value},\n" for name, value in keywords.items())
     forward = "((model(images) + model(images.flip(3))) / 2)" if recipe.eval.flip else "model(images)"
-    activation = "sigmoid()" if recipe.loss.kind == "bce" else "softmax(1)"
+    printed = _PRINT[saved.head.target.kind].format(activation="softmax(0)" if saved.head.loss == "ce" else "sigmoid()")
     return _PROGRAM.format(
-        path=str(path), arguments=f"\n    {recipe.model.name!r},\n{arguments}", probabilities=f"{forward}.{activation}"
+        path=str(path), arguments=f"\n    {recipe.model.name!r},\n{arguments}", outputs=forward, print=printed
     )
+
+
+def _target_metadata(head: Head) -> dict[str, str]:
+    if head.target.kind != "values":
+        return {"target": head.target.kind, "classes": json.dumps(head.target.names)}
+    table = head.to_json()
+    return {"target": "values", **{key: json.dumps(table[key]) for key in ("names", "units")},
+            **{f"target_{key}": json.dumps(table[key]) for key in ("mean", "std")}}  # fmt: skip
 
 
 def _is_export(path: Path) -> bool:
@@ -146,7 +174,9 @@ def main(args: argparse.Namespace) -> None:
         raise ResoluteError(f"--out: {path} exists and is not an exported run, expected a new name; choose another")
     program = export(saved, path)
     names = ", ".join(saved.classes[:10]) + (", …" if len(saved.classes) > 10 else "")
-    print(f"{path}: {saved.best_weights} weights of {saved.path} (step {saved.step}), top-1 "
-          f"{100 * saved.best_top1:.2f} %\n{len(saved.classes)} classes: {names}\n"
-          f"the program below classifies a photo as in validation; the file's metadata has it as 'usage':\n\n"
+    is_values, metric = saved.head.target.kind == "values", saved.metric
+    print(f"{path}: {saved.best_weights} weights of {saved.path} (step {saved.step}), {metric.title} "
+          f"{metric.text(saved.best_score)}\n{len(saved.classes)} {'values' if is_values else 'classes'}: {names}\n"
+          f"the program below {'predicts the values of' if is_values else 'classifies'} a photo as in validation; the "
+          "file's metadata has it as 'usage':\n\n"
           f"{program}", end="")  # fmt: skip

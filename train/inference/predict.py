@@ -1,18 +1,17 @@
-"""`python -m train predict RUN --src photos --out pred.csv`: classes and probabilities, from a run or folds.
+"""`python -m train predict RUN --src photos --out pred.csv`: classes, labels or values of images, from a run or folds.
 
-Image files are selected and decoded exactly as by `prep`. The probabilities of several folds are averaged, except on
-the shards that they were trained on: there each photo is predicted by the fold that held it out (out of fold).
+Image files are selected and decoded exactly as by `prep`. The predictions of several folds are averaged, except on the
+shards that they were trained on: there each photo is predicted by the fold that held it out (out of fold).
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import io
 import itertools
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,49 +23,53 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
+from pipeline.dataset.format import key_name
 from pipeline.dataset.open_dataset import is_foreign
-from pipeline.dataset.shard_set import ShardSet, key_name
-from pipeline.errors import ResoluteError, StorageError, is_unavailable
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
 from pipeline.plan.crops import centre_crops
 from pipeline.storage.atomic_file import check_output, output_file
 from pipeline.storage.base import is_url
-from prep.convert.decode import MAX_BYTES, Reject, decode
+from prep.convert.decode import Reject, decode
+from prep.sources.fetch import fetch
 from prep.sources.image_folder import walk
+from prep.sources.image_ref import MISSING, PLAIN, ByteRange
 from prep.sources.names import SUFFIXES, is_image
 from train.device import pick_device
+from train.head import Head
+from train.logs.score import METRICS
 from train.loop import eval_logits
 from train.run_folder import existing_run
+from train.validation import metrics_of
 
-from .saved_run import (
-    SavedRun,
-    Weights,
-    open_eval_set,
-    open_saved_run,
-    training_overlap,
-    validation_loader,
-)
+from .saved_run import SavedRun, Weights, open_eval_set, open_saved_run, training_overlap, validation_loader
 
 __all__ = ["PredictionBatch", "main", "predict_folder", "predict_shards", "preprocess"]
 
 _AHEAD = 2  # batches decoded while the model runs
-_HEADER = b"image,label,class1,prob1"  # start of every file that this command writes
+# starts of the files that this command writes: of classes, labels and values
+_HEADERS = (b"image,label,class1,prob1", b"image,labels,predicted", b"image,predicted ", b'image,"predicted ')
+_TOPK = 5
+_HALF = 0.5  # probability from which on a label is predicted
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionBatch:
-    """Predictions of a batch: `names`, `probabilities` (N, classes) float32 on the CPU, and `labels` if known.
+    """Predictions of a batch, (N, C or D) float32 on the CPU, see `Head.predictions`, and `targets` if known.
 
-    `errors` maps the names of images that could not be read to the reason; their rows are zero.
+    `targets`: as `Batch.targets`, on the CPU; `classes`: their names, which may differ from the run's. `errors` maps
+    the names of images that could not be read to the reason; their rows are zero.
     """
 
     names: list[str]
-    probabilities: torch.Tensor
-    labels: list[str] | None
+    predictions: torch.Tensor
+    targets: torch.Tensor | None
+    classes: tuple[str, ...] = ()
     errors: dict[str, str]
 
 
 class Ensemble:
-    """Averages the probabilities of one or more runs."""
+    """Averages the predictions of one or more runs."""
 
     def __init__(
         self, members: list[SavedRun], *, weights: Weights | None, flip: bool, device: torch.device, res: int
@@ -75,10 +78,12 @@ class Ensemble:
         self.first, self.device = members[0], device
         for member in members[1:]:
             if member.ensemble_key != self.first.ensemble_key:
-                raise ResoluteError(f"{member.path}: classes, res, mean, std or margin differ from {self.first.path}, "
-                                    "expected folds of the same recipe and set; predict with one run")  # fmt: skip
+                raise ResoluteError(f"{member.path}: classes or values, res, mean, std, margin or folds differ from "
+                                    f"{self.first.path}, expected folds of the same recipe and set; predict with one "
+                                    "run")  # fmt: skip
         self.flip = flip or self.first.recipe.eval.flip
         self._networks: list[nn.Module] = []
+        self._heads = [member.head for member in members]
         for member in members:
             which = weights or member.best_weights
             if which not in member.weights:
@@ -86,15 +91,14 @@ class Ensemble:
             self._networks.append(member.network(which, device, resolutions=[res]))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Probabilities (N, classes) float32 on the CPU for normalised images (N, 3, res, res) on the device.
+        """Predictions (N, C or D) float32 on the CPU for normalised images (N, 3, res, res) on the device.
 
-        Rows sum to 1 for runs trained with cross-entropy; with binary cross-entropy the classes are independent.
+        They are the mean over the runs of `Head.predictions`, each with its own scale of values.
         """
-        bce = self.first.recipe.loss.kind == "bce"
-        activation = torch.sigmoid if bce else functools.partial(torch.softmax, dim=1)
         precision = self.first.recipe.precision
-        outputs = [eval_logits(network, images, precision, flip=self.flip) for network in self._networks]
-        return torch.stack([activation(output) for output in outputs]).mean(0).cpu()
+        predictions = [head.predictions(eval_logits(network, images, precision, flip=self.flip))
+                       for head, network in zip(self._heads, self._networks, strict=True)]  # fmt: skip
+        return torch.stack(predictions).mean(0).cpu()
 
 
 def preprocess(
@@ -105,7 +109,8 @@ def preprocess(
     `margin`: stored short side / res. `single_resolution`: do not shrink before the crop, for runs trained on plain
     tars. Raises `Reject` for images that prep would reject, `StorageError` if the file cannot be read.
     """
-    image = Image.fromarray(decode(_content(path)))
+    is_broken_link = path.is_symlink() and not path.exists()
+    image = Image.fromarray(decode(fetch(ByteRange(str(path), packed=MISSING if is_broken_link else PLAIN))))
     short = round(res * margin)
     scale = short / min(image.size)
     if scale < 1 and not single_resolution:
@@ -113,23 +118,6 @@ def preprocess(
     x, y, width, height = centre_crops(np.array([image.size]), crop_pct or res / short)[0].tolist()
     crop = image.crop((x, y, x + width, y + height))
     return np.asarray(crop.resize((res, res), Image.Resampling.BILINEAR))
-
-
-def _content(path: Path) -> bytes:
-    try:
-        if path.is_symlink() and not path.exists():
-            raise Reject("a broken symbolic link")
-        nbytes = path.stat().st_size
-        if nbytes > MAX_BYTES:
-            raise Reject(f"too many bytes: {nbytes}")
-        return path.read_bytes()
-    except OSError as error:
-        if not is_unavailable(error):
-            raise Reject(f"cannot be read: {error.strerror}") from None
-        raise StorageError(
-            f"{path}: cannot be read, got '{error.strerror}', expected a readable image; "
-            "check the disk and its permissions, then run the same command again"
-        ) from None
 
 
 def predict_folder(
@@ -152,9 +140,9 @@ def predict_folder(
         errors = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, str)}
         pixels = [np.zeros((res, res, 3), np.uint8) if isinstance(result, str) else result for result in results]
         images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).sub(mean).div(std)
-        probabilities = ensemble(images.to(ensemble.device, memory_format=torch.channels_last))
-        probabilities[[name in errors for name in names]] = 0
-        return PredictionBatch(names=names, probabilities=probabilities, labels=None, errors=errors)
+        predictions = ensemble(images.to(ensemble.device, memory_format=torch.channels_last))
+        predictions[[name in errors for name in names]] = 0
+        return PredictionBatch(names=names, predictions=predictions, targets=None, errors=errors)
 
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[tuple[list[Path], list[Future[NDArray[np.uint8] | str]]]] = deque()
@@ -170,14 +158,20 @@ def predict_folder(
 def predict_shards(
     ensemble: Ensemble, shards: ShardSet, *, res: int, split: str, threads: int
 ) -> Iterator[PredictionBatch]:
-    """Predict all samples of a split through the loader; names are the samples' keys, labels are class names."""
+    """Predict all samples of a split through the loader; names are the samples' keys.
+
+    Raises `ResoluteError` if the set has targets of another kind, or other values.
+    """
+    head = ensemble.first.head
+    if "values" in (head.target.kind, shards.target.kind) or head.target.kind != shards.target.kind:
+        head.check_fits(shards.target, shards.root, str(ensemble.first.path), advice="use a set with these")
     with validation_loader(
         ensemble.first, shards, [res], split=split, device=ensemble.device, threads=threads
     ) as loader:
         for batch in loader:
             keys = shards.splits[split].samples[batch.spec.ids]["key"].tolist()
-            yield PredictionBatch(names=[key_name(key) for key in keys], probabilities=ensemble(batch.images),
-                            labels=[shards.classes[label] for label in batch.labels.tolist()], errors={})  # fmt: skip
+            yield PredictionBatch(names=[key_name(key) for key in keys], predictions=ensemble(batch.images),
+                                  targets=batch.targets.cpu(), classes=shards.classes, errors={})  # fmt: skip
 
 
 def open_members(run: Path) -> list[SavedRun]:
@@ -206,36 +200,87 @@ def find_images(source: Path) -> tuple[list[Path], Path]:
     return [root / name for name in names], root
 
 
-def write_predictions(
-    batches: Iterable[PredictionBatch], out: Path, *, classes: list[str], topk: int, total: int, accuracy: bool = True
-) -> str:
-    """Write the predictions to `out` as CSV, atomically; returns a one-line summary, with top-1 if `accuracy`.
+class _Table:
+    """Columns of the CSV file by kind of target: `heads`, and the cells of `row`."""
 
-    `topk`: classes per row. `total`: number of images for the progress bar, 0 if unknown.
+    def __init__(self, head: Head, *, topk: int, threshold: float) -> None:
+        self.head, self.topk, self.threshold = head, topk, threshold
+        self.names = head.target.names
+
+    @property
+    def heads(self) -> list[str]:
+        if self.head.target.kind == "class":
+            return ["label", *(f"{what}{k}" for k in range(1, self.topk + 1) for what in ("class", "prob"))]
+        if self.head.target.kind == "labels":
+            return ["labels", "predicted", *self.names]
+        return [f"{what} {name}" for what in ("predicted", "true") for name in self.names]
+
+    def row(self, prediction: torch.Tensor, target: torch.Tensor | None, classes: tuple[str, ...]) -> list[str]:
+        """`prediction` (C or D,); `target`: its row of `Batch.targets`, of classes with the names `classes`."""
+        if self.head.target.kind == "class":
+            values, indices = prediction.topk(self.topk)
+            pairs = zip(indices.tolist(), values.tolist(), strict=True)
+            best = [text for index, value in pairs for text in (self.names[index], f"{value:.6f}")]
+            return ["" if target is None else classes[int(target)], *best]
+        if self.head.target.kind == "labels":
+            labels = "" if target is None else _joined(classes, target > _HALF)
+            predicted = _joined(self.names, prediction >= self.threshold)
+            return [labels, predicted, *(f"{probability:.6f}" for probability in prediction.tolist())]
+        true = [""] * len(self.names) if target is None else [f"{value:.7g}" for value in target.tolist()]
+        return [*(f"{value:.7g}" for value in prediction.tolist()), *true]
+
+    def failed(self) -> list[str]:
+        """The row of an image that could not be read."""
+        return [""] * len(self.heads)
+
+
+def _joined(names: Sequence[str], chosen: torch.Tensor) -> str:
+    """The chosen names, as in a table of labels: separated by |."""
+    return "|".join(name for name, is_chosen in zip(names, chosen.tolist(), strict=True) if is_chosen)
+
+
+def write_predictions(
+    batches: Iterable[PredictionBatch], out: Path, *, head: Head, topk: int, total: int, threshold: float = _HALF,
+    accuracy: bool = True,
+) -> str:  # fmt: skip
+    """Write the predictions to `out` as CSV, atomically; returns a one-line summary, with the metrics if `accuracy`.
+
+    `topk`: classes per row. `threshold`: probability from which on a label is predicted. `total`: number of images for
+    the progress bar, 0 if unknown.
     """
-    done, failed, correct, labelled = 0, 0, 0, 0
+    done, failed, correct = 0, 0, 0
+    known: list[tuple[torch.Tensor, torch.Tensor]] = []
+    table = _Table(head, topk=topk, threshold=threshold)
     with output_file(out) as file, tqdm(total=total or None, unit="image", leave=False, disable=None) as bar:
         text = io.TextIOWrapper(file, newline="", encoding="utf-8", errors="surrogateescape")
         rows = csv.writer(text)
-        columns = [f"{what}{k}" for k in range(1, topk + 1) for what in ("class", "prob")]
-        rows.writerow(["image", "label", *columns, "error"])
+        rows.writerow(["image", *table.heads, "error"])
         for batch in batches:
-            values, indices = batch.probabilities.topk(topk, dim=1)
             for i, name in enumerate(batch.names):
-                label = "" if batch.labels is None else batch.labels[i]
-                pairs = zip(indices[i].tolist(), values[i].tolist(), strict=True)
-                best = [text for index, value in pairs for text in (classes[index], f"{value:.6f}")]
                 error = batch.errors.get(name, "")
-                rows.writerow([name, label, *([""] * len(best) if error else best), error])
-                correct += label == classes[indices[i, 0]]
-            labelled += len(batch.labels or [])
+                target = None if batch.targets is None else batch.targets[i]
+                cells = table.failed() if error else table.row(batch.predictions[i], target, batch.classes)
+                rows.writerow([name, *cells, error])
+                correct += head.target.kind == "class" and cells[0] != "" and cells[0] == cells[1]
+            if batch.targets is not None:
+                known.append((batch.predictions, batch.targets))
             done, failed = done + len(batch.names), failed + len(batch.errors)
             bar.update(len(batch.names))
         text.flush()
         text.detach()  # why: closing it would close the file before it is renamed
     failures = f"; {failed} could not be read, see the column error" if failed else ""
-    top1 = f", top-1 {100 * correct / labelled:.3f} %" if labelled and accuracy else ""
-    return f"{out}: {done} images{top1}{failures}"
+    return f"{out}: {done} images{_accuracy(head, known, correct) if known and accuracy else ''}{failures}"
+
+
+def _accuracy(head: Head, known: list[tuple[torch.Tensor, torch.Tensor]], correct: int) -> str:
+    predictions, targets = (torch.cat(parts) for parts in zip(*known, strict=True))
+    if head.target.kind == "class":
+        return f", top-1 {100 * correct / len(targets):.3f} %"
+    if predictions.shape != targets.shape:  # other classes
+        return ""
+    metrics = metrics_of(head, predictions, targets)
+    texts = [f"{metric.title} {metric.text(metrics[metric.key])}" for metric in METRICS[head.target.kind]]
+    return f", {', '.join(texts)}"
 
 
 def main(args: argparse.Namespace) -> None:
@@ -244,7 +289,12 @@ def main(args: argparse.Namespace) -> None:
         raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; set SRC")
     _check_out(args.out)
     members, device = open_members(existing_run(args.run)), pick_device(args.device, threads=args.threads)
-    classes, res = members[0].classes, args.res or members[0].res
+    head, res = members[0].head, args.res or members[0].res
+    kind, classes = head.target.kind, head.target.names
+    if args.threshold is not None and kind != "labels":
+        raise ResoluteError("--threshold: without effect, the run does not predict several labels; omit it")
+    if args.topk is not None and kind != "class":
+        raise ResoluteError("--topk: without effect, the run does not predict one class; omit it")
     note, accuracy, total = "", True, 0
     batches: Iterable[PredictionBatch]
     if _is_set(args.src):
@@ -256,13 +306,16 @@ def main(args: argparse.Namespace) -> None:
         )
     else:
         if args.fold is not None:
-            raise ResoluteError(f"--fold: got {args.fold} for photos, expected a shard set with folds; omit it")
+            raise ResoluteError(f"--fold: got {args.fold} for photos, expected a shard set; omit it")
         paths, root = find_images(Path(args.src))
         total = len(paths)
         batches = predict_folder(_ensemble(members, args, res, device), paths, root, res=res, threads=args.threads)
-    print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {len(classes)} classes, {res} px, {device}")
-    topk = min(args.topk, len(classes))
-    print(write_predictions(batches, args.out, classes=classes, topk=topk, total=total, accuracy=accuracy))
+    what = f"{len(classes)} {'values' if kind == 'values' else 'classes'}"
+    print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {what}, {res} px, {device}")
+    topk = min(args.topk or _TOPK, len(classes))
+    threshold = _HALF if args.threshold is None else args.threshold
+    print(write_predictions(batches, args.out, head=head, topk=topk, total=total, threshold=threshold,
+                            accuracy=accuracy))  # fmt: skip
     if note:
         print(note)
 
@@ -271,7 +324,7 @@ def _check_out(out: Path) -> None:
     check_output(out, setting="--out", suffixes=(".csv",))
     try:
         with out.open("rb") as file:
-            is_other = file.read(len(_HEADER)) != _HEADER
+            is_other = not file.read(max(map(len, _HEADERS))).startswith(_HEADERS)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -296,17 +349,18 @@ def _is_set(source: str) -> bool:
 def _sources(
     members: list[SavedRun], args: argparse.Namespace
 ) -> tuple[list[tuple[list[SavedRun], ShardSet]], str, bool]:
-    """Which runs predict which shard set, a note for the user, and whether the accuracy is meaningful.
+    """(runs, shard set to predict) pairs, a note for the user, and whether the accuracy is meaningful.
 
     The accuracy is not printed if ensemble members were trained on the photos.
     """
 
     def opened(member: SavedRun, fold: int | None) -> ShardSet:
-        return open_eval_set(args.src, member, fold=fold, val=args.val, classes=args.classes)
+        return open_eval_set(args.src, member, fold=fold, val=args.val, classes=args.classes, target=args.target)
 
     folds = {member.recipe.data.fold: member for member in members if member.recipe.data.fold is not None}
+    are_of_one_split = len({member.recipe.data.folds for member in members}) == 1
     first = opened(members[0], args.fold)
-    if len(members) == len(folds) > 1 and args.split == "val":
+    if len(members) == len(folds) > 1 and are_of_one_split and args.split == "val":
         sets = {fold: opened(member, None) for fold, member in folds.items()}
         if not any(training_overlap(folds[fold], shards, split="val", fold=None) for fold, shards in sets.items()):
             if args.fold is not None and args.fold not in sets:

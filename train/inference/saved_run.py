@@ -12,26 +12,20 @@ import torch
 from torch import nn
 
 from pipeline.dataset.open_dataset import is_foreign, open_dataset
-from pipeline.dataset.shard_set import ShardSet, read_manifest
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.dataset.target import TargetKind
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
-from pipeline.storage.base import open_files
 from train.checkpoint import load
+from train.head import Head
+from train.logs.score import METRICS, Metric
 from train.loop import image_dtype
 from train.models import build_model
 from train.recipe.schema import Recipe
 
-__all__ = [
-    "Overlap",
-    "SavedRun",
-    "Weights",
-    "fold_count",
-    "open_eval_set",
-    "open_saved_run",
-    "training_overlap",
-    "validation_loader",
-]  # fmt: skip
+__all__ = ["Overlap", "SavedRun", "Weights", "left_out_note", "open_eval_set", "open_saved_run", "training_overlap",
+           "validation_loader"]  # fmt: skip
 
 Weights = Literal["raw", "ema"]
 
@@ -42,35 +36,46 @@ class SavedRun:
 
     path: Path
     recipe: Recipe
-    recipe_values: dict[str, Any]
     shards_hash: str
     data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
-    classes: list[str]
+    head: Head  # what the outputs mean
     margin: float  # stored short side / res of the training shards
+    generation: int  # of the shard set
     single_resolution: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
     step: int
-    decode: Literal["cpu", "gpu"] | None  # where a GPU run decoded; None for a CPU run
-    best_weights: Weights  # which of the two had the best validation
-    best_top1: float  # 0 to 1
+    decode: Literal["cpu", "gpu"] | None  # device on which a GPU run decoded; None for a CPU run
+    best_weights: Weights  # the better of the two in validation
+    best_score: float  # top-1 or mAP, 0 to 1, or R², by the kind of target
     weights: dict[Weights, dict[str, torch.Tensor]]
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, or of the values."""
+        return list(self.head.target.names)
+
+    @property
+    def metric(self) -> Metric:
+        """The metric of `best_score`."""
+        return METRICS[self.head.target.kind][0]
 
     @property
     def res(self) -> int:
         """Resolution of the run's last validation, px."""
-        stage = self.recipe.stages[-1]
-        return stage.eval_res or stage.res
+        return self.recipe.stages[-1].validation_res
 
     @property
     def ensemble_key(self) -> tuple[Any, ...]:
-        """What must be equal for the outputs of several runs to be averaged."""
-        return self.classes, self.res, self.margin, self.recipe.data.mean, self.recipe.data.std, self.recipe.eval
+        """Settings that must be equal for the outputs of several runs to be averaged."""
+        data = self.recipe.data
+        head = self.head
+        return head.target, head.loss, self.res, self.margin, data.mean, data.std, data.folds, self.recipe.eval
 
     def network(self, which: Weights, device: torch.device, *, resolutions: Collection[int] = ()) -> nn.Module:
         """The model with these weights in eval mode; it also accepts `resolutions` (px) not seen in training."""
         channels_last = self.recipe.precision.channels_last
         network = build_model(
             self.recipe.model, classes=len(self.classes), channels_last=channels_last, device=device,
-            for_training=False, resolutions={*self.recipe.seen_resolutions, *resolutions},
+            for_training=False, resolutions={*self.recipe.resolutions, *resolutions},
         )  # fmt: skip
         network.load_state_dict(self.weights[which])
         return network.eval()
@@ -78,7 +83,7 @@ class SavedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Why an accuracy is not that of unseen photos. `certain`: the run was trained on them; False: possibly."""
+    """Training photos in an evaluation set. `certain`: the run was trained on them; False: possibly."""
 
     certain: bool
     text: str
@@ -100,49 +105,61 @@ def open_saved_run(run: Path) -> SavedRun:
     weights: dict[Weights, Any] = {"raw": state["model"], "ema": state["ema"]}
     try:
         recipe = Recipe.from_values(state["recipe"], name=state["name"])
+        head = Head.from_json(state["head"])
     except ResoluteError as error:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
+    except KeyError as error:
+        raise ResoluteError(f"{path}: made by another version, got no {error}, expected it; train again") from None
     return SavedRun(
-        path=path, recipe=recipe, recipe_values=state["recipe"], shards_hash=state["shards"],
-        data=state["data"],
-        classes=state["classes"], margin=state["margin"],
-        single_resolution=state["single_resolution"], step=state["step"], decode=state["decode"],
-        best_weights=progress["best_weights"],
-        best_top1=progress["best_top1"], weights={which: tensors for which, tensors in weights.items() if tensors},
+        path=path, recipe=recipe, shards_hash=state["shards"], data=state["data"], head=head,
+        margin=state["margin"], generation=state["generation"], single_resolution=state["single_resolution"],
+        step=state["step"],
+        decode=state["decode"], best_weights=progress["best_weights"], best_score=progress["best_score"],
+        weights={which: tensors for which, tensors in weights.items() if tensors},
     )  # fmt: skip
 
 
-def fold_count(source: str | Path) -> int | None:
-    """The number of folds of the shard set at `source`; None if it has none, as plain tars."""
-    if is_foreign(str(source)):
-        return None
-    folds: int | None = read_manifest(open_files(source))[0]["settings"]["val"].get("folds")
-    return folds
-
-
 def open_eval_set(
-    source: str, saved: SavedRun, *, fold: int | None = None, val: str | None = None, classes: str | None = None
-) -> ShardSet:
+    source: str, saved: SavedRun, *, fold: int | None = None, val: str | None = None, classes: str | None = None,
+    target: TargetKind | None = None,
+) -> ShardSet:  # fmt: skip
     """The shard set at `source` with all its resolutions, or plain tars, to evaluate `saved` on.
 
-    `fold`: from the command line; None: the run's own, if the set has folds. `val`, `classes`: as for `open_dataset`.
-    Plain tars have numeric labels: if the run's classes are numbers too and `classes` is None, the run's classes are
-    used, so that tars without samples of the last classes fit. Raises `ResoluteError` for an unknown `fold`, and as
-    `open_dataset`.
+    If the set is that of a run with folds, `val` is the fold that the run held out, or `fold`. If photos were added to
+    the run's own set, they are part of it, unless that would change the run's folds, or they are of classes that the
+    run does not know. `val`, `classes`, `target`: as for `open_dataset`; plain tars have the run's kind of target by
+    default. If their classes are numbers, those of the run are too and `classes` is None, the run's classes are used,
+    so that tars without samples of the last classes fit. Raises `ResoluteError` for a `fold` that is none of the run's
+    or of another set, and as `open_dataset`.
     """
-    folds = None if val is not None or classes is not None else fold_count(source)
-    if folds is None and fold is not None:
-        raise ResoluteError(f"--fold: got {fold} for {source}, which has no folds, expected none; omit it")
-    if folds is not None:
-        fold = saved.recipe.data.fold if fold is None else fold
-        if fold is None or not 0 <= fold < folds:
-            got = "none" if fold is None else fold
-            raise ResoluteError(f"--fold: got {got}, expected 0 to {folds - 1}: {source} has {folds}; choose another")
-    shards = open_dataset(source, fold=fold, val=val, classes=classes)
+    if target is None and is_foreign(source):
+        target = saved.head.target.kind
+    data = saved.recipe.data
+    shards = open_dataset(source, val=val, classes=classes, target=target)
+    is_extended = shards.generation > saved.generation and _is_own(saved, shards, extended=True)
+    if is_extended and (data.folds is not None or shards.target != saved.head.target):
+        shards.close()
+        shards = open_dataset(source, val=val, classes=classes, generation=saved.generation)
+    if data.fold is not None and data.folds is not None and _is_own(saved, shards):
+        shards = shards.with_fold(data.fold if fold is None else fold, data.folds)
+    elif fold is not None:
+        what = f"{source}, which the run was not trained on" if data.folds else "a run without folds"
+        raise ResoluteError(f"--fold: got {fold} for {what}, expected none; omit it")
     names = [str(number) for number in range(len(saved.classes))]
-    if shards.single_resolution and classes is None and saved.classes == names and len(shards.classes) <= len(names):
-        shards = dataclasses.replace(shards, classes=tuple(names))
+    are_numbers = shards.target.kind == saved.head.target.kind != "values" and saved.classes == names
+    if shards.single_resolution and classes is None and are_numbers and len(shards.classes) <= len(names):
+        shards = dataclasses.replace(shards, target=dataclasses.replace(shards.target, names=tuple(names)))
     return shards
+
+
+def left_out_note(shards: ShardSet) -> str | None:
+    """What to tell about a set of `open_eval_set` that is not opened with all its photos; None if it is."""
+    if shards.generation + 1 == shards.generations:
+        return None
+    return (
+        f"without the photos that were added to {shards.root} after generation {shards.generation}, that of the run: "
+        "they would change its folds, or are of classes that it does not know"
+    )
 
 
 def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int | None) -> Overlap | None:
@@ -157,6 +174,8 @@ def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int
             f"{saved.path} was not trained on {shards.root} in its present state: if its training photos are among "
             "these, the accuracy is too high"
         ))  # fmt: skip
+    if split == "train" and eval_fold == own_fold and shards.generation > saved.generation:
+        return Overlap(certain=True, text=f"{saved.path} was trained on those of these photos that its set had then")
     if split == "train" and eval_fold == own_fold:
         return Overlap(certain=True, text=f"{saved.path} was trained on these photos")
     if eval_fold != own_fold:
@@ -166,9 +185,13 @@ def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int
     return None
 
 
-def _is_own(saved: SavedRun, shards: ShardSet) -> bool:
-    """Whether the run was trained on this set, ignoring the fold and resolutions added since."""
-    read = {name: digest for name, digest in saved.data.items() if name != "fold"}
+def _is_own(saved: SavedRun, shards: ShardSet, *, extended: bool = False) -> bool:
+    """Whether the run was trained on this set, ignoring the fold and resolutions and photos added since.
+
+    `extended`: ignore classes too, of which an extension may have added some.
+    """
+    ignored = {"fold", "classes"} if extended else {"fold"}
+    read = {name: digest for name, digest in saved.data.items() if name not in ignored}
     return saved.shards_hash == shards.hash or read.items() <= shards.digests.items()
 
 

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from pipeline.errors import ResoluteError
 from pipeline.plan.plan import BatchSpec
 from train.distributed import Ranks
 from train.early_stopping import NotFinite
+from train.head import CLASSES, Head
+from train.validation import BatchScores, Validation
 
 from .hardware import GpuUtilization, peak_memory_bytes, reset_peak_memory
 
@@ -83,11 +86,14 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 class Meter:
     """Sums of the current epoch. Losses and counts stay on the device until they are flushed."""
 
-    def __init__(self, log: RunLogWriter, *, device: torch.device, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, log: RunLogWriter, *, device: torch.device, ranks: Ranks | None = None, head: Head = CLASSES
+    ) -> None:
         self._log, self._device, self._ranks = log, device, ranks or Ranks()
         self._steps: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, Any]]] = []
         self._previous_end: Any = None  # the mark after the last flushed step
-        self._counts = torch.zeros(6, dtype=torch.float64, device=device)
+        self._validation = Validation(head, ranks=self._ranks)
+        self.details: dict[str, Any] = {}  # of the last validation by weights, see `Validation.finish`; on rank 0
         self.sums: dict[str, float] = {}
         self.elapsed_s = 0.0  # training and validation time of the run
         self._last_loss: float | None = None  # the newest one read from the device
@@ -105,8 +111,8 @@ class Meter:
         return cuda.record_event(self._device) if self._device.type == "cuda" else None
 
     def start_eval(self) -> None:
-        self.sums |= {"eval_samples": 0, "eval_s": 0.0}
-        self._counts.zero_()
+        self.sums |= {"eval_s": 0.0}
+        self._validation.start()
 
     def step(
         self, spec: BatchSpec, loss: torch.Tensor, lr: float, *, momentum: float, wait_s: float, compute_s: float,
@@ -136,7 +142,7 @@ class Meter:
         self._steps.append((record, loss, marks))
         # why not always: reading the loss is a sync on a GPU, and a collective operation on several ranks
         if loss.device.type == "cpu" and self._ranks.world_size == 1:
-            self._last_loss = float(loss)
+            self._last_loss = float(loss)  # no sync: on a CPU
             due = due or not math.isfinite(self._last_loss)
         if due:
             self.flush(durable=False)
@@ -148,10 +154,9 @@ class Meter:
         loss = "" if self._last_loss is None else f"loss {self._last_loss:.3f}, "
         return f"{loss}{sums['samples'] / sums['train_s']:.0f} images/s" if sums["train_s"] else ""
 
-    def eval_step(self, spec: BatchSpec, counts: torch.Tensor, *, elapsed_s: float) -> None:
+    def eval_step(self, spec: BatchSpec, scores: BatchScores, *, elapsed_s: float) -> None:
+        self._validation.add(scores, global_size=spec.global_size)
         elapsed_s += self._drain_s(spec)
-        self._counts += counts
-        self.sums["eval_samples"] += spec.global_size
         self.sums["eval_s"] += elapsed_s
         self.elapsed_s += elapsed_s
 
@@ -188,21 +193,25 @@ class Meter:
         """
         if began is None:
             return
-        record["compute_s"] = cuda.elapsed_s(began, ended)
+        record["compute_s"] = cuda.elapsed_s(began, ended)  # no sync: the losses after it have been read
         if self._previous_end is not None:
-            record["wait_s"] = min(record["wait_s"], max(0.0, cuda.elapsed_s(self._previous_end, began)))
+            idle_s = cuda.elapsed_s(self._previous_end, began)  # no sync: as above
+            record["wait_s"] = min(record["wait_s"], max(0.0, idle_s))
         self._previous_end = ended
 
-    def end_epoch(self, spec: BatchSpec, *, res: int, batch_size: int) -> dict[str, Any]:
-        """Write the epoch's record to the log and return it. `spec`: its last batch; `res`, `batch_size`: of training.
+    def end_epoch(
+        self, spec: BatchSpec, *, res: int, batch_size: int, class_counts: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        """Write the epoch's record to the log and return it. `spec`: its last batch; `res`, `batch_size`: of training;
+        `class_counts` (C,): training samples of each class, see `Plan.class_counts`.
 
-        Accuracies are in 0 to 1, validation losses plain cross-entropy; these and `eval_res` are None without a
-        validation. `memory_bytes` is the peak; `gpu_frac` is None without NVML.
+        The metrics of the set's kind (`logs.score.METRICS`), fractions in 0 to 1, the validation losses (see
+        `validation.score_batch`) and `eval_res` are None without a validation. `memory_bytes` is the peak;
+        `gpu_frac` is None without NVML.
         """
         self.flush()
         sums = self.sums
-        names = ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")
-        counts, validated = self._ranks.sum(self._counts).tolist(), sums["eval_samples"]
+        metrics, self.details = self._validation.finish()
         record = {
             "kind": "epoch", "epoch": spec.epoch, "stage": spec.stage, "res": res,
             "batch_size": min(batch_size, sums["samples"]),  # why: a small set has smaller batches
@@ -211,10 +220,10 @@ class Meter:
             "wait_s": sums["wait_s"], "eval_s": sums["eval_s"], "elapsed_s": self.elapsed_s,
             "images_per_s": sums["samples"] / sums["train_s"], "stall_frac": sums["wait_s"] / sums["train_s"],
             "lr": sums["lr"], "loss": sums["loss"] / sums["samples"],
-            **{name: count / validated if validated and math.isfinite(count) else None
-               for name, count in zip(names, counts, strict=True)},
+            **metrics,
             "memory_bytes": peak_memory_bytes(self._device),
             "gpu_frac": sums["gpu_frac"] / sums["gpu_asked"] if sums["gpu_asked"] else None,
+            "class_counts": list(class_counts),
         }  # fmt: skip
         self._log.write(record)
         self.start_epoch()

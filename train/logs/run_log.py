@@ -1,11 +1,10 @@
-"""Reads run.jsonl: steps as columns, other records as dicts, binned curves, best epochs and stage change costs."""
+"""Reads run.jsonl: steps as columns, other records as dicts, binned curves and stage change costs."""
 
 from __future__ import annotations
 
 import json
 import math
 from array import array
-from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["SWITCH_STEPS", "RunLogReader", "best_epoch", "best_top1", "format_duration", "is_better", "switch_costs"]
+__all__ = ["SWITCH_STEPS", "RunLogReader", "format_duration", "switch_costs"]
 
 SWITCH_STEPS = 5  # steps after a stage change that count towards its cost
 _COLUMNS = ("step", "stage", "res", "samples", "wait_s", "compute_s", "lr", "momentum", "loss")
@@ -100,44 +99,35 @@ class RunLogReader:
         return bins | {"count": count, "images_per_s": bins["samples"] / bins["time_s"]}
 
 
-def best_top1(epoch: dict[str, Any]) -> float:
-    """The better top-1 of raw and averaged weights, 0 to 1."""
-    return max(epoch["top1"] or 0.0, epoch["ema_top1"] or 0.0)
+def switch_costs(
+    stages: NDArray[np.float64], times_s: NDArray[np.float64], res: NDArray[np.float64]
+) -> list[dict[str, Any]]:
+    """The cost of each change of stage, or of resolution in a ramp: extra time of the first steps over usual ones.
 
-
-def best_epoch(epochs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The best validated epoch by `is_better`, at the resolution of the last validation; None if there is none."""
-    validated = [epoch for epoch in epochs if epoch["top1"] is not None]
-    best = None
-    for epoch in validated:
-        if best is None or is_better(best_top1(epoch), epoch.get("eval_res"), best_top1(best), best.get("eval_res"),
-                                     last_res=validated[-1].get("eval_res")):  # fmt: skip
-            best = epoch
-    return best
-
-
-def is_better(top1: float, res: int | None, best: float, best_res: int | None, *, last_res: int | None) -> bool:
-    """Whether a validation (`top1` at `res` px) replaces the best one before it (`best` at `best_res` px).
-
-    Accuracies at different resolutions are not comparable: a validation at another resolution always replaces the best
-    one, unless that was made at `last_res`, the resolution of the run's last validation.
+    `stages`, `times_s`, `res` (px): (steps,). A usual step takes the median time of the stage's steps at the same
+    resolution. `cost_s`: time of the first 5 steps - that of usual ones; `median_s`: the mean of the latter;
+    `slowest_ratio`: the largest ratio of a step to a usual one. In a stage that draws a resolution for each step, only
+    its start is a change.
     """
-    return top1 > best if res == best_res else best_res != last_res
-
-
-def switch_costs(stages: NDArray[np.float64], times_s: NDArray[np.float64]) -> list[dict[str, Any]]:
-    """The cost of each stage change: extra time of the first steps over the stage's median step time.
-
-    `stages`, `times_s`: (steps,). `cost_s`: time of the first 5 steps - 5 medians; `slowest_ratio`: slowest / median.
-    """
+    usual = np.empty_like(times_s)
+    for shape in np.unique(np.stack([stages, res]), axis=1).T:
+        same = (stages == shape[0]) & (res == shape[1])
+        usual[same] = np.median(times_s[same])
     costs = []
-    for stage in np.unique(stages)[1:]:
-        times = times_s[stages == stage]
-        first, median = times[:SWITCH_STEPS], float(np.median(times))
-        costs.append({
-            "stage": int(stage), "cost_s": float(first.sum() - len(first) * median), "median_s": median,
-            "slowest_ratio": float(first.max() / median),
-        })  # fmt: skip
+    for stage in np.unique(stages):
+        steps = np.flatnonzero(stages == stage)
+        changes = np.flatnonzero(np.diff(res[steps])) + 1
+        is_ramp = len(changes) < len(np.unique(res[steps]))
+        starts = [0, *changes.tolist()] if is_ramp else [0]
+        for start, end in pairwise([*starts, len(steps)]):
+            first = steps[start : min(start + SWITCH_STEPS, end)]
+            if not first[0]:
+                continue  # why: the start of the run is no change
+            costs.append({
+                "stage": int(stage), "res": int(res[first[0]]), "in_stage": start > 0,
+                "cost_s": float((times_s[first] - usual[first]).sum()), "median_s": float(usual[first].mean()),
+                "slowest_ratio": float((times_s[first] / usual[first]).max()),
+            })  # fmt: skip
     return costs
 
 

@@ -9,11 +9,14 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 
+from .score import METRICS
+
 __all__ = ["TensorBoardWriter", "check_installed"]
 
 _STEP = ("wait_s", "compute_s", "lr", "momentum", "loss")
-_EPOCH = ("images_per_s", "stall_frac", "loss", "eval_loss", "ema_eval_loss", "top1", "top5", "ema_top1", "ema_top5",
-          "memory_bytes", "gpu_frac")  # fmt: skip
+_METRICS = tuple(metric.key for metrics in METRICS.values() for metric in metrics)
+_EPOCH = ("images_per_s", "stall_frac", "loss", "eval_loss", "ema_eval_loss", *_METRICS,
+          *(f"ema_{name}" for name in _METRICS), "memory_bytes", "gpu_frac")  # fmt: skip
 
 
 def check_installed() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +55,7 @@ def with_batch_sizes(
     `min_over_ranks` gives every rank the minimum of all ranks' sizes. Raises `ResoluteError` on a CPU, and if not even
     one sample fits.
     """
-    sizes = [stage.batch_size for stage in recipe.stages]
+    sizes: list[Any] = [stage.batch_size for stage in recipe.stages]
     if AUTO not in sizes:
         return recipe
     old = [stage["batch_size"] for stage in (saved_recipe() or {"stages": []})["stages"]]
@@ -68,9 +67,9 @@ def with_batch_sizes(
             "the batch, expected a number; set one in the recipe"
         )
     plan, fits = probe(_sized(recipe, [size or 8 * world_size for size in sizes]))
-    for pass_ in plan.passes:
+    for pass_ in sorted(plan.passes, key=lambda pass_: -pass_.res):  # why: a ramp's largest resolution counts
         number = pass_.stage
-        if sizes[number] == AUTO:
+        if pass_.split == "train" and sizes[number] == AUTO:
             max_size = max(1, pass_.samples // world_size)
             size = min_over_ranks(largest_that_fits(functools.partial(fits, number), max_size=max_size))
             if not size:
@@ -82,7 +81,7 @@ def with_batch_sizes(
     return _sized(recipe, sizes)
 
 
-def _sized(recipe: Recipe, sizes: list[int]) -> Recipe:
+def _sized(recipe: Recipe, sizes: list[Any]) -> Recipe:
     stages = zip(recipe.stages, sizes, strict=True)
     return dataclasses.replace(recipe, stages=tuple(dataclasses.replace(stage, batch_size=n) for stage, n in stages))
 
@@ -99,8 +98,7 @@ def largest_that_fits(fits: Callable[[int], bool], *, max_size: int) -> int:
             return good
         size = min(2 * size, max_size)
     if not good:
-        smaller = itertools.takewhile(lambda n: n >= 1, (size >> k for k in itertools.count(1)))
-        return next((n for n in smaller if fits(n)), 0)
+        return next((n for n in (size >> 1, size >> 2, size >> 3) if n and fits(n)), 0)
     bad = size
     while True:
         unit = 32 if good >= 256 else 8
@@ -112,12 +110,12 @@ def largest_that_fits(fits: Callable[[int], bool], *, max_size: int) -> int:
 
 
 def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
-    """A probe that runs two training steps of `learner`, which is unusable afterwards.
+    """A probe that runs two training steps of `learner` at a stage's largest resolution; it is unusable afterwards.
 
-    Two, because the optimizer's state exists only from the second on.
+    Two steps, because the optimizer's state exists only from the second on.
     """
     device = learner.device
-    first = {s.stage: plan.batch(s.first) for s in reversed(plan.passes) if s.split == "train"}
+    first = [plan.batch(plan.largest_batch(stage)) for stage in range(len(plan.stages))]
     # why: with several ranks, DistributedDataParallel's buckets hold the gradients a second time
     bucket_bytes = sum(p.numel() * p.element_size() for p in learner.network.parameters()) if world_size > 1 else 0
 
@@ -127,7 +125,7 @@ def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
         batch = None
         try:
             times = count / len(first[stage])
-            batch = synthetic(first[stage], device=device, dtype=learner.image_dtype, times=times)
+            batch = synthetic(first[stage], device=device, dtype=learner.image_dtype, times=times, head=learner.head)
             for _ in range(2):
                 learner.train_step(batch)
             cuda.synchronize(device)  # sync: the peak is known once the steps are done
@@ -153,12 +151,14 @@ class DoesNotFit(Exception):
 
     def describe(self, plan: Plan, recipe: Recipe, device: torch.device) -> ResoluteError:
         """The error for the user: which stages, the memory in use, and what to change in the recipe."""
-        stages = sorted({s.stage for s in plan.passes if (s.split, s.res) == (self.split, self.res)})
+        stages = sorted({pass_.stage for pass_ in plan.passes if pass_.split == self.split
+                         and self.res in (shape.res for shape in pass_.shapes)})  # fmt: skip
         samples = self.samples
         if self.split == "val":
             advice = f"set eval.batch_size = {_half(recipe.eval.batch_size)}"
         else:
-            micro_batches, size = recipe.optim.grad_accum_steps, recipe.stages[stages[0]].batch_size
+            micro_batches = recipe.optim.grad_accum_steps
+            size = recipe.stages[stages[0]].batch_size_at(self.res)
             samples = -(-self.samples // micro_batches)
             advice = (
                 f'set batch_size = {_half(size)} there ("auto" finds the largest that fits), or '

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,10 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class StageForecast:
-    """The forecast of one stage; `images` per epoch, `eval_images` per validation."""
+    """The forecast of one stage; `images` per epoch, `eval_images` per validation.
+
+    With several resolutions, `res` is the largest, and `batch_size` the mean one.
+    """
 
     stage: int
     res: int
@@ -34,10 +38,11 @@ class StageForecast:
     images: int
     eval_images: int
     pace: Pace
+    ramp_steps: int | None = None  # optimizer steps, if resolution or batch size change in the stage
 
     @property
     def steps(self) -> int:
-        return self.epochs * -(-self.images // self.batch_size)
+        return self.ramp_steps or self.epochs * -(-self.images // self.batch_size)
 
     @property
     def epoch_s(self) -> float:
@@ -50,7 +55,7 @@ class StageForecast:
 
     @property
     def limit(self) -> str:
-        """What to speed up: the slower of loader and model, or both if they slow each other down by over 20 %."""
+        """The bottleneck: the slower of loader and model, or both if they slow each other down by over 20 %."""
         loader, model = self.pace.loader_images_per_s, self.pace.model_images_per_s
         if self.pace.live_images_per_s < 0.8 * min(loader, model):
             return "both"
@@ -83,15 +88,20 @@ class Forecast:
 def forecast(plan: Plan, paces: Sequence[Pace], *, eval_every: int, start_s: float, save_s: float,
              save_every_s: float, folds: int = 1) -> Forecast:  # fmt: skip
     """The forecast of a run of `plan` with the measured `paces` of its stages."""
-    first = {pass_.stage: pass_ for pass_ in reversed(plan.passes) if pass_.split == "train"}
     val = len(plan.shards.splits["val"]) if "val" in plan.shards.splits else 0
-    stages = tuple(
-        StageForecast(stage=i, res=stage.res, batch_size=stage.batch_size, epochs=stage.epochs,
-                      images=first[i].samples, eval_images=val, pace=paces[i])
-        for i, stage in enumerate(plan.stages)
-    )  # fmt: skip
-    return Forecast(stages=stages, eval_every=eval_every, start_s=start_s, save_s=save_s, save_every_s=save_every_s,
-                    folds=folds)  # fmt: skip
+    steps = Counter[int]()
+    for pass_ in plan.passes:
+        steps[pass_.stage] += pass_.batches if pass_.split == "train" else 0
+    stages = []
+    for i, stage in enumerate(plan.stages):
+        images, size = plan.first_pass("train", i).samples, stage.shapes[0].batch_size
+        ramp_steps = steps[i] if len(stage.shapes) > 1 else None
+        stages.append(StageForecast(
+            stage=i, res=stage.max_res, batch_size=round(stage.epochs * images / ramp_steps) if ramp_steps else size,
+            epochs=stage.epochs, images=images, eval_images=val, pace=paces[i], ramp_steps=ramp_steps,
+        ))  # fmt: skip
+    return Forecast(stages=tuple(stages), eval_every=eval_every, start_s=start_s, save_s=save_s,
+                    save_every_s=save_every_s, folds=folds)  # fmt: skip
 
 
 def with_doubled_batches(result: Forecast, models: Sequence[float | None], *, shared: bool) -> Forecast:
@@ -111,7 +121,8 @@ def with_doubled_batches(result: Forecast, models: Sequence[float | None], *, sh
         if shared:
             new = 1 / max(1 / model, 1 / model + 1 / live - 1 / old)
         new_pace = dataclasses.replace(pace, model_images_per_s=model, live_images_per_s=new)
-        stages.append(dataclasses.replace(stage, batch_size=2 * stage.batch_size, pace=new_pace))
+        steps = None if stage.ramp_steps is None else -(-stage.ramp_steps // 2)
+        stages.append(dataclasses.replace(stage, batch_size=2 * stage.batch_size, pace=new_pace, ramp_steps=steps))
     return dataclasses.replace(result, stages=tuple(stages))
 
 

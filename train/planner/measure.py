@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,24 +23,19 @@ import torch
 from pipeline import cuda
 from pipeline.loader.loader import Batch, Loader
 from pipeline.plan.plan import BatchSpec, Plan
+from pipeline.plan.stage import BatchShape
+from train.head import CLASSES, Head
 from train.logs.hardware import peak_memory_bytes, reset_peak_memory
 from train.loop import Learner
 
-__all__ = ["Decode", "Pace", "Stopwatch", "Stream", "choose_decode", "measure", "measure_stages", "restored",
-           "synthetic", "synthetic_batch"]  # fmt: skip
+__all__ = ["Decode", "Leg", "Pace", "Stopwatch", "choose_decode", "combined", "legs", "measure", "measure_stages",
+           "restored", "synthetic", "synthetic_batch"]  # fmt: skip
 
 Decode = Literal["cpu", "gpu"]
 _SKIPPED, _TIMED = 8, 24  # steps per stage: the skipped ones use prefetched batches and are not representative
 _RUNNING_AHEAD = 4  # batches that a loader prefetches when it is opened
 _MIN_STEPS = 2  # minimum number of timed steps
-
-
-class Stream(Protocol):
-    """The part of `Loader` that is used here."""
-
-    def __next__(self) -> Batch: ...
-
-    def load_state_dict(self, state: dict[str, int]) -> None: ...
+_MAX_LEGS = 4  # measured in a ramp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,41 +83,79 @@ class Stopwatch:
         return self.steps(source, work, count)[:2]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """A part of a stage whose batches have the same shapes, and the longest run of batches of it."""
+
+    shapes: tuple[BatchShape, ...]
+    samples: int  # in the whole stage
+    first: int  # index of the run's first batch
+    batches: int
+
+    @property
+    def pixels(self) -> float:
+        """Input pixels of its samples."""
+        per_group = sum(shape.batch_size * shape.res**2 for shape in self.shapes)
+        return self.samples * per_group / sum(shape.batch_size for shape in self.shapes)
+
+
+def legs(plan: Plan, stage: int) -> list[Leg]:
+    """The legs of a stage in the order of the run: one, or, of a ramp, one for each resolution.
+
+    Of more than `_MAX_LEGS` resolutions, neighbours are joined and the middle one stands for them.
+    """
+    by_shapes: dict[tuple[BatchShape, ...], Leg] = {}
+    for pass_ in plan.passes:
+        if (pass_.split, pass_.stage) != ("train", stage):
+            continue
+        for run in pass_.runs:
+            leg = by_shapes.get(run.shapes) or Leg(shapes=run.shapes, samples=0, first=0, batches=0)
+            if run.batches > leg.batches:
+                leg = dataclasses.replace(leg, first=pass_.first + run.first, batches=run.batches)
+            by_shapes[run.shapes] = dataclasses.replace(leg, samples=leg.samples + run.samples)
+    each = list(by_shapes.values())
+    groups = np.array_split(np.arange(len(each)), min(len(each), _MAX_LEGS))
+    return [dataclasses.replace(each[group[len(group) // 2]], samples=sum(each[i].samples for i in group))
+            for group in groups]  # fmt: skip
+
+
 def choose_decode(
-    plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Stream]], step: Callable[[Batch], object],
+    plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Loader]], step: Callable[[Batch], object],
     watch: Stopwatch, *, choices: Sequence[Decode] = ("gpu", "cpu"), about_s: float = 5.0,
 ) -> tuple[Decode, dict[Decode, float]]:  # fmt: skip
-    """The faster place to decode, and the seconds per live step with each; takes about `about_s` s in total.
+    """The faster place to decode, and the seconds per live step with each.
 
-    Measured in the stage with the most pixels, where a run spends most of its time. `open_stream(decode, batch)` opens
-    a loader at a batch; `step` is a training step.
+    Takes at most `about_s` s in total, loaders included, if these open and a few steps run in that time. Measured in
+    the stage (in a ramp, at the resolution) with the most pixels, where a run spends most of its time.
+    `open_stream(decode, batch)` opens a loader at a batch; `step` is a training step.
     """
-    training = [pass_ for pass_ in plan.passes if pass_.split == "train"]
-    pixels: dict[int, int] = defaultdict(int)
-    for pass_ in training:
-        pixels[pass_.stage] += pass_.samples * pass_.res**2
-    heaviest = max(pixels, key=lambda stage: pixels[stage])
-    first = next(pass_ for pass_ in training if pass_.stage == heaviest)
+    first = max((leg for stage in range(len(plan.stages)) for leg in legs(plan, stage)), key=lambda leg: leg.pixels)
     skipped = min(_RUNNING_AHEAD, first.batches // 2)
     measured: dict[Decode, float] = {}
     for decode in choices:
+        began = watch.clock()
         with open_stream(decode, first.first) as stream:
             # why not counted: the first batches are prefetched
             ahead_s = [watch.steps(stream.__next__, step, 1)[2] for _ in range(skipped)]
-            left_s = about_s / len(choices) - sum(ahead_s)
+            left_s = about_s / len(choices) - (watch.clock() - began)
             fitting = int(left_s / max(ahead_s)) if any(ahead_s) else _TIMED
             count = watch.broadcast(min(max(_MIN_STEPS, fitting), _TIMED, first.batches - skipped))
             measured[decode] = watch.steps(stream.__next__, step, count)[2] / count
     return min(measured, key=lambda decode: measured[decode]), measured
 
 
-def synthetic(spec: BatchSpec, *, device: torch.device, dtype: torch.dtype, times: float = 1.0) -> Batch:
-    """A batch of random images (N, 3, res, res) like that of `spec`, with `times` as many samples."""
+def synthetic(
+    spec: BatchSpec, *, device: torch.device, dtype: torch.dtype, times: float = 1.0, head: Head = CLASSES
+) -> Batch:
+    """A batch of random images (N, 3, res, res) like that of `spec`, with `times` as many samples and targets of 0."""
     count = round(times * len(spec))
     labels = torch.zeros(count, dtype=torch.int64, device=device)
+    dense = head.target.kind != "class"
+    targets = torch.zeros(count, len(head.target), device=device) if dense else labels
     images = torch.randn(count, 3, spec.res, spec.res, dtype=dtype, device=device)
     return Batch(
-        images=images.to(memory_format=torch.channels_last), labels=labels, partner_labels=labels,
+        images=images.to(memory_format=torch.channels_last), targets=targets,
+        partner_labels=labels[:0] if dense else labels,
         lam=torch.ones(count, device=device),
         spec=dataclasses.replace(spec, ids=np.resize(spec.ids, count), global_size=round(times * spec.global_size)),
     )  # fmt: skip
@@ -153,31 +186,53 @@ class Pace:
 
 
 def measure(
-    plan: Plan, stream: Stream, stage: int, watch: Stopwatch, *, train: Callable[[Batch], object],
-    validate: Callable[[Batch], object], synthetic_batch: Batch, memory: Callable[[], int], about_s: float = 5.0,
+    plan: Plan, stream: Loader, stage: int, watch: Stopwatch, *, train: Callable[[Batch], object],
+    validate: Callable[[Batch], object] | None, synthetic_batch: Batch | Sequence[Batch], memory: Callable[[], int],
+    about_s: float = 5.0, leg: Leg | None = None,
 ) -> Pace:  # fmt: skip
-    """Measure a stage in about `about_s` s, or the time of a few steps of each kind if that is longer.
+    """Measure a leg of a stage (None: the first) in its share of about `about_s` s, or a few steps of each kind.
 
-    `train` and `validate` run a step; `memory` returns the peak memory in bytes.
+    `train` and `validate` (None: not measured) run a step; `memory` returns the peak memory in bytes. Of several
+    synthetic batches, one for each shape of the leg, steps take one after another.
     """
+    parts = legs(plan, stage)
+    whole = leg or parts[0]
+    about_s /= len(parts)
+    synthetic_batches = itertools.cycle(synthetic_batch if isinstance(synthetic_batch, Sequence) else [synthetic_batch])
 
-    def live(split: str, work: Callable[[Batch], object], share: float) -> tuple[float, float]:
-        pass_ = next(s for s in plan.passes if (s.split, s.stage) == (split, stage))
-        stream.load_state_dict({"next_batch": pass_.first})
-        if pass_.batches >= 4:
-            return watch.rate(lambda: next(stream), work, about_s=share * about_s, max_steps=pass_.batches)
+    def live(first: int, batches: int, work: Callable[[Batch], object], share: float) -> tuple[float, float]:
+        stream.load_state_dict({"next_batch": first})
+        if batches >= 4:
+            return watch.rate(lambda: next(stream), work, about_s=share * about_s, max_steps=batches)
         watch.steps(lambda: next(stream), work, 1)
-        stream.load_state_dict({"next_batch": pass_.first})
-        return watch.steps(lambda: next(stream), work, pass_.batches)[:2]
+        stream.load_state_dict({"next_batch": first})
+        return watch.steps(lambda: next(stream), work, batches)[:2]
 
-    loader, _ = live("train", lambda batch: None, 0.15)
-    model, _ = watch.rate(lambda: synthetic_batch, train, about_s=0.2 * about_s)
-    together, stall = live("train", train, 0.4)
-    used = memory()
-    validated = any((s.split, s.stage) == ("val", stage) for s in plan.passes)
+    loader, _ = live(whole.first, whole.batches, lambda batch: None, 0.15)
+    model, _ = watch.rate(lambda: next(synthetic_batches), train, about_s=0.2 * about_s)
+    together, stall = live(whole.first, whole.batches, train, 0.4)
+    used, evaluated = memory(), None
+    if validate is not None and any((s.split, s.stage) == ("val", stage) for s in plan.passes):
+        pass_ = plan.first_pass("val", stage)
+        evaluated, _ = live(pass_.first, pass_.batches, validate, 0.1)
     return Pace(
         loader_images_per_s=loader, model_images_per_s=model, live_images_per_s=together, stall_frac=stall,
-        eval_images_per_s=live("val", validate, 0.1)[0] if validated else None, memory_bytes=used,
+        eval_images_per_s=evaluated, memory_bytes=used,
+    )  # fmt: skip
+
+
+def combined(paces: Sequence[Pace], samples: Sequence[int]) -> Pace:
+    """The pace of a stage whose legs have `paces` and `samples`; its validation is that of the first."""
+    def mean(rates: list[float]) -> float:
+        return sum(samples) / sum(n / rate for n, rate in zip(samples, rates, strict=True))
+
+    live = [pace.live_images_per_s for pace in paces]
+    stalls = sum(n * pace.stall_frac / rate for n, pace, rate in zip(samples, paces, live, strict=True))
+    return Pace(
+        loader_images_per_s=mean([pace.loader_images_per_s for pace in paces]),
+        model_images_per_s=mean([pace.model_images_per_s for pace in paces]), live_images_per_s=mean(live),
+        stall_frac=stalls * mean(live) / sum(samples), eval_images_per_s=paces[0].eval_images_per_s,
+        memory_bytes=max(pace.memory_bytes for pace in paces),
     )  # fmt: skip
 
 
@@ -185,18 +240,22 @@ def measure_stages(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
     """Measure every stage. The learner's state is restored; the loader's position is not."""
     paces = []
     for stage in range(len(plan.stages)):
+        parts = legs(plan, stage)
         reset_peak_memory(learner.device)
         with restored(learner):
-            paces.append(measure(
-                plan, loader, stage, Stopwatch.of(learner), train=learner.train_step, validate=learner.eval_step,
-                synthetic_batch=synthetic_batch(learner, plan, stage),
+            measured = [measure(
+                plan, loader, stage, Stopwatch.of(learner), train=learner.train_step, leg=leg,
+                validate=None if number else learner.eval_step,
+                synthetic_batch=[synthetic_batch(learner, plan, leg.first + k)
+                                 for k in range(min(len(leg.shapes), leg.batches))],
                 memory=lambda: peak_memory_bytes(learner.device),
-            ))  # fmt: skip
+            ) for number, leg in enumerate(parts)]  # fmt: skip
+        paces.append(combined(measured, [leg.samples for leg in parts]) if len(parts) > 1 else measured[0])
     return paces
 
 
-def synthetic_batch(learner: Learner, plan: Plan, stage: int, times: float = 1.0) -> Batch:
-    """A batch of random images, `times` as large as the first training batch of `stage`."""
-    first = next(s.first for s in plan.passes if (s.split, s.stage) == ("train", stage))
-    spec = plan.batch(first, rank=learner.ranks.rank, world_size=learner.ranks.world_size)
-    return synthetic(spec, device=learner.device, dtype=learner.image_dtype, times=times)
+def synthetic_batch(learner: Learner, plan: Plan, index: int, times: float = 1.0) -> Batch:
+    """A batch of random images, `times` as large as batch `index` of the run."""
+    ranks = learner.ranks
+    spec = plan.batch(index, rank=ranks.rank, world_size=ranks.world_size)
+    return synthetic(spec, device=learner.device, dtype=learner.image_dtype, times=times, head=learner.head)

@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -25,6 +25,7 @@ from train.cross_validation import chosen_folds
 from train.distributed import Ranks, join
 from train.logs.hardware import process_age_s
 from train.loop import Learner
+from train.report.classes import HEADS, class_rows
 from train.setup import Options
 from train.trainer import session
 
@@ -33,6 +34,8 @@ from .measure import Stopwatch, synthetic_batch
 
 __all__ = ["main", "plan"]
 
+_CLASSES = 3  # most and least frequent ones shown
+
 
 def main(args: argparse.Namespace) -> int:
     """`python -m train plan`: print, and write to `--json`, the forecast of a run. Returns the exit status."""
@@ -40,24 +43,27 @@ def main(args: argparse.Namespace) -> int:
         check_output(args.json, setting="--json", suffixes=(".json",))
     options = Options.parsed(args)
     with join(options.device) as ranks:
-        folds = [] if args.folds is None else chosen_folds(args.folds, shards=options.shards)
-        return plan(options, ranks, budget=args.budget, folds=folds, file=args.json)
+        chosen, folds = ([], 0) if args.folds is None else chosen_folds(args.folds)
+        if chosen:
+            options = dataclasses.replace(options, fold=(chosen[0], folds))
+        return plan(options, ranks, budget=args.budget, runs=max(1, len(chosen)), file=args.json)
 
 
 def plan(
-    options: Options, ranks: Ranks, *, budget: str | None, folds: Sequence[int] = (), file: Path | None = None
+    options: Options, ranks: Ranks, *, budget: str | None, runs: int = 1, file: Path | None = None
 ) -> int:
     """Print the forecast of the run of `options` and, with a `budget` such as "11m", advice; returns 0.
 
-    `folds`: folds to train one after another; measured on the first one's data. `file`: for the forecast as JSON.
+    `runs`: folds to train one after another; the one of `options` is measured. `file`: for the forecast as JSON.
     """
     budget_s = parse_duration(budget) if budget else None
     began = time.perf_counter() - process_age_s()  # why: a run's time includes starting Python and loading torch
     with _scratch(options.folder.parent, ranks) as folder:
-        options = dataclasses.replace(options, folder=Path(folder), fold=folds[0] if folds else options.fold)
+        options = dataclasses.replace(options, folder=Path(folder))
         with session(options, ranks) as run, run.ready() as loader:
-            result = run.forecast(loader, began=began, folds=max(1, len(folds)))
+            result = run.forecast(loader, began=began, folds=runs)
             print(table(result))
+            print(_sampling_lines(run.plan), end="")
             lines = []
             if budget_s:
                 too_long = result.total_s() > budget_s
@@ -68,6 +74,17 @@ def plan(
         with output_file(file) as opened:
             opened.write((json.dumps(to_json(result, budget_s, lines), indent=1) + "\n").encode())
     return 0
+
+
+def _sampling_lines(plan: Plan) -> str:
+    """How often a full epoch uses the samples of the most and least frequent classes; empty for uniform sampling."""
+    if plan.sampling == "uniform":
+        return ""
+    rows = class_rows(plan.shards.classes, plan.class_samples, plan.mean_class_counts(), ends=_CLASSES)
+    heads = [head.rstrip("#") for head in HEADS]
+    width = max(len(row[0]) for row in rows)
+    lines = [f"{row[0]:{width}}  {row[1]:>11}  {row[2]:>15}  {row[3]:>22}" for row in (heads, *rows)]
+    return "\n".join([f"sampling {plan.sampling}, in an epoch of all samples:", *lines, ""])
 
 
 @contextlib.contextmanager
@@ -108,7 +125,7 @@ def _with_doubled_batches(result: Forecast, plan: Plan, learner: Learner, *, abo
     models: list[float | None] = []
     for stage in result.stages:
         try:
-            batch = itertools.repeat(synthetic_batch(learner, plan, stage.stage, times=2)).__next__
+            batch = itertools.repeat(synthetic_batch(learner, plan, plan.largest_batch(stage.stage), times=2)).__next__
             enough = 2 * stage.batch_size <= stage.images
             models.append(Stopwatch.of(learner).rate(batch, learner.train_step, about_s=about_s)[0] if enough else None)
         except torch.OutOfMemoryError:

@@ -68,19 +68,26 @@ def build(cls: type, table: object, where: str) -> Any:
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """`value` from TOML converted to the type `hint`. Raises `ResoluteError` if the type does not match."""
+    or_table = ""
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, where)
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # X | None: TOML has no null, so only X occurs
-        (hint,) = (arg for arg in typing.get_args(hint) if arg is not types.NoneType)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        # X | None: TOML has no null, so only X occurs; X | list | text | table: the one of the value's type
+        arms = [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
+        kinds: dict[Any, type] = {tuple: list, Literal: str, dict: dict}
+        hint = next((arm for arm in arms if isinstance(value, kinds.get(typing.get_origin(arm), ()))), arms[0])
+        or_table = " or a table" if any(typing.get_origin(arm) is dict for arm in arms[1:]) else ""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        check(value in args, where, repr(value), "one of " + ", ".join(map(repr, args)))
+        check(value in args, where, repr(value), "one of " + ", ".join(map(repr, args)) + or_table)
         return value
     if origin is tuple:
         many = len(args) == 2 and args[1] is Ellipsis
         good = isinstance(value, list) and (many or len(value) == len(args))
         check(good, where, repr(value), "a list" if many else f"a list of {len(args)} numbers")
         return tuple(_convert(args[0], item, where) for item in value)
+    if origin is dict and isinstance(value, dict) and args[1] is not Any:
+        return {name: _convert(args[1], item, f"{where}.{name}") for name, item in value.items()}
     if isinstance(value, int) and not isinstance(value, bool):  # why: Python reads TOML integers of any size
         check(-(2**63) <= value < 2**63, where, f"an integer of {len(str(abs(value)))} digits", "a 64-bit integer")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

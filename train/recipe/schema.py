@@ -12,11 +12,12 @@ import json
 import tomllib
 import typing
 from dataclasses import dataclass, field
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.errors import ResoluteError
-from pipeline.errors import check as _check
+from pipeline.errors import ResoluteError, check
+from pipeline.plan.recipe_key import check_ranges, key
 from pipeline.plan.stage import AUTO, BATCH_SIZES, MAX_BATCH, MAX_EPOCHS, Augment, Stage, without_effect
 
 from .parse import build
@@ -30,48 +31,68 @@ if TYPE_CHECKING:
 __all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss", "Model", "Optim", "Precision",
            "Recipe", "Schedule", "Stage", "Stop"]  # fmt: skip
 
-_MAX_SEED = 2**63 - 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    # full: uniform shuffle, random reads; block: shuffled blocks of adjacent samples, mixed within a window, for
-    # network disks and object stores; auto: block for shards behind a URL, else full; a resumed run keeps its order
-    order: Literal["full", "block", "auto"] = "full"
-    # for stages with fraction < 1: another part of the data each epoch, or the same nested subset
-    fraction_mode: Literal["rotate", "fixed"] = "rotate"
-    # damaged sample: stop the run and name it, or replace it by the next sample and log it
-    on_bad_sample: Literal["error", "skip"] = "error"
-    fold: int | None = None  # fold held out for validation, 0-based, for shards made with FOLDS
-    # per-channel RGB mean, subtracted from pixels in 0 to 1. Source: timm IMAGENET_DEFAULT_MEAN
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    # per-channel RGB standard deviation to divide by, above 0. Source: timm IMAGENET_DEFAULT_STD
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    order: Literal["full", "block", "auto"] = key(
+        "full", "full: uniform shuffle, random reads; block: shuffled blocks of adjacent samples, mixed within a "
+        "window, for network disks and object stores; auto: block for shards behind a URL, else full; a resumed run "
+        "keeps its order"
+    )  # fmt: skip
+    fraction_mode: Literal["rotate", "fixed"] = key(
+        "rotate", "for stages with fraction < 1: another part of the data each epoch, or the same nested subset"
+    )
+    sampling: Literal["uniform", "balanced", "sqrt"] = key(
+        "uniform", "uniform: every sample once per epoch; balanced: all classes equally often, in an epoch of the same "
+        "length; sqrt: in proportion to the square root of their size, between the two"
+    )  # fmt: skip
+    on_bad_sample: Literal["error", "skip"] = key(
+        "error", "damaged sample: stop the run and name it, or replace it by the next sample and log it"
+    )
+    folds: int | None = key(
+        None, "divide the training split into this many folds, stratified by class; the set's own validation split "
+        "takes no part", ge=2
+    )  # fmt: skip
+    fold: int | None = key(None, "fold held out for validation, below `folds`; the others are trained on", ge=0)
+    mean: tuple[float, float, float] = key(
+        (0.485, 0.456, 0.406), "per-channel RGB mean to subtract from pixels in 0 to 1 (timm's IMAGENET_DEFAULT_MEAN)"
+    )
+    std: tuple[float, float, float] = key(
+        (0.229, 0.224, 0.225), "per-channel RGB standard deviation to divide by (IMAGENET_DEFAULT_STD)", gt=0
+    )
+
+    mean_std: Literal["keys", "pretrained"] = key(
+        "keys", "pretrained: mean and std of timm's pretrained weights of `model.name`, instead of the two keys"
+    )
 
     def __post_init__(self) -> None:
-        _check(all(value > 0 for value in self.std), "data.std", list(self.std), "three numbers above 0")
+        check_ranges(self, "data.")
+        fold, folds = self.fold, self.folds
+        are_both = (fold is None) == (folds is None)
+        check(are_both, "data", "only one of fold and folds", "both (fold = 0, folds = 5) or neither")
+        check(fold is None or folds is None or fold < folds, "data.fold", fold, f"0 to {(folds or 0) - 1}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
-    every_epochs: int = 1  # epochs between validations; the last epoch is always validated
-    batch_size: int = 256  # samples per validation batch, over all ranks
-    crop_pct: float | None = None  # centre crop's side / short side, above 0 to 1; none: from prep's margin, 0.875
-    flip: bool = False  # test-time flip: average the logits of each image and its mirror image
+    every_epochs: int = key(1, "epochs between validations; the last epoch is always validated", ge=1)
+    batch_size: int = key(256, "samples per validation batch, over all ranks", ge=1, le=MAX_BATCH)
+    crop_pct: float | None = key(None, "centre crop's side / short side; none: from prep's margin, 0.875", gt=0, le=1)
+    flip: bool = key(False, "test-time flip: average the logits of each image and its mirror image")
 
     def __post_init__(self) -> None:
-        frac = self.crop_pct
-        _check(frac is None or 0 < frac <= 1, "eval.crop_pct", frac, "above 0, at most 1")
-        _check(self.every_epochs >= 1, "eval.every_epochs", self.every_epochs, "an integer of at least 1")
-        expected = f"an integer from 1 to {MAX_BATCH}"
-        _check(1 <= self.batch_size <= MAX_BATCH, "eval.batch_size", self.batch_size, expected)
+        check_ranges(self, "eval.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     name: str
     stages: tuple[Stage, ...]
-    seed: int = 0  # of initial weights, sample order and augmentation, 0 to 2^63 - 1
+    seed: int = key(0, "of initial weights, sample order and augmentation", ge=0, le=2**63 - 1)
+    scale_epochs: float = key(
+        1.0, "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `period_epochs` and "
+        "`milestone_epochs`; whole numbers are rounded to the nearest, halves up, to at least 1", gt=0
+    )  # fmt: skip
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     optim: Optim = field(default_factory=Optim)
@@ -85,16 +106,22 @@ class Recipe:
     stop: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:
-        _check(len(self.stages) > 0, "stages", "none", "at least one [[stages]] table")
-        _check(0 <= self.seed <= _MAX_SEED, "seed", self.seed, f"an integer from 0 to {_MAX_SEED}")
+        check(len(self.stages) > 0, "stages", "none", "at least one [[stages]] table")
+        check_ranges(self, "")
         expected = f"at most {MAX_EPOCHS} over all stages"
-        _check(self.total_epochs <= MAX_EPOCHS, "stages.epochs", self.total_epochs, expected)
-        smallest = min((s.batch_size for s in self.stages if s.batch_size != AUTO), default=self.optim.grad_accum_steps)
+        check(self.total_epochs <= MAX_EPOCHS, "stages.epochs", self.total_epochs, expected)
+        sizes = [shape.batch_size for s in self.stages for shape in s.shapes if s.batch_size != AUTO]
+        smallest = min(sizes, default=self.optim.grad_accum_steps)
         expected = f"at most the smallest batch_size, {smallest}: a micro-batch needs at least one sample"
-        _check(self.optim.grad_accum_steps <= smallest, "optim.grad_accum_steps", self.optim.grad_accum_steps, expected)
+        check(self.optim.grad_accum_steps <= smallest, "optim.grad_accum_steps", self.optim.grad_accum_steps, expected)
         marks = self.schedule.milestone_epochs
         good = all(mark < self.total_epochs for mark in marks)
-        _check(good, "schedule.milestone_epochs", list(marks), f"below the run's {self.total_epochs} epochs")
+        check(good, "schedule.milestone_epochs", list(marks), f"below the run's {self.total_epochs} epochs")
+        last = self.ema.last_epochs
+        check(last <= self.total_epochs, "ema.last_epochs", last, f"at most the run's {self.total_epochs} epochs")
+        warmup = self.schedule.warmup_epochs
+        good = warmup is None or warmup < self.total_epochs
+        check(good, "schedule.warmup_epochs", warmup, f"below the run's {self.total_epochs} epochs")
 
     @property
     def hash(self) -> str:
@@ -107,16 +134,9 @@ class Recipe:
         return sum(stage.epochs for stage in self.stages)
 
     @property
-    def resolutions(self) -> tuple[int, ...] | None:
-        """Resolutions in px to open shards at; None (all stored ones) if a stage validates at another resolution."""
-        if any(stage.eval_res not in (None, stage.res) for stage in self.stages):
-            return None
-        return tuple(sorted({stage.res for stage in self.stages}))
-
-    @property
-    def seen_resolutions(self) -> tuple[int, ...]:
-        """Resolutions in px of the network's input, in training and validation, ascending."""
-        return tuple(sorted({res for stage in self.stages for res in (stage.res, stage.eval_res or stage.res)}))
+    def resolutions(self) -> tuple[int, ...]:
+        """Resolutions in px to open shards at, in training and validation, ascending."""
+        return tuple(sorted({res for stage in self.stages for res in (*stage.resolutions, stage.validation_res)}))
 
     def plan(self, shards: ShardSet, *, auto_order: Order | None = None) -> Plan:
         """The plan of a run with this recipe on `shards`. Raises `ResoluteError` as `Plan` does.
@@ -131,6 +151,7 @@ class Recipe:
             order = auto_order or ("block" if shards.files.remote else "full")
         return Plan(
             shards, self.stages, seed=self.seed, order=order, fraction_mode=self.data.fraction_mode,
+            sampling=self.data.sampling,
             eval_batch_size=self.eval.batch_size, eval_every_epochs=self.eval.every_epochs,
             eval_crop_frac=self.eval.crop_pct,
         )  # fmt: skip
@@ -171,21 +192,95 @@ class Recipe:
         stages = table.get("stages", [])
         if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
             raise ResoluteError(f"{where}: stages: got a single value, expected [[stages]] tables; use double brackets")
-        table["stages"] = [{**stage, "augment": {**base, **stage.get("augment", {})}} for stage in stages]
+        own = [stage.get("augment", {}) for stage in stages]
+        for label, value in [("augment", base), *(("stages.augment", value) for value in own)]:
+            if not isinstance(value, dict):
+                raise ResoluteError(
+                    f"{where}: {label}: got {value!r}, expected a table such as {{ scale = [0.3, 1.0] }}; correct it"
+                )
+        table["stages"] = [{**stage, "augment": {**base, **value}} for stage, value in zip(stages, own, strict=True)]
         try:
-            for stage in table["stages"]:
-                _check(stage.get("batch_size") != AUTO, "stages.batch_size", AUTO, BATCH_SIZES)
-                if stage.get("batch_size") == "auto":
+            for number, stage in enumerate(table["stages"]):
+                size = stage.get("batch_size")
+                good = size != AUTO and (not isinstance(size, str) or size in ("auto", "constant_pixels"))
+                check(good, "stages.batch_size", repr(size), BATCH_SIZES)
+                if size == "auto":
                     stage["batch_size"] = AUTO
+                if size == "constant_pixels" and "base_batch_size" not in stage:
+                    _keep_pixels(table["stages"], number)
             recipe = typing.cast(Recipe, build(cls, {**table, "name": name}, ""))
             _refuse_without_effect(recipe, {**table, "augment": base})
             for stage, written in zip(recipe.stages, stages, strict=True):
                 for key, reason in without_effect([stage.augment]).items():
                     if key in written.get("augment", {}):
                         raise ResoluteError(f"stages.augment.{key}: without effect, {reason}; remove it")
-            return recipe
+            if recipe.data.mean_std == "pretrained":
+                recipe = _with_pretrained_mean_std(recipe)
+            return recipe if recipe.scale_epochs == 1.0 else _scaled(recipe)
         except ResoluteError as error:
             raise ResoluteError(f"{where}: {error}") from None
+
+
+def _keep_pixels(stages: list[dict[str, Any]], number: int) -> None:
+    """Give stage `number` as many pixels per batch as the nearest stage with a batch size, before it or else after it.
+
+    That stage's size is the one at its largest resolution. Values of a wrong type are left to the checks that follow.
+    """
+    def largest(stage: dict[str, Any]) -> int:
+        res = stage.get("res")
+        sizes = res if isinstance(res, list) else [res]
+        return max(sizes) if sizes and all(type(size) is int for size in sizes) else 0
+
+    stage, own = stages[number], largest(stages[number])
+    for nearest in (*reversed(stages[:number]), *stages[number + 1 :]):
+        size = nearest.get("base_batch_size", nearest.get("batch_size"))
+        if type(size) is int and size > 0 and largest(nearest) > 0 < own:
+            base = max(1, round(size * (largest(nearest) / own) ** 2))
+            stage |= {"base_batch_size": base} if isinstance(stage["res"], list) else {"batch_size": base}
+            return
+
+
+def _with_pretrained_mean_std(recipe: Recipe) -> Recipe:
+    """The recipe with `data.mean` and `std` of timm's pretrained weights. Raises `ResoluteError` if it has none."""
+    import timm  # why here: slow, and rarely needed
+
+    try:
+        cfg = timm.get_pretrained_cfg(recipe.model.name)
+    except RuntimeError:  # an unknown tag
+        cfg = None
+    if cfg is None or not cfg.has_weights or len(cfg.mean) != 3:
+        raise ResoluteError(
+            f"data.mean_std: got pretrained, but timm has no weights of {recipe.model.name} for RGB images, "
+            "expected some; set data.mean and data.std"
+        )
+    mean, std = (typing.cast(tuple[float, float, float], values) for values in (cfg.mean, cfg.std))
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, mean=mean, std=std))
+
+
+def _scaled(recipe: Recipe) -> Recipe:
+    """The recipe with `scale_epochs` applied. `Recipe.values` has the scaled numbers, `Recipe.from_values` keeps them.
+
+    Raises `ResoluteError` if no stage changes, or two milestones become equal.
+    """
+    factor = Decimal(repr(recipe.scale_epochs))
+
+    def scaled(epochs: int) -> int:
+        return max(1, int((factor * epochs).quantize(Decimal(1), ROUND_HALF_UP)))
+
+    stages = tuple(dataclasses.replace(stage, epochs=scaled(stage.epochs)) for stage in recipe.stages)
+    if [stage.epochs for stage in stages] == [stage.epochs for stage in recipe.stages]:
+        raise ResoluteError(
+            f"scale_epochs: without effect, {recipe.scale_epochs:g} changes no stage's epochs when rounded; remove it"
+        )
+    schedule = recipe.schedule
+    warmup = None if schedule.warmup_epochs is None else recipe.scale_epochs * schedule.warmup_epochs
+    restarts = schedule.kind == "cosine_restarts"
+    schedule = dataclasses.replace(
+        schedule, warmup_epochs=warmup,
+        period_epochs=scaled(schedule.period_epochs) if restarts else schedule.period_epochs,
+        milestone_epochs=tuple(map(scaled, schedule.milestone_epochs)),
+    )  # fmt: skip
+    return dataclasses.replace(recipe, stages=stages, schedule=schedule)
 
 
 def _without_none(value: Any) -> Any:
@@ -202,13 +297,15 @@ def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
         ("data", "order"): all(s.order for s in recipe.stages) and "every stage has its own",
         ("data", "fraction_mode"): all(s.fraction == 1.0 for s in recipe.stages) and "every fraction is 1",
         ("freeze", "mode"): recipe.freeze.mode != "none" and not _freezes(recipe) and "no stage freezes anything",
+        ("data", "mean"): recipe.data.mean_std == "pretrained" and "data.mean_std is pretrained",
+        ("data", "std"): recipe.data.mean_std == "pretrained" and "data.mean_std is pretrained",
         ("schedule", "batch_rule"): _same_batches(recipe) and "every batch_size is the base",
     } | {("augment", key): reason for key, reason in without_effect(augments).items()}
     for section in ("model", "optim", "loss", "distill", "schedule", "ema", "precision"):
         reasons |= {(section, key): why for key, why in getattr(recipe, section).without_effect().items()}
-    for (section, key), reason in reasons.items():
-        if reason and key in table.get(section, {}):
-            raise ResoluteError(f"{section}.{key}: without effect, {reason}; remove it")
+    for (section, name), reason in reasons.items():
+        if reason and name in table.get(section, {}):
+            raise ResoluteError(f"{section}.{name}: without effect, {reason}; remove it")
     for mode in ("freeze", "unfreeze"):
         if recipe.freeze.mode != mode and any(f"{mode}_to" in stage for stage in table["stages"]):
             raise ResoluteError(f"stages.{mode}_to: without effect, freeze.mode is {recipe.freeze.mode}; remove it")
@@ -221,6 +318,6 @@ def _freezes(recipe: Recipe) -> bool:
 
 def _same_batches(recipe: Recipe) -> bool:
     """Whether `schedule.batch_rule` changes no learning rate. A batch size of "auto" counts as different."""
-    batches = {stage.batch_size for stage in recipe.stages}
-    rule, base = recipe.schedule.batch_rule, recipe.schedule.base_batch or recipe.stages[0].batch_size
+    batches = {shape.batch_size for stage in recipe.stages for shape in stage.shapes}
+    rule, base = recipe.schedule.batch_rule, recipe.schedule.base_batch or recipe.stages[0].shapes[0].batch_size
     return rule != "none" and batches == {base} and base != AUTO

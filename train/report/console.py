@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from train.logs.run_log import SWITCH_STEPS, RunLogReader, best_epoch, best_top1, switch_costs
+from pipeline.dataset.target import TargetKind
+from train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs
+from train.logs.score import METRICS, Metric, best_epoch, best_score, main_metric
 from train.logs.tensorboard import TensorBoardWriter
 
 from .html import write_page
 
-__all__ = ["EPOCH_HEADER", "Reports", "epoch_line", "summary"]
+__all__ = ["Reports", "epoch_header", "epoch_line", "summary"]
 
-EPOCH_HEADER = (
-    "epoch stage  res batch  images/s  stall %  wait s  compute s  eval s      lr   loss  "
-    "val loss  top-1  top-5  EMA: loss  top-1  top-5    GiB  GPU %"
-)
+_WIDTH = 8  # of a metric's column; top-1 and top-5 are narrower
 
 
 class Reports:
@@ -44,18 +43,36 @@ class Reports:
             self._board.close()
 
 
+def epoch_header(kind: TargetKind) -> str:
+    """The head of the console's epoch table, for a set's kind of target."""
+    names = "".join(metric.title.rjust(width + 1) for metric, width in _columns(kind))
+    return (
+        "epoch stage  res batch  images/s  stall %  wait s  compute s  eval s      lr   loss  "
+        f"val loss{names}  EMA: loss{names}    GiB  GPU %"
+    )
+
+
+def _columns(kind: str) -> list[tuple[Metric, int]]:
+    return [(metric, 6 if kind == "class" else _WIDTH) for metric in METRICS[kind]]
+
+
 def epoch_line(record: dict[str, Any]) -> str:
-    """The row of the console's epoch table for an epoch record, under `EPOCH_HEADER`."""
+    """The row of the console's epoch table for an epoch record, under `epoch_header`."""
     def number(key: str, width: int, digits: int, scale: float = 1.0) -> str:
         value = record.get(key)
         return "-".rjust(width) if value is None else f"{scale * value:{width}.{digits}f}"
 
+    def metrics(prefix: str = "") -> list[str]:
+        return [number(prefix + metric.key, width, 2, 100) if metric.percent else
+                _short(record.get(prefix + metric.key)).rjust(width) for metric, width in columns]  # fmt: skip
+
+    columns = _columns(next(kind for kind, known in METRICS.items() if known[0] == main_metric(record)))
     return " ".join([
         f"{record['epoch']:5d} {record['stage']:5d} {record['res']:4d} {record['batch_size']:5d}",
         number("images_per_s", 9, 1), number("stall_frac", 8, 2, 100), number("wait_s", 7, 2),
         f"{record['train_s'] - record['wait_s']:10.2f}", number("eval_s", 7, 2), f"{record['lr']:7.4f}",
-        number("loss", 6, 3), number("eval_loss", 9, 3), number("top1", 6, 2, 100), number("top5", 6, 2, 100),
-        number("ema_eval_loss", 10, 3), number("ema_top1", 6, 2, 100), number("ema_top5", 6, 2, 100),
+        number("loss", 6, 3), number("eval_loss", 9, 3), *metrics(),
+        number("ema_eval_loss", 10, 3), *metrics("ema_"),
         number("memory_bytes", 6, 2, 2**-30), number("gpu_frac", 6, 0, 100),
     ])  # fmt: skip
 
@@ -65,14 +82,26 @@ def summary(run: RunLogReader, folder: Path) -> str:
     epochs, steps = run.epochs, run.steps
     train_s, wait_s = sum(e["train_s"] for e in epochs), sum(e["wait_s"] for e in epochs)
     last, best = epochs[-1], best_epoch(epochs) or epochs[-1]
+    metric = main_metric(last)
+    ended, top = (_score(metric, epoch) for epoch in (last, best))
     lines = [
-        f"\ntop-1 {100 * best_top1(last):.2f} % at the end, best {100 * best_top1(best):.2f} % (epoch {best['epoch']})",
+        f"\n{metric.title} {ended} at the end, best {top} (epoch {best['epoch']})",
         f"{last['elapsed_s']:.1f} s: training {train_s:.1f} s, validation {sum(e['eval_s'] for e in epochs):.1f} s; "
         f"waiting for data {100 * wait_s / train_s:.2f} % of training",
     ]
-    for cost in switch_costs(steps["stage"], steps["time_s"]):
+    for cost in switch_costs(steps["stage"], steps["time_s"], steps["res"]):
+        what = f"{cost['res']} px in stage {cost['stage']}" if cost["in_stage"] else f"stage {cost['stage']}"
         lines.append(
-            f"switch to stage {cost['stage']}: {1e3 * cost['cost_s']:+.0f} ms over its first {SWITCH_STEPS} steps, "
+            f"switch to {what}: {1e3 * cost['cost_s']:+.0f} ms over its first {SWITCH_STEPS} steps, "
             f"slowest {cost['slowest_ratio']:.2f}x the median ({1e3 * cost['median_s']:.0f} ms)"
         )
-    return "\n".join([*lines, f"{folder}: report.html, run.jsonl, best.pt, last.pt"])
+    return "\n".join([*lines, f"{folder}: report.html, run.jsonl, validation.json, best.pt, last.pt"])
+
+
+def _score(metric: Metric, epoch: dict[str, Any]) -> str:
+    score = best_score(epoch)
+    return "unknown" if score is None else metric.text(score)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

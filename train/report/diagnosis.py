@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from train.logs.run_log import SWITCH_STEPS, RunLogReader, best_epoch, best_top1, format_duration, switch_costs
+from train.logs.run_log import SWITCH_STEPS, RunLogReader, format_duration, switch_costs
+from train.logs.score import best_epoch, best_score, main_metric
+
+from .classes import class_counts
 
 __all__ = ["Finding", "diagnose", "stage_rows"]
 
@@ -32,18 +35,24 @@ def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
     """Statistics per stage: times in s, rates in images/s, fractions 0 to 1; None if not measured."""
     steps, rows = run.steps, []
     ceilings = {record["stage"]: record for record in run.kind("calibration")}
-    costs = {cost["stage"]: cost for cost in switch_costs(steps["stage"], steps["time_s"])}
+    costs = {cost["stage"]: cost for cost in switch_costs(steps["stage"], steps["time_s"], steps["res"])
+             if not cost["in_stage"]}  # fmt: skip
     for stage in np.unique(steps["stage"]):
         own, ceiling = steps["stage"] == stage, ceilings.get(int(stage), {})
         wait, times = steps["wait_s"][own], np.sort(steps["time_s"][own])
         epochs = [epoch for epoch in run.epochs if epoch["stage"] == stage]
+        compute, res = steps["compute_s"][own], steps["res"][own]
+        for size in np.unique(res):  # why: steps of different sizes are not comparable
+            compute[res == size] /= np.median(compute[res == size])
+        sizes = sorted({*map(int, res)})
         rows.append({
-            "stage": int(stage), "res": int(steps["res"][own][0]), "steps": int(own.sum()), "epochs": epochs,
+            "stage": int(stage), "res": "-".join(map(str, dict.fromkeys((sizes[0], sizes[-1])))),
+            "steps": int(own.sum()), "epochs": epochs,
             "batch_size": epochs[0]["batch_size"] if epochs else int(steps["samples"][own].max()),
             "train_s": float(times.sum()), "wait_s": float(wait.sum()), "stall_frac": float(wait.sum() / times.sum()),
             "burst_frac": float(np.sort(wait)[-max(1, len(wait) // 100) :].sum() / max(wait.sum(), 1e-9)),
             "longest_wait_s": float(wait.max()), "longest_wait_step": int(steps["step"][own][wait.argmax()]),
-            "uneven": float(np.quantile(steps["compute_s"][own], 0.99) / np.median(steps["compute_s"][own])),
+            "uneven": float(np.quantile(compute, 0.99)),
             "first_wait_s": float(wait[:SWITCH_STEPS].sum() - SWITCH_STEPS * np.median(wait)),
             "images_per_s": float(steps["samples"][own].sum() / times.sum()),
             "unfed_images_per_s": float(steps["samples"][own].sum() / steps["compute_s"][own].sum()),
@@ -129,7 +138,7 @@ def _rates(row: dict[str, Any]) -> str:
 
 
 def _loader_advice(run: RunLogReader) -> str:
-    """How to speed up the loader on the machine of the log."""
+    """Advice on a faster loader for the machine of the log."""
     machine = run.start.get("machine", {})
     threads, cores = machine.get("threads"), machine.get("cores")
     if threads and cores and threads < cores:
@@ -160,6 +169,9 @@ def _run(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
             ))  # fmt: skip
     if not epochs:
         return
+    counts = class_counts(run)
+    if counts is not None and (text := counts.finding()):
+        yield Finding(True, text)
     eval_s, elapsed_s = sum(epoch["eval_s"] for epoch in epochs), epochs[-1]["elapsed_s"]
     if eval_s > _EVAL_FRAC * elapsed_s:
         yield Finding(True, (
@@ -172,13 +184,13 @@ def _run(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
             f"Tensors used at most {memory / 2**30:.1f} of {total / 2**30:.1f} GiB of GPU memory: larger batches fit "
             '(`batch_size = "auto"` finds the largest).'
         ))  # fmt: skip
-    validated = [epoch for epoch in epochs if epoch["top1"] is not None]
-    if run.kind("end") and len(validated) >= 5:
-        best = best_epoch(validated) or validated[-1]
-        worse = best_top1(best) - best_top1(validated[-1])
-        if worse > _WORSE and best["epoch"] < 0.8 * epochs[-1]["epoch"]:
+    scores = [score for epoch in epochs if (score := best_score(epoch)) is not None]
+    best = best_epoch(epochs)
+    if run.kind("end") and len(scores) >= 5 and best is not None:
+        metric, top = main_metric(best), best_score(best) or 0.0
+        if top - scores[-1] > _WORSE and best["epoch"] < 0.8 * epochs[-1]["epoch"]:
             yield Finding(True, (
-                f"The best top-1, {100 * best_top1(best):.2f} %, was reached in epoch {best['epoch']} of "
-                f"{epochs[-1]['epoch']}; it ended at {100 * best_top1(validated[-1]):.2f} %: use fewer epochs, or "
+                f"The best {metric.title}, {metric.text(top)}, was reached in epoch {best['epoch']} of "
+                f"{epochs[-1]['epoch']}; it ended at {metric.text(scores[-1])}: use fewer epochs, or "
                 "stronger augmentation in the late stages."
             ))  # fmt: skip

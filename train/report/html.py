@@ -1,12 +1,13 @@
-"""`python -m train report RUN`: writes RUN/report.html from run.jsonl; training does so after every epoch.
+"""`python -m train report RUN`: writes RUN/report.html from run.jsonl and validation.json.
 
-The page is self-contained and needs no network.
+Training does so after every epoch. The page is self-contained and needs no network.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from pipeline.errors import ResoluteError
 from pipeline.report.charts import Chart, Series, chart, short
 from pipeline.report.page import render
 from pipeline.storage.atomic_file import output_file
-from train.logs.run_log import Columns, RunLogReader, best_epoch, best_top1, format_duration
+from train.logs.run_log import Columns, RunLogReader, format_duration
+from train.logs.score import METRICS, Metric, best_epoch, best_score, main_metric
 from train.run_folder import existing_run
 
+from .classes import HEADS, class_counts, class_rows
 from .diagnosis import diagnose, stage_rows
+from .validation import read_validation, sections
 
 __all__ = ["REPORT", "write_page"]
 
@@ -33,16 +37,17 @@ _ROWS = 300  # maximum rows of the epoch table
 def write_page(run: RunLogReader, folder: Path) -> Path:
     """Write the page for the records read so far, atomically. Raises `ResoluteError` if it cannot be written."""
     path = folder / REPORT
-    page = _page(run, folder.name)
+    page = _page(run, folder.name, sections(read_validation(folder), run.epochs))
     with output_file(path) as file:
         file.write(page)
     return path
 
 
-def _page(run: RunLogReader, name: str) -> bytes:
+def _page(run: RunLogReader, name: str, validation: dict[str, Any] | None) -> bytes:
     start, done = run.start, run.kind("end")
     rows, bins = stage_rows(run), run.binned(_BINS)
     steps, total = sum(row["steps"] for row in rows), start.get("total_steps", 0)
+    counts = class_counts(run)
     state = "finished" if done else f"{steps:,} of {total:,} steps done"
     return render(
         _TEMPLATE,
@@ -52,8 +57,12 @@ def _page(run: RunLogReader, name: str) -> bytes:
         findings=diagnose(run),
         skipped=len(run.kind("skipped")),
         charts=filter(None, _charts(run, bins, rows)),
+        validation=validation,
         stages=_stages(rows),
         epochs=_epochs(run.epochs),
+        class_chart=counts and counts.chart(),
+        class_heads=HEADS,
+        class_rows=class_rows(counts.names, counts.samples, counts.seen) if counts else (),
         recipe=start.get("recipe_text", ""),
         recipe_values=recipe_text(start.get("recipe_values", {})),
         facts=_facts(run),
@@ -64,11 +73,11 @@ def _headline(run: RunLogReader, rows: list[dict[str, Any]]) -> list[tuple[str, 
     epochs = run.epochs
     train_s = sum(row["train_s"] for row in rows)
     tiles = []
-    validated = [epoch for epoch in epochs if epoch["top1"] is not None]
-    if validated:
-        best = best_epoch(validated) or validated[-1]
-        tiles += [(f"{100 * best_top1(validated[-1]):.2f} %", "top-1 at the end"),
-                 (f"{100 * best_top1(best):.2f} %", f"best top-1, epoch {best['epoch']}")]  # fmt: skip
+    scores = [score for epoch in epochs if (score := best_score(epoch)) is not None]
+    if scores and (best := best_epoch(epochs)) is not None:
+        metric = main_metric(best)
+        tiles += [(metric.text(scores[-1]), f"{metric.title} at the end"),
+                  (metric.text(best_score(best) or 0.0), f"best {metric.title}, epoch {best['epoch']}")]  # fmt: skip
     if epochs:
         tiles.append((format_duration(epochs[-1]["elapsed_s"]), f"for {len(epochs)} epochs, validation included"))
     if rows:
@@ -130,9 +139,21 @@ def _charts(run: RunLogReader, bins: Columns, rows: list[dict[str, Any]]) -> Ite
     last_s = run.epochs[-1]["elapsed_s"] if run.epochs else 0.0
     unit, unit_s = ("s", 1) if last_s < 120 else ("min", 60) if last_s < 7200 else ("h", 3600)
     times = [epoch["elapsed_s"] / unit_s for epoch in run.epochs]
-    yield chart("Accuracy against time", _series(
-        run.epochs, times, (("top1", "top-1", "d"), ("ema_top1", "top-1, EMA", "c"), ("top5", "top-5", "soft")), 100.0
-    ), unit="%", x_name=unit, start=0.0, marks=_changes(run.epochs, times))  # fmt: skip
+    if run.epochs:
+        metric, second = _metrics(run.epochs)[:2]
+        curves = [(metric.key, metric.title, "d"), (f"ema_{metric.key}", f"{metric.title}, EMA", "c")]
+        if metric.percent:
+            curves.append((second.key, second.title, "soft"))
+        yield chart(
+            "Accuracy against time" if metric.key == "top1" else f"{metric.title} against time",
+            _series(run.epochs, times, curves, metric.scale), unit="%" if metric.percent else "", x_name=unit,
+            start=0.0, marks=_changes(run.epochs, times), zero=metric.percent,
+        )  # fmt: skip
+
+
+def _metrics(epochs: list[dict[str, Any]]) -> tuple[Metric, ...]:
+    """The metrics of the run's kind of target."""
+    return next(metrics for metrics in METRICS.values() if metrics[0] == main_metric(epochs[0]))
 
 
 def _series(
@@ -174,8 +195,7 @@ def _or_dash(value: float | None, digits: int, scale: float = 1.0) -> str:
 def _epochs(epochs: list[dict[str, Any]]) -> dict[str, Any]:
     keys = (("images/s", "images_per_s", 1, 1.0), ("waiting %", "stall_frac", 2, 100.0), ("train s", "train_s", 2, 1.0),
             ("eval s", "eval_s", 2, 1.0), ("loss", "loss", 3, 1.0), ("eval loss", "eval_loss", 3, 1.0),
-            ("top-1", "top1", 2, 100.0), ("top-5", "top5", 2, 100.0), ("EMA loss", "ema_eval_loss", 3, 1.0),
-            ("EMA top-1", "ema_top1", 2, 100.0), ("EMA top-5", "ema_top5", 2, 100.0),
+            *_metric_columns(epochs, ""), ("EMA loss", "ema_eval_loss", 3, 1.0), *_metric_columns(epochs, "ema_"),
             ("GiB", "memory_bytes", 2, 2.0**-30), ("GPU %", "gpu_frac", 0, 100.0))  # fmt: skip
     shown = [key for key in keys if any(epoch.get(key[1]) is not None for epoch in epochs)]
     every = -(-len(epochs) // _ROWS) if epochs else 1
@@ -191,10 +211,16 @@ def _epochs(epochs: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _metric_columns(epochs: list[dict[str, Any]], prefix: str) -> list[tuple[str, str, int, float]]:
+    name = "EMA " if prefix else ""
+    return [(f"{name}{metric.title}", f"{prefix}{metric.key}", 2 if metric.percent else 4, metric.scale)
+            for metric in (_metrics(epochs) if epochs else ())]  # fmt: skip
+
+
 def recipe_text(values: dict[str, Any], table: str = "", *, many: bool = False) -> str:
     """The values as TOML; None and empty tables are omitted. `many`: `table` is one of an array of tables."""
     plain = {key: value for key, value in values.items() if value is not None and not _is_table(value)}
-    text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in plain.items())
+    text = "\n".join(f"{_toml_key(key)} = {json.dumps(value)}" for key, value in plain.items())
     head = "" if not table else f"[[{table}]]\n" if many else f"[{table}]\n"
     text = f"{head}{text}\n\n" if plain or many else ""
     for key, value in values.items():
@@ -204,6 +230,10 @@ def recipe_text(values: dict[str, Any], table: str = "", *, many: bool = False) 
         elif _is_table(value):
             text += "".join(recipe_text(item, name, many=True) for item in value)
     return text
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
 def _is_table(value: object) -> bool:

@@ -1,11 +1,12 @@
 """The persistent index of third-party tars: all usable samples, checked once and stored on disk.
 
-    FOLDER/NAMES-STATE/samples.npy   SAMPLE records, one per sample, in tar order; samples.crc.npy
+    FOLDER/NAMES-STATE/samples.npy   FOREIGN_SAMPLE records, one per sample, in tar order; samples.crc.npy
     FOLDER/NAMES-STATE/stored.npy    STORED records, `shard` is the number of the tar; stored.crc.npy
     FOLDER/NAMES-STATE/rejects.jsonl rejected samples with the reason
     FOLDER/NAMES-STATE/meta.json     hashes of the other files; written last, by the process that holds its lock
 
-NAMES hashes the tars' names and the extensions of images and labels, STATE the tars' sizes and modification times.
+NAMES hashes the tars' names, the extensions of images and labels and the kind of target, STATE the tars' sizes and
+modification times.
 FOLDER is `.resolute-index` beside the tars, or the user's cache folder if that cannot be written.
 """
 
@@ -30,8 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.dataset.format import STORED, manifest_bytes
 from pipeline.dataset.index_array import Records, checksums, checksums_name, read_checksums
-from pipeline.dataset.shard_set import SAMPLE, STORED, manifest_bytes
+from pipeline.dataset.target import CLASS, Target
 from pipeline.errors import Missing, ResoluteError, StorageError
 from pipeline.storage.atomic_file import atomic_write, delete_partial
 from pipeline.storage.base import Files
@@ -39,15 +41,14 @@ from pipeline.storage.disk_cache import CacheSettings, cache_error, exclusive_wr
 from pipeline.storage.local import retry_local
 from pipeline.storage.threads import DaemonPool
 
-from .sample_check import CheckedSamples, SampleFields, check_samples
+from .sample_check import FOREIGN_SAMPLE, CheckedSamples, SampleFields, check_samples
 from .tar_reader import Sample, samples
 
 __all__ = ["REPAIR", "ForeignIndex", "open_index"]
 
 REPAIR = "fetch the tar again, or index it as it is: `python -m pipeline index SOURCE`"
-_FORMAT, _VERSION = "resolute-foreign-index", 2
+_FORMAT, _VERSION = "resolute-foreign-index", 3
 _FOLDER = ".resolute-index"
-_ARRAYS = {"samples": SAMPLE, "stored": STORED}
 _TASK_SAMPLES = 16
 _LOG_INTERVAL_S = 30.0
 _AHEAD_BYTES = 64 << 20  # of a remote tar, prefetched
@@ -61,8 +62,8 @@ class _Records(Records):
 class ForeignIndex:
     """All usable samples of some tars.
 
-    `samples` (N,) SAMPLE: `key` is the sample's number in the source (counting rejected ones), `fold` 32 bits of a hash
-    of its key. `stored` (N,) STORED: `shard` is the number of its tar.
+    `samples` (N,) FOREIGN_SAMPLE, or its like with other targets: `key` is the sample's number in the source (counting
+    rejected ones). `stored` (N,) STORED: `shard` is the number of its tar.
     """
 
     folder: Path
@@ -71,8 +72,8 @@ class ForeignIndex:
     stored: Records
     states: tuple[tuple[int, str], ...]  # `Files.identity` of each tar
     counts: tuple[int, ...]  # usable samples of each tar
-    classes: int  # largest label + 1
-    labels: int  # distinct labels
+    classes: int  # largest label + 1, or number of values
+    labels: int  # distinct labels; 0 for values
     rejected: int  # samples
 
 
@@ -86,7 +87,8 @@ def open_index(
     progress lines. Raises `ResoluteError` if a tar is missing or damaged or no sample is usable.
     """
     states = _states(files, names)
-    names_hash = _hash([_VERSION, list(names), fields.image, fields.label])
+    target = [] if fields.target == CLASS else [fields.target, fields.classes]
+    names_hash = _hash([_VERSION, list(names), fields.image, fields.label, *target])
     name = f"{names_hash}-{_hash(states)}"
     folders = [folder] if folder is not None else _index_folders(files)
     for parent in folders:
@@ -163,7 +165,8 @@ def _open(folder: Path, log: Callable[[str], None]) -> ForeignIndex | None:
         if manifest_bytes(meta) != text:
             raise ValueError("its bytes do not match its own hash")
         records = {}
-        for name, dtype in _ARRAYS.items():
+        target = Target(kind=meta.get("target", CLASS), names=("",) * meta["classes"])
+        for name, dtype in (("samples", _sample_dtype(target)), ("stored", STORED)):
             path = folder / f"{name}.npy"
             crcs = read_checksums(folder / checksums_name(path.name), meta["sha256_of"][name], str(path))
             records[name] = _Records(path, crcs, dtype)
@@ -197,12 +200,18 @@ def _build(
     reasons = Counter(reject["reason"].partition(":")[0] for reject in rejects)
     reason = ", ".join(f"{count} {text}" for text, count in reasons.most_common(5))
     arrays = {name: np.concatenate([np.empty(0, dtype), *(getattr(group, name) for group in checked)])
-              for name, dtype in _ARRAYS.items()}  # fmt: skip
+              for name, dtype in (("samples", FOREIGN_SAMPLE), ("stored", STORED))}  # fmt: skip
     if not len(arrays["samples"]):
+        kind = f", target={fields.target}" if fields.target != CLASS else " (several labels, numbers: target=)"
         raise ResoluteError(
             f"{files.root}: no usable sample in {len(names)} tars, got {reason or 'no files'}, expected images "
-            f"({', '.join(fields.image)}) with a label ({', '.join(fields.label)}); name yours with image= and label="
+            f"({', '.join(fields.image)}) with a label ({', '.join(fields.label)}{kind}); name yours with image= and "
+            "label="
         )
+    if fields.target != CLASS:
+        targets = [row for group in checked for row in group.targets]
+        target = _target(fields, targets, where=files.root)
+        arrays["samples"] = _with_targets(arrays["samples"], target, targets)
     try:
         hashes = {name: _write_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
         lines = "".join(json.dumps(reject) + "\n" for reject in rejects)
@@ -212,13 +221,49 @@ def _build(
     if rejects:
         log(f"  left out {len(rejects)} of {len(rejects) + len(arrays['samples'])}: {reason}; see "
              f"{folder / 'rejects.jsonl'}")  # fmt: skip
-    used = np.unique(arrays["samples"]["label"])
+    if fields.target == CLASS:
+        used = np.unique(arrays["samples"]["label"])
+        about: dict[str, Any] = {"classes": int(used[-1]) + 1, "labels": len(used)}
+    else:
+        counted = len({c for row in targets for c in row}) if fields.target == "labels" else 0
+        about = {"classes": len(target), "labels": counted, "target": fields.target}
     counts = np.bincount(arrays["stored"]["shard"], minlength=len(names))
     return {
-        "format": _FORMAT, "version": _VERSION, "tars": list(names), "counts": counts.tolist(),
-        "classes": int(used[-1]) + 1, "labels": len(used), "rejected": len(rejects), "sha256_of": hashes,
-        "hash": _hash([list(names), hashes]),
+        "format": _FORMAT, "version": _VERSION, "tars": list(names), "counts": counts.tolist(), **about,
+        "rejected": len(rejects), "sha256_of": hashes, "hash": _hash([list(names), hashes]),
     }  # fmt: skip
+
+
+def _target(fields: SampleFields, targets: Sequence[tuple[float, ...]], *, where: str) -> Target:
+    """A target with as many classes as the largest label asks for, or as many values as each sample has."""
+    if fields.target == "labels":
+        count = max((int(c) + 1 for row in targets for c in row), default=0)
+        if not count:
+            raise ResoluteError(f"{where}: got no label in any sample, expected some; correct the tars or target=")
+        return Target(kind="labels", names=("",) * max(count, len(fields.classes)))
+    lengths = sorted({len(row) for row in targets})
+    if len(lengths) > 1:
+        raise ResoluteError(
+            f"{where}: got samples with {lengths[0]} and with {lengths[-1]} values, expected equally many in all; "
+            "correct the tars"
+        )
+    return Target(kind="values", names=("",) * lengths[0])
+
+
+def _sample_dtype(target: Target) -> np.dtype[Any]:
+    return FOREIGN_SAMPLE if target.kind == CLASS else np.dtype([*target.sample_dtype.descr, ("hash", "<u4")])
+
+
+def _with_targets(
+    samples: NDArray[np.void], target: Target, targets: Sequence[tuple[float, ...]]
+) -> NDArray[np.void]:
+    """FOREIGN_SAMPLE records (N,) with other targets in the place of their labels."""
+    encoded = target.encode(samples["key"].tolist(), targets)
+    records = np.empty(len(samples), _sample_dtype(target))
+    for name in encoded.dtype.names or ():
+        records[name] = encoded[name]
+    records["hash"] = samples["hash"]
+    return records
 
 
 def _check_all(

@@ -17,15 +17,17 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from braceexpand import braceexpand
 
 from pipeline.cpu_count import available_cpus
-from pipeline.dataset.index_array import Records
-from pipeline.dataset.shard_set import ShardSet, Split, is_shard_set
+from pipeline.dataset.format import is_shard_set
+from pipeline.dataset.shard_set import EveryRes, ShardSet, Split
+from pipeline.dataset.target import CLASS, Target, TargetKind
 from pipeline.errors import ResoluteError, StorageError, strip_credentials
 from pipeline.storage.base import is_url, open_files
 from pipeline.storage.disk_cache import CacheSettings
@@ -46,19 +48,23 @@ def _log_to_stderr(line: str) -> None:
 
 def open_webdataset(
     source: str | Path | Sequence[str | Path], *, val: str | float | None = None,
-    image: str | Sequence[str] = SampleFields.image, label: str | Sequence[str] = SampleFields.label,
+    image: str | Sequence[str] = SampleFields.image, label: str | Sequence[str] | None = None,
+    target: TargetKind = CLASS,
     classes: str | Path | Sequence[str] | None = None, threads: int | None = None,
     index: str | Path | None = None, cache: CacheSettings | None = None, log: Callable[[str], None] = _log_to_stderr,
 ) -> ShardSet:  # fmt: skip
-    """Open tars of KEY.jpg and KEY.cls (or png, webp, bmp; a number in .json) for `Plan` and `Loader`.
+    """Open tars of KEY.jpg and KEY.cls (or png, webp, bmp; numbers in .json) for `Plan` and `Loader`.
 
     source   a folder (searched recursively), a pattern with * or {000..146}, or a list of these; URLs (s3://, gs://,
              http://) in full or with {}, since stores are not listed
     val      the validation split: a pattern for tar names relative to the source's folder, or a fraction of the
              samples (0 to 1, chosen by a hash of the key). None: the tars with "val" in their names, if any
     image    extensions of images (everything after the first dot of the file name, as in WebDataset)
-    label    extensions of labels, the first that a sample has; "json:KEY" selects a key of a JSON file
-    classes  class names, or a file with one per line; None: the numbers as names
+    label    extensions of labels, the first that a sample has; "json:KEY" selects a key of a JSON file. None: cls or
+             json, and json for other targets than classes
+    target   "class": a label is a number; "labels": a list of numbers, or of names of `classes`, in the JSON file's
+             `labels`; "values": a number or a list of numbers in its `target`
+    classes  class names, or names of the values, or a file with one per line; None: numbers as names
     threads  decoding threads while indexing; None: one per core
     index    folder for the index; None: `.resolute-index` beside the tars, or the cache folder
     cache    for URLs, as in `open_files`
@@ -68,13 +74,19 @@ def open_webdataset(
     counted, logged and listed in the index's rejects.jsonl. Tars whose size or modification time changed are indexed
     again. Processes that open the same tars concurrently share one indexing pass.
     Raises `ResoluteError` if there are no tars, one is compressed or truncated, no sample is usable, `val` selects
-    none or all samples, or there are fewer class names than classes.
+    none or all samples, there are fewer class names than classes, or samples have different numbers of values.
     """
     if threads is not None and threads < 1:
         raise ResoluteError(f"threads: out of range, got {threads}, expected at least 1; choose another")
     root, names = _tars(source)
     files = open_files(root, cache=cache)
-    fields = SampleFields(image=_extensions(image), label=_extensions(label))
+    if target not in get_args(TargetKind):
+        raise ResoluteError(f"target: got {target}, expected {', '.join(get_args(TargetKind))}; choose one")
+    if isinstance(classes, str | Path):
+        classes = _lines(Path(classes))
+    label = label or (SampleFields.label if target == CLASS else ("json",))
+    fields = SampleFields(image=_extensions(image), label=_extensions(label), target=target,
+                          classes=tuple(classes or ()) if target == "labels" else ())  # fmt: skip
     # why checked before indexing: it may take hours
     for name, extensions in (("image", fields.image), ("label", fields.label)):
         if not all(extensions):
@@ -82,49 +94,32 @@ def open_webdataset(
             raise ResoluteError(f"{name}: got an empty extension, expected one such as {example}; correct it")
     if isinstance(val, (int, float)) and not 0 < val < 1:
         raise ResoluteError(f"{files.root}: got val {val}, expected a fraction above 0, below 1; change it")
-    if isinstance(classes, str | Path):
-        classes = _lines(Path(classes))
     try:
         tar_index = open_index(files, names, fields, threads=threads or available_cpus(),
                                folder=None if index is None else Path(index), log=log)  # fmt: skip
-        class_names = _class_names(classes, tar_index, files.root)
+        class_names = _class_names(classes, tar_index, target, files.root)
         splits = _splits(tar_index, names, val, files.root)
     except BaseException:
         files.close()
         raise
     classes_hash = hashlib.sha256(json.dumps(class_names).encode()).hexdigest()[:12]
     return ShardSet(
-        files=files, classes=class_names, resolutions=(), margin=_MARGIN, splits=splits, single_resolution=True,
-        repair=REPAIR,
+        files=files, target=_target(target, class_names), resolutions=(), margin=_MARGIN, splits=splits,
+        single_resolution=True, repair=REPAIR,
         hash=hashlib.sha256(json.dumps([tar_index.hash, val, class_names]).encode()).hexdigest()[:12],
         states=dict(zip(names, tar_index.states, strict=True)),
         digests={"classes": classes_hash, "val": str(val), "tars, labels and images": tar_index.hash},
     )  # fmt: skip
 
 
+def _target(kind: TargetKind, names: tuple[str, ...]) -> Target:
+    return Target(kind=kind, names=names, units=("",) * len(names) if kind == "values" else ())
+
+
 def _extensions(rules: str | Sequence[str]) -> tuple[str, ...]:
     """Lower-case extensions without a leading dot; a JSON key after a colon is unchanged."""
     parts = [rule.partition(":") for rule in ((rules,) if isinstance(rules, str) else rules)]
     return tuple(kind.lower().lstrip(".") + colon + key for kind, colon, key in parts)
-
-
-class _EveryRes(Mapping[int, Records]):
-    """The same records for any resolution."""
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-
-    def __getitem__(self, res: int) -> Records:
-        return self._records
-
-    def __contains__(self, res: object) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
 
 def _tars(source: str | Path | Sequence[str | Path]) -> tuple[str, list[str]]:
@@ -199,7 +194,15 @@ def _braces(pattern: str) -> list[str]:
         raise ResoluteError(f"{shown}: unbalanced braces, expected a pattern like train-{{000..146}}.tar") from None
 
 
-def _class_names(classes: Sequence[str] | None, index: ForeignIndex, root: str) -> tuple[str, ...]:
+def _class_names(
+    classes: Sequence[str] | None, index: ForeignIndex, kind: TargetKind, root: str
+) -> tuple[str, ...]:
+    if kind == "values":
+        names = tuple(classes or (f"value{n}" for n in range(index.classes)))
+        if len(names) != index.classes:
+            expected = f"{index.classes}, one per value"
+            raise ResoluteError(f"{root}: got {len(names)} names, expected {expected}; correct them")
+        return names
     if classes is None:
         return tuple(map(str, range(index.classes)))
     names = tuple(classes)
@@ -230,14 +233,10 @@ def _splits(index: ForeignIndex, names: Sequence[str], val: str | float | None, 
         if val is not None and not any(held):
             raise ResoluteError(f"{root}: val '{val}' matches no tar, the first is {names[0]}; correct it")
     else:
-        mask = index.samples["fold"] < np.uint32(round(val * 2**32) if val < 1 else 0)
+        mask = index.samples["hash"] < np.uint32(round(val * 2**32) if val < 1 else 0)
     if val is not None and (not mask.any() or mask.all()):
         raise ResoluteError(
             f"{root}: val {val!r} selects {mask.sum()} of {len(mask)} samples, expected some for each split; change it"
         )
-    splits = {}
-    for name, chosen in (("train", ~mask), ("val", mask)):
-        rows = np.flatnonzero(chosen).astype(np.uint32)
-        stored = _EveryRes(index.stored.subset(rows))
-        splits[name] = Split(name=name, samples=index.samples.subset(rows), stored=stored, shards=tuple(names))
-    return splits
+    whole = Split(name="", samples=index.samples, stored=EveryRes(index.stored), shards=tuple(names))
+    return {"train": whole.subset("train", ~mask), "val": whole.subset("val", mask)}

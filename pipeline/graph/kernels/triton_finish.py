@@ -26,12 +26,12 @@ def _within(box, x, y):
 
 
 @triton.jit
-def _erased(source, number, params, fields, erase, noise, fill, side,
+def _erased(source, number, packed, fields, erase, noise, fill, side,
             place, inside, ERASES: tl.constexpr):  # fmt: skip
     """Red, green and blue (int32) of the pixels `place` of image `number` after erasing."""
     red, green, blue = _read(source + number * (3 * side * side), place, inside)
     if ERASES:
-        box = params + number * fields + erase
+        box = packed + number * fields + erase
         x, y = place % side, place // side
         filled = inside & _within(box, x, y)
         from_y, from_x = tl.load(box + 4), tl.load(box + 5)
@@ -57,35 +57,35 @@ def _mixed(own, partner, lam):
 
 
 @triton.jit(
-    do_not_specialize=["fields", "erase", "mix", "side"],
-    do_not_specialize_on_alignment=["source", "target", "params", "noise", "fill", "scales"],
+    do_not_specialize=["fields", "erase", "mix", "side", "parts"],
+    do_not_specialize_on_alignment=["source", "target", "packed", "noise", "fill", "scales"],
 )
 def finish(
-    source, target, params, noise, fill, scales, fields, erase, mix,
-    side, ERASES: tl.constexpr, MIXES: tl.constexpr, BLOCK: tl.constexpr,
+    source, target, packed, noise, fill, scales, fields, erase, mix,
+    side, parts, ERASES: tl.constexpr, MIXES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Erase, mix and normalise; program (i, k) writes block k of image i.
+    """Erase, mix and normalise; program i * parts + k writes block k of image i.
 
     source    (N, side, side, 3) uint8
     target    (N, side, side, 3) float32, float16 or bfloat16
-    params    (N, fields) int32; the fields of erasing begin at `erase`, those of mixing at `mix`
+    packed    (N, fields) int32; the fields of erasing begin at `erase`, those of mixing at `mix`
     noise     (NOISE_PX, NOISE_PX, 3) uint8; fill (3,) int32, the mean colour
     scales    (6,) float32: three factors and three shifts applied to levels
     """
-    number = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    number = (tl.program_id(0) // parts).to(tl.int64)
+    place = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
     inside = place < side * side
-    red, green, blue = _erased(source, number, params, fields, erase, noise, fill, side, place, inside, ERASES)
+    red, green, blue = _erased(source, number, packed, fields, erase, noise, fill, side, place, inside, ERASES)
     if MIXES:
-        row = params + number * fields + mix
+        row = packed + number * fields + mix
         mode, partner = tl.load(row), tl.load(row + 1).to(tl.int64)
         if mode == _MIXUP:
             lam = tl.load(row + 2).to(tl.float32, bitcast=True)
-            r, g, b = _erased(source, partner, params, fields, erase, noise, fill, side, place, inside, ERASES)
+            r, g, b = _erased(source, partner, packed, fields, erase, noise, fill, side, place, inside, ERASES)
             red, green, blue = _mixed(red, r, lam), _mixed(green, g, lam), _mixed(blue, b, lam)
         elif mode == _CUTMIX:
             cut = inside & _within(row + 3, place % side, place // side)
-            r, g, b = _erased(source, partner, params, fields, erase, noise, fill, side, place, cut, ERASES)
+            r, g, b = _erased(source, partner, packed, fields, erase, noise, fill, side, place, cut, ERASES)
             red, green, blue = tl.where(cut, r, red), tl.where(cut, g, green), tl.where(cut, b, blue)
     at = target + number * (3 * side * side) + 3 * place
     kind: tl.constexpr = target.dtype.element_ty

@@ -14,7 +14,9 @@ from pipeline.plan import autoaugment as p
 
 __all__ = ["BLOCK", "apply_slot"]
 
-BLOCK = 1024  # pixels a program processes at a time
+# Pixels that a program of 4 warps processes at a time: 4 per thread. why not 1024: they take 168 registers per thread,
+# so that a multiprocessor runs 12 warps; with 512 it is 96 and 20 warps (`python -m benchmarks.kernels`).
+BLOCK = 512
 
 _AFFINE = tl.constexpr(p.AFFINE)
 _BRIGHTNESS = tl.constexpr(p.BRIGHTNESS)
@@ -62,7 +64,7 @@ def _grey(red, green, blue):
 @triton.jit
 def _mean_grey(image, pixels, BLOCK: tl.constexpr):
     """Rounded mean grey level of an image, float32."""
-    total = tl.sum(tl.zeros((BLOCK,), tl.int32), axis=0)
+    total = tl.full((), 0, tl.int64)  # why: from 2903 px on, the sum exceeds an int32
     for start in range(0, pixels, BLOCK):
         place = start + tl.arange(0, BLOCK)
         red, green, blue = _read(image, place, place < pixels)
@@ -149,28 +151,32 @@ def _turned(hue, top, chroma, n):
     return (top + 0.5 - chroma * part).to(tl.int32)
 
 
-# why not specialised: a new size or alignment would trigger a compilation in the middle of a run
+# why not specialised: a new size or alignment would trigger a compilation in the middle of a run. why `packed` and not
+# `params`: Triton 3.8 generates code around the arguments' names, in which `params` and `options` are its own
 @triton.jit(
-    do_not_specialize=["slot", "slots", "fields", "side", "part"],
-    do_not_specialize_on_alignment=["source", "target", "params"],
+    do_not_specialize=["slot", "slots", "fields", "side", "part", "parts"],
+    do_not_specialize_on_alignment=["source", "target", "packed"],
 )
 def apply_slot(
-    source, target, params, slot, slots, fields, side, part,
+    source, target, packed, slot, slots, fields, side, part, parts,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Apply operation `slot` to every image; program (i, k) writes pixels k * part to (k + 1) * part of image i.
+    """Apply operation `slot` to every image; program i * parts + k writes pixels k * part to (k + 1) * part of image i.
+
+    The programs of an image are neighbours in a one-dimensional grid, so they run together and share the cached image;
+    a second dimension is limited to 65 535 programs.
 
     source, target   (N, side, side, 3) uint8, different buffers
-    params           (N, fields) int32: the kinds of all `slots`, then the bits of `_VALUES` float32 per slot
+    packed           (N, fields) int32: the kinds of all `slots`, then the bits of `_VALUES` float32 per slot
     """
-    number = tl.program_id(0).to(tl.int64)
+    number = (tl.program_id(0) // parts).to(tl.int64)
     pixels = side * side
     image, out = source + number * (3 * pixels), target + number * (3 * pixels)
-    row = params + number * fields
+    row = packed + number * fields
     kind = tl.load(row + slot)
     values = row + slots + slot * _VALUES
     factor = tl.load(values).to(tl.float32, bitcast=True)
-    first = tl.program_id(1) * part
+    first = tl.program_id(0) % parts * part
     last = tl.minimum(first + part, pixels)
     by_table = (kind == _BRIGHTNESS) | (kind == _CONTRAST) | (kind == _POINT)
     by_table = by_table | (kind == _AUTOCONTRAST) | (kind == _EQUALIZE)

@@ -1,4 +1,4 @@
-"""What is said to decode does decode, to that size: DALI is asked about whole and damaged files of every kind."""
+"""The check of third-party images: DALI decodes every accepted image, intact or damaged, to the reported size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 
 from pipeline.dataset.webdataset.image_check import Unusable, upright_size
-from tests.support.foreign import encoded, exif, picture
+from tests.support.third_party_tars import encoded, exif, random_image
 
 WHOLE = {
     "baseline": encoded(1), "progressive": encoded(2, progressive=True), "444": encoded(3, subsampling=0),
@@ -29,7 +29,7 @@ def graph() -> Any:
 
 
 class Dali:
-    """Decodes windows of images; after an error, which ends a pipeline, with a new one."""
+    """Decodes crops of images; builds a new DALI pipeline after an error, which ends the old one."""
 
     pipe: Pipeline | None = None
 
@@ -47,7 +47,7 @@ class Dali:
         return tuple(out[0].shape()) == (window[2], window[3], 3)
 
     def agrees(self, data: bytes) -> bool:
-        """Whether the size that `upright_size` tells is the one that DALI decodes: all of it, and not a line more."""
+        """Whether DALI decodes exactly the size that `upright_size` reports: the whole image and its last row."""
         width, height = upright_size(data)
         edge = (height - 1, width // 2, 1, width - width // 2)
         return self.takes(data, (0, 0, height, width)) and self.takes(data, edge)
@@ -59,7 +59,7 @@ def dali() -> Dali:
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_dali_decodes_whole_files_to_the_size_that_is_told(dali: Dali, kind: str) -> None:
+def test_dali_decodes_intact_files_to_the_reported_size(dali: Dali, kind: str) -> None:
     width, height = upright_size(WHOLE[kind])
     assert dali.agrees(WHOLE[kind])
     assert not dali.takes(WHOLE[kind], (0, 0, height + 1, width))
@@ -67,14 +67,14 @@ def test_dali_decodes_whole_files_to_the_size_that_is_told(dali: Dali, kind: str
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_what_follows_an_image_in_memory_does_not_matter(dali: Dali, kind: str) -> None:
-    """The reader hands images on in rows of one width, each followed by whatever was there."""
+def test_bytes_after_an_image_do_not_change_its_size(dali: Dali, kind: str) -> None:
+    """The reader passes images in rows of equal width, so that each is followed by arbitrary bytes."""
     for rest in (b"\xff" * 5000, bytes(5000), WHOLE["baseline"], WHOLE["progressive"][300:], WHOLE["png"][40:]):
         assert dali.agrees(WHOLE[kind] + rest)
 
 
 @pytest.mark.parametrize("kind", ["baseline", "progressive", "444", "exif 6", "png", "webp", "bmp"])
-def test_dali_decodes_every_damaged_file_that_is_accepted(dali: Dali, kind: str) -> None:
+def test_dali_decodes_every_accepted_damaged_file(dali: Dali, kind: str) -> None:
     rng = np.random.default_rng(0)
     taken = 0
     for how in range(120):
@@ -94,7 +94,7 @@ def test_dali_decodes_every_damaged_file_that_is_accepted(dali: Dali, kind: str)
             continue
         taken += 1
         assert dali.agrees(bytes(data)), bytes(data)
-    assert taken < 100  # some are damaged beyond doubt
+    assert taken < 100  # some are damaged beyond decoding
 
 
 def jpeg_with_exif(tiff: bytes) -> bytes:
@@ -102,8 +102,8 @@ def jpeg_with_exif(tiff: bytes) -> bytes:
     return WHOLE["baseline"][:2] + segment + WHOLE["baseline"][2:]
 
 
-def test_dali_agrees_on_every_orientation_that_is_accepted(dali: Dali) -> None:
-    """A wrong one would swap width and height: windows would leave the image, which ends the run."""
+def test_dali_agrees_on_every_accepted_orientation(dali: Dali) -> None:
+    """A wrong orientation would swap width and height: crops outside the image end the run."""
     rng = np.random.default_rng(0)
     accepted = 0
     tags, kinds, counts, values = (
@@ -113,7 +113,7 @@ def test_dali_agrees_on_every_orientation_that_is_accepted(dali: Dali) -> None:
     for k in range(800):
         order, magic = ("<", b"II*\0") if k % 2 else (">", b"MM\0*")
         entries = [struct.pack(f"{order}HHIHH", 0x112, 3, 1, 6, 0)]
-        for _ in range(int(rng.integers(0, 3))):  # before or after it, entries that end inside or outside
+        for _ in range(int(rng.integers(0, 3))):  # further entries before or after it, ending inside or outside
             entry = [int(rng.choice(choices)) for choices in (tags, kinds, counts, values)]
             entries.insert(int(rng.integers(len(entries) + 1)), struct.pack(f"{order}HHII", *entry))
         body = bytearray(magic + struct.pack(f"{order}IH", 8, len(entries)) + b"".join(entries) + bytes(8))
@@ -129,16 +129,16 @@ def test_dali_agrees_on_every_orientation_that_is_accepted(dali: Dali) -> None:
     assert accepted > 100
 
 
-def test_what_dali_does_not_decode_is_refused(dali: Dali) -> None:
+def test_images_that_dali_cannot_decode_are_refused(dali: Dali) -> None:
     turned = encoded(1, "WEBP", exif=exif(6), lossless=True)
     for data, words in ((turned, "WebP with EXIF"), (encoded(1, "GIF"), "not a JPEG"), (b"\xff", "not a JPEG"),
                         (WHOLE["baseline"][:-2], "damaged JPEG"), (encoded(1, "PNG")[:-8], "damaged")):  # fmt: skip
         with pytest.raises(Unusable, match=words):
             upright_size(data)
-        assert not dali.takes(data, (0, 0, *picture(1).size[::-1]))
+        assert not dali.takes(data, (0, 0, *random_image(1).size[::-1]))
 
 
-def test_huge_pictures_are_refused_before_they_are_decoded() -> None:
+def test_huge_images_are_refused_before_decoding() -> None:
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 

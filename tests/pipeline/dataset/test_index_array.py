@@ -1,4 +1,4 @@
-"""Records equal those of the whole array, and no byte of them is trusted before it was checked."""
+"""Index arrays: records equal those of the whole array, and no byte is used before its checksum was verified."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.dataset.index_array import BLOCK_BYTES, Records, checksums, checksums_name, read_checksums
-from pipeline.dataset.shard_set import SAMPLE, STORED
+from pipeline.dataset.format import SAMPLE, STORED
+from pipeline.dataset.index_array import (
+    BLOCK_BYTES,
+    JoinedRecords,
+    Records,
+    checksums,
+    checksums_name,
+    read_checksums,
+)
 from pipeline.errors import ResoluteError
 
 N = 5000
@@ -33,14 +40,14 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, NDArray[
 
 @pytest.mark.parametrize("length", [0, 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 50_000])
 @pytest.mark.parametrize("piece", [1, 100, BLOCK_BYTES, 5000, 100_000])
-def test_checksums_do_not_depend_on_the_pieces(length: int, piece: int) -> None:
+def test_checksums_do_not_depend_on_the_chunk_size(length: int, piece: int) -> None:
     data = np.random.default_rng(length).bytes(length)
     got = checksums(data[at : at + piece] for at in range(0, length, piece))
     assert got.tolist() == [zlib.crc32(data[at : at + BLOCK_BYTES]) for at in range(0, length, BLOCK_BYTES)]
     assert got.dtype == np.uint32
 
 
-def test_records_are_those_of_numpy(made: tuple[Path, NDArray[Any], NDArray[np.uint32]]) -> None:
+def test_records_equal_numpys(made: tuple[Path, NDArray[Any], NDArray[np.uint32]]) -> None:
     path, rows, crcs = made
     rng = np.random.default_rng(1)
     keys = [0, -0, N - 1, np.int64(7), slice(None), slice(10, 20), slice(20, 10), slice(5, 4000, 7), slice(-3, None),
@@ -60,7 +67,9 @@ def test_records_are_those_of_numpy(made: tuple[Path, NDArray[Any], NDArray[np.u
     assert pickle.loads(pickle.dumps(records))[:].tobytes() == rows.tobytes()
 
 
-def test_copies_can_be_written_to_and_the_file_stays(made: tuple[Path, NDArray[Any], NDArray[np.uint32]]) -> None:
+def test_writing_to_a_returned_copy_does_not_change_the_file(
+    made: tuple[Path, NDArray[Any], NDArray[np.uint32]]
+) -> None:
     path, rows, crcs = made
     records, before = Records(path, crcs, rows.dtype), path.read_bytes()
     for key in (slice(0, 10), np.arange(10)):
@@ -82,7 +91,7 @@ def test_out_of_range_is_an_error(made: tuple[Path, NDArray[Any], NDArray[np.uin
         records[np.zeros(N, np.bool_)]
 
 
-def test_every_damaged_byte_is_found_by_the_record_it_is_in(
+def test_every_damaged_byte_is_detected_when_its_record_is_read(
     made: tuple[Path, NDArray[Any], NDArray[np.uint32]],
 ) -> None:
     path, rows, crcs = made
@@ -95,15 +104,15 @@ def test_every_damaged_byte_is_found_by_the_record_it_is_in(
         keys: list[Any] = [sample, np.asarray([1, sample]), slice(sample, sample + 1), slice(None)]
         for key in keys:
             records = Records(path, crcs, rows.dtype, where="set/a.npy")
-            assert records[1].tobytes() == rows[1].tobytes()  # the others are as good as ever
-            told = rf"set/a\.npy: changed since prep, got CRC-32 \w{{8}} at byte {block * BLOCK_BYTES}, expected"
-            for _ in range(2):  # once is not enough: it does not count as checked
-                with pytest.raises(ResoluteError, match=told):
+            assert records[1].tobytes() == rows[1].tobytes()  # other records are unaffected
+            message = rf"set/a\.npy: changed since prep, got CRC-32 \w{{8}} at byte {block * BLOCK_BYTES}, expected"
+            for _ in range(2):  # repeated: a failed check does not count as checked
+                with pytest.raises(ResoluteError, match=message):
                     records[key]
 
 
 @pytest.mark.parametrize("change", ["header", "type", "cut", "longer", "other checksums"])
-def test_a_file_that_is_not_the_array_is_refused_when_opened(
+def test_a_changed_file_is_refused_when_opened(
     made: tuple[Path, NDArray[Any], NDArray[np.uint32]], change: str
 ) -> None:
     path, rows, crcs = made
@@ -123,7 +132,7 @@ def test_a_file_that_is_not_the_array_is_refused_when_opened(
         Records(path, crcs, dtype)
 
 
-def test_a_part_of_a_part_is_numbered_anew(made: tuple[Path, NDArray[Any], NDArray[np.uint32]]) -> None:
+def test_a_subset_of_a_subset_is_indexed_from_zero(made: tuple[Path, NDArray[Any], NDArray[np.uint32]]) -> None:
     path, rows, crcs = made
     odd = np.arange(1, N, 2, dtype=np.uint32)
     part = Records(path, crcs, rows.dtype).subset(odd)
@@ -136,7 +145,7 @@ def test_a_part_of_a_part_is_numbered_anew(made: tuple[Path, NDArray[Any], NDArr
     assert again[:].tobytes() == rows[[7, 3]].tobytes()
 
 
-def test_threads_that_meet_in_a_block_all_get_it_right(made: tuple[Path, NDArray[Any], NDArray[np.uint32]]) -> None:
+def test_concurrent_reads_of_a_block_are_correct(made: tuple[Path, NDArray[Any], NDArray[np.uint32]]) -> None:
     path, rows, crcs = made
     for trial in range(10):
         records, wrong = Records(path, crcs, rows.dtype), []
@@ -158,9 +167,42 @@ def test_threads_that_meet_in_a_block_all_get_it_right(made: tuple[Path, NDArray
         assert not wrong
 
 
-def test_checksums_are_hashed_themselves(tmp_path: Path) -> None:
+def test_the_checksum_file_is_verified_by_its_hash(tmp_path: Path) -> None:
     assert checksums_name("index/train-32.npy") == "index/train-32.crc.npy"
     path = tmp_path / "a.crc.npy"
     np.save(path, np.arange(5, dtype=np.uint32))
     with pytest.raises(ResoluteError, match="set/a: changed since prep, got SHA-256"):
         read_checksums(path, "0" * 64, "set/a")
+
+
+def test_several_arrays_are_read_as_one(tmp_path: Path) -> None:
+    dtype = np.dtype([("key", "<u8"), ("labels", "u1", (2,))])
+    narrow = np.dtype([("key", "<u8"), ("labels", "u1", (1,))])  # as it was before classes were added
+    parts, rows = [], []
+    for number, (count, own) in enumerate([(700, narrow), (1, dtype), (300, dtype)]):
+        array = np.zeros(count, own)
+        array["key"] = 1000 * number + np.arange(count)
+        array["labels"] = number + 1
+        path = tmp_path / f"{number}.npy"
+        np.save(path, array)
+        parts.append(Records(path, checksums([path.read_bytes()]), own))
+        rows += [(int(key), [number + 1, number + 1 if number else 0]) for key in array["key"]]
+    joined = JoinedRecords(parts, dtype)
+    assert len(joined) == 1001
+    ids = np.random.default_rng(0).integers(0, 1001, (40, 5))
+    assert joined[ids]["key"].tolist() == [[rows[i][0] for i in row] for row in ids.tolist()]
+    assert joined[700]["key"] == 1000
+    assert joined[-3:]["labels"].tolist() == [row[1] for row in rows[-3:]]
+    assert joined[690:710]["key"].tolist() == [row[0] for row in rows[690:710]]
+    assert joined["key"].tolist() == [row[0] for row in rows]
+    chosen = np.flatnonzero(np.arange(1001) % 3 == 0).astype(np.uint32)
+    subset = joined.subset(chosen).subset(np.arange(10, 300, dtype=np.uint32))
+    expected = [rows[3 * i][0] for i in range(10, 300)]
+    for view in (subset, pickle.loads(pickle.dumps(subset))):
+        assert [int(record["key"]) for record in view] == expected
+        assert view[[0, 289]]["key"].tolist() == [expected[0], expected[-1]]
+    for bad in (1001, -1):
+        with pytest.raises(IndexError, match="out of range of 1001 records"):
+            joined[[bad]]
+    with pytest.raises(IndexError, match="out of range of 290 records"):
+        subset[[290]]

@@ -1,4 +1,4 @@
-"""A shard set that is not whole is refused before training starts."""
+"""Opening a shard set: an incomplete or damaged set is refused before training starts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, read_manifest
 from pipeline.dataset.index_array import checksums, checksums_name
-from pipeline.dataset.shard_set import FORMAT, VERSION, ShardSet, manifest_bytes, read_manifest
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError, differences
 from pipeline.storage.base import open_files
 from prep.__main__ import main as prep
@@ -39,15 +40,15 @@ def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
         ShardSet.open(tmp_path)
 
 
-def test_a_resolution_that_is_not_there_is_named(shard_root: Path) -> None:
+def test_a_missing_resolution_is_named(shard_root: Path) -> None:
     with pytest.raises(ResoluteError, match=r"no shards at 96 px, got 32,48,64.*RES=32,48,64,96"):
         ShardSet.open(shard_root, resolutions=(32, 96))
 
 
-def test_another_format_version_is_refused(copy: Path) -> None:
+def test_other_versions_and_damaged_manifests_are_refused(copy: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
-    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 3"):
+    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 5"):
         ShardSet.open(copy)
     flipped = json.dumps({**manifest, "classes": manifest["classes"][::-1]}, indent=1) + "\n"
     longer, cut = manifest_bytes(manifest) + b"\n", manifest_bytes(manifest)[:-1]
@@ -60,7 +61,7 @@ def test_another_format_version_is_refused(copy: Path) -> None:
         ShardSet.open(copy)
 
 
-def test_a_shard_cut_short_is_refused_by_name_and_size(copy: Path) -> None:
+def test_a_truncated_shard_is_refused_by_name_and_size(copy: Path) -> None:
     tar = copy / "48" / "train-000001.tar"
     size = tar.stat().st_size
     with tar.open("r+b") as file:
@@ -87,7 +88,7 @@ def test_a_changed_index_is_refused(copy: Path) -> None:
         ShardSet.open(copy)
 
 
-def test_the_manifest_names_and_hashes_the_checksums_of_every_array_that_is_opened(shard_root: Path) -> None:
+def test_the_manifest_holds_the_hash_of_every_checksum_file(shard_root: Path) -> None:
     files = json.loads((shard_root / "manifest.json").read_text())["files"]
     for split in ("train", "val"):
         for name in (f"index/{split}.npy", *(f"index/{split}-{res}.npy" for res in (32, 48, 64))):
@@ -97,8 +98,8 @@ def test_the_manifest_names_and_hashes_the_checksums_of_every_array_that_is_open
                                           checksums([(shard_root / name).read_bytes()]))  # fmt: skip
 
 
-def test_a_large_manifest_opens_at_once(tmp_path: Path) -> None:
-    """60 000 files, as 100 million samples have: an old way to check it took seconds."""
+def test_a_manifest_of_60_000_files_is_checked_in_milliseconds(tmp_path: Path) -> None:
+    """60 000 files, as in a set of 100 million samples."""
     entry = {"bytes": 123456789, "sha256": "0" * 64}
     files = {f"{res}/train-{n:06d}.{kind}": entry
              for res in (1, 2, 3) for n in range(10_000) for kind in ("tar", "idx")}  # fmt: skip
@@ -109,7 +110,7 @@ def test_a_large_manifest_opens_at_once(tmp_path: Path) -> None:
     assert manifest["files"] == files
 
 
-def test_the_identity_of_a_run_survives_an_added_resolution_and_no_other_change(tmp_path: Path) -> None:
+def test_a_sets_identity_survives_an_added_resolution_and_no_other_change(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", each=8)
 
     def made(name: str, *words: str, res: str = "32,48") -> ShardSet:
@@ -131,16 +132,16 @@ def test_the_identity_of_a_run_survives_an_added_resolution_and_no_other_change(
         assert differences(changed.contents([32]), before.contents([32]))
     with pytest.raises(ResoluteError, match=r"64 px is not open, got \[32, 48\]; name it in ShardSet\.open"):
         before.identity([32, 64])
-    told = "; ".join(differences(ShardSet.open(tmp_path / "quality").contents([32]), before.contents([32])))
-    assert "train images at 32 px got " in told
-    assert "classes" not in told
+    message = "; ".join(differences(ShardSet.open(tmp_path / "quality").contents([32]), before.contents([32])))
+    assert "train images at 32 px got " in message
+    assert "classes" not in message
 
 
-def test_differences_name_each_value_that_is_another() -> None:
-    one = {"seed": 1, "stages": [{"res": 32, "order": None}, {"res": 48}], "gone": 1}
-    two = {"seed": 1, "stages": [{"res": 32, "order": "full"}, {"res": 64}], "new": "x"}
-    assert differences(one, one) == []
-    assert differences(one, two) == [
+def test_differences_name_each_changed_value() -> None:
+    planned = {"seed": 1, "stages": [{"res": 32, "order": None}, {"res": 48}], "gone": 1}
+    changed = {"seed": 1, "stages": [{"res": 32, "order": "full"}, {"res": 64}], "new": "x"}
+    assert differences(planned, planned) == []
+    assert differences(planned, changed) == [
         "stages[0].order got None, expected 'full'", "stages[1].res got 48, expected 64", "gone got 1, expected None",
         "new got None, expected 'x'",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""WebDataset tars that others made: every usable sample, with its right pixels; what else is in them is refused."""
+"""Third-party WebDataset tars: every usable sample is read with its exact pixels, everything else is refused."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import StorageError
 from pipeline.loader.reader import Reader
 from tests.support import reference
-from tests.support.foreign import BAD, encoded, expected_samples, opened, rejects, sample, write
 from tests.support.tar_headers import DAMAGED_HEADERS, header
+from tests.support.third_party_tars import BAD, encoded, expected_samples, opened, rejects, sample, write
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def test_every_usable_sample_is_there_with_its_bytes_size_and_label(tars: Path) -> None:
+def test_every_usable_sample_has_its_bytes_size_and_label(tars: Path) -> None:
     shards, lines = opened(tars)
     assert {name: len(split) for name, split in shards.splits.items()} == {"train": 28, "val": 10}
     for split in shards.splits.values():
@@ -52,7 +52,7 @@ def test_every_usable_sample_is_there_with_its_bytes_size_and_label(tars: Path) 
     assert any("left out 8 of 46: " in line and "rejects.jsonl" in line for line in lines)
 
 
-def test_pixels_of_every_kind_equal_pil_at_any_resolution(tars: Path) -> None:
+def test_pixels_of_every_image_format_equal_pillows_at_any_resolution(tars: Path) -> None:
     shards, _ = opened(tars)
     plain = Augment(scale=(0.3, 1.0))
     stages = [Stage(res=res, epochs=1, batch_size=9, augment=plain, eval_res=ev) for res, ev in ((32, None), (57, 40))]
@@ -63,14 +63,14 @@ def test_pixels_of_every_kind_equal_pil_at_any_resolution(tars: Path) -> None:
             for i, number in enumerate(spec.ids.tolist()):
                 image = ImageOps.exif_transpose(Image.open(io.BytesIO(want[number][0]))).convert("RGB")
                 pixels = (batch.images[i].permute(1, 2, 0).numpy().astype(np.float64) * STD + MEAN) * 255
-                error = np.abs(pixels - reference.shown(image, spec, i))
+                error = np.abs(pixels - reference.crop_and_flip(image, spec, i))
                 assert error.mean() < 1.5, (number, error.mean())
                 assert batch.labels[i] == want[number][1]
                 seen.add((spec.split, spec.res, number))
     assert len(seen) == 28 * 2 + 10 * 2
 
 
-def test_a_damaged_image_is_named_with_its_tar_when_it_is_read(tars: Path) -> None:
+def test_a_damaged_image_is_reported_with_its_tar_when_it_is_read(tars: Path) -> None:
     shards, _ = opened(tars)
     row = shards.splits["train"].stored[32][3]
     tar = tars / "train-000.tar"
@@ -78,14 +78,14 @@ def test_a_damaged_image_is_named_with_its_tar_when_it_is_read(tars: Path) -> No
     with tar.open("r+b") as file:
         file.seek(int(row["offset"]) + 30)
         file.write(b"????")
-    os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk that loses bits says nothing of it
+    os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns))  # bit rot does not change the modification time
     with closing(Reader(shards)) as reader:
         errors = reader.submit("train", 32, np.array([2, 3])).result().errors
     assert list(errors) == [1]
     assert re.search(r"train-000\.tar: sample 000000003 .* is damaged.*fetch the tar again", str(errors[1]))
 
 
-def test_a_tar_that_is_written_anew_or_gone_is_not_called_damaged(tars: Path) -> None:
+def test_a_replaced_or_missing_tar_is_unavailable_and_not_damaged(tars: Path) -> None:
     shards, _ = opened(tars)
     tar = tars / "train-000.tar"
     data = tar.read_bytes()
@@ -99,7 +99,7 @@ def test_a_tar_that_is_written_anew_or_gone_is_not_called_damaged(tars: Path) ->
             reader.submit("train", 32, np.array([2, 3])).result()
 
 
-def test_a_part_by_keys_is_the_same_however_the_samples_are_spread_over_tars(tmp_path: Path) -> None:
+def test_a_validation_split_by_keys_does_not_depend_on_the_tars_of_the_samples(tmp_path: Path) -> None:
     every = [sample(i) for i in range(60)]
     write(tmp_path / "a" / "%03d.tar", every, size=7)
     random.Random(0).shuffle(every)
@@ -107,12 +107,12 @@ def test_a_part_by_keys_is_the_same_however_the_samples_are_spread_over_tars(tmp
     a, b = (opened(tmp_path / name, val=0.25)[0] for name in "ab")
     assert 5 <= len(a.splits["val"]) <= 25
     for split in ("train", "val"):
-        one, two = a.splits[split].stored[32]["crc32"], b.splits[split].stored[32]["crc32"]
-        assert sorted(one) == sorted(two)
+        first, second = a.splits[split].stored[32]["crc32"], b.splits[split].stored[32]["crc32"]
+        assert sorted(first) == sorted(second)
     assert len(a.splits["train"]) + len(a.splits["val"]) == 60
 
 
-def test_patterns_choose_tars_and_other_members(tmp_path: Path) -> None:
+def test_patterns_select_tars_and_members(tmp_path: Path) -> None:
     others = {"seg.png": b"not looked at", "n.json": b'{"id": 4}'}
     write(tmp_path / "x" / "%03d.tar", [{**sample(i), **others} for i in range(9)], size=3)
     shards, _ = opened(tmp_path / "x", val="00{1,2}.tar", image=".JPG")
@@ -142,7 +142,7 @@ def test_patterns_choose_tars_and_other_members(tmp_path: Path) -> None:
         ("", "train-{000..009}.tar", {}, r"train-003\.tar: not found, expected a tar"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
+def test_unusable_tars_and_options_are_refused(
     tars: Path, change: str, source: str, options: dict[str, Any], words: str
 ) -> None:
     tar = tars / "train-000.tar"
@@ -158,7 +158,7 @@ def test_what_cannot_be_used_is_refused(
         opened(tars / source if source else tars, **options)
 
 
-def test_long_names_and_headers_of_all_tar_formats_are_read(tmp_path: Path) -> None:
+def test_long_names_of_all_tar_formats_are_read(tmp_path: Path) -> None:
     for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         root = tmp_path / str(kind)
         root.mkdir()
@@ -175,16 +175,16 @@ def test_long_names_and_headers_of_all_tar_formats_are_read(tmp_path: Path) -> N
         assert len(lines) == 1
 
 
-def test_the_command_line_indexes_and_counts(tars: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_index_command_prints_the_counts(tars: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", str(tars), "--val", "val-*", "--threads", "2"]) == 0
     assert "train 28, val 10; 908 classes, 5 of them used" in capsys.readouterr().out
     assert main(["index", str(tars / "nothing")]) == 2
     assert "not found, expected a tar" in capsys.readouterr().err
 
 
-def test_a_command_line_takes_sets_of_ours_and_of_others(tars: Path, shard_root: Path, tmp_path: Path) -> None:
-    ours = open_dataset(shard_root, resolutions=(32,))
-    assert ours.hash == ShardSet.open(shard_root).hash
+def test_open_dataset_accepts_shard_sets_and_third_party_tars(tars: Path, shard_root: Path, tmp_path: Path) -> None:
+    shard_set = open_dataset(shard_root, resolutions=(32,))
+    assert shard_set.hash == ShardSet.open(shard_root).hash
     by_pattern = opened(tars, val="*val*")[0].hash
     assert open_dataset(tars, val="*val*").hash == by_pattern
     assert open_dataset(tars).splits.keys() == open_dataset(f"{tars}/**/*.tar").splits.keys() == {"train", "val"}
@@ -195,7 +195,7 @@ def test_a_command_line_takes_sets_of_ours_and_of_others(tars: Path, shard_root:
 
 
 @pytest.mark.parametrize("name", ["set[1]", "what?", "a*b", "{x,y}", "left{", "plain", "shards.tar"])
-def test_a_set_that_prep_made_is_opened_as_such_whatever_its_path_holds(
+def test_a_shard_set_is_recognised_whatever_characters_its_path_contains(
     shard_root: Path, tmp_path: Path, name: str
 ) -> None:
     root = Path(shutil.copytree(shard_root, tmp_path / name))
@@ -209,7 +209,7 @@ def test_a_set_that_prep_made_is_opened_as_such_whatever_its_path_holds(
 
 @pytest.mark.parametrize("state", ["finished", "unfinished", "a damaged manifest"])
 @pytest.mark.parametrize("pattern", ["", "/*/*.tar", "/{32,48}/train-*.tar", "/**/*.tar"])
-def test_the_resolutions_of_a_set_never_become_samples_of_their_own(
+def test_the_resolutions_of_a_shard_set_are_never_read_as_separate_samples(
     shard_root: Path, tmp_path: Path, state: str, pattern: str
 ) -> None:
     root = Path(shutil.copytree(shard_root, tmp_path / "shards"))
@@ -225,24 +225,33 @@ def test_the_resolutions_of_a_set_never_become_samples_of_their_own(
     else:
         with pytest.raises(ResoluteError, match=r"got a shard set of prep|manifest\.json"):
             open_dataset(f"{root}{pattern}")
-    assert len(opened(root / "32", val="val-*")[0].splits["train"]) == 75  # one resolution, asked for by name
+    assert len(opened(root / "32", val="val-*")[0].splits["train"]) == 75  # a single resolution named explicitly
 
 
-def test_tars_whose_folder_has_a_manifest_of_another_kind_are_those_of_others(tars: Path) -> None:
+def test_tars_beside_a_foreign_manifest_are_read_as_third_party_tars(tars: Path) -> None:
     (tars / "manifest.json").write_text('{"name": "their own"}')
     assert len(open_dataset(tars).splits["train"]) == 28
-    with pytest.raises(ResoluteError, match="got fold 1 for third-party tars, which have no folds"):
-        open_dataset(tars, fold=1)
 
 
-def test_tars_in_a_folder_of_an_odd_name_are_found(written_tars: Path, tmp_path: Path) -> None:
+def test_folds_of_tars_are_those_of_their_training_split_at_every_resolution(tars: Path) -> None:
+    whole = open_dataset(tars)
+    sets = [open_dataset(tars, fold=fold, folds=3) for fold in range(3)]
+    keys = [key for shards in sets for key in shards.splits["val"].samples["key"].tolist()]
+    assert sorted(keys) == sorted(whole.splits["train"].samples["key"].tolist())
+    for shards in sets:
+        assert len(shards.splits["train"]) + len(shards.splits["val"]) == 28
+        assert len(shards.splits["train"].stored[32]) == len(shards.splits["train"].stored[48])
+    assert len({shards.identity() for shards in [whole, *sets]}) == 4
+
+
+def test_tars_in_a_folder_with_glob_characters_are_read(written_tars: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(written_tars, tmp_path / "a[1]{b"))
     assert len(opened(root)[0].splits["train"]) == 28
     assert len(opened(root / "train-000.tar")[0].splits["train"]) > 0
 
 
 @pytest.mark.parametrize("name", DAMAGED_HEADERS)
-def test_a_damaged_header_is_a_damaged_tar_with_its_offset_and_is_read_in_bounded_memory(
+def test_a_damaged_tar_header_is_reported_with_its_offset_in_bounded_memory(
     tmp_path: Path, name: str
 ) -> None:
     good = header(tarfile.REGTYPE, 3, b"abc")
@@ -255,7 +264,7 @@ def test_a_damaged_header_is_a_damaged_tar_with_its_offset_and_is_read_in_bounde
     tracemalloc.stop()
 
 
-def test_members_that_are_no_files_are_skipped(tmp_path: Path) -> None:
+def test_members_that_are_not_regular_files_are_skipped(tmp_path: Path) -> None:
     sparse = b"1\n0\n3\n".ljust(512, b"\0") + b"abc"
     with tarfile.open(tmp_path / "t.tar", "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "for all"}) as tar:
         for name, kind, content, pax in (

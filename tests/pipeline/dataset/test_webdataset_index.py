@@ -1,4 +1,4 @@
-"""The index of others' tars: made once, whoever asks for it, and never used for what it is not the index of."""
+"""The index of third-party tars: built once by any number of processes, and rebuilt when tars or index have changed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from pipeline import ResoluteError
 from pipeline.loader.reader import Reader
-from tests.support.foreign import encoded, opened, sample, write
 from tests.support.s3 import s3_server  # noqa: F401
+from tests.support.third_party_tars import encoded, opened, sample, write
 
 
-def test_a_second_open_reads_no_tar_and_gives_the_same(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_open_reads_no_tar_and_gives_the_same_set(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = opened(tars)
     monkeypatch.setattr("pipeline.dataset.webdataset.index.samples", None)  # the walk over a tar
     second, lines = opened([tars / "val-000.tar", str(tars / "train-{000..002}.tar")])
@@ -27,7 +27,7 @@ def test_a_second_open_reads_no_tar_and_gives_the_same(tars: Path, monkeypatch: 
     assert opened(tars, val=0.4)[0].hash != first.hash
 
 
-def test_changed_tars_are_indexed_again_and_the_old_index_goes(tars: Path) -> None:
+def test_changed_tars_are_indexed_again_and_the_old_index_is_deleted(tars: Path) -> None:
     first, _ = opened(tars)
     write(tars / "val-%03d.tar", [sample(i) for i in range(7)])
     second, lines = opened(tars)
@@ -44,7 +44,7 @@ def flip(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["meta.json", "samples.crc.npy", "stored.npy"])
-def test_a_damaged_index_is_noticed_and_made_again(tars: Path, name: str) -> None:
+def test_a_damaged_index_is_detected_and_rebuilt(tars: Path, name: str) -> None:
     first, _ = opened(tars)
     (path,) = tars.glob(f".resolute-index/*/{name}")
     flip(path, -40)
@@ -54,7 +54,7 @@ def test_a_damaged_index_is_noticed_and_made_again(tars: Path, name: str) -> Non
     assert opened(tars)[1] == []
 
 
-def test_a_damaged_block_of_a_large_index_is_noticed_when_it_is_used(tmp_path: Path) -> None:
+def test_a_damaged_block_of_a_large_index_is_detected_when_it_is_used(tmp_path: Path) -> None:
     tiny = encoded(0)
     write(tmp_path / "%d.tar", [{"__key__": f"{i}", "jpg": tiny, "cls": b"1"} for i in range(500)], size=500)
     opened(tmp_path)
@@ -68,17 +68,17 @@ def test_a_damaged_block_of_a_large_index_is_noticed_when_it_is_used(tmp_path: P
         part[np.arange(500)]
 
 
-def test_processes_that_open_the_same_tars_at_once_index_them_once(tars: Path) -> None:
+def test_concurrent_processes_index_the_same_tars_once(tars: Path) -> None:
     code = "import sys; from pipeline import open_webdataset as o; print(o(sys.argv[1], threads=1).hash)"
     runs = [
         subprocess.Popen([sys.executable, "-c", code, str(tars)], stdout=-1, stderr=-1, text=True) for _ in range(3)
     ]
-    said = [run.communicate() for run in runs]
-    assert {out for out, _ in said} == {opened(tars)[0].hash + "\n"}
-    assert "".join(err for _, err in said).count("indexing 4 tars") == 1
+    outputs = [run.communicate() for run in runs]
+    assert {out for out, _ in outputs} == {opened(tars)[0].hash + "\n"}
+    assert "".join(err for _, err in outputs).count("indexing 4 tars") == 1
 
 
-def test_the_index_goes_to_the_cache_where_the_tars_cannot_be_written_beside(
+def test_the_index_is_cached_elsewhere_if_the_tars_are_on_read_only_storage(
     tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RESOLUTE_CACHE", str(tmp_path / "cache"))
@@ -97,21 +97,22 @@ def test_tars_in_an_object_store_are_read_through_the_cache(
     fsspec.filesystem("s3").put(f"{tars}/*.tar", f"{s3_server}/set/")
     near, _ = opened(tars)
     sources = [f"{s3_server}/set/{{train-000,train-001,train-002,val-000}}.tar"]
-    for told in (True, False):
+    for first_time in (True, False):
         far, lines = opened(sources)
-        assert bool(lines) == told
+        assert bool(lines) == first_time
         assert far.hash == near.hash
         with closing(Reader(far, padded=False)) as there, closing(Reader(near, padded=False)) as here:
             for split, count in (("train", 28), ("val", 10)):
-                one, other = (reader.submit(split, 32, np.arange(count)).result() for reader in (there, here))
-                assert not one.errors
-                assert all(np.array_equal(*both) for both in zip(one.images, other.images, strict=True))
+                ids = np.arange(count)
+                remote_read, local_read = (reader.submit(split, 32, ids).result() for reader in (there, here))
+                assert not remote_read.errors
+                assert all(np.array_equal(*both) for both in zip(remote_read.images, local_read.images, strict=True))
         far.close()
     with pytest.raises(ResoluteError, match="stores are not listed; write them as"):
         opened(f"{s3_server}/set")
 
 
-def test_an_indexing_that_was_killed_is_done_again(tars: Path) -> None:
+def test_an_index_whose_writer_was_killed_is_rebuilt(tars: Path) -> None:
     first, _ = opened(tars)
     (meta,) = tars.glob(".resolute-index/*/meta.json")
     meta.with_name("meta.json.part").write_bytes(meta.read_bytes()[:50])

@@ -1,8 +1,7 @@
-"""Demo photos: the same every time, whole or not there, and not to be told by colour."""
+"""Demo photos: deterministic, written completely or not at all, and not distinguishable by colour."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import subprocess
 import sys
@@ -14,19 +13,11 @@ from PIL import Image
 
 from pipeline.examples.demo_photos import main
 from pipeline.examples.demo_scene import CLASSES, draw
-
-ROOT = Path(__file__).parents[3]
-
-
-def tree(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+from tests import ROOT
+from tests.support.trees import tree
 
 
-def test_same_photos_with_any_number_of_workers(tmp_path: Path) -> None:
+def test_the_photos_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     for workers in ("1", "2"):
         out = tmp_path / workers
         # why a process: its workers import the function that draws from the program's main module
@@ -37,7 +28,9 @@ def test_same_photos_with_any_number_of_workers(tmp_path: Path) -> None:
     assert len(list((tmp_path / "1").rglob("*.jpg"))) == 30
 
 
-def test_demo_is_recognised_and_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_demo_photos_are_recognised_and_other_folders_never_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = ["--out", str(tmp_path / "demo"), "--images", "10", "--workers", "1"]
     assert main(argv) == 0
     before = tree(tmp_path / "demo")
@@ -53,7 +46,7 @@ def test_demo_is_recognised_and_never_overwrites(tmp_path: Path, capsys: pytest.
     assert "something else" in capsys.readouterr().err
 
 
-def test_interrupted_demo_is_not_taken_for_finished(
+def test_an_interrupted_demo_leaves_nothing_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*args: object, **kwargs: object) -> None:
@@ -69,7 +62,7 @@ def test_interrupted_demo_is_not_taken_for_finished(
     assert not (tmp_path / "demo.part").exists()
 
 
-def test_photos_are_camera_like_and_of_many_shapes() -> None:
+def test_photos_have_realistic_file_sizes_and_many_shapes() -> None:
     photos = [draw(np.random.default_rng([0, i]), i % len(CLASSES)) for i in range(40)]
     shapes = np.array([photo.shape[:2] for photo in photos])
     assert len(np.unique(shapes, axis=0)) > 30
@@ -85,10 +78,10 @@ def test_photos_are_camera_like_and_of_many_shapes() -> None:
     assert 50_000 < np.mean(sizes) < 150_000
 
 
-def test_class_changes_the_picture_and_nothing_else() -> None:
-    pictures = [draw(np.random.default_rng(3), label) for label in range(len(CLASSES))]
-    assert len({picture.shape for picture in pictures}) == 1
-    for i in range(len(pictures)):
+def test_photos_of_one_seed_differ_only_by_their_class() -> None:
+    images = [draw(np.random.default_rng(3), label) for label in range(len(CLASSES))]
+    assert len({image.shape for image in images}) == 1
+    for i in range(len(images)):
         for j in range(i):
-            differing = (pictures[i] != pictures[j]).any(axis=2).mean()
+            differing = (images[i] != images[j]).any(axis=2).mean()
             assert 0.001 < differing < 0.6, (CLASSES[i], CLASSES[j])

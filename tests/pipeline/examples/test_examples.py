@@ -1,4 +1,4 @@
-"""The examples do what they say: they learn from every batch, count every sample, and go on where they stopped."""
+"""The examples: they train on every batch, validate every sample once, and resume from their checkpoint."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.support.commands import Ended
 WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25"]
 
 
-def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
-    return [name for name in one if not torch.equal(one[name].cpu(), other[name].cpu())]
+def differ(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name in first if not torch.equal(first[name].cpu(), second[name].cpu())]
 
 
-def test_soft_targets_are_the_weights_of_both_labels(shard_set: ShardSet) -> None:
+def test_soft_targets_are_the_weighted_labels(shard_set: ShardSet) -> None:
     mixing = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_mode="elem")
     stage = Stage(res=32, epochs=1, batch_size=25, augment=mixing)
     with Loader(Plan(shard_set, [stage])) as loader:
@@ -36,21 +36,21 @@ def test_soft_targets_are_the_weights_of_both_labels(shard_set: ShardSet) -> Non
         torch.testing.assert_close(row, expected)
 
 
-def test_plain_goes_on_after_a_stop_to_the_same_weights(
+def test_a_resumed_run_of_plain_ends_with_the_same_weights(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = plain.main([str(shard_root), *WORDS, "--checkpoint", str(tmp_path / "whole.pt")])
-    said = capsys.readouterr().out
-    assert [line.partition(":")[0] for line in said.splitlines()] == ["epoch 0 32 px", "epoch 1 48 px"]
+    output = capsys.readouterr().out
+    assert [line.partition(":")[0] for line in output.splitlines()] == ["epoch 0 32 px", "epoch 1 48 px"]
     cut = [str(shard_root), *WORDS, "--checkpoint", str(tmp_path / "cut.pt")]
     first = plain.main([*cut, "--stop", "1"])
     assert differ(whole, first)
     second = plain.main(cut)
     assert differ(whole, second) == []
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == output
 
 
-def test_timm_sees_every_sample_once_in_passes_of_the_told_length(
+def test_the_timm_loop_sees_every_sample_once_in_passes_of_the_announced_length(
     shard_root: Path, shard_set: ShardSet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     top1 = timm_loop.main([str(shard_root), *WORDS])
@@ -67,7 +67,7 @@ def test_timm_sees_every_sample_once_in_passes_of_the_told_length(
     assert labels.tolist() == shard_set.splits["val"].samples["label"].tolist()
 
 
-def test_the_loop_of_the_readme_runs(shard_root: Path, shard_set: ShardSet) -> None:
+def test_the_training_loop_in_the_readme_runs(shard_root: Path, shard_set: ShardSet) -> None:
     text = (ROOT / "README.md").read_text().split("## In your own loop")[1]
     code = text.split("```python\n")[1].split("```")[0]
     for old, new in (('"shards"', repr(str(shard_root))), ("128", "32"), ("160", "48"), ("epochs=10", "epochs=1"),
@@ -89,13 +89,13 @@ def test_the_loop_of_the_readme_runs(shard_root: Path, shard_set: ShardSet) -> N
 
 
 @pytest.mark.parametrize("example", [plain, timm_loop])
-def test_an_example_runs_on_the_cpu_at_resolutions_of_the_set_unless_told_otherwise(
+def test_an_example_runs_on_the_cpu_at_the_resolutions_of_the_set_by_default(
     example: Any, shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, whose bits are others
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, which gives other bits
     example.main([str(shard_root), *WORDS[2:], "--checkpoint", str(tmp_path / "x.pt")])
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in said] == ["epoch 0 32 px", "epoch 1 48 px"]
+    output = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in output] == ["epoch 0 32 px", "epoch 1 48 px"]
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -104,7 +104,7 @@ def test_an_example_runs_on_the_cpu_at_resolutions_of_the_set_unless_told_otherw
     (["--device", "cuda:99"], "device"),
     (["--nonsense"], "unrecognized arguments: --nonsense"),
 ])  # fmt: skip
-def test_an_impossible_request_to_an_example_is_one_line(
+def test_bad_arguments_of_an_example_are_reported_in_one_line(
     shard_root: Path, tmp_path: Path, forked: Callable[..., Ended], words: list[str], message: str
 ) -> None:
     ended = forked("pipeline.examples.plain", shard_root, *words, "--checkpoint", tmp_path / "x")

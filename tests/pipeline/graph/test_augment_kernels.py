@@ -1,6 +1,6 @@
 """Each operation's pixels on a CPU against Pillow and torchvision.
 
-The compiled function is Pillow's arithmetic, but for rounding where Pillow cuts (affine, hue): within one level.
+The compiled function uses Pillow's arithmetic but rounds where Pillow truncates (affine, hue): within one level.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
 from pipeline.graph import augment_nodes as ops
+from pipeline.graph import cpu_nodes as cpu
 from pipeline.graph.graph import _graph
 from pipeline.graph.kernels import augment as pixels
 from pipeline.plan import autoaugment as p
@@ -24,6 +25,7 @@ from pipeline.plan.stage import Augment
 from tests import SHARED_DATA
 from tests.pipeline.graph.test_gpu_graph import PLAIN
 from tests.support import reference, reference_ops
+from tests.support.batch_spec import batch_spec
 
 RES = 96
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -31,7 +33,7 @@ EVERY = frozenset(range(1, 11))
 
 
 def photos() -> NDArray[np.uint8]:
-    """Noise, a smooth image, flat colours with hard edges, a faint one, and real photos where they are at hand."""
+    """Noise, a smooth image, flat colours with hard edges, a low-contrast image, and real photos if available."""
     rng = np.random.default_rng(0)
     smooth = Image.fromarray(rng.integers(60, 190, (6, 6, 3), dtype=np.uint8))
     blocks = np.kron(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8), np.ones((12, 12, 1), np.uint8))
@@ -48,33 +50,27 @@ def photos() -> NDArray[np.uint8]:
 PHOTOS = photos()
 
 
-def spec(n: int, **changed: Any) -> BatchSpec:
-    plain: dict[str, Any] = {
-        "index": 0, "step": 0, "split": "train", "stage": 0, "epoch": 0, "res": RES, "stored_res": RES, "last": False,
-        "global_size": n, "ids": np.arange(n), "crops": np.zeros((n, 4), np.int32), "flips": np.zeros(n, bool),
-        "partners": np.arange(n, dtype=np.int32) ^ 1, "modes": np.zeros(n, np.int32), "lam": np.ones(n, np.float32),
-        "boxes": np.zeros((n, 4), np.int32),
-    }  # fmt: skip
-    return BatchSpec(**{**plain, **changed})
-
-
 def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: Features) -> Any:
-    """The graph's part that changes pixels, on `images`: (N, res, res, 3) uint8."""
+    """The graph's part that changes pixels, on `images` and to (N, res, res, 3) uint8; the resize changes none."""
 
-    @pipeline_def(batch_size=len(images), num_threads=2, device_id=None, exec_dynamic=True, enable_conditionals=True,
-                  prefetch_queue_depth=1)  # fmt: skip
+    @pipeline_def(batch_size=len(images), num_threads=2, device_id=None, exec_dynamic=True, prefetch_queue_depth=1)
     def graph() -> Any:
-        given = {n: fn.external_source(name=n, dtype=kind, ndim=d) for n, (kind, d) in ops.input_types(wanted).items()}
-        out = fn.external_source(name="images", layout="HWC", dtype=types.UINT8)
-        out = ops.augment(out, given, wanted, mean=MEAN, std=STD, res=spec_.res)
-        return ops.mix(out, given) if wanted.mixing else out
+        rows = fn.external_source(name="rows", dtype=types.INT32, ndim=1)
+        tags = cpu.augment(fn.external_source(name="images", layout="HWC", dtype=types.UINT8), rows)
+        return cpu.mix(tags, rows) if wanted.mixing else tags
 
+    out, raw = np.empty(images.shape, np.float32), np.empty(images.shape, np.uint8)
     built = graph()
     built.build()
-    for name, value in {"images": images, **ops.graph_inputs(wanted, spec_)}.items():
-        built.feed_input(name, value)
-    (out,) = built.run()
-    return np.array(out.as_tensor())
+    packer = cpu.ImageRows(wanted, mean=MEAN, std=STD, noise=ops.erase_noise(MEAN, STD))  # why kept: it owns the noise
+    rows = packer.pack(spec_, out, raw)
+    built.feed_input("images", images)
+    built.feed_input("rows", rows)
+    (tags,) = built.run()
+    assert (np.array(tags.as_tensor()) == spec_.index).all()
+    levels = 255 * (out * np.array(STD) + np.array(MEAN))
+    assert np.abs(levels - np.rint(levels)).max() < 1e-2
+    return np.rint(levels).astype(np.uint8)
 
 
 def run_kinds(kinds: list[int], values: list[Any]) -> Any:
@@ -83,7 +79,7 @@ def run_kinds(kinds: list[int], values: list[Any]) -> Any:
     each = {"policy_kinds": np.repeat(np.array(kinds, np.int32), len(PHOTOS))[:, None],
             "policy_values": np.repeat(np.array(values, np.float32), len(PHOTOS), axis=0)[:, None]}  # fmt: skip
     wanted = Features(slots=(("policy", EVERY),))
-    out = run(images, spec(len(images), augment_params=each), wanted)
+    out = run(images, batch_spec(len(images), res=RES, augment_params=each), wanted)
     return out.reshape(len(kinds), *PHOTOS.shape)
 
 
@@ -109,11 +105,11 @@ def errors() -> dict[int, NDArray[np.int64]]:
     """|ours - oracle| of each kind: (operations, photos, res, res, 3)."""
     listed = [(kind, v) for kind, all_ in CASES.items() for v in all_]
     got = run_kinds([kind for kind, _ in listed], [v for _, v in listed])
-    found: dict[int, list[Any]] = {}
+    differences_by_kind: dict[int, list[Any]] = {}
     for (kind, v), images in zip(listed, got, strict=True):
         expected = np.stack([reference_ops.operation(photo, kind, np.float32(v)) for photo in PHOTOS])
-        found.setdefault(kind, []).append(np.abs(images.astype(int) - expected))
-    return {kind: np.array(differences) for kind, differences in found.items()}
+        differences_by_kind.setdefault(kind, []).append(np.abs(images.astype(int) - expected))
+    return {kind: np.array(differences) for kind, differences in differences_by_kind.items()}
 
 
 @pytest.mark.parametrize("kind", [p.BRIGHTNESS, p.SATURATION, p.CONTRAST, p.POINT, p.AUTOCONTRAST, p.BLUR, p.HUE])
@@ -127,12 +123,12 @@ def test_affine_is_bilinear_and_black_outside(errors: dict[int, NDArray[np.int64
 
 
 @pytest.mark.parametrize("kind", [p.SHARPNESS, p.EQUALIZE])
-def test_sharpness_and_equalize_are_pillows(errors: dict[int, NDArray[np.int64]], kind: int) -> None:
+def test_sharpness_and_equalize_equal_pillow(errors: dict[int, NDArray[np.int64]], kind: int) -> None:
     assert errors[kind].max() == 0
 
 
 @pytest.mark.parametrize("name", p.OPERATIONS)
-def test_every_strength_of_a_policy_is_torchvisions_operation(name: str) -> None:
+def test_every_magnitude_of_a_policy_equals_torchvision(name: str) -> None:
     """Against torchvision's own dispatcher, all 31 magnitudes and both signs of TrivialAugment."""
     kinds, table = p.operations("trivialaugment", RES)
     row, photo = p.OPERATIONS.index(name), PHOTOS[-1]
@@ -143,33 +139,33 @@ def test_every_strength_of_a_policy_is_torchvisions_operation(name: str) -> None
             if name == "Posterize":
                 magnitude = 8 - round(k / 30 * 6)
             elif name == "Solarize":
-                magnitude = 1 - k / 30 - 1e-7  # where the threshold is a level, that level turns
+                magnitude = 1 - k / 30 - 1e-7  # a threshold equal to a level inverts that level
             ours = photo.copy()
             pixels.apply_ops(ours, kinds[row : row + 1], table[row, k, s : s + 1])
             error = np.abs(ours.astype(int) - reference_ops.named(photo, name, magnitude))
             assert (error > 1).mean() < 0.001, (k, sign)
 
 
-def test_operations_run_one_after_another_and_each_sample_has_its_own() -> None:
+def test_operations_are_applied_in_sequence_and_per_sample() -> None:
     augment = Augment(policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.3, blur_prob=0.5, num_ops=3)
     n = 4 * len(PHOTOS)
     images = np.tile(PHOTOS, (4, 1, 1, 1))
     drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=RES)
-    given = spec(n, augment_params=drawn)
-    got = run(images, given, features([augment]))
+    batch = batch_spec(n, res=RES, augment_params=drawn)
+    got = run(images, batch, features([augment]))
     for i in range(n):
         ours, kinds = images[i].copy(), [drawn[f"{part}_kinds"][i] for part in reference_ops.PARTS]
         values = [drawn[f"{part}_values"][i] for part in reference_ops.PARTS]
         pixels.apply_ops(ours, np.concatenate(kinds), np.concatenate(values))
-        np.testing.assert_array_equal(got[i], ours)  # in the graph: the same, whatever the other samples are
+        np.testing.assert_array_equal(got[i], ours)  # independent of the other samples of the batch
         if p.EQUALIZE in drawn["policy_kinds"][i] or p.AUTOCONTRAST in drawn["policy_kinds"][i]:
-            continue  # they spread one level's difference over many
-        error = np.abs(got[i].astype(int) - reference_ops.sample(images[i], given, i, MEAN))
+            continue  # these amplify a difference of one level
+        error = np.abs(got[i].astype(int) - reference_ops.sample(images[i], batch, i, MEAN))
         assert np.quantile(error, 0.99) <= 6, i
 
 
 @pytest.mark.parametrize("fill", ["mean", "noise"])
-def test_erasing_fills_its_box_and_leaves_the_rest(fill: Any) -> None:
+def test_erasing_fills_its_box_and_changes_nothing_else(fill: Any) -> None:
     augment = Augment(random_erasing_prob=0.8, random_erasing_fill=fill)
     n = 8 * len(PHOTOS)
     images = np.tile(PHOTOS, (8, 1, 1, 1))
@@ -178,7 +174,7 @@ def test_erasing_fills_its_box_and_leaves_the_rest(fill: Any) -> None:
     if fill == "noise":
         origins[:2] = [(200, 3), (210, 5)]
         drawn["erase_boxes"][:2] = [(10, 20, 50, 60), (0, 0, 48, 50)]
-    got = run(images, spec(n, augment_params=drawn), features([augment]))
+    got = run(images, batch_spec(n, res=RES, augment_params=drawn), features([augment]))
     inside = []
     for i, (x, y, w, h) in enumerate(drawn["erase_boxes"]):
         box = np.zeros((RES, RES), bool)
@@ -189,27 +185,27 @@ def test_erasing_fills_its_box_and_leaves_the_rest(fill: Any) -> None:
     np.testing.assert_allclose(filled.mean(axis=0) / 255, MEAN, atol=0.004)
     if fill == "mean":
         assert (filled == np.rint(255 * np.array(MEAN))).all()
-    else:  # normal, cut to 0..255, which is 2 deviations away
+    else:  # normal, clipped to 0..255 at 2 standard deviations
         np.testing.assert_allclose(filled.std(axis=0) / 255, STD, rtol=0.06)
-        # the noise is one field: where two samples begin in it tells how they overlap, over its border too
+        # the noise is one periodic field: the origins of two samples determine how they overlap
         np.testing.assert_array_equal(got[0][20 + 10 : 80, 10 + 2 : 60], got[1][:50, :48])
 
 
-def test_mixing_by_sample_mixes_each_as_it_was_drawn() -> None:
+def test_mixing_per_sample_uses_the_mode_and_weight_of_each_sample() -> None:
     n = len(PHOTOS) // 2 * 2
     modes = np.arange(n, dtype=np.int32) % 3
     boxes = np.zeros((n, 4), np.int32)
     boxes[modes == CUTMIX] = np.array([(5 * i, 3 * i, 20 + i, 30) for i in range((modes == CUTMIX).sum())])
     lam = np.where(modes == MIXUP, np.linspace(0.2, 0.8, n), 1).astype(np.float32)
-    given = spec(n, modes=modes, boxes=boxes, lam=lam)
+    batch = batch_spec(n, res=RES, modes=modes, boxes=boxes, lam=lam)
     assert {UNMIXED, MIXUP, CUTMIX} <= set(modes)
-    got = run(PHOTOS[:n], given, Features(mixing=True))
-    assert np.abs(got.astype(int) - reference.mix(PHOTOS[:n], given)).max() <= 1
-    unmixed = run(PHOTOS[:n], spec(n), Features(mixing=True))
+    got = run(PHOTOS[:n], batch, Features(mixing=True))
+    assert np.abs(got.astype(int) - reference.mix(PHOTOS[:n], batch)).max() <= 1
+    unmixed = run(PHOTOS[:n], batch_spec(n, res=RES), Features(mixing=True))
     np.testing.assert_array_equal(unmixed, PHOTOS[:n])
 
 
-def test_mean_colour_over_many_samples_is_its_formula() -> None:
+def test_the_mean_colour_over_many_samples_equals_its_formula() -> None:
     colour, n = np.array([120, 60, 90]), 20_000
     augment = Augment(jitter=(0.5, 0.0, 0.0, 0.0), jitter_prob=0.6, grey_prob=0.3)
     drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=4)
@@ -221,30 +217,19 @@ def test_mean_colour_over_many_samples_is_its_formula() -> None:
         pixels.apply_ops(image, np.concatenate([jitter, grey]), np.concatenate([factors, zeros]))
         total += image[0, 0]
     luma = colour @ (0.299, 0.587, 0.114)
-    cut = 0.6 * 0.5  # brightness cuts to an integer: half a level in the mean
+    cut = 0.6 * 0.5  # brightness truncates to an integer: half a level on average
     deviation = 120 * 0.5 / np.sqrt(3 * n)
     np.testing.assert_allclose(total / n, 0.7 * colour + 0.3 * luma - cut, atol=4 * deviation + 0.15)
 
 
-def test_all_operations_of_a_run_are_one_node_of_its_graph() -> None:
+def test_everything_that_changes_pixels_is_at_most_two_nodes_of_the_graph() -> None:
     def operators(*augments: Augment) -> list[str]:
         pipe = _graph(decode_device="cpu", **{**PLAIN, "on_cpu": True, "features": features(augments)})
         pipe.build()
         return [re.sub(r"\W|\d", "", operator.name) for operator in pipe._ops]
 
-    grey = operators(Augment(grey_prob=0.1))
-    assert len(grey) < 25
-    many = Augment(policy="randaugment", num_ops=4, jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.1, blur_prob=0.5)
-    assert operators(many, Augment(policy="autoaugment")) == grey
-
-
-def test_what_a_run_does_not_use_is_not_in_its_graph() -> None:
-    assert ops.input_types(features([Augment(), Augment(vflip_prob=0.5, flip_prob=0.1)])) == {}
-    assert set(ops.input_types(features([Augment(grey_prob=0.1)]))) == {"has_ops", "kinds", "values"}
-    marker = object()
-
-    class Images:
-        device = "cpu"
-
-    images: Any = Images()
-    assert ops.augment(images, {"x": marker}, Features(), mean=MEAN, std=STD, res=RES) is images
+    plain = operators(Augment())
+    many = Augment(policy="randaugment", num_ops=4, jitter=(0.4, 0.4, 0.4, 0.1), blur_prob=0.5, random_erasing_prob=0.1)
+    assert operators(many, Augment(policy="autoaugment", random_erasing_fill="noise")) == plain
+    mixing = operators(many, Augment(mixup_alpha=0.2))
+    assert len(mixing) == len(plain) + 1

@@ -1,14 +1,15 @@
-"""Memory is lent to one batch at a time, and comes back when nothing looks at it any more."""
+"""Output buffers are reused only when no view of them exists any more."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from pipeline.graph.buffers import BufferPool
 
 
-def test_memory_is_lent_again_only_when_its_last_view_is_gone() -> None:
+def test_a_buffer_is_reused_only_after_its_last_view_is_deleted() -> None:
     buffers = BufferPool(nbytes=4 * 6 * 5, count=1)
     first = buffers.take((2, 3, 5))
     address = first.ctypes.data
@@ -19,12 +20,21 @@ def test_memory_is_lent_again_only_when_its_last_view_is_gone() -> None:
     row.fill_(7)
     other[:] = 1
     assert (row == 7).all()
-    del other, row  # in this order: of two that come back only the later is kept
+    del other, row  # in this order: of two released buffers only the later is kept
     assert buffers.take((6,)).ctypes.data == address
 
 
+def test_a_pool_grows_to_the_largest_array_and_keeps_that() -> None:
+    buffers = BufferPool(nbytes=0, count=1)
+    small = buffers.take((8,), np.uint8)
+    large = buffers.take((100,), np.uint8)
+    address = large.ctypes.data
+    del large, small  # why in this order: the smaller one comes back last, and is not kept
+    assert buffers.take((8,), np.uint8).ctypes.data == address
+
+
 @pytest.mark.parametrize("shape", [(2, 3), (4, 4), (5, 5), (0, 3)])
-def test_any_shape_can_be_had(shape: tuple[int, ...]) -> None:
+def test_buffers_of_any_shape_can_be_taken(shape: tuple[int, ...]) -> None:
     buffers = BufferPool(nbytes=64, count=2)
     held = [buffers.take(shape) for _ in range(4)]  # more than are kept, and (5, 5) larger than they are
     for i, array in enumerate(held):

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from PIL import Image
 
-from pipeline.graph.graph import _graph
+from pipeline.graph.graph import _graph, gpu_inputs
 from pipeline.graph.kernels.resize import resize
 from pipeline.plan.sampling import Features, features
 from pipeline.plan.stage import Augment
+from tests import ROOT
+from tests.support.batch_spec import batch_spec
+from tests.support.dali_graph import graph_faults
+from train.recipe.schema import Recipe
 
 PLAIN: dict[str, Any] = {
     "batch_size": 4, "num_threads": 1, "device_id": None, "prefetch_queue_depth": 2, "exec_dynamic": True,
     "features": Features(mixing=True), "on_cpu": False, "mean": (0.5,) * 3, "std": (0.2,) * 3, "half": False,
-    "largest_res": 64,
 }  # fmt: skip
 
 
 def operators(decode_device: str, **changed: Any) -> dict[str, str]:
-    """The text of each operator's specification, by its name; defining and serialising finds wrong arguments."""
+    """The specification of each operator as text, by name; defining and serialising detects wrong arguments."""
     pipe = _graph(decode_device=decode_device, **{**PLAIN, **changed})
     assert pipe.serialize()
     return {operator.name.strip("_").partition("_")[0]: str(operator.spec) for operator in pipe._ops}
@@ -46,22 +51,95 @@ AUGMENTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("keys", AUGMENTS, ids=lambda keys: "-".join(keys))
-def test_a_policy_adds_nothing_to_the_graph_which_ends_with_the_resized_images(keys: dict[str, Any]) -> None:
+def test_the_graph_of_a_recipe_with_a_policy_ends_after_the_resize(keys: dict[str, Any]) -> None:
     got = operators("mixed", features=features([Augment(**keys)]))
-    assert got.keys() == {"jpeg", "start", "shape", "ImageSlice", "size", "roi", "TensorSubscript", "Resize"}
+    assert got.keys() == {"jpeg", "window", "view", "Slice", "ImageSlice", "TensorSubscript", "Resize"}
     assert "device: gpu" in got["Resize"]
 
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("mixing", [False, True])
-def test_recipes_without_a_policy_end_in_dalis_own_normalisation(half: bool, mixing: bool) -> None:
+def test_the_graph_of_a_recipe_without_a_policy_normalises_in_dali(half: bool, mixing: bool) -> None:
     got = operators("mixed", features=Features(mixing=mixing), half=half)
     assert ("MultiPaste" in got) == mixing
     assert "device: gpu" in got["CropMirrorNormalize"]
 
 
-def test_the_gpus_graph_on_a_cpu_resizes_as_the_cpus_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The very graph, with what goes to the device kept here: windows, sizes, both mirrorings and the order."""
+RECIPES = sorted((ROOT / "train/recipes").glob("*.toml"))
+
+
+def faults(decode_device: str, **changed: Any) -> list[str]:
+    return graph_faults(lambda: _graph(decode_device=decode_device, **{**PLAIN, **changed}))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("decode_device", ["cpu", "mixed"])
+def test_the_graph_of_every_recipe_and_policy_is_valid_for_a_gpu(decode_device: str, half: bool) -> None:
+    used = {path.stem: [stage.augment for stage in Recipe.load(path).stages] for path in RECIPES}
+    used |= {str(keys): [Augment(**keys)] for keys in AUGMENTS}
+    assert len(used) == len(RECIPES) + len(AUGMENTS) >= 19
+    detected = {name: faults(decode_device, half=half, features=features(augments)) for name, augments in used.items()}
+    assert {name: lines for name, lines in detected.items() if lines} == {}
+
+
+def on_gpu(name: str) -> Callable[..., Any]:
+    return lambda real, *inputs, **named: real(*inputs, **{**named, name: named[name].gpu()})
+
+
+def with_keys(**keys: Any) -> Callable[..., Any]:
+    return lambda real, *inputs, **named: real(*inputs, **{**named, **keys})
+
+
+def branching(real: Any, images: Any, **named: Any) -> Any:
+    if fn.reductions.mean(images) > 0:
+        images = real(images, **named)
+    return images
+
+
+MISTAKES: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
+    # module, operator, its replacement, the check that detects it
+    "an argument on the GPU": (fn, "resize", on_gpu("size"), "argument device"),
+    "a condition on the GPU": (fn, "crop_mirror_normalize", branching, "predicate"),
+    "a CPU input to a GPU operator": (
+        fn, "crop_mirror_normalize", lambda real, images, **named: real(images.cpu(), **named, device="gpu"),
+        "input device",
+    ),
+    "an operator without a GPU kernel": (
+        fn.decoders, "image_slice",
+        lambda real, jpegs, **named: real(jpegs.gpu(), **{**named, "device": "gpu"}), "kernel",
+    ),
+    "a misspelt argument": (fn, "resize", with_keys(antialiasing=True), "argument name"),
+    "a misspelt argument of the decoder": (fn.decoders, "image_slice", with_keys(jpeg_upsampling=True),
+                                           "argument name"),
+    "a copy through the host": (
+        fn, "crop_mirror_normalize", lambda real, images, **named: real(images.cpu(), **named).gpu(), "host copy",
+    ),
+    "an output on the CPU": (
+        fn, "crop_mirror_normalize", lambda real, images, **named: real(images, **named).cpu(), "output device",
+    ),
+    "a Python function": (
+        fn, "crop_mirror_normalize",
+        lambda real, images, **named: fn.dl_tensor_python_function(real(images, **named), function=list, device="gpu"),
+        "host code",
+    ),
+    "a wrong enumeration": (fn, "resize", with_keys(interp_type="linear"), "definition"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("decode_device", ["cpu", "mixed"])
+def test_mistakes_in_a_gpu_graph_are_detected(
+    monkeypatch: pytest.MonkeyPatch, decode_device: str, mistake: str
+) -> None:
+    module, name, replacement, check = MISTAKES[mistake]
+    real = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *inputs, **named: replacement(real, *inputs, **named))
+    detected = faults(decode_device, features=Features())
+    assert {line.partition(":")[0] for line in detected} == {check}, detected
+
+
+def test_the_gpu_graph_run_on_a_cpu_equals_the_cpu_resize(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same graph, with `DataNode.gpu` replaced by the identity: crops, sizes, both flips and their order."""
     rng, n, res = np.random.default_rng(0), 4, 24
     photos = [Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((60, 50)) for _ in range(n)]
     files = [io.BytesIO() for _ in photos]
@@ -72,12 +150,10 @@ def test_the_gpus_graph_on_a_cpu_resizes_as_the_cpus_does(monkeypatch: pytest.Mo
     monkeypatch.setattr(DataNode, "gpu", lambda node: node)
     pipe = _graph(decode_device="cpu", **{**PLAIN, "features": features([Augment(policy="randaugment")])})
     pipe.build()
-    roi = np.array([(v, h, 1 - v, 1 - h) for h, v in mirrored], np.float32)
-    inputs = {
-        "jpeg": [np.frombuffer(file.getvalue(), np.uint8) for file in files], "roi": roi,
-        "start": np.ascontiguousarray(windows[:, 1::-1]), "shape": np.ascontiguousarray(windows[:, :1:-1]),
-        "size": np.full((n, 2), res, np.float32),
-    }  # fmt: skip
+    flips, vflips = np.array(mirrored).T
+    batch = batch_spec(n, res=res, crops=windows, flips=flips, augment_params={"vflips": vflips})
+    jpegs = [np.frombuffer(file.getvalue(), np.uint8) for file in files]
+    inputs = {"jpeg": jpegs, **gpu_inputs(batch, np.array([len(jpeg) for jpeg in jpegs]))}
     for name, value in inputs.items():
         pipe.feed_input(name, value)
     (out,) = pipe.run()
@@ -89,3 +165,20 @@ def test_the_gpus_graph_on_a_cpu_resizes_as_the_cpus_does(monkeypatch: pytest.Mo
         resize(np.ascontiguousarray(window), flip, vflip, expected, np.ones(3, np.float32), np.zeros(3, np.float32))
         error = np.abs(got.astype(int) - expected)  # decoders differ by a few levels beside a window's border
         assert (error.mean() < 0.5, error.max() <= 6) == (True, True)
+
+
+def test_a_gpu_decoder_gets_exactly_the_bytes_of_each_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are padded with what was in the buffer before; no document says that nvJPEG ignores it."""
+    rng, nbytes = np.random.default_rng(1), np.array([700, 1, 31, 256])
+    rows = rng.integers(0, 256, (4, 700), dtype=np.uint8)
+    monkeypatch.setattr(fn.decoders, "image_slice", lambda jpegs, **_: jpegs)
+    monkeypatch.setattr(fn, "resize", lambda images, **_: images)
+    monkeypatch.setattr(DataNode, "gpu", lambda node: node)
+    pipe = _graph(decode_device="mixed", **{**PLAIN, "features": features([Augment(grey_prob=0.1)])})
+    pipe.build()
+    pipe.feed_input("jpeg", rows)
+    pipe.feed_input("window", gpu_inputs(batch_spec(4, res=32), nbytes)["window"])
+    (out,) = pipe.run()
+    assert [np.array(out.at(i)).tobytes() for i in range(4)] == [
+        row[:n].tobytes() for row, n in zip(rows, nbytes, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""The CPU's resize: equal to exact arithmetic and to Pillow, mirrored exactly, the same bytes fused or not."""
+"""The CPU resize equals exact arithmetic and Pillow, also mirrored and fused with normalisation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def run(
 
 
 @pytest.mark.parametrize(("height", "width", "res"), SIZES)
-def test_every_value_is_the_exact_sum_rounded_once(height: int, width: int, res: int) -> None:
+def test_every_value_is_the_exact_sum_rounded_once_and_within_one_level_of_pillow(
+    height: int, width: int, res: int
+) -> None:
     image = photo(height, width)
     expected = exact(image, res)
     error = np.abs(run(image, res) - expected)
@@ -58,7 +60,7 @@ def test_every_value_is_the_exact_sum_rounded_once(height: int, width: int, res:
 
 
 @pytest.mark.parametrize(("height", "width", "res"), SIZES)
-def test_mirrored_and_normalised_are_the_same_values(height: int, width: int, res: int) -> None:
+def test_mirrored_and_normalised_values_equal_the_plain_ones(height: int, width: int, res: int) -> None:
     image = photo(height, width, 1)
     plain = run(image, res)
     fused = run(image, res, dtype=np.float32)
@@ -72,7 +74,7 @@ def test_mirrored_and_normalised_are_the_same_values(height: int, width: int, re
 
 @pytest.mark.parametrize("length", [1, 2, 3, 31, 64, 100, 257])
 @pytest.mark.parametrize("out", [1, 2, 31, 64, 99])
-def test_windows_lie_inside_and_weigh_one(length: int, out: int) -> None:
+def test_resample_weights_lie_inside_the_image_and_sum_to_one(length: int, out: int) -> None:
     starts, weights = resample_weights(length, out)
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-6)
     assert (starts >= 0).all()
@@ -81,7 +83,7 @@ def test_windows_lie_inside_and_weigh_one(length: int, out: int) -> None:
     assert (used[weights > 0] < length).all()
 
 
-def test_nothing_beyond_the_image_is_read_into_the_result() -> None:
+def test_bytes_beyond_the_image_do_not_affect_the_result() -> None:
     """The loads at an image's end reach past it; what lies there must weigh nothing."""
     for width in (1, 2, 5, 33):
         block = np.full((20 * width * 3 + 64,), 255, np.uint8)

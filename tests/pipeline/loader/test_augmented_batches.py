@@ -1,4 +1,4 @@
-"""Augmentation from recipe to batch: what is refused, what a stage has off, and pixels that follow the sample."""
+"""Augmentation from recipe to batch: checked settings, per-stage switches, pixels that depend on the sample only."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def expected(shard_set: ShardSet) -> Images:
     return seen(Plan(shard_set, [stage(ALL)] * 2, eval_batch_size=7))
 
 
-def test_a_sample_gets_the_same_pixels_at_any_place_in_a_batch(shard_set: ShardSet, expected: Images) -> None:
+def test_augmented_pixels_do_not_depend_on_the_position_in_the_batch(shard_set: ShardSet, expected: Images) -> None:
     other = seen(Plan(shard_set, [stage(ALL, 13)] * 2, eval_batch_size=None))
     assert other.keys() == expected.keys()
     for key, image in other.items():
@@ -61,8 +61,8 @@ def test_a_sample_gets_the_same_pixels_at_any_place_in_a_batch(shard_set: ShardS
     assert any(not np.array_equal(expected[0, i], expected[1, i]) for i in range(75))
 
 
-def test_the_stream_is_crop_then_operations_then_erasing_then_mixing(shard_set: ShardSet) -> None:
-    """Against the plain stream's own pixels, worked on sample by sample."""
+def test_the_order_is_crop_operations_erasing_mixing(shard_set: ShardSet) -> None:
+    """The oracle applies the operations to the pixels of the plain stream, sample by sample."""
     augment = dataclasses.replace(ALL, mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.7, mixup_mode="elem",
                                   random_erasing_fill="mean")  # fmt: skip
     plan = Plan(shard_set, [stage(augment)], eval_batch_size=None)
@@ -87,7 +87,7 @@ def test_the_stream_is_crop_then_operations_then_erasing_then_mixing(shard_set: 
                 assert error.max() <= 1 if upright else np.median(error) <= 4
 
 
-def test_a_vertical_flip_is_pils(shard_set: ShardSet) -> None:
+def test_a_vertical_flip_equals_pillows(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [stage(dataclasses.replace(PLAIN, vflip_prob=0.5))], eval_batch_size=None)
     turned = 0
     with Loader(plan) as loader:
@@ -99,7 +99,7 @@ def test_a_vertical_flip_is_pils(shard_set: ShardSet) -> None:
     assert 20 < turned < 55
 
 
-def test_a_stage_with_all_off_and_validation_are_exactly_the_plain_stream(shard_set: ShardSet) -> None:
+def test_stages_without_augmentation_and_validation_equal_the_plain_stream(shard_set: ShardSet) -> None:
     mixing = dataclasses.replace(ALL, mixup_alpha=0.8, mixup_mode="elem")
     run = Plan(shard_set, [stage(mixing), stage(PLAIN, res=48), stage(ALL)], eval_batch_size=7)
     bare = Plan(shard_set, [stage(PLAIN), stage(PLAIN, res=48), stage(PLAIN)], eval_batch_size=7)
@@ -115,7 +115,7 @@ def test_a_stage_with_all_off_and_validation_are_exactly_the_plain_stream(shard_
 
 
 @pytest.mark.parametrize("policy", ["randaugment", "trivialaugment", "autoaugment", "3-augment"])
-def test_each_policy_runs_by_stage_from_a_recipe(shard_set: ShardSet, policy: str) -> None:
+def test_each_policy_can_be_set_per_stage(shard_set: ShardSet, policy: str) -> None:
     off = {"res": 32, "epochs": 1, "batch_size": 16, "augment": {"policy": "none"}}
     table = {"augment": {"policy": policy}, "stages": [off, {**off, "augment": {}}]}
     recipe = Recipe.parse(table, name="x")
@@ -130,23 +130,23 @@ def test_each_policy_runs_by_stage_from_a_recipe(shard_set: ShardSet, policy: st
     assert len(set(np.unique(kinds)) - {p.NONE}) >= 3
 
 
-ONE = {"res": 32, "epochs": 1, "batch_size": 8}
+STAGE = {"res": 32, "epochs": 1, "batch_size": 8}
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "message"),
     [
         ({"policy": "randaug"}, "augment.policy: got 'randaug', expected one of 'none', 'randaugment'"),
         ({"policy": "randaugment", "magnitude": 31}, "augment.magnitude: got 31, expected 0 to 30"),
         ({"policy": "randaugment", "num_ops": 0}, "augment.num_ops: got 0, expected 1 to 4"),
         ({"jitter": [0.4, 0.4, 0.4]}, "augment.jitter: got [0.4, 0.4, 0.4], expected a list of 4 numbers"),
         ({"jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.jitter: got [0.4, 0.4, 0.4, 0.6], expected [brightness"),
-        ({"blur_prob": 0.5, "blur_sigma": [0.0, 1.0]}, "augment.blur_sigma: got [0.0, 1.0], expected 0 < low"),
-        ({"random_erasing_prob": 1.2}, "augment.random_erasing_prob: got 1.2, expected a probability"),
+        ({"blur_prob": 0.5, "blur_sigma": [0.0, 1.0]}, "augment.blur_sigma: got [0.0, 1.0], expected each above 0"),
+        ({"random_erasing_prob": 1.2}, "augment.random_erasing_prob: got 1.2, expected 0 to 1"),
         ({"random_erasing_prob": 0.2, "random_erasing_scale": [0.2, 1.0]},
-         "augment.random_erasing_scale: got [0.2, 1.0], expected 0 < low"),
+         "augment.random_erasing_scale: got [0.2, 1.0], expected each above 0, below 1"),
         ({"random_erasing_prob": 0.2, "random_erasing_ratio": [3.0, 1.0]},
-         "augment.random_erasing_ratio: got [3.0, 1.0], expected 0 < low"),
+         "augment.random_erasing_ratio: got [3.0, 1.0], expected low <= high"),
         ({"random_erasing_prob": 0.2, "random_erasing_fill": "black"},
          "augment.random_erasing_fill: got 'black', expected one of 'mean'"),
         ({"greyscale": 0.2}, "unknown key stages.augment.greyscale"),
@@ -161,18 +161,18 @@ ONE = {"res": 32, "epochs": 1, "batch_size": 8}
         ({"mixup_alpha": 0.2, "mixup_switch_prob": 0.2}, "augment.mixup_switch_prob: without effect"),
     ],
 )
-def test_what_is_wrong_or_without_effect_is_told_in_base_and_stage(table: dict[str, Any], told: str) -> None:
-    for whole in ({"augment": table, "stages": [ONE]}, {"stages": [{**ONE, "augment": table}]}):
+def test_settings_that_are_wrong_or_without_effect_are_refused(table: dict[str, Any], message: str) -> None:
+    for whole in ({"augment": table, "stages": [STAGE]}, {"stages": [{**STAGE, "augment": table}]}):
         with pytest.raises(ResoluteError) as caught:
             Recipe.parse(whole, name="x")
-        assert told in str(caught.value).replace("stages.augment.", "augment.") or told in str(caught.value)
+        assert message in str(caught.value).replace("stages.augment.", "augment.") or message in str(caught.value)
 
 
-def test_a_key_that_one_stage_needs_is_no_mistake() -> None:
+def test_a_base_setting_that_only_one_stage_uses_is_accepted() -> None:
     base = {"policy": "randaugment", "num_ops": 3, "random_erasing_prob": 0.2, "random_erasing_fill": "noise",
             "mixup_alpha": 0.1, "mixup_mode": "elem"}  # fmt: skip
     off = {"policy": "none", "random_erasing_prob": 0.0, "mixup_prob": 0.0}
-    recipe = Recipe.parse({"augment": base, "stages": [{**ONE, "augment": off}, ONE]}, name="x")
+    recipe = Recipe.parse({"augment": base, "stages": [{**STAGE, "augment": off}, STAGE]}, name="x")
     assert recipe.stages[0].augment.policy == "none"
     assert recipe.stages[1].augment.num_ops == 3
-    assert Recipe.parse({"augment": {"policy": "3-augment", "jitter_prob": 0.5}, "stages": [ONE]}, name="x")
+    assert Recipe.parse({"augment": {"policy": "3-augment", "jitter_prob": 0.5}, "stages": [STAGE]}, name="x")

@@ -1,4 +1,4 @@
-"""Nothing is left: after close, after an error in the consumer, after Ctrl-C; seen from the process itself."""
+"""After close, an error in the consumer, or Ctrl-C, a loader leaves no thread, file, child or shared memory."""
 
 from __future__ import annotations
 
@@ -63,15 +63,17 @@ print(json.dumps({"ended": ended, "before": before, "after": left()}))
 @pytest.mark.parametrize(
     ("way", "ended"), [("close", "closed"), ("error", "ValueError"), ("ctrl-c", "KeyboardInterrupt")]
 )
-def test_nothing_is_left(shard_root: Path, tmp_path: Path, way: str, ended: str) -> None:
+def test_a_loader_leaves_no_threads_files_children_or_shared_memory(
+    shard_root: Path, tmp_path: Path, way: str, ended: str
+) -> None:
     process = Command("tests.support.execute", [_CONSUMER, shard_root, way], folder=ROOT, scratch=tmp_path)
     if way == "ctrl-c":
         process.wait_for("running\n")
         process.send(signal.SIGINT)
     done = process.end()
     assert done.status == 0, done.err
-    found = json.loads(done.out.splitlines()[-1])
-    assert found["ended"] == ended
-    assert found["after"]["tars"] == []
-    assert found["after"]["children"] == []
-    assert found["after"] == found["before"]
+    report = json.loads(done.out.splitlines()[-1])
+    assert report["ended"] == ended
+    assert report["after"]["tars"] == []
+    assert report["after"]["children"] == []
+    assert report["after"] == report["before"]

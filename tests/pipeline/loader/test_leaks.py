@@ -1,4 +1,4 @@
-"""A loader does not grow: memory, open files and threads stay level over many batches and stage changes."""
+"""A loader does not leak: memory, open files and threads stay constant over many batches and stage changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def resident_mib() -> float:
 
 
 @pytest.mark.slow
-def test_memory_files_and_threads_stay_level_over_stage_changes(shard_set: ShardSet) -> None:
+def test_memory_files_and_threads_stay_constant_over_stage_changes(shard_set: ShardSet) -> None:
     """Consecutive stages differ in resolution, batch size, fraction, augmentation and order."""
     stages = [
         Stage(res=shard_set.resolutions[i % 3], epochs=20, batch_size=8 if i % 2 else 4, fraction=1.0 if i % 2 else 0.5,

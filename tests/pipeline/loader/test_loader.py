@@ -1,12 +1,10 @@
-"""The stream: right pixels, exact under any cut, clean at its end."""
+"""The loader: exact pixels, the batches of the plan in order, clean errors and options."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
-import os
 import shutil
-import threading
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +18,13 @@ from pipeline.cuda import usable
 from pipeline.dataset.index_array import Records
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, ResoluteError, StorageError
-from pipeline.loader.loader import Batch, Loader
+from pipeline.loader.loader import Batch, Loader, pack_labels, unpack_labels
 from pipeline.loader.reader import Reader
 from pipeline.plan.plan import Plan
 from pipeline.plan.sampling import CUTMIX, MIXUP
 from pipeline.plan.stage import Augment, Stage
 from tests.support import reference
+from tests.support.damage import damage_sample
 from tests.support.fake_cuda import FakeCuda
 
 MIXED = Augment(scale=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.8)
@@ -54,7 +53,7 @@ def pixels(batch: Batch) -> np.ndarray:
     return (nhwc * STD + MEAN) * 255
 
 
-def test_the_run_is_all_batches_of_the_plan_in_order(plan: Plan, batches: list[Batch]) -> None:
+def test_a_run_delivers_all_batches_of_the_plan_in_order(plan: Plan, batches: list[Batch]) -> None:
     assert [batch.spec.index for batch in batches] == list(range(plan.total_batches))
     for batch in batches:
         spec = plan.batch(batch.spec.index)
@@ -67,7 +66,7 @@ def test_the_run_is_all_batches_of_the_plan_in_order(plan: Plan, batches: list[B
         np.testing.assert_array_equal(batch.lam, spec.lam)
 
 
-def test_pixels_equal_pil_within_two_levels(shard_set: ShardSet) -> None:
+def test_pixels_equal_pillow_within_rounding(shard_set: ShardSet) -> None:
     """Decode, crop, antialiased bilinear resize, flip and normalise against PIL on the same bytes.
 
     The JPEG decoders differ by rounding (crop-region decode upsamples chroma from the region alone, so up to a few
@@ -99,7 +98,7 @@ def test_mixed_batches_equal_the_numpy_oracle_within_rounding(shard_set: ShardSe
     assert {MIXUP, CUTMIX} <= seen
 
 
-def test_validation_is_the_exact_centre_without_flip_or_mix(plan: Plan, batches: list[Batch]) -> None:
+def test_validation_is_the_centre_crop_without_flip_or_mixing(plan: Plan, batches: list[Batch]) -> None:
     for batch in batches:
         if batch.spec.split == "val":
             stored = plan.shards.splits["val"].stored[batch.spec.res][batch.spec.ids]
@@ -112,7 +111,7 @@ def test_validation_is_the_exact_centre_without_flip_or_mix(plan: Plan, batches:
 @pytest.mark.parametrize(
     ("eval_res", "stored_res", "frac"), [(40, 48, None), (48, 48, None), (64, 64, 0.7), (24, 32, 1.0)]
 )
-def test_validation_at_another_resolution_takes_shards_that_hold_its_detail(
+def test_validation_at_another_resolution_reads_shards_with_enough_detail(
     shard_set: ShardSet, eval_res: int, stored_res: int, frac: float | None
 ) -> None:
     stage = Stage(res=32, epochs=1, batch_size=16, eval_res=eval_res, augment=Augment(scale=(0.3, 1.0)))
@@ -136,28 +135,35 @@ def test_validation_at_another_resolution_takes_shards_that_hold_its_detail(
     assert seen == len(shard_set.splits["val"])
 
 
+@pytest.mark.parametrize("schedule", ["step", "random"])
+def test_training_between_the_stored_resolutions_shows_the_planned_part_of_the_image(
+    shard_set: ShardSet, schedule: Any
+) -> None:
+    stage = Stage(res=(24, 40, 56), epochs=1, batch_size="constant_pixels", base_batch_size=5, res_schedule=schedule,
+                  augment=Augment(scale=(0.3, 1.0)))  # fmt: skip
+    shapes = set()
+    with Loader(Plan(shard_set, [stage], eval_batch_size=None)) as loader:
+        for batch in loader:
+            spec = batch.spec
+            assert tuple(batch.images.shape) == (len(spec), 3, spec.res, spec.res)
+            expected = np.stack([reference.view(shard_set, spec, i) for i in range(len(spec))])
+            error = np.abs(pixels(batch) - expected)
+            assert error.mean() < 0.6, spec
+            assert np.quantile(error, 0.99) < 3.0, spec
+            shapes.add((spec.res, spec.stored_res, len(spec)))
+    assert {(24, 32, 27), (40, 48, 10), (56, 64, 5)} <= shapes
+
+
 @pytest.mark.parametrize(
     "options", [{"threads": 1, "depth": 1}, {"threads": 3, "depth": 5}]
 )
-def test_batches_do_not_depend_on_threads(plan: Plan, batches: list[Batch], options: dict[str, int]) -> None:
+def test_batches_do_not_depend_on_threads_and_depth(plan: Plan, batches: list[Batch], options: dict[str, int]) -> None:
     with Loader(plan, **options) as loader:
         for got, expected in zip(loader, batches, strict=True):
             assert torch.equal(got.images, expected.images)
 
 
-def test_a_resumed_run_continues_with_identical_batches(plan: Plan, batches: list[Batch]) -> None:
-    """At every border of epochs, stages and validation, and in between."""
-    borders = {s.first + d for s in plan.passes for d in (-1, 0, 1)} | {plan.total_batches - 1}
-    for start in sorted(b for b in borders if 0 <= b < plan.total_batches):
-        with Loader(plan, start=start) as loader:
-            assert len(loader) == plan.total_batches - start
-            for expected in batches[start : start + 2]:
-                got = next(loader)
-                assert torch.equal(got.images, expected.images)
-                assert torch.equal(got.labels, expected.labels)
-
-
-def test_the_state_of_another_plan_is_refused_with_what_differs(shard_root: Path, shard_set: ShardSet) -> None:
+def test_the_state_of_another_plan_is_refused_with_the_differences(shard_root: Path, shard_set: ShardSet) -> None:
     def planned(shards: ShardSet = shard_set, *, batch_size: int = 16, **options: Any) -> Plan:
         return Plan(shards, [Stage(res=32, epochs=1, batch_size=batch_size)], **{"eval_batch_size": 7} | options)
 
@@ -187,65 +193,26 @@ def test_the_state_of_another_plan_is_refused_with_what_differs(shard_root: Path
                 loader.load_state_dict({"next_batch": index})
 
 
-def test_too_many_ranks_are_refused_when_the_loader_is_made(plan: Plan) -> None:
-    with pytest.raises(ResoluteError, match="cannot feed 16 ranks"):
-        Loader(plan, rank=0, world_size=16)
-
-
-def test_batches_stay_valid_after_later_ones_and_after_close(plan: Plan, batches: list[Batch]) -> None:
+def test_batches_stay_valid_after_later_batches_and_after_close(plan: Plan, batches: list[Batch]) -> None:
     with Loader(plan) as loader:
         kept = [next(loader) for _ in range(12)]
+    with pytest.raises(ResoluteError, match=r"next\(\) after close"):
+        next(loader)
     del loader
     gc.collect()
     for got, expected in zip(kept, batches, strict=False):
         assert torch.equal(got.images, expected.images)
 
 
-def test_no_threads_or_files_are_left_after_close_or_an_error_in_the_consumer(plan: Plan) -> None:
-    def left() -> tuple[set[str], int]:
-        gc.collect()
-        names = {t.name for t in threading.enumerate() if t.name.startswith("resolute")}
-        files = list(Path("/proc/self/fd").iterdir())
-        return names, sum(os.path.realpath(file).endswith(".tar") for file in files)
-
-    _, others = left()  # other tests' files
-    with Loader(plan) as loader:
-        next(loader)
-        assert left()[0]
-        assert left()[1] > others
-    assert left() == (set(), others)
-    with pytest.raises(ResoluteError, match=r"next\(\) after close"):
-        next(loader)
-
-    def consume() -> None:
-        with Loader(plan) as loader:
-            next(loader)
-            raise ValueError("consumer")
-
-    with pytest.raises(ValueError, match="consumer"):
-        consume()
-    assert left() == (set(), others)
-
-
-def spoil(shards: ShardSet, sample: int, *, res: int = 32) -> tuple[str, int]:
-    """Flip a bit in the middle of a stored training image; the name of its tar, and its offset there."""
-    record = shards.splits["train"].stored[res][sample]
-    tar = shards.path(res, shards.splits["train"].shards[record["shard"]])
-    data = bytearray(tar.read_bytes())
-    data[int(record["offset"]) + int(record["nbytes"]) // 2] ^= 4
-    tar.write_bytes(data)
-    return tar.name, int(record["offset"])
-
-
 @pytest.mark.parametrize("options", [{}, {"depth": 1}, {"depth": 6}])
-def test_a_damaged_sample_is_named_in_the_place_of_its_own_batch(
+def test_a_damaged_sample_is_reported_when_its_batch_is_due(
     shard_root: Path, tmp_path: Path, options: dict[str, int]
 ) -> None:
-    """All batches before it are delivered, and the state is never ahead of what was."""
+    """All batches before it are delivered, and the state never runs ahead of the delivered batches."""
     shards = ShardSet.open(shutil.copytree(shard_root, tmp_path / "copy"))
     plan = Plan(shards, [Stage(res=32, epochs=2, batch_size=5)], eval_batch_size=None)
     bad = 10
-    name, offset = spoil(shards, int(plan.batch(bad).ids[2]))
+    name, offset = damage_sample(shards, int(plan.batch(bad).ids[2]))
     sound = Plan(ShardSet.open(shard_root), plan.stages, eval_batch_size=None)
     with Loader(sound) as loader:
         expected = [batch.images for batch in loader]
@@ -254,7 +221,7 @@ def test_a_damaged_sample_is_named_in_the_place_of_its_own_batch(
             assert loader.state_dict()["next_batch"] == index
             assert torch.equal(next(loader).images, expected[index])
         where = rf"{name}: sample \d+ at offset {offset} is damaged, got CRC-32 [0-9a-f]+, expected"
-        for _ in range(2):  # it stays until the loader is moved on
+        for _ in range(2):  # it is raised again until the loader is moved past it
             with pytest.raises(DamagedSample, match=where):
                 next(loader)
             assert loader.state_dict()["next_batch"] == bad
@@ -277,7 +244,7 @@ class DamagedAt:
 
 
 @pytest.mark.parametrize("batch_size", [5, 75])
-def test_a_damaged_index_ends_the_run_at_the_batch_that_needs_it(shard_set: ShardSet, batch_size: int) -> None:
+def test_a_damaged_index_is_reported_when_its_batch_is_due(shard_set: ShardSet, batch_size: int) -> None:
     split = shard_set.splits["train"]
     stored: dict[int, Any] = {32: split.stored[32], 64: DamagedAt(split.stored[64], 7)}
     shards = dataclasses.replace(shard_set, splits={"train": dataclasses.replace(split, stored=stored)})
@@ -293,7 +260,7 @@ def test_a_damaged_index_ends_the_run_at_the_batch_that_needs_it(shard_set: Shar
 
 
 @pytest.mark.parametrize("on_bad_sample", ["error", "skip"])
-def test_storage_that_was_away_is_no_damage_and_the_run_continues_with_the_same_batches(
+def test_unavailable_storage_is_not_damage_and_the_run_continues_with_the_same_batches(
     shard_root: Path, tmp_path: Path, on_bad_sample: Literal["error", "skip"]
 ) -> None:
     root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
@@ -305,9 +272,9 @@ def test_storage_that_was_away_is_no_damage_and_the_run_continues_with_the_same_
         for i in range(3):
             assert torch.equal(next(loader).images, expected[i])
         (root / "32").rename(root / "away")
-        plan.shards.files.release()  # as if many other files had been opened
+        plan.shards.files.release()  # as if many other files had been opened since
         with pytest.raises(StorageError, match=r"\.tar: not found, expected a file of the set"):  # noqa: PT012
-            for batch in loader:  # those that were read before are delivered
+            for batch in loader:  # batches read before are delivered
                 assert torch.equal(batch.images, expected[batch.spec.index])
         state = loader.state_dict()
         assert 3 <= state["next_batch"] < plan.total_batches
@@ -321,18 +288,20 @@ def test_storage_that_was_away_is_no_damage_and_the_run_continues_with_the_same_
         assert not loader.skipped
 
 
-def test_a_call_that_is_interrupted_loses_no_batch(
+def test_an_interrupted_call_loses_no_batch(
     plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C anywhere in `next()`: before the batch is there, and when it is but was not returned."""
-    for name in ("_fill_graph", "_to_device"):
+    for name, last in (("_fill_graph", 2), ("_targets_on_device", 1)):
         with Loader(plan) as loader:
             assert next(loader).spec.index == 0
             method, calls = getattr(loader, name), []
 
-            def interrupted(*args: Any, calls: list[int] = calls, method: Any = method, **words: Any) -> Any:
+            def interrupted(
+                *args: Any, calls: list[int] = calls, method: Any = method, last: int = last, **words: Any
+            ) -> Any:
                 calls.append(1)
-                if len(calls) == 2:
+                if len(calls) == last:
                     raise KeyboardInterrupt
                 return method(*args, **words)
 
@@ -347,14 +316,14 @@ def test_a_call_that_is_interrupted_loses_no_batch(
 
 
 class GraphRequested(Exception):
-    """Raised in place of building a graph, with the arguments of the graph."""
+    """Raised instead of building a graph; holds the arguments of the graph."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
 
 
 def requested_graph(monkeypatch: pytest.MonkeyPatch, plan: Plan, **options: Any) -> dict[str, Any]:
-    """The arguments with which `Loader(plan, **options)` asks for its graph; none is built."""
+    """The arguments with which `Loader(plan, **options)` would build its graph; none is built."""
 
     def graph(**arguments: Any) -> None:
         raise GraphRequested(**arguments)
@@ -366,7 +335,7 @@ def requested_graph(monkeypatch: pytest.MonkeyPatch, plan: Plan, **options: Any)
 
 
 @pytest.mark.parametrize("world", [1, 3, 8])
-def test_the_graph_is_made_for_the_largest_batch_of_the_rank(
+def test_the_graph_is_built_for_the_largest_batch_of_the_rank(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
     stages = [Stage(res=32, epochs=1, batch_size=37), Stage(res=64, epochs=2, batch_size=19)]
@@ -384,6 +353,7 @@ def test_the_graph_is_made_for_the_largest_batch_of_the_rank(
     ({"rank": 2, "world_size": 2}, "rank: out of range, got 2, expected 0 to 1"),
     ({"rank": -1}, "rank: out of range, got -1, expected 0 to 0"),
     ({"world_size": 0}, "world_size: out of range, got 0"),
+    ({"rank": 0, "world_size": 16}, "cannot feed 16 ranks"),
     ({"start": -1}, "start: out of range, got -1"),
     ({"on_bad_sample": "ignore"}, "on_bad_sample: got 'ignore', expected error or skip"),
     ({"decode": "disk"}, "decode: got 'disk', expected cpu or gpu"),
@@ -411,10 +381,23 @@ def test_the_graph_runs_on_the_device_of_the_batches(
 ) -> None:
     FakeCuda(devices=2, current=1).install(monkeypatch)
     made = requested_graph(monkeypatch, plan, device=device)
-    assert (made["device_id"], made["decode"]) == (index, "gpu")
+    assert (made["device_id"], made["decode"], made["hw_decoder_load"]) == (index, "gpu", 0.65)
+    assert requested_graph(monkeypatch, plan, device=device, hw_decoder_load=0.9)["hw_decoder_load"] == 0.9
+    with pytest.raises(ResoluteError, match=r"hw_decoder_load: out of range, got 1\.5, expected 0 to 1"):
+        Loader(plan, device=device, hw_decoder_load=1.5)
 
 
-def test_what_the_machine_or_the_set_lacks_is_told(shard_root: Path, plan: Plan) -> None:
+def test_labels_are_the_same_after_one_copy_of_all() -> None:
+    rng, n = np.random.default_rng(0), 7
+    labels, partners = rng.integers(-1, 2**40, (2, n))
+    lam = rng.random(n, np.float32)
+    packed = pack_labels(labels, partners, lam, pin=False)
+    for got, expected in zip(unpack_labels(packed.clone()), (labels, partners, lam), strict=True):
+        assert torch.equal(got, torch.from_numpy(expected))
+        assert got.is_contiguous()
+
+
+def test_missing_resolutions_dtypes_and_devices_are_reported(shard_root: Path, plan: Plan) -> None:
     part = ShardSet.open(shard_root, resolutions=(32,))
     with pytest.raises(ResoluteError, match=r"48 px is not open, got \[32\]"):
         Loader(Plan(part, [Stage(res=48, epochs=1, batch_size=8)], eval_batch_size=None))
@@ -422,21 +405,23 @@ def test_what_the_machine_or_the_set_lacks_is_told(shard_root: Path, plan: Plan)
         Loader(plan, dtype=torch.bfloat16)
     with pytest.raises(ResoluteError, match="decode: got gpu with device cpu"):
         Loader(plan, decode="gpu")
+    with pytest.raises(ResoluteError, match="hw_decoder_load: without effect with decode cpu"):
+        Loader(plan, hw_decoder_load=0.9)
     if not torch.cuda.is_available():
         with pytest.raises(ResoluteError, match="no CUDA device found"):
             Loader(plan, device="cuda")
 
 
-def test_the_batch_in_the_place_of_another_is_noticed_at_any_distance(plan: Plan) -> None:
-    """Numbers and addresses travel through the graph as integers of 64 bits."""
+def test_a_batch_other_than_the_planned_one_is_detected(plan: Plan) -> None:
+    """Batch numbers and addresses pass through the graph as 64-bit integers."""
     spec = plan.batch(0)
     with Loader(plan) as loader, closing(Reader(plan.shards)) as reader:
         graph = loader._graph
         graph.drain()
         for number in (0, 2**24 + 1, 2**53 + 1):
-            jpegs = reader.submit(spec.split, spec.stored_res, spec.ids).result().images
-            graph.start(dataclasses.replace(spec, index=number), jpegs)
+            read = reader.submit(spec.split, spec.stored_res, spec.ids).result()
+            graph.start(dataclasses.replace(spec, index=number), read.images, read.nbytes)
             graph.take(dataclasses.replace(spec, index=number), None)
-            graph.start(dataclasses.replace(spec, index=number), jpegs)
+            graph.start(dataclasses.replace(spec, index=number), read.images, read.nbytes)
             with pytest.raises(RuntimeError, match="DALI returned another one"):
                 graph.take(dataclasses.replace(spec, index=number + 2**24), None)

@@ -1,7 +1,8 @@
-"""A damaged sample with `on_bad_sample="skip"`: replaced, the same way everywhere, counted and told."""
+"""Damaged samples with `on_bad_sample="skip"`: replaced in the same way in every run, counted and logged."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,29 +18,26 @@ from pipeline.loader.reader import EncodedBatch, Reader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Augment, Stage
 from tests.support import reference
+from tests.support.damage import damage_sample
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MIXED = Augment(scale=(0.3, 1.0), policy="randaugment", mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.8)
 
 
-def _spoil(root: Path, split: str, res: int, samples: list[int]) -> None:
+def _damage(root: Path, split: str, res: int, samples: list[int]) -> None:
     shards = ShardSet.open(root)
     for sample in samples:
-        record = shards.splits[split].stored[res][sample]
-        tar = shards.path(res, shards.splits[split].shards[record["shard"]])
-        data = bytearray(tar.read_bytes())
-        data[int(record["offset"]) + 20] ^= 255
-        tar.write_bytes(data)
+        damage_sample(shards, sample, split=split, res=res)
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_skipped_sample_is_replaced_by_the_next_good_one_everywhere(
+def test_a_skipped_sample_is_replaced_by_the_next_intact_sample(
     shard_root: Path, tmp_path: Path, world: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In training and validation, at its resolution only; the others' batches, and a resumed run's, are the same."""
+    """In training and validation, at its resolution only; other batches and those of a resumed run do not change."""
     root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
-    _spoil(root, "train", 32, [10, 11, 74])
-    _spoil(root, "val", 32, [14])
+    _damage(root, "train", 32, [10, 11, 74])
+    _damage(root, "val", 32, [14])
     shards = ShardSet.open(root)
     stages = [Stage(res=res, epochs=2, batch_size=16, augment=MIXED) for res in (32, 48)]
     plan = Plan(shards, stages, seed=5, eval_batch_size=7)
@@ -51,16 +49,16 @@ def test_a_skipped_sample_is_replaced_by_the_next_good_one_everywhere(
             assert len(batches) == plan.total_batches
             for batch in batches:
                 spec = batch.spec
-                instead = places.get((spec.split, spec.res), {})
+                replacements = places.get((spec.split, spec.res), {})
                 expected = sound.batch(spec.index, rank=rank, world_size=world)
-                ids = [instead.get(i, i) for i in expected.ids.tolist()]
+                ids = [replacements.get(i, i) for i in expected.ids.tolist()]
                 assert spec.ids.tolist() == ids
                 labels = shards.splits[spec.split].samples[spec.ids]["label"]
                 np.testing.assert_array_equal(batch.labels, labels)
                 if ids == expected.ids.tolist():
                     np.testing.assert_array_equal(spec.crops, expected.crops)
                 else:
-                    twin = sound.batch(spec.index, rank=rank, world_size=world, replacements=instead)
+                    twin = sound.batch(spec.index, rank=rank, world_size=world, replacements=replacements)
                     np.testing.assert_array_equal(spec.crops, twin.crops)
             seen = {(s, r, i) for s, r, i in loader.skipped}
             if world == 1:
@@ -76,10 +74,10 @@ def test_a_skipped_sample_is_replaced_by_the_next_good_one_everywhere(
     assert sum("sample 12 in its place" in message for message in caplog.messages) >= 2
 
 
-def test_pixels_and_labels_of_a_batch_follow_from_the_same_replacements(
+def test_pixels_and_labels_of_a_batch_use_the_same_replacements(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two batches are read at once; one finds a sample damaged that the other had read whole."""
+    """Two batches are read concurrently; a sample is damaged in one and was read intact for the other."""
     plan = Plan(shard_set, [Stage(res=32, epochs=3, batch_size=75, augment=Augment(scale=(0.3, 1.0)))],
                 eval_batch_size=None)  # fmt: skip
     first, second = 20, 40
@@ -90,13 +88,14 @@ def test_pixels_and_labels_of_a_batch_follow_from_the_same_replacements(
         pending = submit(reader, split, res, ids)
         if len(ids) == 75:
             reads += 1
-            bad = {2: first, 3: second}.get(reads)  # the first read is that of the largest batch, unseen
+            bad = {2: first, 3: second}.get(reads)  # the first read is the warm-up with the largest batch
             result = pending.result
 
             def with_damage() -> EncodedBatch:
                 read = result()
                 places = np.flatnonzero(ids == bad).tolist() if bad is not None else []
-                return EncodedBatch(read.images, {place: DamagedSample(f"sample {bad}") for place in places})
+                errors = {place: DamagedSample(f"sample {bad}") for place in places}
+                return EncodedBatch(read.images, read.nbytes, errors)
 
             monkeypatch.setattr(pending, "result", with_damage)
         return pending
@@ -118,23 +117,23 @@ def test_pixels_and_labels_of_a_batch_follow_from_the_same_replacements(
 
 def test_a_replacement_that_is_damaged_later_is_replaced_too(shard_root: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
-    _spoil(root, "train", 32, [10])
+    _damage(root, "train", 32, [10])
     plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=12, batch_size=25)], eval_batch_size=None)
     with Loader(plan, on_bad_sample="skip") as loader:
         for _ in range(5):
             next(loader)
-        _spoil(root, "train", 32, [11, 12])
+        _damage(root, "train", 32, [11, 12])
         rest = list(loader)
     for batch in rest[-9:]:  # the last three epochs
         assert not {10, 11, 12} & set(batch.spec.ids.tolist())
     assert sum(batch.spec.ids.tolist().count(13) for batch in rest[-9:]) == 3 * 4
 
 
-def test_storage_that_fails_while_a_replacement_is_sought_ends_the_search_and_is_asked_again(
+def test_unavailable_storage_ends_the_search_for_a_replacement_which_can_be_repeated(
     shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
-    _spoil(root, "train", 32, [10])
+    _damage(root, "train", 32, [10])
     plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=2, batch_size=25)], eval_batch_size=None)
     submit, tried = Reader.submit, []
 
@@ -161,7 +160,7 @@ def test_storage_that_fails_while_a_replacement_is_sought_ends_the_search_and_is
     assert rest == [[11 if i == 10 else i for i in plan.ids(k).tolist()] for k in range(due, plan.total_batches)]
 
 
-def test_a_set_with_nothing_left_to_read_says_so(shard_root: Path, tmp_path: Path) -> None:
+def test_a_split_without_an_intact_sample_is_an_error(shard_root: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
     plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=2, batch_size=16)], eval_batch_size=None)
     with Loader(plan, on_bad_sample="skip") as loader:
@@ -172,12 +171,36 @@ def test_a_set_with_nothing_left_to_read_says_so(shard_root: Path, tmp_path: Pat
             list(loader)
 
 
-def test_many_damaged_samples_of_many_sizes_do_not_stop_the_start(shard_root: Path, tmp_path: Path) -> None:
-    """The largest batch goes through the graph before the first one, with what can be read of it."""
+def test_many_damaged_samples_do_not_prevent_the_start(shard_root: Path, tmp_path: Path) -> None:
+    """The largest batch is run through the graph first, with those of its samples that can be read."""
     root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
     plan = Plan(ShardSet.open(root), [Stage(res=64, epochs=1, batch_size=32)], eval_batch_size=None)
     bad = plan.batch(0).ids[1:31].tolist()
-    _spoil(root, "train", 64, bad)
+    _damage(root, "train", 64, bad)
     with Loader(plan, on_bad_sample="skip") as loader:
         assert not set(next(loader).spec.ids.tolist()) & set(bad)
     assert {sample for _, _, sample in loader.skipped} >= set(bad)
+
+
+def test_a_damaged_sample_that_an_epoch_uses_several_times_is_replaced_each_time(
+    shard_root: Path, tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    labels = ShardSet.open(root).splits["train"].samples["label"]
+    kept = (labels != 0) | (np.cumsum(labels == 0) <= 3)  # three samples of class 0
+    damaged_number = int(np.flatnonzero(labels == 0)[1])
+    _damage(root, "train", 32, [damaged_number])
+    whole = ShardSet.open(root)
+    shards = dataclasses.replace(whole, splits={"train": whole.splits["train"].subset("train", kept)})
+    damaged = int(np.flatnonzero(kept).tolist().index(damaged_number))
+    plan = Plan(shards, [Stage(res=32, epochs=2, batch_size=16, augment=MIXED)], sampling="balanced",
+                eval_batch_size=None)  # fmt: skip
+    times = sum(plan.ids(i).tolist().count(damaged) for i in range(plan.total_batches))
+    assert times > 8
+    for start in (0, 3):
+        with Loader(plan, on_bad_sample="skip", start=start) as loader:
+            for batch in loader:
+                planned = plan.ids(batch.spec.index).tolist()
+                assert batch.spec.ids.tolist() == [damaged + 1 if i == damaged else i for i in planned]
+                np.testing.assert_array_equal(batch.labels, shards.splits["train"].samples[batch.spec.ids]["label"])
+            assert [sample for _, _, sample in loader.skipped] == [damaged]

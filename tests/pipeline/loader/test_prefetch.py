@@ -1,31 +1,34 @@
-"""A set behind a URL gives the batches of the local one, and what will be read soon is there before it is."""
+"""Prefetching from a remote set: the same batches as from a folder, with chunks cached before they are read."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.prefetch import Prefetcher
 from pipeline.loader.reader import Reader
+from pipeline.plan.class_sampling import Sampling
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
 from pipeline.storage.base import open_files
 from pipeline.storage.disk_cache import HEADER, CacheSettings
 from pipeline.storage.remote import Remote
-from tests.support.s3 import Front, front, running_s3  # noqa: F401
+from tests.support.s3 import FaultyProxy, proxy, running_s3  # noqa: F401
 
 STEP = 4096
 
 
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[str]:
-    """One for all tests here: each puts the whole set there anew."""
+    """One server for all tests of this module, each of which uploads the whole set."""
     with running_s3() as url:
         yield url
 
@@ -44,9 +47,9 @@ def opened(url: str, folder: Path, **words: int) -> tuple[ShardSet, Remote]:
     return ShardSet.open(url, files=files), files
 
 
-def planned(shards: ShardSet) -> Plan:
+def planned(shards: ShardSet, sampling: Sampling = "uniform") -> Plan:
     stages = [Stage(res=32, epochs=2, batch_size=10), Stage(res=64, epochs=1, batch_size=6, order="full")]
-    return Plan(shards, stages, order="block", eval_batch_size=8)
+    return Plan(shards, stages, order="block", sampling=sampling, eval_batch_size=8)
 
 
 def batch_bytes(reader: Reader, plan: Plan, index: int) -> list[bytes]:
@@ -63,8 +66,8 @@ def waited(files: Remote) -> None:
     assert not files.pending_bytes()
 
 
-def test_batches_from_a_store_in_trouble_are_those_of_the_folder(
-    url: str, front: Front, shard_root: Path, tmp_path: Path  # noqa: F811
+def test_batches_from_a_failing_store_equal_those_of_the_folder(
+    url: str, proxy: FaultyProxy, shard_root: Path, tmp_path: Path  # noqa: F811
 ) -> None:
     local = ShardSet.open(shard_root)
     shards, files = opened(url, tmp_path)
@@ -72,22 +75,22 @@ def test_batches_from_a_store_in_trouble_are_those_of_the_folder(
     assert {name: len(split) for name, split in shards.splits.items()} == {"train": 75, "val": 15}
     here, there = planned(local), planned(shards)
     assert here.total_batches == there.total_batches
-    front.each = [503]
-    front.faults.extend(["cut", "drop"])  # so three at most of one range, of four tries
-    with closing(Reader(local, padded=False)) as one, closing(Reader(shards, padded=False)) as other:
+    proxy.each = [503]
+    proxy.faults.extend(["cut", "drop"])  # so that a range meets at most three faults in four tries
+    with closing(Reader(local, padded=False)) as local_reader, closing(Reader(shards, padded=False)) as remote_reader:
         for index in range(here.total_batches):
-            assert batch_bytes(one, here, index) == batch_bytes(other, there, index)
+            assert batch_bytes(local_reader, here, index) == batch_bytes(remote_reader, there, index)
     assert files.counts()["retries"] >= 12
     shards.close()
 
 
-def test_a_chunk_with_a_sound_checksum_but_other_bytes_is_fetched_again(url: str, tmp_path: Path) -> None:
+def test_a_cached_chunk_with_wrong_content_is_fetched_again(url: str, tmp_path: Path) -> None:
     shards, files = opened(url, tmp_path)
     with closing(Reader(shards, padded=False)) as reader:
         good = batch_bytes(reader, planned(shards), 0)
     before = files.counts()["requests"]
     for path in (tmp_path / "v1" / "chunks").rglob("*"):
-        if path.is_file():  # as if the store had sent this: whole, and not what the set's index lists
+        if path.is_file():  # as if the store had sent this: complete, but not the bytes that the index lists
             key = path.name
             data = bytes(path.stat().st_size - HEADER.size)
             path.unlink()
@@ -98,9 +101,16 @@ def test_a_chunk_with_a_sound_checksum_but_other_bytes_is_fetched_again(url: str
     shards.close()
 
 
-def test_what_was_hinted_at_is_there_when_it_is_read(url: str, front: Front, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize("sampling", ["uniform", "balanced"])
+def test_prefetched_chunks_are_cached_when_they_are_read(
+    url: str, proxy: FaultyProxy, tmp_path: Path, sampling: Sampling  # noqa: F811
+) -> None:
     shards, files = opened(url, tmp_path)
-    plan = planned(shards)
+    if sampling == "balanced":  # repeated and left out samples: one class has few
+        train = shards.splits["train"]
+        kept = (train.samples["label"] != 0) | (np.arange(len(train)) % 4 == 0)
+        shards = dataclasses.replace(shards, splits={**shards.splits, "train": train.subset("train", kept)})
+    plan = planned(shards, sampling)
     ahead = Prefetcher(plan, samples=20)
     with closing(Reader(shards)) as reader:
         for index in range(plan.total_batches):
@@ -110,13 +120,13 @@ def test_what_was_hinted_at_is_there_when_it_is_read(url: str, front: Front, tmp
                 before = files.counts()["requests"]
                 batch_bytes(reader, plan, index)
                 assert files.counts()["requests"] == before
-            if index == 5:  # never further than it was told: 20 samples, two batches
+            if index == 5:  # never further ahead than 20 samples, two batches
                 assert ahead._next <= 8
-    assert set(front.asked.values()) == {1}
+    assert set(proxy.requests.values()) == {1}
     shards.close()
 
 
-def test_hints_that_are_refused_come_again_and_a_jump_starts_anew(url: str, tmp_path: Path) -> None:
+def test_refused_prefetches_are_repeated_and_a_jump_restarts_prefetching(url: str, tmp_path: Path) -> None:
     shards, files = opened(url, tmp_path, ahead_bytes=3 * STEP, requests=2)
     plan = planned(shards)
     ahead = Prefetcher(plan, samples=50)
@@ -132,7 +142,7 @@ def test_hints_that_are_refused_come_again_and_a_jump_starts_anew(url: str, tmp_
         for index in range(1, 6):
             batch_bytes(reader, plan, index)
         assert files.counts()["requests"] == before
-    ahead.advance(plan.total_batches - 3)  # a run that goes on somewhere else
+    ahead.advance(plan.total_batches - 3)  # a run that continues elsewhere
     assert ahead._next > plan.total_batches - 3
     ahead.advance(plan.total_batches - 1)
     ahead.advance(0)
@@ -140,7 +150,7 @@ def test_hints_that_are_refused_come_again_and_a_jump_starts_anew(url: str, tmp_
     shards.close()
 
 
-def test_a_folder_needs_no_hints(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_folder_is_not_prefetched(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> bool:
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""Reading ahead: the bytes of the tars, damage named sample by sample, many requests at a time."""
+"""The reader: exact bytes of the tars, damage reported per sample, and concurrent requests to slow storage."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet, manifest_bytes
+from pipeline.dataset.format import manifest_bytes
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, StorageError
 from pipeline.graph.kernels.pread import crc32, fetch
 from pipeline.loader.reader import EncodedBatch, Reader
+from tests.support.damage import damage_sample
 from tests.support.reference import stored_jpeg
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 31, 32, 1000, 12003])
-def test_the_checksum_is_zlibs(size: int) -> None:
+def test_the_checksum_equals_zlibs(size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
     assert crc32(data) == zlib.crc32(data.tobytes())
 
@@ -39,21 +41,21 @@ def assert_members(shards: ShardSet, res: int, ids: np.ndarray, read: EncodedBat
 
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("threads", [1, 3, 20])
-def test_samples_are_the_members_of_the_tars(shard_set: ShardSet, threads: int, padded: bool) -> None:
+def test_samples_equal_the_members_of_the_tars(shard_set: ShardSet, threads: int, padded: bool) -> None:
     ids = np.random.default_rng(0).permutation(75)
     with closing(Reader(shard_set, threads=threads, padded=padded)) as reader:
-        found = {res: reader.submit("train", res, ids) for res in (32, 64)}
-        for res, pending in found.items():
+        results = {res: reader.submit("train", res, ids) for res in (32, 64)}
+        for res, pending in results.items():
             assert_members(shard_set, res, ids, pending.result())
             assert pending.done()
 
 
 def damaged(root: Path, to: Path) -> tuple[ShardSet, dict[int, str]]:
-    """A copy of a set with one changed and one cut sample; what is said of each."""
+    """A copy of a set with a changed and a truncated sample; the expected message for each."""
     shards = ShardSet.open(shutil.copytree(root, to))
     part = shards.splits["train"]
     last = len(part) - 1
-    spoil(shards, 10)
+    damage_sample(shards, 10)
     end = part.stored[32][last]
     assert end["shard"] == 2
     tar = shards.path(32, part.shards[2])
@@ -61,24 +63,15 @@ def damaged(root: Path, to: Path) -> tuple[ShardSet, dict[int, str]]:
     return shards, {10: "got CRC-32", last: "got 7 bytes, expected"}
 
 
-def spoil(shards: ShardSet, sample: int) -> None:
+def test_a_damaged_sample_is_reported_and_the_rest_of_its_batch_is_read(shard_root: Path, tmp_path: Path) -> None:
+    shards, messages = damaged(shard_root, tmp_path / "copy")
     part = shards.splits["train"]
-    record = part.stored[32][sample]
-    tar = shards.path(32, part.shards[record["shard"]])
-    data = bytearray(tar.read_bytes())
-    data[int(record["offset"]) + 5] ^= 1
-    tar.write_bytes(data)
-
-
-def test_a_damaged_sample_is_named_and_the_others_of_its_batch_are_there(shard_root: Path, tmp_path: Path) -> None:
-    shards, told = damaged(shard_root, tmp_path / "copy")
-    part = shards.splits["train"]
-    ids = np.array([0, *told, 20])
+    ids = np.array([0, *messages, 20])
     with closing(Reader(shards)) as reader:
         read = reader.submit("train", 32, ids).result()
     assert_members(shards, 32, ids, read)
     assert sorted(read.errors) == [1, 2]
-    for place, (i, what) in enumerate(told.items(), start=1):
+    for place, (i, what) in enumerate(messages.items(), start=1):
         record = part.stored[32][i]
         assert isinstance(read.errors[place], DamagedSample)
         for word in (what, f"{int(part.samples[i]['key']):09d}", f"offset {record['offset']}", ".tar", "make verify"):
@@ -94,7 +87,7 @@ def test_a_damaged_sample_is_named_and_the_others_of_its_batch_are_there(shard_r
     ("being rebuilt", "the shard set is gone"),
     ("a damaged manifest", "the shard set was replaced while it was read, got a manifest that cannot be used"),
 ])  # fmt: skip
-def test_a_set_that_is_gone_or_replaced_is_not_called_damaged(
+def test_a_missing_or_replaced_set_is_unavailable_and_not_damaged(
     shard_root: Path, tmp_path: Path, change: str, words: str
 ) -> None:
     root = tmp_path / "copy"
@@ -109,31 +102,31 @@ def test_a_set_that_is_gone_or_replaced_is_not_called_damaged(
             shutil.rmtree(root)
         elif change == "another set":
             (root / "manifest.json").write_bytes(manifest_bytes({**manifest, "classes": ["x", "y", "z"]}))
-            spoil(shards, gone)
+            damage_sample(shards, gone)
         elif change == "being rebuilt":
             (root / "manifest.json").unlink()
             shards.path(32, "train-000001").write_bytes(b"")
         else:
             (root / "manifest.json").write_text("{")
-            spoil(shards, gone)
+            damage_sample(shards, gone)
         with pytest.raises(StorageError, match=words) as error:
             reader.submit("train", 32, np.array([gone])).result()
         assert "damaged" not in str(error.value)
 
 
-def test_a_resolution_that_was_added_replaces_nothing(shard_root: Path, tmp_path: Path) -> None:
+def test_an_added_resolution_does_not_count_as_a_replaced_set(shard_root: Path, tmp_path: Path) -> None:
     root = tmp_path / "copy"
     shards = ShardSet.open(shutil.copytree(shard_root, root), resolutions=(32,))
     manifest = json.loads((root / "manifest.json").read_text())
     (root / "manifest.json").write_bytes(manifest_bytes({**manifest, "resolutions": {
         **manifest["resolutions"], "96": {"short_side": 110}}}))  # fmt: skip
-    spoil(shards, 10)
+    damage_sample(shards, 10)
     with closing(Reader(shards)) as reader:
         assert isinstance(reader.submit("train", 32, np.array([10])).result().errors[0], DamagedSample)
 
 
 class Failing:
-    """Makes reads of tars fail: all of the compiled ones, and the first `times` of the others, with `number`."""
+    """Makes reads of tars fail with errno `number`: all compiled reads, and the first `times` Python reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
         self.left, self.lock, self._number, self._pread = times, threading.Lock(), number, os.pread
@@ -155,7 +148,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("number", [errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM])
-def test_a_disk_that_fails_for_a_moment_damages_nothing(
+def test_a_transient_io_error_is_retried_and_damages_no_sample(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     ids = np.arange(6)
@@ -167,7 +160,7 @@ def test_a_disk_that_fails_for_a_moment_damages_nothing(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
-def test_a_disk_that_keeps_failing_is_unavailable_and_nothing_is_damaged(
+def test_a_persistent_io_error_is_unavailable_storage_and_damages_no_sample(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     failing = Failing(monkeypatch, number, 10**9)
@@ -181,7 +174,7 @@ def test_a_disk_that_keeps_failing_is_unavailable_and_nothing_is_damaged(
         assert not reader.submit("train", 32, np.arange(3)).result().errors
 
 
-def test_one_huge_image_does_not_widen_a_whole_batch(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_image_does_not_pad_the_whole_batch(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = np.arange(16)
     with closing(Reader(shard_set)) as reader:
         assert isinstance(reader.submit("train", 32, ids).result().images, np.ndarray)
@@ -192,50 +185,50 @@ def test_one_huge_image_does_not_widen_a_whole_batch(shard_set: ShardSet, monkey
 
 
 class Slow:
-    """A set's files behind a storage that takes `delay_s` for each request, and counts those under way."""
+    """Files of a set on a storage that takes `delay_s` per request; counts concurrent requests."""
 
     remote = True
 
     def __init__(self, files: Any, delay_s: float) -> None:
         self._files, self._delay_s, self._lock = files, delay_s, threading.Lock()
-        self.under_way = self.most = self.reads = 0
+        self.pending = self.max_pending = self.reads = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
 
     def locate(self, *args: Any) -> None:
-        return None  # so that all is read here
+        return None  # so that all reads come here
 
     def read(self, *args: Any, **options: Any) -> bytes:
         with self._lock:
-            self.under_way, self.reads = self.under_way + 1, self.reads + 1
-            self.most = max(self.most, self.under_way)
+            self.pending, self.reads = self.pending + 1, self.reads + 1
+            self.max_pending = max(self.max_pending, self.pending)
         time.sleep(self._delay_s)
         with self._lock:
-            self.under_way -= 1
+            self.pending -= 1
         data: bytes = self._files.read(*args, **options)
         return data
 
 
-def test_slow_storage_gets_many_requests_at_a_time(shard_root: Path, shard_set: ShardSet) -> None:
+def test_slow_storage_gets_concurrent_requests(shard_root: Path, shard_set: ShardSet) -> None:
     slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.01)))  # type: ignore[arg-type]
     with closing(Reader(slow, threads=16)) as reader:
         for pending in [reader.submit("train", 32, np.arange(64)) for _ in range(4)]:
             pending.result()
-    assert 12 <= files.most <= 16
+    assert 12 <= files.max_pending <= 16
 
 
-def test_closing_with_reads_under_way_ends_every_thread(shard_root: Path, shard_set: ShardSet) -> None:
+def test_closing_during_reads_ends_every_thread(shard_root: Path, shard_set: ShardSet) -> None:
     slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.005)))  # type: ignore[arg-type]
     reader = Reader(slow, threads=4)
     for _ in range(10):
         reader.submit("train", 32, np.arange(75))
     reader.close()
-    assert files.reads <= 4 * 32  # why: a thread ends the task it has; what was not begun of the 750 is dropped
+    assert files.reads <= 4 * 32  # why: a thread finishes its task; those of the 750 that were not begun are dropped
     assert not [t for t in threading.enumerate() if t.name.startswith("resolute-read")]
 
 
-def test_files_closed_to_make_room_are_still_read(shard_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_closed_by_the_open_file_limit_are_reopened(shard_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.storage.local.MAX_OPEN_FILES", 1)
     shard_set = ShardSet.open(shard_root)
     with closing(Reader(shard_set, threads=4)) as reader:

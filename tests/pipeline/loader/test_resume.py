@@ -1,4 +1,4 @@
-"""With every augmentation on: the same batches after a cut at any place, and on any number of ranks, to the bit."""
+"""With every augmentation on, batches are bit-identical after a resume at any step and on any number of ranks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ STAGES = (
     Stage(res=48, epochs=2, batch_size=32,
           augment=Augment(policy="trivialaugment", random_erasing_fill="noise", **RICH)),
     Stage(res=32, epochs=1, batch_size=32, augment=Augment(policy="3-augment")),
+    Stage(res=(40, 56), epochs=1, batch_size=32, res_schedule="step", augment=Augment(policy="autoaugment", **RICH)),
+    Stage(res=(33, 64, 47), epochs=1, batch_size=25, res_schedule="random", augment=Augment(**RICH)),
 )  # fmt: skip
 
 
@@ -44,21 +46,22 @@ def assert_same(got: Batch, expected: Batch) -> None:
 
 
 def borders(plan: Plan) -> list[int]:
-    """First and last batches of all epochs, stages and validation passes, and ten places at random."""
-    found = {place for s in plan.passes for place in (s.first, s.first + s.batches - 1)}
-    return sorted(found | set(np.random.default_rng(3).integers(0, plan.total_batches, 10).tolist()))
+    """First and last batches of all epochs, stages and validation passes, and ten random batches."""
+    places = {place for s in plan.passes for place in (s.first, s.first + s.batches - 1)}
+    return sorted(places | set(np.random.default_rng(3).integers(0, plan.total_batches, 10).tolist()))
 
 
 @pytest.mark.slow
-def test_a_cut_at_any_border_or_random_step_changes_nothing(plan: Plan, batches: list[Batch]) -> None:
+def test_batches_are_identical_after_a_resume_at_any_step(plan: Plan, batches: list[Batch]) -> None:
     assert len(borders(plan)) >= 20
     for start in borders(plan):
         with Loader(plan, start=start, threads=1 + start % 3) as loader:
+            assert len(loader) == plan.total_batches - start
             for expected in batches[start : start + 2]:
                 assert_same(next(loader), expected)
 
 
-def test_a_state_moves_a_running_loader_anywhere_and_back(plan: Plan, batches: list[Batch]) -> None:
+def test_a_state_moves_a_running_loader_to_any_batch(plan: Plan, batches: list[Batch]) -> None:
     with Loader(plan) as loader:
         for place in np.random.default_rng(4).permutation(borders(plan)).tolist():
             loader.load_state_dict({"next_batch": place})
@@ -74,8 +77,8 @@ def union(parts: list[Batch], whole: Batch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
-def test_the_ranks_parts_are_the_batch_at_every_step(plan: Plan, batches: list[Batch], world: int) -> None:
-    """In training and in validation, whose counts over the ranks are therefore those of one."""
+def test_the_local_batches_of_all_ranks_are_the_global_batch(plan: Plan, batches: list[Batch], world: int) -> None:
+    """In training and in validation, whose counts summed over the ranks are therefore those of one process."""
     with ExitStack() as stack:
         loaders = (Loader(plan, rank=r, world_size=world, threads=1) for r in range(world))
         ranks = [stack.enter_context(loader) for loader in loaders]
@@ -83,7 +86,7 @@ def test_the_ranks_parts_are_the_batch_at_every_step(plan: Plan, batches: list[B
             union([next(rank) for rank in ranks], whole)
 
 
-def test_a_run_cut_on_four_ranks_goes_on_with_two_and_then_one(plan: Plan, batches: list[Batch]) -> None:
+def test_a_run_on_four_ranks_is_resumed_on_two_and_then_one(plan: Plan, batches: list[Batch]) -> None:
     at = 0
     for world, steps in ((4, 7), (2, 9), (1, plan.total_batches)):
         with ExitStack() as stack:

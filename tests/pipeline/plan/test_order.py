@@ -1,4 +1,4 @@
-"""Both orders: every sample once, parts that rotate or nest, any place at once, and blocks that stay together."""
+"""The orders `full` and `block`: every sample once, rotating or nested fractions, O(1) access, intact blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def epoch_ids(order: Order, *, total: int, samples: int | None = None, offset: i
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("total", TOTALS)
-def test_parts_hold_every_sample_once_and_follow_each_other_on_the_ring(order: Order, total: int) -> None:
+def test_fractions_hold_every_sample_once_and_consecutive_ones_cover_the_set(order: Order, total: int) -> None:
     rng = np.random.default_rng(total)
     for trial in range(30):
         samples, offset = int(rng.integers(1, total + 1)), int(rng.integers(0, total))
@@ -45,13 +45,13 @@ def test_parts_hold_every_sample_once_and_follow_each_other_on_the_ring(order: O
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_smaller_fixed_parts_lie_in_larger_ones(order: Order) -> None:
+def test_smaller_fixed_fractions_are_subsets_of_larger_ones(order: Order) -> None:
     parts = [set(epoch_ids(order, total=1000, samples=n, epoch=n).tolist()) for n in (10, 300, 301, 777, 1000)]
     for small, large in itertools.pairwise(parts):
         assert small < large
 
 
-def test_full_on_a_ring_of_blocks_takes_the_same_part_in_an_order_of_its_own() -> None:
+def test_full_on_a_block_ring_takes_the_samples_of_block_in_another_order() -> None:
     how: dict[str, Any] = {"total": 5000, "samples": 1300, "offset": 4200, "epoch": 4}
     full, block = epoch_ids("full", ring="block", **how), epoch_ids("block", **how)
     assert sorted(full) == sorted(block)
@@ -61,7 +61,7 @@ def test_full_on_a_ring_of_blocks_takes_the_same_part_in_an_order_of_its_own() -
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_any_place_of_any_epoch_is_found_alone(order: Order) -> None:
+def test_any_position_of_any_epoch_is_computed_alone(order: Order) -> None:
     whole = epoch_ids(order, total=5000, samples=3210, offset=4000, epoch=7)
     places = np.random.default_rng(0).permutation(3210)[:50]
     alone = [int(sample_ids(order, places[i : i + 1], seed=3, epoch=7, samples=3210, offset=4000, total=5000)[0])
@@ -74,7 +74,7 @@ def test_any_place_of_any_epoch_is_found_alone(order: Order) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_epochs_and_seeds_give_unrelated_orders(order: Order) -> None:
+def test_epochs_and_seeds_give_independent_orders(order: Order) -> None:
     n = 6400
     first = epoch_ids(order, total=n)
     for other in (epoch_ids(order, total=n, epoch=1), epoch_ids(order, total=n, seed=4)):
@@ -85,8 +85,8 @@ def test_epochs_and_seeds_give_unrelated_orders(order: Order) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_sample_is_as_likely_at_any_place(order: Order) -> None:
-    """Chi-square over 16 sixteenths of the epoch and 600 epochs, for samples in a whole block and in none."""
+def test_a_sample_is_equally_likely_at_any_position(order: Order) -> None:
+    """Chi-square over 16 sixteenths of 600 epochs, for samples in complete and incomplete blocks."""
     total, epochs = 1061, 600
     places = np.zeros((epochs, total), np.int64)
     for epoch in range(epochs):
@@ -105,7 +105,7 @@ def test_full_is_the_permutation_of_a_permutation() -> None:
 
 
 @pytest.mark.parametrize(("block", "window", "blocks"), [(64, 16, 40), (64, 64, 70), (8, 4, 3), (16, 1, 9)])
-def test_a_slot_mixes_one_group_of_each_open_block_and_opens_one_more(block: int, window: int, blocks: int) -> None:
+def test_a_slot_mixes_one_group_of_each_open_block_and_opens_the_next(block: int, window: int, blocks: int) -> None:
     slots = epoch_ids("block", total=block * blocks, block=block, window=window).reshape(blocks, block)
     groups = min(window, block)
     opened = [np.bincount(slot // block, minlength=blocks) for slot in slots]
@@ -120,7 +120,7 @@ def test_a_slot_mixes_one_group_of_each_open_block_and_opens_one_more(block: int
         assert abs(same - (block // groups - 1) / (block - 1)) < 0.05
 
 
-def test_samples_of_no_whole_block_are_spread_over_the_epoch() -> None:
+def test_samples_of_incomplete_blocks_are_spread_over_the_epoch() -> None:
     total, samples, offset, block = 10_000, 6000, 7011, 256
     ids = epoch_ids("block", total=total, samples=samples, offset=offset, block=block)
     counts = np.bincount(ids // block, minlength=40)
@@ -132,7 +132,7 @@ def test_samples_of_no_whole_block_are_spread_over_the_epoch() -> None:
     assert abs(gaps.mean() - samples / spread) < 0.1
 
 
-def test_blocks_are_powers_of_two_and_small_sets_have_many() -> None:
+def test_block_sizes_are_powers_of_two_and_small_sets_have_many_blocks() -> None:
     for total in (*TOTALS, 65_535, 65_536, 1_281_167, 10**8):
         size = block_samples(total)
         assert size & (size - 1) == 0
@@ -142,8 +142,8 @@ def test_blocks_are_powers_of_two_and_small_sets_have_many() -> None:
     assert WINDOW_BLOCKS & (WINDOW_BLOCKS - 1) == 0
 
 
-def test_block_order_is_that_of_this_format_version() -> None:
-    """A golden value: whoever changes it changes every run that is under way."""
+def test_block_order_equals_the_golden_value() -> None:
+    """Changing this value changes the batches of every run in progress."""
     digest = hashlib.sha256()
     for total, samples, offset in ((75, 75, 0), (75, 40, 60), (100_000, 33_333, 90_000), (10**8, 1000, 99_999_990)):
         digest.update(epoch_ids("block", total=total, samples=samples, offset=offset, epoch=2).tobytes())

@@ -1,4 +1,4 @@
-"""The plan is a pure function: exactly once, elastic, and equal to slow oracles."""
+"""The plan is a pure function: every sample exactly once, independent of ranks, equal to slow oracles."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
+from pipeline.plan.batching import Run, rank_bounds
 from pipeline.plan.crops import centre_crops, random_crops
 from pipeline.plan.order import Order
-from pipeline.plan.plan import BatchSpec, Plan, batch_bounds, rank_bounds
+from pipeline.plan.plan import BatchSpec, Plan
 from pipeline.plan.rng import uniforms
 from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED
-from pipeline.plan.stage import Augment, Stage
+from pipeline.plan.stage import Augment, BatchShape, Stage
 from tests.support.commands import Ended
 from tests.support.reference import crop_window
 
@@ -43,8 +44,10 @@ def _ids(plan: Plan, epoch: int, split: str = "train") -> list[int]:
 
 
 @pytest.mark.parametrize(("samples", "size"), [(1, 8), (8, 8), (9, 8), (16, 8), (17, 8), (75, 16), (1000, 7)])
-def test_parts_cover_every_sample_once_and_none_is_a_remnant(samples: int, size: int) -> None:
-    parts = [batch_bounds(samples, size, k) for k in range(-(-samples // size))]
+def test_batches_cover_every_sample_once_and_none_is_tiny(samples: int, size: int) -> None:
+    run = Run(shapes=(BatchShape(32, size),), samples=samples)
+    assert run.batches == -(-samples // size)
+    parts = [run.at(k)[1:] for k in range(run.batches)]
     assert [i for start, end in parts for i in range(start, end)] == list(range(samples))
     lengths = [end - start for start, end in parts]
     assert max(lengths) <= size
@@ -53,7 +56,7 @@ def test_parts_cover_every_sample_once_and_none_is_a_remnant(samples: int, size:
 
 
 @pytest.mark.parametrize("order", ["full", "block"])
-def test_every_epoch_sees_its_part_exactly_once(shard_set: ShardSet, order: Order) -> None:
+def test_every_epoch_sees_its_fraction_exactly_once(shard_set: ShardSet, order: Order) -> None:
     plan = _plan(shard_set, order=order)
     for epoch in range(10):
         ids = _ids(plan, epoch)
@@ -62,7 +65,7 @@ def test_every_epoch_sees_its_part_exactly_once(shard_set: ShardSet, order: Orde
     assert sorted(_ids(plan, 9, "val")) == list(range(15))
 
 
-def test_rotating_parts_see_everything_equally_often(shard_set: ShardSet) -> None:
+def test_rotating_fractions_see_every_sample_equally_often(shard_set: ShardSet) -> None:
     halves = Plan(shard_set, [Stage(res=32, epochs=75, batch_size=16, fraction=0.5)], eval_batch_size=None)
     seen = Counter(i for spec in map(halves.batch, range(halves.total_batches)) for i in spec.ids.tolist())
     assert set(seen) == set(range(75))
@@ -71,29 +74,29 @@ def test_rotating_parts_see_everything_equally_often(shard_set: ShardSet) -> Non
 
 
 @pytest.mark.parametrize("order", ["full", "block"])
-def test_a_fixed_part_is_one_nested_subset(shard_set: ShardSet, order: Order) -> None:
+def test_fixed_fractions_are_nested_subsets(shard_set: ShardSet, order: Order) -> None:
     plan = _plan(shard_set, mode="fixed", order=order)
     parts = [set(_ids(plan, epoch)) for epoch in (0, 3, 4, 7)]
     assert parts[0] == parts[1] < parts[2] == parts[3]
 
 
-def test_auto_is_no_order_to_plan_with(shard_set: ShardSet) -> None:
+def test_the_order_auto_must_be_resolved_before_planning(shard_set: ShardSet) -> None:
     with pytest.raises(ResoluteError, match="order: got auto, expected full or block; choose one"):
         _plan(shard_set, order="auto")  # type: ignore[arg-type]
 
 
-def test_a_stage_may_have_an_order_of_its_own(shard_set: ShardSet) -> None:
+def test_a_stage_may_have_its_own_order(shard_set: ShardSet) -> None:
     mixed = _plan(shard_set, stages=[dataclasses.replace(STAGES[0], order="block"), *STAGES[1:]])
     full, block = _plan(shard_set), _plan(shard_set, order="block")
     assert _ids(full, 0) != _ids(block, 0)
     for epoch in range(10):
-        assert sorted(_ids(mixed, epoch)) == sorted(_ids(block, epoch))  # one ring: parts go on where they were
+        assert sorted(_ids(mixed, epoch)) == sorted(_ids(block, epoch))  # one ring for all stages
         assert (_ids(mixed, epoch) == _ids(block, epoch)) == (epoch < 4)
         assert _ids(mixed, epoch, "val") == _ids(full, epoch, "val") == _ids(block, epoch, "val")
 
 
-def test_order_and_augmentation_are_those_of_this_format_version(shard_set: ShardSet) -> None:
-    """A golden value: whoever changes it changes every run that is under way."""
+def test_order_and_augmentation_equal_the_golden_value(shard_set: ShardSet) -> None:
+    """Changing this value changes the batches of every run in progress."""
     plan, digest = _plan(shard_set), hashlib.sha256()
     for index in range(plan.total_batches):
         spec = plan.batch(index)
@@ -107,7 +110,9 @@ def _joined(parts: Sequence[BatchSpec], name: str) -> NDArray[Any]:
 
 @pytest.mark.parametrize("order", ["full", "block"])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-def test_the_ranks_parts_are_the_batch_whatever_their_number(shard_set: ShardSet, world: int, order: Order) -> None:
+def test_the_local_batches_of_any_number_of_ranks_are_the_global_batch(
+    shard_set: ShardSet, world: int, order: Order
+) -> None:
     augment = dataclasses.replace(MIXED, mixup_mode="elem", random_erasing_prob=0.5)
     stages = [Stage(res=32, epochs=2, batch_size=32, augment=MIXED),
               Stage(res=48, epochs=2, batch_size=40, augment=augment)]  # fmt: skip
@@ -131,7 +136,7 @@ def test_the_ranks_parts_are_the_batch_whatever_their_number(shard_set: ShardSet
 
 @pytest.mark.parametrize("eval_batch_size", [4, 7, 8, 15, 16])
 def test_validation_counts_every_sample_once_on_up_to_four_ranks(shard_set: ShardSet, eval_batch_size: int) -> None:
-    """Exact top-1 of a made-up model: the ranks' counts add up to that of all samples, though batches are uneven."""
+    """Exact top-1 of random predictions: the counts of the ranks add up to that of all samples."""
     plan = _plan(shard_set, eval_batch_size=eval_batch_size, stages=[Stage(res=32, epochs=2, batch_size=16)])
     labels = shard_set.splits["val"].samples["label"]
     predicted = np.random.default_rng(1).integers(0, 3, len(labels))
@@ -151,7 +156,7 @@ def test_validation_counts_every_sample_once_on_up_to_four_ranks(shard_set: Shar
 
 
 @pytest.mark.parametrize("pairs", [True, False])
-def test_parts_of_ranks_are_even_and_never_empty(pairs: bool) -> None:
+def test_local_batches_are_balanced_and_never_empty(pairs: bool) -> None:
     for world in (1, 2, 3, 4, 8, 31):
         for size in range((2 * world - 1) if pairs else world, 4 * world + 3):
             parts = [rank_bounds(5, 5 + size, rank=rank, world_size=world, pairs=pairs) for rank in range(world)]
@@ -186,7 +191,7 @@ def test_steps_count_training_batches_over_the_whole_run(shard_set: ShardSet) ->
         plan.batch(plan.total_batches)
 
 
-def test_crops_equal_the_loop_of_the_formula() -> None:
+def test_crops_equal_the_slow_oracle() -> None:
     rng = np.random.default_rng(0)
     sizes = np.concatenate([rng.integers(20, 600, (4000, 2)), rng.integers(1, 9, (400, 1)) * [[60, 1]],
                             rng.integers(1, 9, (400, 1)) * [[1, 60]], [[400, 3]]])  # fmt: skip
@@ -200,7 +205,7 @@ def test_crops_equal_the_loop_of_the_formula() -> None:
         assert (got[:, :2] + got[:, 2:] <= sizes).all()
 
 
-def test_crop_areas_and_flips_have_the_recipes_distribution(shard_set: ShardSet) -> None:
+def test_crop_areas_and_flips_follow_the_recipes_distribution(shard_set: ShardSet) -> None:
     stage = Stage(res=64, epochs=60, batch_size=75, augment=Augment(scale=(0.3, 0.6), flip_prob=0.25))
     plan = Plan(shard_set, [stage], eval_batch_size=None)
     specs = [plan.batch(i) for i in range(plan.total_batches)]
@@ -214,7 +219,7 @@ def test_crop_areas_and_flips_have_the_recipes_distribution(shard_set: ShardSet)
     assert abs(flips.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / len(flips))
 
 
-def test_centre_crops_are_exact_at_full_size_and_the_same_part_of_smaller_images() -> None:
+def test_centre_crops_are_exact_at_full_size_and_proportional_in_smaller_images() -> None:
     sizes = np.asarray([[341, 256], [256, 300], [256, 256], [100, 80]])
     got = centre_crops(sizes, 224 / 256)
     np.testing.assert_array_equal(got[:3], [[58, 16, 224, 224], [16, 38, 224, 224], [16, 16, 224, 224]])
@@ -222,33 +227,31 @@ def test_centre_crops_are_exact_at_full_size_and_the_same_part_of_smaller_images
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_an_evaluation_is_the_validation_of_a_run_over_any_split(shard_set: ShardSet, split: str) -> None:
+def test_an_evaluation_plan_equals_the_validation_of_a_run(shard_set: ShardSet, split: str) -> None:
     plan = Plan.evaluation(shard_set, [32, 40], split=split, batch_size=7, crop_frac=0.8)
     as_val = dataclasses.replace(shard_set, splits={"train": shard_set.splits["val"], "val": shard_set.splits[split]})
     stages = [Stage(res=32, epochs=1, batch_size=8), Stage(res=48, eval_res=40, epochs=1, batch_size=8)]
     run = Plan(as_val, stages, eval_batch_size=7, eval_crop_frac=0.8)
     validations = [spec for spec in map(run.batch, range(run.total_batches)) if spec.split == "val"]
     assert plan.total_batches == len(validations)
-    for spec, wanted in zip(map(plan.batch, range(plan.total_batches)), validations, strict=True):
+    for spec, expected in zip(map(plan.batch, range(plan.total_batches)), validations, strict=True):
         assert (spec.split, spec.stage, spec.res, spec.stored_res, spec.last, spec.global_size) == (
-            "val", wanted.stage, wanted.res, wanted.stored_res, wanted.last, wanted.global_size)  # fmt: skip
-        np.testing.assert_array_equal(spec.ids, wanted.ids)
-        np.testing.assert_array_equal(spec.crops, wanted.crops)
+            "val", expected.stage, expected.res, expected.stored_res, expected.last, expected.global_size)  # fmt: skip
+        np.testing.assert_array_equal(spec.ids, expected.ids)
+        np.testing.assert_array_equal(spec.crops, expected.crops)
 
 
 def test_an_evaluation_of_an_unknown_split_or_size_is_an_error(shard_set: ShardSet) -> None:
     with pytest.raises(ResoluteError, match="got split nosuch, expected one of train, val"):
         Plan.evaluation(shard_set, [32], split="nosuch")
-    with pytest.raises(ResoluteError, match=r"nothing to validate at 65 px with, got 32,48,64 px, expected 65 or more"):
+    too_large = r"too small to validate at 65 px, got images for 32,48,64 px, expected 65 px or more"
+    with pytest.raises(ResoluteError, match=too_large):
         Plan.evaluation(shard_set, [65])
-
-
-def test_validating_at_more_than_the_shards_hold_is_an_error(shard_set: ShardSet) -> None:
-    with pytest.raises(ResoluteError, match=r"nothing to validate at 65 px with, got 32,48,64 px, expected 65 or more"):
+    with pytest.raises(ResoluteError, match=too_large):
         Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8, eval_res=65)])
 
 
-def test_mixing_follows_its_probabilities_and_lam_is_the_area_kept(shard_set: ShardSet) -> None:
+def test_mixing_follows_its_probabilities_and_lam_is_the_kept_area(shard_set: ShardSet) -> None:
     augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_prob=0.6, mixup_switch_prob=0.25)
     plan = Plan(shard_set, [Stage(res=64, epochs=80, batch_size=4, augment=augment)], eval_batch_size=None)
     specs = [plan.batch(i) for i in range(plan.total_batches)]
@@ -269,8 +272,10 @@ def test_mixing_follows_its_probabilities_and_lam_is_the_area_kept(shard_set: Sh
     assert abs(lam.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(lam))
 
 
-def test_the_fingerprint_is_that_of_the_batches(shard_set: ShardSet, forked: Callable[..., Ended]) -> None:
-    """Equal in another process and for what changes no batch; another for anything that does."""
+def test_the_fingerprint_changes_if_and_only_if_batches_change(
+    shard_set: ShardSet, forked: Callable[..., Ended]
+) -> None:
+    """Equal in another process and for settings that change no batch; different for all others."""
     plan = _plan(shard_set)
     same = [dataclasses.replace(stage, order="full", lr_scale=2.0, unfreeze_to="none") for stage in STAGES]
     assert _plan(shard_set, stages=same).fingerprint == plan.fingerprint == _plan(shard_set).fingerprint
@@ -285,8 +290,8 @@ def test_the_fingerprint_is_that_of_the_batches(shard_set: ShardSet, forked: Cal
             ("augment", Augment(flip_prob=0.4)),
         )),
     ]  # fmt: skip
-    found = [plan.fingerprint, *(other.fingerprint for other in changed)]
-    assert len(set(found)) == len(found)
+    fingerprints = [plan.fingerprint, *(other.fingerprint for other in changed)]
+    assert len(set(fingerprints)) == len(fingerprints)
     code = (
         "import sys; from tests.pipeline.plan.test_plan import _plan, ShardSet; print(_plan(ShardSet.open(sys.argv[1]))"
         ".fingerprint)"

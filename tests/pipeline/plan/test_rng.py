@@ -1,4 +1,4 @@
-"""Random numbers follow from (seed, epoch, sample) alone."""
+"""Random numbers are a pure function of (seed, epoch, sample)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support import reference_rng
         ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], 0x299F31D0A4093822, "d16cfe09 94fdcceb 5001e420 24126ea1"),
     ],
 )
-def test_philox_gives_the_published_answers(counter: list[int], key: int, expected: str) -> None:
+def test_philox_equals_its_published_test_vectors(counter: list[int], key: int, expected: str) -> None:
     got = philox(*np.asarray([*counter, key], np.uint64))
     assert " ".join(f"{int(word):08x}" for word in got) == expected
 
 
-def test_compiled_numbers_equal_those_of_numpy() -> None:
+def test_compiled_numbers_equal_the_numpy_oracle() -> None:
     rng = np.random.default_rng(0)
     for key in (0, 1, 12345678901234567, 2**64 - 1):
         ids = np.concatenate([np.arange(40), rng.integers(0, 2**62, 40)])
@@ -35,7 +35,7 @@ def test_compiled_numbers_equal_those_of_numpy() -> None:
             np.testing.assert_array_equal(permute(key, places, n), reference_rng.permute(key, places, n))
 
 
-def test_numbers_of_a_sample_do_not_depend_on_the_batch_it_is_in() -> None:
+def test_numbers_of_a_sample_do_not_depend_on_its_batch() -> None:
     ids = np.asarray([5, 2**40 + 3, 7])
     together = uniforms(99, ids, 23)
     alone = [uniforms(99, ids[i : i + 1], 23)[0] for i in range(3)]
@@ -55,7 +55,7 @@ def test_permute_is_a_permutation() -> None:
         assert sorted(permute(8, np.arange(n), n)) == list(range(n))
 
 
-def test_permutations_of_different_keys_are_unrelated_and_have_no_order_left() -> None:
+def test_permutations_are_unordered_and_independent_between_keys() -> None:
     n = 5000
     first, second = permute(1, np.arange(n), n), permute(2, np.arange(n), n)
     assert (first == second).sum() < 8  # Poisson(1): 8 or more has a probability of 1e-5
@@ -64,12 +64,12 @@ def test_permutations_of_different_keys_are_unrelated_and_have_no_order_left() -
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 2.0])
-def test_beta_has_the_mean_and_variance_of_its_formula(alpha: float) -> None:
+def test_beta_samples_have_the_mean_and_variance_of_the_distribution(alpha: float) -> None:
     draws = betas(17, np.arange(4000), alpha, pairs=4)
     variance = 1 / (4 * (2 * alpha + 1))
     assert abs(draws.mean() - 0.5) < 4 * np.sqrt(variance / len(draws))
     assert abs(draws.var() / variance - 1) < 0.1
-    assert betas(17, np.array([3]), alpha, pairs=4) == draws[3]  # whatever else is drawn with it
+    assert betas(17, np.array([3]), alpha, pairs=4) == draws[3]  # independent of the other draws
 
 
 def test_keys_of_different_purposes_differ() -> None:

@@ -1,4 +1,4 @@
-"""The numbers of the augmentation: what each is distributed as, and that they follow from the sample alone."""
+"""Augmentation parameters: their distributions, and that they depend on seed, epoch and sample only."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def numbers(augment: Augment, *, ids: NDArray[np.int64] = IDS, res: int = 224, e
 
 
 def assert_follows(values: NDArray[np.float64], cdf: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> None:
-    """Kolmogorov-Smirnov, at a level of 0.001."""
+    """Kolmogorov-Smirnov test at the 0.001 level."""
     expected, n = cdf(np.sort(values)), len(values)
     distance = max(np.abs(expected - np.arange(n) / n).max(), np.abs(expected - np.arange(1, n + 1) / n).max())
     assert distance < 1.95 / math.sqrt(n)
 
 
 def assert_frequencies(counts: Counter, expected: dict, n: int) -> None:
-    """Chi-square within four deviations of what it is for fair draws; nothing else may occur."""
+    """Chi-square within four standard deviations of its mean; no other value may occur."""
     assert set(counts) <= set(expected)
     total = sum((counts[key] - n * part) ** 2 / (n * part) for key, part in expected.items())
     assert sum(expected.values()) == pytest.approx(1)
@@ -62,7 +62,7 @@ def magnitudes(space: type, name: str, bins: int, res: int) -> list[float]:
 
 
 def classify(kinds: NDArray[np.int32], values: NDArray[np.float32], rows: Rows) -> NDArray[np.int64]:
-    """Which of `rows` (distinct) each drawn operation (...,) is, within 2e-3 px or 1e-3."""
+    """Index in `rows` (distinct) of each drawn operation (...,), within 2e-3 px or 1e-3."""
     flat = np.concatenate([kinds.reshape(-1, 1), values.reshape(-1, 6)], axis=1)
     table = np.array([[kind, *numbers] for kind, numbers in rows], np.float64)
     drawn, inverse = np.unique(flat + 0.0, axis=0, return_inverse=True)
@@ -86,7 +86,7 @@ def distinct(weighted: list[tuple[tuple[int, list[float]], float]]) -> tuple[Row
 
 
 @pytest.mark.parametrize(("magnitude", "ops", "res"), [(9, 2, 224), (0, 1, 32), (30, 3, 128), (17, 4, 160)])
-def test_randaugment_draws_torchvisions_operations_equally_often(magnitude: int, ops: int, res: int) -> None:
+def test_randaugment_draws_torchvisions_operations_with_equal_probability(magnitude: int, ops: int, res: int) -> None:
     drawn = numbers(Augment(policy="randaugment", num_ops=ops, magnitude=magnitude), res=res)
     assert drawn["policy_kinds"].shape == (N, ops)
     weighted = []
@@ -103,7 +103,7 @@ def test_randaugment_draws_torchvisions_operations_equally_often(magnitude: int,
         assert abs(np.corrcoef(which[:, first], which[:, second])[0, 1]) < 4 / math.sqrt(N)
 
 
-def test_trivialaugment_draws_every_operation_and_strength_equally_often() -> None:
+def test_trivialaugment_draws_every_operation_and_magnitude_with_equal_probability() -> None:
     drawn = numbers(Augment(policy="trivialaugment"))
     weighted = []
     for name in v2.TrivialAugmentWide._AUGMENTATION_SPACE:
@@ -145,7 +145,7 @@ def test_autoaugment_draws_the_25_pairs_with_their_probabilities() -> None:
     assert_frequencies(Counter(map(tuple, which.tolist())), dict(expected), N)
 
 
-def test_three_augment_is_one_of_three_and_then_a_jitter() -> None:
+def test_three_augment_draws_one_of_three_operations_and_then_jitter() -> None:
     drawn = numbers(Augment(policy="3-augment"))
     kinds, values = drawn["policy_kinds"][:, 0], drawn["policy_values"][:, 0]
     assert_frequencies(Counter(kinds.tolist()), dict.fromkeys((p.SATURATION, p.POINT, p.BLUR), 1 / 3), N)
@@ -158,7 +158,7 @@ def test_three_augment_is_one_of_three_and_then_a_jitter() -> None:
     assert_follows(stronger["jitter_values"][:, 0, 0], uniform(0.4, 1.6))
 
 
-def test_jitter_comes_in_every_order_with_uniform_factors() -> None:
+def test_jitter_draws_every_order_and_uniform_factors() -> None:
     drawn = numbers(ALL)
     kinds, factors = drawn["jitter_kinds"], drawn["jitter_values"][..., 0]
     on = (kinds != p.NONE).all(axis=1)
@@ -173,7 +173,7 @@ def test_jitter_comes_in_every_order_with_uniform_factors() -> None:
     assert_frequencies(Counter(map(tuple, two.tolist())), {(p.CONTRAST, p.HUE): 0.5, (p.HUE, p.CONTRAST): 0.5}, N)
 
 
-def test_greyscale_blur_and_upside_down_come_with_their_probabilities() -> None:
+def test_greyscale_blur_and_vertical_flip_have_their_probabilities() -> None:
     drawn = numbers(ALL)
     for part, kind, prob in (("grey", p.SATURATION, 0.2), ("blur", p.BLUR, 0.3)):
         assert set(np.unique(drawn[f"{part}_kinds"])) == {p.NONE, kind}
@@ -183,7 +183,7 @@ def test_greyscale_blur_and_upside_down_come_with_their_probabilities() -> None:
     assert abs(drawn["vflips"].mean() - 0.1) < 4 * math.sqrt(0.09 / N)
 
 
-def test_erased_area_ratio_and_place_follow_torchvision() -> None:
+def test_erased_area_ratio_and_position_follow_torchvision() -> None:
     res, narrow = 512, Augment(random_erasing_prob=1.0, random_erasing_scale=(0.05, 0.2),
                                random_erasing_ratio=(0.5, 2.0), random_erasing_fill="noise")  # fmt: skip
     drawn = numbers(narrow, res=res)
@@ -206,7 +206,7 @@ def test_erased_area_ratio_and_place_follow_torchvision() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (1.0, 0.2), (0.8, 0.8), (4.0, 0.1)])
-def test_mixing_by_sample_draws_beta_weights_and_timms_boxes(alpha: float, other: float) -> None:
+def test_mixing_per_sample_draws_beta_weights_and_timms_boxes(alpha: float, other: float) -> None:
     augment = Augment(mixup_alpha=alpha, cutmix_alpha=other, mixup_prob=0.7, mixup_switch_prob=0.4, mixup_mode="elem")
     modes, lam, boxes = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS, res=1000)
     rng = np.random.default_rng(0)
@@ -232,7 +232,7 @@ def test_mixing_by_sample_draws_beta_weights_and_timms_boxes(alpha: float, other
             assert tuple(boxes[i]) == rebuilt
 
 
-def test_one_kind_of_mixing_leaves_the_other_out() -> None:
+def test_with_one_kind_of_mixing_the_other_is_never_drawn() -> None:
     for kind, augment in ((MIXUP, Augment(mixup_alpha=0.5, mixup_mode="elem")),
                           (CUTMIX, Augment(cutmix_alpha=0.5, mixup_mode="elem"))):  # fmt: skip
         modes, _, _ = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS[:500], res=224)
@@ -247,7 +247,7 @@ def test_crop_areas_are_uniform_and_ratios_log_uniform() -> None:
     assert_follows(np.log(windows[:, 2] / windows[:, 3]), uniform(math.log(3 / 4), math.log(4 / 3)))
 
 
-def test_a_samples_numbers_depend_on_it_its_epoch_and_nothing_else() -> None:
+def test_the_parameters_of_a_sample_depend_on_seed_epoch_and_sample_only() -> None:
     whole = numbers(ALL)
     part = np.random.default_rng(0).permutation(N)[:50]
     other, reseeded = numbers(ALL, epoch=4), augment_params(ALL, seed=2, epoch=3, ids=IDS, res=224)
@@ -258,12 +258,12 @@ def test_a_samples_numbers_depend_on_it_its_epoch_and_nothing_else() -> None:
             assert not np.array_equal(reseeded[name], whole[name])
     mixing = Augment(mixup_alpha=0.3, cutmix_alpha=1.0, mixup_mode="elem")
     expected = mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[:5000], res=96)
-    some = part[part < 5000]
-    for got, all_ in zip(mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[some], res=96), expected, strict=True):
-        np.testing.assert_array_equal(got, all_[some])
+    few = part[part < 5000]
+    for got, all_ in zip(mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[few], res=96), expected, strict=True):
+        np.testing.assert_array_equal(got, all_[few])
 
 
-def test_switching_one_operation_leaves_the_numbers_of_the_others() -> None:
+def test_switching_an_operation_off_does_not_change_the_others() -> None:
     whole = numbers(ALL)
     only = {"policy": Augment(policy="randaugment"), "blur": Augment(blur_prob=0.3), "vflips": Augment(vflip_prob=0.1),
             "grey": Augment(grey_prob=0.2), "erase": Augment(random_erasing_prob=0.25, random_erasing_fill="noise"),
@@ -277,7 +277,7 @@ def test_switching_one_operation_leaves_the_numbers_of_the_others() -> None:
     assert numbers(Augment()) == {}
 
 
-def test_a_runs_slots_hold_what_its_stages_use_and_are_neutral_elsewhere() -> None:
+def test_slots_cover_the_operations_of_all_stages_and_are_neutral_elsewhere() -> None:
     assert features([Augment(), Augment(flip_prob=0.0, vflip_prob=0.5)]) == Features()
     jitter = Augment(jitter=(0.4, 0.0, 0.0, 0.1))
     run = features([Augment(policy="autoaugment"), jitter, Augment(grey_prob=0.1), Augment(mixup_alpha=0.2)])

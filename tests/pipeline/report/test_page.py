@@ -1,4 +1,4 @@
-"""The toolkit of HTML reports: everything is text, and nothing on a page is invisible or fails for lack of values."""
+"""The toolkit of the HTML reports: values are escaped, and pages are complete even with missing values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rendered(folder: Path, body: str, **values: object) -> str:
     return page[page.index("S</p>") + len("S</p>") : page.index("</main>")].strip()
 
 
-def test_values_are_text_and_characters_without_a_glyph_are_shown_as_escapes(tmp_path: Path) -> None:
+def test_values_are_escaped_and_invisible_characters_are_shown_as_escapes(tmp_path: Path) -> None:
     value = "caf\udce9\x07\n\u202e <é> & \"q\""
     expected = "caf\\udce9\\x07\\n\\u202e &lt;é&gt; &amp; &#34;q&#34;"
     page = rendered(tmp_path, "{{ value }}{{ table(['h'], [[value]]) }}", value=value)
@@ -28,13 +28,13 @@ def test_values_are_text_and_characters_without_a_glyph_are_shown_as_escapes(tmp
     assert f'<td class="">{expected}</td>' in page
 
 
-def test_backticks_become_code_and_the_text_stays_text(tmp_path: Path) -> None:
+def test_backticks_become_code_and_other_text_is_escaped(tmp_path: Path) -> None:
     text = "<b> use `--threads <n>` & `x`"
     expected = "&lt;b&gt; use <code>--threads &lt;n&gt;</code> &amp; <code>x</code>"
     assert rendered(tmp_path, "{{ text|code }}", text=text) == expected
 
 
-def test_cells_hold_lines_with_remarks_and_number_columns_are_marked(tmp_path: Path) -> None:
+def test_table_cells_hold_lines_with_remarks_and_number_columns_are_marked(tmp_path: Path) -> None:
     rows = [[1, ["<a>", ("b", "(c)")]]]
     page = rendered(tmp_path, "{{ table(['n#', 'lines'], rows) }}", rows=rows)
     assert '<th class="n">n</th><th class="">lines</th>' in page
@@ -47,17 +47,45 @@ def test_preformatted_text_keeps_its_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rows", "count"), [([], 0), ([("a", 0.0, "0")], 1)])
-def test_bars_without_any_value_are_still_bars(tmp_path: Path, rows: list[tuple[str, float, str]], count: int) -> None:
+def test_bars_without_values_are_drawn_empty(tmp_path: Path, rows: list[tuple[str, float, str]], count: int) -> None:
     assert rendered(tmp_path, "{{ bars(rows) }}", rows=rows).count("width:0.00%") == count
 
 
-def test_a_value_that_the_template_lacks_is_an_error(tmp_path: Path) -> None:
+def test_an_undefined_value_in_a_template_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(jinja2.UndefinedError):
         rendered(tmp_path, "{{ absent }}")
 
 
-def test_a_chart_without_finite_values_is_no_chart() -> None:
+def test_a_chart_without_finite_values_is_left_out() -> None:
     assert chart("t", [Series(name="n", colour="a", x=[0.0, 1.0], y=[float("nan")] * 2)], unit="") is None
+
+
+def test_log_axes_space_equal_ratios_equally_and_label_round_values() -> None:
+    drawn = chart("t", [Series(name="n", colour="a", x=[1.0, 10.0, 100.0], y=[1.0, 1e3, 1e6])], unit="", log="xy")
+    assert drawn is not None
+    assert ("line a", "M0 300L500 150L1000 0") in drawn.paths
+    assert drawn.x_ticks[:3] == [("0.00%", "1"), ("15.05%", "2"), ("34.95%", "5")]
+    assert [label for _, label in drawn.y_ticks] == ["1", "10", "100", "1,000", "10,000", "100,000", "1M"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(40, 41), (0.7, 1.4), (146, 1500), (1, 65_536), (3, 3)])
+def test_log_axes_of_any_range_have_three_to_eight_labels(low: float, high: float) -> None:
+    drawn = chart("t", [Series(name="n", colour="a", x=[low, high], y=[1.0, 2.0])], unit="", log="x")
+    assert drawn is not None
+    assert (1 if low == high else 3) <= len({label for _, label in drawn.x_ticks}) <= 8
+
+
+def test_a_histogram_shows_its_counts_at_the_middle_of_each_bin_and_a_heat_map_none() -> None:
+    columns = Series(name="n", colour="a", kind="columns", x=[0.0, 1.0], right=[1.0, 4.0], y=[2.0, 4.0])
+    drawn = chart("t", [columns], unit="")
+    assert drawn is not None
+    assert ("area columns a", "M0 150H250V300H0ZM250 0H1000V300H250Z") in drawn.paths
+    assert drawn.data["series"] == [{"name": "n", "x": [0.5, 2.5], "y": [2.0, 4.0]}]
+    cells = Series(name="n", colour="a l1", kind="cells", x=[0.0, 1.0], right=[1.0, 2.0], base=[1.0, 0.0], y=[2.0, 1.0])
+    drawn = chart("t", [cells], unit="")
+    assert drawn is not None
+    assert ("area cells a l1", "M0 0H500V150H0ZM500 150H1000V300H500Z") in drawn.paths
+    assert drawn.data["series"] == []
 
 
 @pytest.mark.parametrize(

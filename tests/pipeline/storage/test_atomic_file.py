@@ -1,4 +1,4 @@
-"""Files appear whole or not at all; what killed writers leave is removed, what is being written is not."""
+"""Atomic files: complete or absent; partial files of killed writers are deleted, those of running writers are not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import atomic_file, atomic_write, check_output, delete_partial, output_file
+from pipeline.storage.lock import try_lock
 
 
 def write_and_wait(path: Path, ready: Event) -> None:
@@ -22,7 +23,7 @@ def write_and_wait(path: Path, ready: Event) -> None:
         signal.pause()
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     atomic_write(tmp_path / "f", "old")
     with atomic_file(tmp_path / "f") as file:
         file.write(b"new")
@@ -44,7 +45,7 @@ def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> No
     assert (tmp_path / "f").read_text() == "old"
 
 
-def test_cleaning_spares_writers_at_work_and_removes_the_dead(tmp_path: Path) -> None:
+def test_partial_files_of_killed_writers_are_deleted_and_of_running_ones_kept(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     process = context.Process(target=write_and_wait, args=(tmp_path / "f", ready))
@@ -58,13 +59,29 @@ def test_cleaning_spares_writers_at_work_and_removes_the_dead(tmp_path: Path) ->
     assert not any(tmp_path.iterdir())
 
 
-def test_the_next_output_removes_what_a_killed_writer_of_the_same_file_left(tmp_path: Path) -> None:
-    ours, other = tmp_path / ".eval.json.0123456789ab.partial", tmp_path / ".best.pt.0123456789ab.partial"
-    for path in (ours, other):
+def test_a_file_deleted_as_abandoned_before_it_was_locked_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = iter([True])
+
+    def lock(handle: int) -> bool:
+        if next(early, False):
+            delete_partial(tmp_path)  # of another process
+        return try_lock(handle)
+
+    monkeypatch.setattr("pipeline.storage.atomic_file.try_lock", lock)
+    atomic_write(tmp_path / "f", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_text() == "new"
+
+
+def test_an_output_deletes_partial_files_of_the_same_name_only(tmp_path: Path) -> None:
+    own, unrelated = tmp_path / ".eval.json.0123456789ab.partial", tmp_path / ".best.pt.0123456789ab.partial"
+    for path in (own, unrelated):
         path.touch()
     with output_file(tmp_path / "eval.json") as file:
         file.write(b"{}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "eval.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [unrelated.name, "eval.json"]
 
 
 @pytest.mark.parametrize(
@@ -72,14 +89,14 @@ def test_the_next_output_removes_what_a_killed_writer_of_the_same_file_left(tmp_
     [
         ("old.csv", None), ("new.CSV", None), ("link.csv", None),
         ("new.jpg", "got .*new.jpg, expected a name that ends in .csv"), ("new", "expected a name that ends in"),
-        ("folder.csv", r"not written \(Is a directory\); name a file"),
-        ("missing/new.csv", r"not written \(No such folder\); name a file in a folder that is there"),
+        ("folder.csv", r"not written \(Is a directory\); choose a file name"),
+        ("missing/new.csv", r"not written \(No such folder\); choose a path in an existing folder"),
         ("old.csv/new.csv", r"not written \(No such folder\)"), ("pipe.csv", r"not written \(not a regular file\)"),
         ("dangling.csv", r"not written \(not a regular file\)"), ("read-only.csv", r"not written \(read-only file\)"),
         (f"{'x' * 250}.csv", r"not written \(File name too long\)"),
     ],
 )  # fmt: skip
-def test_a_place_for_output_is_judged_before_the_work_and_nothing_is_left(
+def test_an_output_path_is_checked_beforehand_and_nothing_is_left_behind(
     tmp_path: Path, name: str, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in ("old.csv", "read-only.csv"):
@@ -88,7 +105,7 @@ def test_a_place_for_output_is_judged_before_the_work_and_nothing_is_left(
     os.mkfifo(tmp_path / "pipe.csv")
     (tmp_path / "link.csv").symlink_to("old.csv")
     (tmp_path / "dangling.csv").symlink_to("nowhere")
-    # why: whoever runs the tests may be root, who may write everything
+    # why: the tests may run as root, who may write everything
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: "read-only" not in str(path) and access(path, mode))
     before = sorted(path.name for path in tmp_path.rglob("*"))

@@ -1,4 +1,4 @@
-"""What a cache serves is what was fetched, whoever shares it, kills, damages or fills it."""
+"""The disk cache serves exactly the fetched bytes, whatever processes share, damage, fill or are killed writing it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def content(number: int) -> bytes:
 
 
 def read(cache: Cache, number: int, start: int = 0, stop: int = CHUNK, *, fresh: bool = False) -> bool:
-    """Read a part of a chunk, check it, and tell whether it had to be fetched."""
+    """Read a part of a chunk and check it; whether it had to be fetched."""
     fetched = []
 
     def fetch() -> bytes:
@@ -52,7 +52,7 @@ def path_of(folder: Path, number: int) -> Path:
 
 
 def real_bytes(folder: Path) -> int:
-    found: dict[int, int] = {}  # by inode: a part may get its name while we look
+    sizes: dict[int, int] = {}  # by inode: a partial file may be renamed during the scan
     for kind in ("chunks", "files"):
         for path in (folder / "v1" / kind).rglob("*"):
             try:
@@ -60,11 +60,11 @@ def real_bytes(folder: Path) -> int:
             except FileNotFoundError:
                 continue
             if path.is_file():
-                found[stat.st_ino] = stat.st_size
-    return sum(found.values())
+                sizes[stat.st_ino] = stat.st_size
+    return sum(sizes.values())
 
 
-def test_what_was_fetched_once_is_served_from_then_on(tmp_path: Path) -> None:
+def test_a_chunk_is_fetched_once_and_then_served_from_the_cache(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * FULL)
     assert read(cache, 1)
     assert not read(cache, 1, 10, 20)
@@ -76,20 +76,20 @@ def test_what_was_fetched_once_is_served_from_then_on(tmp_path: Path) -> None:
     assert not cache.has(key(2))
 
 
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_chunks_are_evicted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caching, "TOUCH_S", 0.0)
     cache = Cache(tmp_path, 5 * FULL)
     for number in range(4):
         read(cache, number)
     for number in (1, 0):
         assert not read(cache, number)
-    for number in (4, 5):  # one too many: a place, and a twentieth of the bound, are made free
+    for number in (4, 5):  # one too many: space for it and a twentieth of the limit are freed
         read(cache, number)
     assert [number for number in range(6) if cache.has(key(number))] == [0, 1, 4, 5]
     assert cache.quota.evicted == 2
 
 
-def test_a_smaller_bound_holds_from_the_start(tmp_path: Path) -> None:
+def test_a_smaller_limit_is_applied_when_the_cache_is_opened(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * FULL)
     for number in range(10):
         read(cache, number)
@@ -106,40 +106,40 @@ from pipeline.storage.disk_cache import Cache
 from tests.pipeline.storage.test_disk_cache import FULL, read
 folder, seed, keys, limit, log = sys.argv[1:]
 cache, rng = Cache(Path(folder), int(limit) * FULL), Random(int(seed))
-def one(number):
+def read_chunk(number):
     if read(cache, number):
         with open(log, "a") as file:
             file.write(f"{number}\\n")
 print("ready", flush=True)
 sys.stdin.readline()
 with ThreadPoolExecutor(4) as pool:
-    list(pool.map(one, [rng.randrange(int(keys)) for _ in range(400)]))
+    list(pool.map(read_chunk, [rng.randrange(int(keys)) for _ in range(400)]))
 print(cache.damaged)
 """
 
 
 def share(tmp_path: Path, *, processes: int, keys: int, limit: int) -> list[int]:
-    """Let processes of four threads read at random; the bound holds all the while. Numbers of all fetches."""
+    """Let processes of four threads read random chunks while the limit must hold; the numbers of fetched chunks."""
     log = tmp_path / "log"
     argv = [sys.executable, "-c", SHARE, tmp_path / "cache"]
     running = [
         subprocess.Popen([*map(str, [*argv, seed, keys, limit, log])], cwd=ROOT, text=True,
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) for seed in range(processes)
     ]  # fmt: skip
-    for one in running:
-        assert one.stdout
-        assert one.stdout.readline() == "ready\n"
-    for one in running:
-        assert one.stdin
-        one.stdin.write("\n")
-        one.stdin.flush()
-    most, room = 0, Cache(tmp_path / "cache", limit * FULL).quota
-    while any(one.poll() is None for one in running):
-        with room._locked():  # why: between a look at one folder and the next nothing may come or go
+    for process in running:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in running:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+    most, quota = 0, Cache(tmp_path / "cache", limit * FULL).quota
+    while any(process.poll() is None for process in running):
+        with quota._locked():  # why: nothing may be added or deleted during the scan
             most = max(most, real_bytes(tmp_path / "cache"))
-    for one in running:
-        assert one.communicate()[0] == "0\n"
-        assert one.returncode == 0
+    for process in running:
+        assert process.communicate()[0] == "0\n"
+        assert process.returncode == 0
     assert most <= limit * FULL, most / FULL
     assert real_bytes(tmp_path / "cache") >= min(keys, limit - 2) * FULL
     assert real_bytes(tmp_path / "cache") == Cache(tmp_path / "cache", limit * FULL).quota.used()
@@ -152,13 +152,13 @@ def test_processes_and_threads_fetch_each_chunk_once(tmp_path: Path) -> None:
     assert sorted(fetched) == list(range(60))
 
 
-def test_the_bound_holds_while_processes_evict_at_once_and_no_reader_breaks(tmp_path: Path) -> None:
+def test_the_limit_holds_while_processes_evict_and_read_concurrently(tmp_path: Path) -> None:
     assert len(share(tmp_path, processes=3, keys=60, limit=10)) > 300
 
 
 @pytest.mark.parametrize("how", ["flip", "flip the header", "cut", "empty", "longer", "another's"])
 @pytest.mark.parametrize("when", ["restarted", "open"])
-def test_a_damaged_chunk_is_dropped_and_fetched_again(tmp_path: Path, how: str, when: str) -> None:
+def test_a_damaged_chunk_is_fetched_again(tmp_path: Path, how: str, when: str) -> None:
     cache = Cache(tmp_path, 10 * FULL)
     read(cache, 1)
     read(cache, 2)
@@ -178,7 +178,7 @@ def test_a_damaged_chunk_is_dropped_and_fetched_again(tmp_path: Path, how: str, 
     assert not read(cache, 2)
 
 
-DYING = """
+WRITER = """
 import os, sys
 from pathlib import Path
 from pipeline.storage import disk_cache as caching
@@ -194,20 +194,26 @@ read(cache, 1)
 """
 
 
-def test_a_writer_that_was_killed_leaves_nothing_that_is_served_or_counted(tmp_path: Path) -> None:
-    doomed = subprocess.Popen([sys.executable, "-c", DYING, str(tmp_path)], cwd=ROOT,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
-    assert doomed.stdout
-    assert doomed.stdout.readline() == "half\n"
+def start_writer(folder: Path) -> subprocess.Popen[str]:
+    """A process that has cached chunk 0 and has written half of chunk 1."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], cwd=ROOT,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "half\n"
+    return process
+
+
+def test_a_partial_chunk_of_a_killed_writer_is_neither_served_nor_counted(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
     cache = Cache(tmp_path, 3 * FULL)
     assert not cache.has(key(1))
-    assert real_bytes(tmp_path) == cache.quota.used() == 2 * FULL  # what is being written counts in full
+    assert real_bytes(tmp_path) == cache.quota.used() == 2 * FULL  # a file being written counts with its full size
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(read, cache, 1)
         time.sleep(0.1)
         assert not waiting.done()
-        doomed.send_signal(signal.SIGKILL)
-        doomed.communicate()
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
         assert waiting.result()  # taken over, at once
     read(cache, 2)
     for number in range(3):
@@ -215,21 +221,18 @@ def test_a_writer_that_was_killed_leaves_nothing_that_is_served_or_counted(tmp_p
     assert real_bytes(tmp_path) == cache.quota.used() == 3 * FULL
 
 
-def test_an_opened_cache_removes_what_killed_writers_left(tmp_path: Path) -> None:
-    doomed = subprocess.Popen([sys.executable, "-c", DYING, str(tmp_path)], cwd=ROOT,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
-    assert doomed.stdout
-    assert doomed.stdout.readline() == "half\n"
+def test_opening_a_cache_deletes_partial_files_of_killed_writers(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path)
     Cache(tmp_path, 3 * FULL)
     assert len(list(tmp_path.rglob("*.part"))) == 1  # it is being written
-    doomed.send_signal(signal.SIGKILL)
-    doomed.communicate()
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
     cache = Cache(tmp_path, 3 * FULL)
     assert list(tmp_path.rglob("*.part")) == []
     assert cache.has(key(0))
 
 
-def test_a_process_that_is_stopped_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_stopped_process_does_not_block_the_others(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * FULL, patience_s=0.1)
     begun, end = threading.Event(), threading.Event()
 
@@ -248,7 +251,7 @@ def test_a_process_that_is_stopped_does_not_stop_the_others(tmp_path: Path) -> N
     assert not read(cache, 1)
 
 
-def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_fetch_leaves_nothing(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * FULL)
 
     def fail() -> bytes:
@@ -260,8 +263,10 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert read(cache, 1)
 
 
-def test_a_disk_without_file_locks_is_an_error_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never taken for "another process holds the lock", which would wait, or say that the cache is too small."""
+def test_a_file_system_without_locks_is_an_error_in_every_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is never mistaken for a lock held by another process, which would wait or report a full cache."""
     cache = Cache(tmp_path, 3 * FULL)
     for number in range(3):
         read(cache, number)
@@ -287,7 +292,7 @@ def test_a_disk_without_file_locks_is_an_error_everywhere(tmp_path: Path, monkey
     assert read(cache, 9)
 
 
-def test_a_chunk_of_another_size_is_not_read(tmp_path: Path) -> None:
+def test_a_chunk_of_the_wrong_size_is_not_read(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 10 * FULL)
     read(cache, 1)
     os.truncate(path_of(tmp_path, 1), 1 << 40)  # 1 TiB of nothing

@@ -1,4 +1,4 @@
-"""Whole files stay while they are used, a full disk gets room, and a cache that cannot work says so."""
+"""The quota of the disk cache: files in use are kept, a full disk is handled, bad settings are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def whole(cache: Cache, number: int) -> Path:
     return path
 
 
-def test_whole_files_stay_while_they_are_in_use_and_go_after(tmp_path: Path) -> None:
+def test_whole_files_are_kept_while_in_use_and_evicted_afterwards(tmp_path: Path) -> None:
     cache, other = Cache(tmp_path, 5 * FULL), Cache(tmp_path, 5 * FULL)
     kept = whole(cache, 100)
     with kept.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
@@ -39,7 +39,7 @@ def test_whole_files_stay_while_they_are_in_use_and_go_after(tmp_path: Path) -> 
         for number in range(20):
             read(other, number)
         assert not list((tmp_path / "v1" / "files").rglob("*.npy*"))
-        assert mapped[:] == content(100)  # who mapped it keeps it
+        assert mapped[:] == content(100)  # an existing mapping stays valid
     for number in range(5):
         whole(cache, number)
     with pytest.raises(ResoluteError, match="the cache is too small"):
@@ -73,11 +73,11 @@ def test_a_whole_file_of_unknown_content_is_fetched_again_if_its_size_is_wrong(t
     assert len(fetched) == 2
 
 
-def test_a_disk_that_fills_up_gets_room_or_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_evicts_chunks_or_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, put, room = Cache(tmp_path, 100 * FULL), caching._put, 10 * FULL
 
     def on_small_disk(handle: int, head: bytes, data: bytes) -> None:
-        if real_bytes(tmp_path) > room:  # the part that is being written has its size already
+        if real_bytes(tmp_path) > room:  # the partial file has its full size already
             raise OSError(errno.ENOSPC, "No space left on device")
         put(handle, head, data)
 
@@ -92,7 +92,7 @@ def test_a_disk_that_fills_up_gets_room_or_is_told(tmp_path: Path, monkeypatch: 
     assert real_bytes(tmp_path) == cache.quota.used() == 0
 
 
-def test_a_cache_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_cache_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ResoluteError, match=r"the cache cannot be used, got '.*'.*set RESOLUTE_CACHE"):
         Cache(tmp_path / "file", 10 * FULL)

@@ -1,4 +1,4 @@
-"""One writer per folder, named to the second, also after a kill."""
+"""The lock of a folder: one writer at a time, named to a second one, released by a kill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ResoluteError, StorageError
-from pipeline.storage.lock import exclusive_lock
+from pipeline.storage.lock import exclusive_lock, shared_lock
 
 
 def lock(path: Path):  # type: ignore[no-untyped-def]
@@ -26,14 +26,14 @@ def hold(path: Path, ready: Event) -> None:
         signal.pause()
 
 
-def test_the_second_writer_learns_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_with_host_and_pid_of_the_first(tmp_path: Path) -> None:
     expected = f"another prep is writing here, got host .*, pid {os.getpid()}, since"
     with lock(tmp_path / "lock"), pytest.raises(ResoluteError, match=expected):
         lock(tmp_path / "lock").__enter__()
     assert not any(tmp_path.iterdir())
 
 
-def test_a_killed_holder_is_followed_by_the_next(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     process = context.Process(target=hold, args=(tmp_path / "lock", ready))
@@ -48,7 +48,27 @@ def test_a_killed_holder_is_followed_by_the_next(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_disk_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_and_exclusive_locks_exclude_each_other_and_shared_locks_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+
+    def shared():  # type: ignore[no-untyped-def]
+        return shared_lock(path, folder=tmp_path, writer="prep", remedy="choose another OUT")
+
+    with lock(path), pytest.raises(ResoluteError, match=f"got host .*, pid {os.getpid()}, since"):
+        shared().__enter__()
+    with shared() as is_held:
+        expected = f"got several processes or one, .*, pid {os.getpid()}, since"
+        with shared(), pytest.raises(ResoluteError, match=expected):
+            lock(path).__enter__()
+        with pytest.raises(ResoluteError, match="another prep is writing here"):
+            lock(path).__enter__()
+        assert is_held()
+    with lock(path):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -57,7 +77,7 @@ def test_a_disk_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
         lock(tmp_path / "lock").__enter__()
 
 
-def test_a_holder_notices_that_its_folder_was_replaced(tmp_path: Path) -> None:
+def test_the_holder_of_a_lock_detects_that_its_folder_was_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     with exclusive_lock(folder / "lock", folder=folder, writer="prep", remedy="choose another OUT") as is_held:

@@ -1,4 +1,4 @@
-"""Whatever a store does on the way, the bytes that come are those that lie there, or a clear error does."""
+"""Remote files: whatever faults a store has, a read returns the stored bytes or a clear error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipeline.storage.base import Files, open_files
 from pipeline.storage.disk_cache import CacheSettings
 from pipeline.storage.remote import Remote
 from tests import ROOT
-from tests.support.s3 import BUCKET, Front, front, running_s3  # noqa: F401
+from tests.support.s3 import BUCKET, FaultyProxy, proxy, running_s3  # noqa: F401
 
 STEP = 1 << 14
 TAR = random.Random(7).randbytes(20 * STEP + 777)
@@ -51,7 +51,7 @@ def settings(folder: Path, **words: Any) -> CacheSettings:
 
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[str]:
-    """One for all tests here: each puts the whole set there anew."""
+    """One server for all tests of this module, each of which uploads the whole set."""
     with running_s3() as url:
         yield url
 
@@ -65,9 +65,9 @@ def url(s3_server: str) -> str:
 
 
 @pytest.fixture(params=["s3", "http"])
-def either(request: pytest.FixtureRequest, url: str, front: Front) -> str:  # noqa: F811
-    """The set's URL through the front, in both protocols."""
-    return url if request.param == "s3" else f"http://{front.address}/{BUCKET}/set"
+def remote_url(request: pytest.FixtureRequest, url: str, proxy: FaultyProxy) -> str:  # noqa: F811
+    """The set's URL through the proxy, in both protocols."""
+    return url if request.param == "s3" else f"http://{proxy.address}/{BUCKET}/set"
 
 
 def opened(url: str, folder: Path, **words: Any) -> Remote:
@@ -77,7 +77,7 @@ def opened(url: str, folder: Path, **words: Any) -> Remote:
 
 
 def read_everywhere(files: Files, times: int = 60) -> None:
-    """Reads of all lengths at all places, in eight threads: each one what lies there."""
+    """Read random ranges in eight threads and compare each with the original bytes."""
     rng = random.Random(times)
     spans = [(0, len(TAR)), (len(TAR) - 1, 1), (STEP, STEP), (5, 0)]
     for _ in range(times):
@@ -89,8 +89,8 @@ def read_everywhere(files: Files, times: int = 60) -> None:
             assert data == TAR[offset : offset + nbytes]
 
 
-def test_every_byte_of_a_remote_set_is_that_of_the_local_one(tmp_path: Path, either: str) -> None:
-    with opened(either, tmp_path) as files:
+def test_every_byte_of_a_remote_set_equals_the_local_one(tmp_path: Path, remote_url: str) -> None:
+    with opened(remote_url, tmp_path) as files:
         assert files.remote
         for name in ("manifest.json", "index/a.npy"):
             assert files.local(name).read_bytes() == SET[name]
@@ -113,64 +113,64 @@ def test_every_byte_of_a_remote_set_is_that_of_the_local_one(tmp_path: Path, eit
         read_everywhere(copy)
 
 
-def test_a_store_in_trouble_is_asked_again_until_the_bytes_are_there(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
+def test_requests_to_a_failing_store_are_retried(tmp_path: Path, remote_url: str, proxy: FaultyProxy) -> None:  # noqa: F811
     state = random.getstate()
-    with opened(either, tmp_path, tries=8, requests=8) as files:
+    with opened(remote_url, tmp_path, tries=8, requests=8) as files:
         files.local("manifest.json")
-        front.each = [500, 503, 429, "cut", "short", "drop", "hang"]
+        proxy.each = [500, 503, 429, "cut", "short", "drop", "hang"]
         read_everywhere(files, 10)
         counts = files.counts()
         assert counts["fetched_bytes"] == len(TAR) + len(SET["manifest.json"])
         # why 6: aiohttp asks once more by itself where a connection that was used before breaks
         assert 6 * 21 <= counts["retries"] <= 7 * 21  # chunks
-    assert random.getstate() == state  # waits are drawn elsewhere
+    assert random.getstate() == state  # delays are drawn from another generator
 
 
-def placed(files: Files, offset: int, nbytes: int) -> bytes | None:
-    found = files.locate("32/a.tar", offset, nbytes)
-    return None if found is None else os.pread(found[0].fd, nbytes, found[1])
+def read_located(files: Files, offset: int, nbytes: int) -> bytes | None:
+    located = files.locate("32/a.tar", offset, nbytes)
+    return None if located is None else os.pread(located[0].fd, nbytes, located[1])
 
 
-def test_a_place_holds_what_a_read_gives(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
-    with opened(either, tmp_path) as files:
+def test_a_located_byte_range_holds_the_bytes_of_a_read(tmp_path: Path, remote_url: str, proxy: FaultyProxy) -> None:  # noqa: F811
+    with opened(remote_url, tmp_path) as files:
         for offset, nbytes in ((0, 1), (5, 7), (STEP - 9, 9), (STEP, STEP), (len(TAR) - 3, 3)):
-            assert placed(files, offset, nbytes) == TAR[offset : offset + nbytes]
+            assert read_located(files, offset, nbytes) == TAR[offset : offset + nbytes]
         for offset, nbytes in ((STEP - 9, 10), (0, STEP + 1), (0, 0), (len(TAR) + STEP, 1)):
-            assert placed(files, offset, nbytes) is None  # in no chunk alone: `read` tells what is wrong, if it is
-        asked = sum(front.asked.values())
-        assert placed(files, 3, 4) == TAR[3:7]
-        assert sum(front.asked.values()) == asked
+            assert read_located(files, offset, nbytes) is None  # not within one chunk: left to `read`
+        asked = sum(proxy.requests.values())
+        assert read_located(files, 3, 4) == TAR[3:7]
+        assert sum(proxy.requests.values()) == asked
 
 
-def test_a_place_in_a_chunk_that_was_removed_is_let_go(
+def test_a_deleted_chunk_is_fetched_again_and_open_chunks_are_bounded(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(url, tmp_path) as files:
-        assert placed(files, 0, 9) == TAR[:9]
+        assert read_located(files, 0, 9) == TAR[:9]
         (chunk,) = (path for path in (tmp_path / "v1" / "chunks").rglob("*") if path.is_file())
         chunk.unlink()
-        assert placed(files, 0, 9) == TAR[:9]  # still open
+        assert read_located(files, 0, 9) == TAR[:9]  # still open
         assert not chunk.exists()
         monkeypatch.setattr("pipeline.storage.remote.TOUCH_S", -1.0)  # a while later
-        assert placed(files, 0, 9) == TAR[:9]
+        assert read_located(files, 0, 9) == TAR[:9]
         assert chunk.exists()
         monkeypatch.setattr("pipeline.storage.remote.MAX_OPEN_FILES", 2)
         for index in range(9):
-            assert placed(files, index * STEP, 1) == TAR[index * STEP :][:1]
+            assert read_located(files, index * STEP, 1) == TAR[index * STEP :][:1]
             assert len(files._opened) <= 2
 
 
-def test_a_slow_store_is_not_a_stalled_one(tmp_path: Path, url: str, front: Front) -> None:  # noqa: F811
-    front.slow_bytes_per_s = 64 << 10  # a body takes 0.25 s, in pieces
+def test_a_slow_store_does_not_count_as_stalled(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
+    proxy.slow_bytes_per_s = 64 << 10  # a body takes 0.25 s, in pieces
     with opened(url, tmp_path, stall_s=3.0) as files:
         assert files.read("32/a.tar", 0, 3 * STEP) == TAR[: 3 * STEP]
         assert files.counts()["retries"] == 0
 
 
-def test_a_store_that_drips_is_a_stalled_one(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
-    with opened(either, tmp_path, stall_s=0.3, tries=2) as files:
+def test_a_trickling_store_counts_as_stalled(tmp_path: Path, remote_url: str, proxy: FaultyProxy) -> None:  # noqa: F811
+    with opened(remote_url, tmp_path, stall_s=0.3, tries=2) as files:
         files.local("manifest.json")
-        front.slow_bytes_per_s = 4 << 10  # a body would take 4 s, never silent for long
+        proxy.slow_bytes_per_s = 4 << 10  # a body would take 4 s, never silent for long
         began = time.monotonic()
         with pytest.raises(StorageError, match="got 'no answer in time' at the last of 2 tries"):
             files.read("32/a.tar", 0, 1)
@@ -181,94 +181,98 @@ def test_a_store_that_drips_is_a_stalled_one(tmp_path: Path, either: str, front:
     (503, "HTTP status 503|HTTP 503|reduce your request|Service Unavailable|503"), ("cut", "."),
     ("hang", "no answer in time|[Tt]imeout"), ("drop", "."), ("short", "8192 of 16384 bytes"),
 ])  # fmt: skip
-def test_tries_that_are_spent_are_told(tmp_path: Path, either: str, front: Front, fault: Any, reason: str) -> None:  # noqa: F811
-    with opened(either, tmp_path, tries=3, stall_s=0.2) as files:
+def test_the_last_of_all_retries_is_reported(
+    tmp_path: Path, remote_url: str, proxy: FaultyProxy, fault: Any, reason: str  # noqa: F811
+) -> None:
+    with opened(remote_url, tmp_path, tries=3, stall_s=0.2) as files:
         files.local("manifest.json")
-        front.always = fault
+        proxy.always = fault
         words = rf"/set/32/a\.tar: cannot be read, got '.*({reason}).*' at the last of 3"
         with pytest.raises(StorageError, match=words):
             files.read("32/a.tar", 0, 1)
         # why 6: aiohttp asks once more by itself where a connection that was used before breaks
-        assert 3 <= sum(front.asked.values()) <= (6 if fault == "drop" else 3)
-        front.always = None
+        assert 3 <= sum(proxy.requests.values()) <= (6 if fault == "drop" else 3)
+        proxy.always = None
         assert files.read("32/a.tar", 0, 9) == TAR[:9]
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])
-def test_a_final_answer_is_not_asked_for_again(tmp_path: Path, either: str, front: Front, status: int) -> None:  # noqa: F811
-    with opened(either, tmp_path) as files:
+def test_final_errors_are_not_retried(tmp_path: Path, remote_url: str, proxy: FaultyProxy, status: int) -> None:  # noqa: F811
+    with opened(remote_url, tmp_path) as files:
         files.local("manifest.json")
-        front.always = status
+        proxy.always = status
         with pytest.raises(StorageError, match=r"/set/32/a\.tar: (access is refused|not found)"):
             files.read("32/a.tar", 0, 1)
-        assert sum(front.asked.values()) == 1
+        assert sum(proxy.requests.values()) == 1
 
 
-def test_a_server_without_ranges_is_told(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
-    front.always = "whole"
-    with opened(either, tmp_path) as files, pytest.raises(ResoluteError, match="ignores byte ranges"):
+def test_a_server_without_byte_ranges_is_reported(tmp_path: Path, remote_url: str, proxy: FaultyProxy) -> None:  # noqa: F811
+    proxy.always = "whole"
+    with opened(remote_url, tmp_path) as files, pytest.raises(ResoluteError, match="ignores byte ranges"):
         files.read("32/a.tar", STEP, 1)
 
 
-def test_what_is_wanted_is_fetched_beside_and_within_bounds(tmp_path: Path, url: str, front: Front) -> None:  # noqa: F811
-    front.slow_bytes_per_s = 1 << 20
+def test_prefetching_is_concurrent_and_bounded(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
+    proxy.slow_bytes_per_s = 1 << 20
     with opened(url, tmp_path, requests=3, ahead_bytes=6 * STEP) as files:
-        assert not files.prefetch("32/a.tar", 0, 20 * STEP)  # more than may be under way: the first six are taken
+        assert not files.prefetch("32/a.tar", 0, 20 * STEP)  # more than may be pending: the first six are accepted
         assert not files.prefetch("32/a.tar", 0, 20 * STEP)
-        assert files.prefetch("32/a.tar", 0, 6 * STEP)  # under way already
+        assert files.prefetch("32/a.tar", 0, 6 * STEP)  # pending already
         deadline = time.monotonic() + 10
         while files.pending_bytes() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert files.counts()["fetched_bytes"] == 6 * STEP
-        assert front.most_at_once == 3
+        assert proxy.max_concurrent == 3
         assert files.read("32/a.tar", 0, 6 * STEP) == TAR[: 6 * STEP]
-        assert files.prefetch("32/a.tar", 0, 6 * STEP)  # there
+        assert files.prefetch("32/a.tar", 0, 6 * STEP)  # cached
         assert files.prefetch("gone", 0, 1)  # never will be
         assert files.pending_bytes() == 0
-        assert set(front.asked.values()) == {1}
+        assert set(proxy.requests.values()) == {1}
 
 
-def test_close_ends_what_hangs(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
-    files = opened(either, tmp_path, stall_s=60.0)
+def test_close_ends_hanging_requests(tmp_path: Path, remote_url: str, proxy: FaultyProxy) -> None:  # noqa: F811
+    files = opened(remote_url, tmp_path, stall_s=60.0)
     files.local("manifest.json")
-    front.always = "hang"
+    proxy.always = "hang"
     files.prefetch("32/a.tar", 0, 8 * STEP)
-    told: list[str] = []
+    errors: list[str] = []
 
     def read() -> None:
         try:
             files.read("32/a.tar", 9 * STEP, 1)
         except ResoluteError as error:
-            told.append(str(error))
+            errors.append(str(error))
 
     reader = threading.Thread(target=read)
     reader.start()
-    while sum(front.asked.values()) < 5:
+    while sum(proxy.requests.values()) < 5:
         time.sleep(0.01)
     began = time.monotonic()
     files.close()
     reader.join()
     assert time.monotonic() - began < 5
-    assert "interrupted" in told[0]
+    assert "interrupted" in errors[0]
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_an_interruption_ends_what_hangs_and_later_reads_work(tmp_path: Path, either: str, front: Front) -> None:  # noqa: F811
-    with opened(either, tmp_path, stall_s=60.0, requests=3) as files:
+def test_an_interrupt_ends_hanging_requests_and_later_reads_work(
+    tmp_path: Path, remote_url: str, proxy: FaultyProxy  # noqa: F811
+) -> None:
+    with opened(remote_url, tmp_path, stall_s=60.0, requests=3) as files:
         files.local("manifest.json")
-        front.always = "hang"
+        proxy.always = "hang"
         files.prefetch("32/a.tar", 0, 8 * STEP)  # three requests, and five that wait for them
-        told: list[Exception] = []
+        errors: list[Exception] = []
 
         def read() -> None:
             try:
                 files.read("32/a.tar", 9 * STEP, 1)
             except StorageError as error:
-                told.append(error)
+                errors.append(error)
 
         reader = threading.Thread(target=read)
         reader.start()
-        while sum(front.asked.values()) < 4:
+        while sum(proxy.requests.values()) < 4:
             time.sleep(0.01)
         began = time.monotonic()
         files.interrupt()
@@ -276,13 +280,14 @@ def test_an_interruption_ends_what_hangs_and_later_reads_work(tmp_path: Path, ei
         while files.pending_bytes():
             time.sleep(0.01)
         assert time.monotonic() - began < 5
-        assert isinstance(told[0], Interrupted)
-        front.always = None
+        assert isinstance(errors[0], Interrupted)
+        proxy.always = None
         assert files.read("32/a.tar", 9 * STEP, 9) == TAR[9 * STEP :][:9]
 
 
-def test_closing_a_reader_of_a_hung_store_takes_no_two_seconds(tmp_path: Path, shard_root: Path, s3_server: str,
-                                                               front: Front) -> None:  # noqa: F811  # fmt: skip
+def test_closing_a_reader_of_a_hanging_store_takes_less_than_two_seconds(
+    tmp_path: Path, shard_root: Path, s3_server: str, proxy: FaultyProxy  # noqa: F811
+) -> None:
     fs = fsspec.filesystem("s3")
     for path in shard_root.rglob("*"):
         if path.is_file() and path.suffix in (".tar", ".npy", ".json"):
@@ -290,24 +295,24 @@ def test_closing_a_reader_of_a_hung_store_takes_no_two_seconds(tmp_path: Path, s
     with opened(f"{s3_server}/whole", tmp_path, stall_s=60.0, requests=3) as files:
         shards = ShardSet.open(f"{s3_server}/whole", resolutions=(32,), files=files)
         reader = Reader(shards, threads=3)
-        front.always = "hang"
-        before = sum(front.asked.values())
+        proxy.always = "hang"
+        before = sum(proxy.requests.values())
         for name in ("32/train-000000.tar", "32/train-000001.tar"):
             files.prefetch(name, 0, 20 * STEP)
         for _ in range(5):
             reader.submit("train", 32, np.arange(75))
-        while sum(front.asked.values()) < before + 3:
+        while sum(proxy.requests.values()) < before + 3:
             time.sleep(0.01)
         began = time.monotonic()
         reader.close()
         assert time.monotonic() - began < 2
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("resolute-read")]
-        front.always = None
+        proxy.always = None
         with closing(Reader(shards)) as again:
             assert not again.submit("train", 32, np.arange(75)).result().errors
 
 
-def test_work_that_was_submitted_never_keeps_a_process_from_ending() -> None:
+def test_submitted_tasks_never_keep_a_process_from_ending() -> None:
     code = """
 import threading, time
 from pathlib import Path
@@ -328,7 +333,7 @@ print("end", flush=True)
 @pytest.mark.parametrize("url", [
     "s3://me:secret@bucket/set", "http://host/set?sig=secret&x=1", "http://host/set?X-Amz-Signature=secret",
 ])  # fmt: skip
-def test_no_message_holds_credentials(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_contain_no_credentials(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(url, tmp_path, tries=1) as files:
         assert "secret" not in files.root + files.where("a")
 
@@ -344,11 +349,11 @@ def test_no_message_holds_credentials(tmp_path: Path, url: str, monkeypatch: pyt
     assert "secret" not in str(refused.value)
 
 
-def test_a_file_that_is_too_large_to_be_a_manifest_is_refused_before_it_is_read(
-    tmp_path: Path, either: str, monkeypatch: pytest.MonkeyPatch
+def test_a_manifest_that_is_too_large_is_refused_before_it_is_read(
+    tmp_path: Path, remote_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.storage.object_store._MAX_WHOLE_BYTES", 100)
-    with opened(either, tmp_path) as files:
+    with opened(remote_url, tmp_path) as files:
         with pytest.raises(ResoluteError, match=r"manifest\.json: too large, got 231 bytes, expected at most 100"):
             files.local("manifest.json")
         assert files.counts()["fetched_bytes"] == 0

@@ -1,4 +1,4 @@
-"""A cache that several processes share, or that outlives its set, gives the bytes of the store."""
+"""A disk cache shared by several processes, or outliving a set, returns the bytes of the store."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from pipeline.errors import ResoluteError
 from tests import ROOT
 from tests.pipeline.storage.test_remote import INDEX, STEP, TAR, manifest, opened, s3_server, url  # noqa: F401
-from tests.support.s3 import Front, front  # noqa: F401
+from tests.support.s3 import FaultyProxy, proxy  # noqa: F401
 
 
-def test_a_set_that_changed_never_gets_the_old_bytes(tmp_path: Path, url: str, front: Front) -> None:  # noqa: F811
+def test_a_changed_set_is_never_read_from_old_chunks(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
     fs, new = fsspec.filesystem("s3"), TAR[::-1]  # as long as the old one
     with opened(url, tmp_path) as files:
         assert files.read("32/a.tar", 0, 9) == TAR[:9]  # known by its ETag
@@ -27,7 +27,7 @@ def test_a_set_that_changed_never_gets_the_old_bytes(tmp_path: Path, url: str, f
     with opened(url, tmp_path) as files:
         assert files.read("32/a.tar", 0, 9) == new[:9]
         files.local("manifest.json")
-        # the manifest of old still lists the old tar: its CRCs tell the reader, who asks for fresh bytes
+        # the old manifest still lists the old tar: the reader detects wrong CRCs and requests fresh bytes
         assert files.read("32/a.tar", 0, 9) == TAR[:9]
         assert files.read("32/a.tar", 0, 9, fresh=True) == new[:9]
         changed = manifest({"32/a.tar": new, "index/a.npy": INDEX})
@@ -64,33 +64,33 @@ def reading(where: str, folder: Path, seed: int) -> subprocess.Popen[str]:
                             text=True, env=os.environ)  # fmt: skip
 
 
-def test_processes_that_share_a_cache_fetch_each_chunk_once_and_outlive_one_that_is_killed(
-    tmp_path: Path, url: str, front: Front  # noqa: F811
+def test_processes_share_chunks_and_survive_the_kill_of_one_of_them(
+    tmp_path: Path, url: str, proxy: FaultyProxy  # noqa: F811
 ) -> None:
-    front.faults.append("hang")  # the first request, of whoever it is
+    proxy.faults.append("hang")  # the first request of any process
     doomed = reading(url, tmp_path, 0)
     assert doomed.stdin
     assert doomed.stdout
-    front.faults.clear()
+    proxy.faults.clear()
     assert doomed.stdout.readline() == "ready\n"
-    asked = dict(front.asked)
-    front.faults.append("hang")
+    asked = dict(proxy.requests)
+    proxy.faults.append("hang")
     doomed.stdin.write("\n")
     doomed.stdin.flush()
-    while len(front.asked) == len(asked):
+    while len(proxy.requests) == len(asked):
         time.sleep(0.01)
     doomed.kill()  # in the middle of a fetch
     doomed.communicate()
-    (lost,) = set(front.asked) - set(asked)
+    (lost,) = set(proxy.requests) - set(asked)
     both = [reading(url, tmp_path, seed) for seed in (1, 2)]
-    for one in both:
-        assert one.stdout
-        assert one.stdout.readline() == "ready\n"
-    front.slow_bytes_per_s = 1 << 20
-    for one in both:
-        out, _ = one.communicate("\n", timeout=60)
-        assert one.returncode == 0
+    for process in both:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    proxy.slow_bytes_per_s = 1 << 20
+    for process in both:
+        out, _ = process.communicate("\n", timeout=60)
+        assert process.returncode == 0
         parts = dict(reversed(line.split()) for line in out.splitlines())
         assert b"".join(bytes.fromhex(parts[str(at)]) for at in range(0, len(TAR), STEP)) == TAR
-    assert {key: n for key, n in front.asked.items() if n > 1} == {lost: 2}
+    assert {key: n for key, n in proxy.requests.items() if n > 1} == {lost: 2}
     assert not list(tmp_path.rglob("*.part"))

@@ -1,4 +1,4 @@
-"""The collection of real files that trip decoders: each does what its index says, in bounded time and memory."""
+"""Real files that trip decoders: each is decoded or rejected as its index says, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tests import SHARED_DATA
 
 FOLDER = SHARED_DATA / "difficult"
 # why: most of these files are not ours to pass on; test_decode.py makes one of each kind itself and always runs
-ABSENT = "its 80 files are other people's, not licensed to be published here; test_decode.py runs the same kinds"
+ABSENT = "the 80 files are not in this checkout (third-party, no licence); test_decode.py makes files of the same kinds"
 INDEX = (FOLDER / "INDEX.tsv").read_text() if FOLDER.is_dir() else ""
 ROWS = list(csv.DictReader(INDEX.splitlines(), delimiter="\t"))
-# `bad` in the index, and yet taken: no decoder has a complaint, and the picture is whole.
+# `bad` in the index, but accepted: no decoder complains, and the image is complete.
 WHOLE_TO_THE_DECODERS = {"corrupt__mdx__316be81dfdeeb942e904feb3a77f4f83.jpg"}
-# `ok` in the index for its broken EXIF, and yet rejected: the scan is damaged too, a chequered grey in any decoder.
+# `ok` in the index for its broken EXIF, but rejected: its scan is damaged too, and every decoder shows grey blocks.
 DAMAGED_TOO = {"exif__pillow__hopper_bad_exif.jpg"}
-# `ok` in the index, and yet refused: Pillow cannot tell complete runs from damaged ones.
+# `ok` in the index, but rejected: Pillow cannot distinguish complete runs from damaged ones.
 RUN_LENGTH_ENCODED = {"otherfmt__mdx__pal8rle.bmp"}
 
 CHILD = """
 import json, resource, signal, sys, time
 from pathlib import Path
 import numpy as np
-from prep.convert.decode import Reject, decode
+from prep.convert.decode import Photo, Reject, decode
 from prep.convert.resize import resize_and_encode
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 out = Path(sys.argv[1])
@@ -42,30 +42,30 @@ for number, path in enumerate(sys.argv[2:]):
     began = time.process_time()
     try:
         pixels = decode(Path(path).read_bytes())
-        stored = resize_and_encode(pixels, (32, 146), 90)
+        stored = resize_and_encode([Photo.full(pixels)] * 2, (32, 146), 90)
         np.save(out / f"{number}.npy", pixels)
-        told = {"stored": [list(size) for _, *size in stored]}
+        report = {"stored": [list(size) for _, *size in stored]}
     except Reject as reject:
-        told = {"reject": str(reject)}
-    print(json.dumps({"seconds": time.process_time() - began, **told}), flush=True)
+        report = {"reject": str(reject)}
+    print(json.dumps({"seconds": time.process_time() - began, **report}), flush=True)
 """
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    """What became of each file, in one child process with 3 GiB of addresses and 20 s for each."""
+    """The outcome of each file, from one child process with a 3 GiB address space and 20 s per file."""
     folder = tmp_path_factory.mktemp("pixels")
     paths = [str(FOLDER / row["file"]) for row in ROWS]
     done = subprocess.run([sys.executable, "-c", CHILD, folder, *paths], capture_output=True, text=True, check=False)
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    found = {}
-    for number, (row, outcome) in enumerate(zip(ROWS, told, strict=False)):
-        found[row["file"]] = {**outcome, "pixels": folder / f"{number}.npy"}
-    assert len(told) == len(ROWS), f"{ROWS[len(told)]['file']} ended the process: {done.stderr[-500:]}"
-    return found
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    outcomes = {}
+    for number, (row, outcome) in enumerate(zip(ROWS, reports, strict=False)):
+        outcomes[row["file"]] = {**outcome, "pixels": folder / f"{number}.npy"}
+    assert len(reports) == len(ROWS), f"{ROWS[len(reports)]['file']} ended the process: {done.stderr[-500:]}"
+    return outcomes
 
 
-def as_pillow_sees_it(path: Path) -> NDArray[np.uint8]:
+def decode_with_pillow(path: Path) -> NDArray[np.uint8]:
     """The oracle: Pillow's own conversions of the whole image, over white, upright."""
     with warnings.catch_warnings(), Image.open(path) as opened:
         warnings.simplefilter("ignore")  # pytest makes errors of them; some files have broken EXIF
@@ -85,7 +85,7 @@ def of(*cases: str) -> pytest.MarkDecorator:
 
 
 @of("ok")
-def test_good_files_come_out_as_pillow_shows_them(name: str, outcomes: dict[str, dict[str, object]]) -> None:
+def test_intact_files_are_decoded_as_pillow_decodes_them(name: str, outcomes: dict[str, dict[str, object]]) -> None:
     outcome = outcomes[name]
     if name in DAMAGED_TOO:
         assert str(outcome["reject"]).startswith("damaged: Corrupt JPEG data")
@@ -94,7 +94,7 @@ def test_good_files_come_out_as_pillow_shows_them(name: str, outcomes: dict[str,
         assert "run-length encoded" in str(outcome["reject"])
         return
     assert "reject" not in outcome, outcome
-    ours, theirs = np.load(str(outcome["pixels"])), as_pillow_sees_it(FOLDER / name)
+    ours, theirs = np.load(str(outcome["pixels"])), decode_with_pillow(FOLDER / name)
     assert ours.shape == theirs.shape
     assert ours.dtype == np.uint8
     error = np.abs(ours.astype(np.int16) - theirs)
@@ -105,28 +105,28 @@ def test_good_files_come_out_as_pillow_shows_them(name: str, outcomes: dict[str,
 def test_damaged_files_are_rejected_with_a_reason(name: str, outcomes: dict[str, dict[str, object]]) -> None:
     outcome = outcomes[name]
     if name in WHOLE_TO_THE_DECODERS:
-        assert np.load(str(outcome["pixels"])).shape == as_pillow_sees_it(FOLDER / name).shape
+        assert np.load(str(outcome["pixels"])).shape == decode_with_pillow(FOLDER / name).shape
     else:
         assert len(str(outcome["reject"])) >= len("empty file")
 
 
 @of("refuse")
-def test_bombs_are_refused_at_once(name: str, outcomes: dict[str, dict[str, object]]) -> None:
+def test_decompression_bombs_are_rejected_within_two_seconds(name: str, outcomes: dict[str, dict[str, object]]) -> None:
     outcome = outcomes[name]
     assert "reject" in outcome
     assert float(str(outcome["seconds"])) < 2
 
 
 @pytest.mark.skipif(not ROWS, reason=ABSENT)
-def test_every_file_ends_soon_either_way(outcomes: dict[str, dict[str, object]]) -> None:
+def test_every_file_is_stored_or_rejected_within_ten_seconds(outcomes: dict[str, dict[str, object]]) -> None:
     for name, outcome in outcomes.items():
         assert ("stored" in outcome) != ("reject" in outcome), name
         assert float(str(outcome["seconds"])) < 10, name
 
 
 @pytest.mark.skipif(not ROWS, reason=ABSENT)
-def test_colours_are_those_that_the_pictures_name() -> None:
-    """Oracles that need no decoder: one picture's paper is white, one says RED, a colour key is transparent."""
+def test_colours_match_known_pixels_of_the_images() -> None:
+    """Oracles that need no decoder: white paper, a word printed in red, a transparent colour key, a grey image."""
 
     def pixels(name: str) -> NDArray[np.int16]:
         return decode((FOLDER / name).read_bytes()).astype(np.int16)

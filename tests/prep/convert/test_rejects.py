@@ -1,4 +1,4 @@
-"""Inputs that cannot be used leave a gap and a reason; too many of them leave no set."""
+"""Rejected inputs leave a gap in the keys and a reason; with too many of them no manifest is written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Prep = Callable[..., Any]
 JOB = EncodeOptions(quality=90, label_digits=4)
 
 
-def one(path: Path, *, first_key: int = 0) -> Batch:
+def single_image_batch(path: Path, *, first_key: int = 0) -> Batch:
     return Batch(first_key=first_key, byte_ranges=(ByteRange(str(path)),), labels=(1,), short_sides=(32,))
 
 
@@ -69,7 +69,7 @@ def test_rejects_are_listed_and_leave_gaps_in_the_keys(
         assert word in ran.out
 
 
-def test_a_reject_moves_no_other_sample(
+def test_a_reject_changes_no_other_samples_key(
     photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
     argv = ("--src", photos, "--res", "32", "--max-bad", 0.1)
@@ -103,7 +103,7 @@ def test_too_many_rejects_leave_no_manifest(
     assert prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 0.1).status == 0
 
 
-def test_a_shard_of_rejects_only_is_left_out(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_shard_that_has_only_rejects_is_not_written(photos: Path, tmp_path: Path, prep: Prep) -> None:
     for path in sorted(photos.rglob("*.JPEG")):
         path.write_bytes(b"junk")
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--shard-samples", 1, "--max-bad", 1)
@@ -127,8 +127,8 @@ def test_a_split_without_any_sample_is_an_error(photos: Path, tmp_path: Path, pr
     assert not (tmp_path / "s" / "manifest.json").exists()
 
 
-def test_errors_of_our_own_are_not_taken_for_rejects(monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
-    task = one(photos / "bee" / "03.jpg")
+def test_internal_errors_are_raised_and_not_recorded_as_rejects(monkeypatch: pytest.MonkeyPatch, photos: Path) -> None:
+    task = single_image_batch(photos / "bee" / "03.jpg")
 
     def broken(*args: object) -> None:
         raise ValueError("a bug in the resize")
@@ -145,7 +145,9 @@ def test_errors_of_our_own_are_not_taken_for_rejects(monkeypatch: pytest.MonkeyP
         worker.convert(JOB, task)
 
 
-def test_difficult_files_make_a_set_or_a_reason(difficult: Path, photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_difficult_files_are_stored_or_rejected_the_same_with_any_number_of_workers(
+    difficult: Path, photos: Path, tmp_path: Path, prep: Prep
+) -> None:
     images = [path for path in difficult.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png", ".gif")]
     (photos / "zoo").mkdir()
     for path in images:
@@ -154,8 +156,8 @@ def test_difficult_files_make_a_set_or_a_reason(difficult: Path, photos: Path, t
     for workers in (1, 2):
         ran = prep(*argv, "--out", tmp_path / str(workers), "--workers", workers)
         assert ran.status == 0, ran.err
-    one, two = ((tmp_path / name / "manifest.json").read_bytes() for name in ("1", "2"))
-    assert one == two
+    first, second = ((tmp_path / name / "manifest.json").read_bytes() for name in ("1", "2"))
+    assert first == second
     rejects = (tmp_path / "1" / "rejects.jsonl").read_text()
     assert 10 <= len(rejects.splitlines()) < len(images) - 30
     assert not re.search("0x[0-9a-f]{6}", rejects)  # addresses differ between runs

@@ -1,4 +1,4 @@
-"""Stored images: their size, how true they are, and what kind of JPEG they are."""
+"""Stored images: their size, the accuracy of the resize, and the JPEG parameters."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from prep.convert.decode import decode
-from prep.convert.resize import fit, resize, resize_and_encode
+from prep.convert.decode import Photo, decode
+from prep.convert.resize import EncodedJpeg, fit, resize, resize_and_encode, resize_photo
+from prep.convert.resize_kernel import resample_weights
 from tests import SHARED_DATA
 
 PHOTOS = SHARED_DATA / "imagenet_like"
@@ -44,6 +45,10 @@ def exact(pixels: NDArray[np.uint8], width: int, height: int, a: float | None) -
     return np.clip(np.einsum("yh,hwc,xw->yxc", down, pixels.astype(np.float64), across, optimize=True), 0, 255)
 
 
+def store(pixels: NDArray[np.uint8], short_sides: Sequence[int], quality: int) -> list[EncodedJpeg]:
+    return resize_and_encode([Photo.full(pixels)] * len(short_sides), short_sides, quality)
+
+
 def psnr_db(a: NDArray[np.uint8], b: NDArray[np.float64]) -> float:
     return float(10 * np.log10(255**2 / np.mean((a.astype(np.float64) - b) ** 2)))
 
@@ -52,7 +57,7 @@ SIZES = [(300, 200), (201, 317), (500, 90), (146, 600), (71, 72), (5, 900), (1, 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_resized_pixels_are_exact_but_for_rounding(scene: Scene, size: tuple[int, int]) -> None:
+def test_resized_pixels_equal_exact_arithmetic_within_rounding(scene: Scene, size: tuple[int, int]) -> None:
     pixels = scene(1, *size)
     w, h = size
     for width, height in (fit(w, h, 70), fit(w, h, 3), (max(1, w // 2), h), (w, max(1, h // 3)), (1, 1)):
@@ -61,6 +66,39 @@ def test_resized_pixels_are_exact_but_for_rounding(scene: Scene, size: tuple[int
         assert small.dtype == np.uint8
         assert small.flags.c_contiguous
         assert np.abs(small - exact(pixels, width, height, -0.57)).max() < 0.6
+
+
+def sums(values: NDArray[np.int64], length: int, shift: int) -> NDArray[np.int64]:
+    """`values` (n, …) resized to (length, …): rounded sums of integer products, one output at a time."""
+    starts, weights = resample_weights(len(values), length, 0.0, len(values), 1)
+    rows = [np.tensordot(w.astype(np.int64), values[s : s + len(w)], 1) for s, w in zip(starts, weights, strict=True)]
+    return (np.stack(rows) + (1 << shift >> 1)) >> shift
+
+
+@pytest.mark.parametrize(
+    "size", [(1, 1), (2, 3), (21, 8), (31, 33), (32, 9), (97, 64), (499, 375), (500, 374), (901, 700), (9_000, 33)]
+)
+def test_resized_pixels_are_exactly_sums_of_integers_for_any_size_of_image(size: tuple[int, int]) -> None:
+    """Photos above 0.35 megapixels are resized a few rows, and wide ones a few columns, at a time."""
+    w, h = size
+    rng = np.random.default_rng(h)
+    for pixels in (rng.integers(0, 2, (h, w, 3)) * 255, rng.integers(0, 256, (h, w, 3))):
+        for width, height in {fit(w, h, 146), fit(w, h, 19), (w, max(1, h // 3)), (max(1, w // 2), h), (1, 1)}:
+            across = sums(sums(pixels, height, 8).swapaxes(0, 1), width, 20).swapaxes(0, 1)
+            small = resize(pixels.astype(np.uint8), width, height)
+            assert np.array_equal(small, pixels if (width, height) == size else across.clip(0, 255))
+
+
+def test_photos_that_are_resized_by_turns_keep_their_own_pixels(scene: Scene) -> None:
+    photos = [Photo.full(scene(number, 120, 90)) for number in (1, 2)]
+    alone = [resize(photo.pixels.copy(), 60, 45) for photo in photos]
+    for _ in range(2):
+        for photo, expected in zip(photos, alone, strict=True):
+            assert np.array_equal(resize_photo(photo, 60, 45), expected)
+    pixels = photos[0].pixels.copy()
+    for source, expected in zip(photos, alone, strict=True):
+        pixels[:] = source.pixels
+        assert np.array_equal(resize(pixels, 60, 45), expected)
 
 
 def test_flat_images_stay_flat_and_overshoot_is_clipped() -> None:
@@ -74,8 +112,8 @@ def test_flat_images_stay_flat_and_overshoot_is_clipped() -> None:
 
 
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="wants third-party photos, shared/data/imagenet_like")
-def test_photos_are_near_to_bicubic_and_to_lanczos_at_every_size() -> None:
-    found: dict[tuple[int, float | None], list[float]] = {}
+def test_resized_photos_are_close_to_bicubic_and_lanczos_at_every_size() -> None:
+    psnrs: dict[tuple[int, float | None], list[float]] = {}
     for path in sorted(PHOTOS.glob("*/*"))[::32]:
         pixels = decode(path.read_bytes())
         height, width = pixels.shape[:2]
@@ -84,8 +122,8 @@ def test_photos_are_near_to_bicubic_and_to_lanczos_at_every_size() -> None:
             if size != (width, height):
                 small = resize(pixels, *size)
                 for a in (-0.5, None):
-                    found.setdefault((short_side, a), []).append(psnr_db(small, exact(pixels, *size, a)))
-    for (_, a), values in found.items():
+                    psnrs.setdefault((short_side, a), []).append(psnr_db(small, exact(pixels, *size, a)))
+    for (_, a), values in psnrs.items():
         assert np.mean(values) > (45 if a is None else 55)
 
 
@@ -102,7 +140,7 @@ def test_pixels_do_not_depend_on_memory_around_them(scene: Scene) -> None:
         assert (buffer[2048 + pixels.size :] == filler).all()
 
 
-def test_older_processors_get_the_same_bytes_and_no_folder_to_cache_in_is_needed(scene: Scene) -> None:
+def test_baseline_cpus_produce_the_same_bytes_without_a_compile_cache_folder(scene: Scene) -> None:
     code = (
         "import sys, numpy as np; from prep.convert.resize import resize; "
         "pixels = np.frombuffer(sys.stdin.buffer.read(), np.uint8).reshape(77, 123, 3); "
@@ -116,27 +154,27 @@ def test_older_processors_get_the_same_bytes_and_no_folder_to_cache_in_is_needed
     assert done.stdout == resize(pixels, 61, 38).tobytes()
 
 
-def test_short_side_is_met_and_aspect_kept() -> None:
+def test_the_short_side_is_as_requested_and_the_aspect_ratio_is_kept() -> None:
     assert fit(500, 375, 146) == (195, 146)
     assert fit(375, 500, 146) == (146, 195)
     assert fit(400, 400, 146) == (146, 146)
 
 
-def test_nothing_is_enlarged() -> None:
+def test_images_are_never_enlarged() -> None:
     assert fit(100, 80, 146) == (100, 80)
     assert fit(1, 500, 146) == (1, 500)
     assert fit(146, 200, 146) == (146, 200)
 
 
-def test_every_size_comes_from_the_full_image(scene: Scene) -> None:
+def test_every_size_is_resized_from_the_full_image(scene: Scene) -> None:
     pixels = scene(2, 300, 240)
-    together = resize_and_encode(pixels, (40, 60, 90), 90)
-    alone = [resize_and_encode(pixels, (short_side,), 90)[0] for short_side in (40, 60, 90)]
+    together = store(pixels, (40, 60, 90), 90)
+    alone = [store(pixels, (short_side,), 90)[0] for short_side in (40, 60, 90)]
     assert together == alone
 
 
-def test_stored_jpegs_are_plain(scene: Scene) -> None:
-    for data, width, height in resize_and_encode(scene(3, 123, 77), (40, 200), 90):
+def test_stored_jpegs_are_baseline_420_without_metadata(scene: Scene) -> None:
+    for data, width, height in store(scene(3, 123, 77), (40, 200), 90):
         image = Image.open(io.BytesIO(data))
         assert (image.size, image.mode, image.format) == ((width, height), "RGB", "JPEG")
         assert not image.info.get("progressive")
@@ -145,15 +183,15 @@ def test_stored_jpegs_are_plain(scene: Scene) -> None:
         assert [part[1:3] for part in image.layer] == [(2, 2), (1, 1), (1, 1)]  # 4:2:0
 
 
-def test_quality_is_libjpegs_scale(scene: Scene) -> None:
+def test_quality_is_on_libjpegs_scale(scene: Scene) -> None:
     pixels = scene(4, 64, 64)
-    ours = Image.open(io.BytesIO(resize_and_encode(pixels, (64,), 77)[0][0]))
+    ours = Image.open(io.BytesIO(store(pixels, (64,), 77)[0][0]))
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=77)
     assert ours.quantization == Image.open(buffer).quantization
 
 
 def test_small_images_keep_their_size_at_every_resolution(scene: Scene) -> None:
-    stored = resize_and_encode(scene(5, 50, 60), (55, 70, 90), 90)
+    stored = store(scene(5, 50, 60), (55, 70, 90), 90)
     assert [(width, height) for _, width, height in stored] == [(50, 60)] * 3
     assert stored[0][0] == stored[2][0]

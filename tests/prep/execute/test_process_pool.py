@@ -1,12 +1,15 @@
-"""Do chunks come back in order and whole, when decoders die, hang or have bugs?"""
+"""Tests of the process pool: batches come in order and complete when decoders crash, hang or raise internal errors."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +18,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.errors import ResoluteError
-from prep.convert.batch import Batch, BatchResult, EncodeOptions
+from prep.convert.batch import Batch, BatchResult, EncodeOptions, receive_answer, send_answer
 from prep.convert.worker import convert
 from prep.execute import process_pool as pooling
 from prep.execute.process_pool import Pool
 from prep.sources.image_ref import ByteRange
-from tests.support.dying import serve, serve_nobody
+from tests.support.faulty_worker import exit_at_start, serve
 
 JOB = EncodeOptions(quality=90, label_digits=4)
 
@@ -53,44 +56,48 @@ def tasks(files: list[Path]) -> list[Batch]:
     ]
 
 
+def run(pool: Pool, files: list[Path]) -> list[BatchResult]:
+    return [result for _, result in pool.run(JOB, tasks(files)) if isinstance(result, BatchResult)]
+
+
 def keys(chunks: list[BatchResult]) -> list[int]:
     return [key for chunk in chunks for key in chunk.samples["key"].tolist()]
 
 
-def same(one: BatchResult, other: BatchResult) -> bool:
+def same(first: BatchResult, second: BatchResult) -> bool:
     return (
-        one.tars == other.tars
-        and one.samples.tobytes() == other.samples.tobytes()
-        and [rows.tobytes() for rows in one.stored] == [rows.tobytes() for rows in other.stored]
+        first.tars == second.tars
+        and first.samples.tobytes() == second.samples.tobytes()
+        and [rows.tobytes() for rows in first.stored] == [rows.tobytes() for rows in second.stored]
     )
 
 
-def test_chunks_come_in_order_as_one_process_would_make_them(pool: Pool, files: list[Path]) -> None:
-    chunks = list(pool.run(JOB, tasks(files)))
+def test_batches_come_in_order_and_equal_those_of_a_single_process(pool: Pool, files: list[Path]) -> None:
+    chunks = run(pool, files)
     assert keys(chunks) == list(range(40))
     assert all(same(chunk, convert(JOB, task)) for chunk, task in zip(chunks, tasks(files), strict=True))
 
 
-def test_a_decoder_that_dies_loses_that_one_image(pool: Pool, files: list[Path]) -> None:
+def test_a_crashing_decoder_rejects_only_its_image(pool: Pool, files: list[Path]) -> None:
     for dead in (5, 21, 22):
         files[dead].write_bytes(b"die")
-    chunks = list(pool.run(JOB, tasks(files)))
+    chunks = run(pool, files)
     assert keys(chunks) == [key for key in range(40) if key not in (5, 21, 22)]
     rejects = [reject for chunk in chunks for reject in chunk.rejects]
     assert rejects == [(5, "decoder died: SIGSEGV"), (21, "decoder died: SIGSEGV"), (22, "decoder died: SIGSEGV")]
 
 
-def test_a_worker_killed_from_outside_costs_no_image(pool: Pool, files: list[Path], tmp_path: Path) -> None:
+def test_a_worker_killed_from_outside_loses_no_image(pool: Pool, files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "mark").touch()
     files[9].write_bytes(b"die once " + bytes(tmp_path / "mark"))
-    assert keys(list(pool.run(JOB, tasks(files)))) == list(range(40))
+    assert keys(run(pool, files)) == list(range(40))
     assert not (tmp_path / "mark").exists()
 
 
 @pytest.mark.parametrize("how", [b"hang", b"spin"])
 def test_an_image_that_hangs_is_rejected_in_bounded_time(pool: Pool, files: list[Path], how: bytes) -> None:
     files[13].write_bytes(how)
-    chunks = list(pool.run(JOB, tasks(files)))
+    chunks = run(pool, files)
     assert [reject for chunk in chunks for reject in chunk.rejects] == [(13, "decoder hung: more than 1 s")]
     assert keys(chunks) == [key for key in range(40) if key != 13]
 
@@ -110,24 +117,24 @@ def test_a_stopped_worker_rejects_no_image(pool: Pool, files: list[Path], tmp_pa
 
     thread = threading.Thread(target=stop)
     thread.start()
-    chunks = list(pool.run(JOB, tasks(files)))
+    chunks = run(pool, files)
     thread.join()
     assert stopped.is_set()
     assert [reject for chunk in chunks for reject in chunk.rejects] == []
     assert keys(chunks) == list(range(40))
 
 
-def test_time_in_which_nobody_looked_is_not_held_against_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_while_the_run_was_stopped_does_not_count_against_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the whole run is stopped with Ctrl-Z, or its container is paused: the clock jumps between two looks."""
     clock, state, cpu_s = 1000.0, "S", 5.0
     monkeypatch.setattr(pooling, "monotonic", lambda: clock)
     monkeypatch.setattr(pooling, "_main_thread", lambda pid: (state, cpu_s))
-    watch = pooling._Watch(image=(-1, -1))
+    watch = pooling._Watch()
 
     def look(after_s: float, cpu: float, now: str) -> float:
         nonlocal clock, state, cpu_s
         clock, state, cpu_s = clock + after_s, now, cpu_s + cpu
-        watch.observe((3, 1), 0)
+        watch.observe(31, 0)
         return watch.busy_s
 
     assert look(0.5, 0.1, "R") == 0.0
@@ -136,27 +143,44 @@ def test_time_in_which_nobody_looked_is_not_held_against_an_image(monkeypatch: p
     assert look(3600.0, 0.0, "T") == 1.5  # the worker was
     assert look(60.0, 0.25, "R") == 1.75  # it waited for a core
     assert look(60.0, 0.0, "D") == 1.75  # and for a disk
-    watch.observe((3, 2), 0)
+    watch.observe(32, 0)
     assert watch.busy_s == 0.0
 
 
-def test_a_bug_of_ours_is_not_a_reject_and_leaves_the_pool_fit(pool: Pool, files: list[Path]) -> None:
+def test_an_internal_error_is_raised_and_leaves_the_pool_usable(pool: Pool, files: list[Path]) -> None:
     good = files[6].read_bytes()
     files[6].write_bytes(b"bug")
     with pytest.raises(ZeroDivisionError, match="ours"):
-        list(pool.run(JOB, tasks(files)))
+        run(pool, files)
     files[6].write_bytes(good)
-    assert keys(list(pool.run(JOB, tasks(files)))) == list(range(40))
+    assert keys(run(pool, files)) == list(range(40))
 
 
-def test_workers_that_cannot_even_start_end_the_run(files: list[Path]) -> None:
-    pool = Pool(2, "fork", serve_nobody)
-    with pytest.raises(ResoluteError, match="worker processes died before their first image"):
-        list(pool.run(JOB, tasks(files)))
+def test_workers_that_cannot_start_end_the_run(files: list[Path]) -> None:
+    pool = Pool(2, "fork", exit_at_start)
+    with pytest.raises(ResoluteError, match="WORKERS: 3 processes died before their first image"):
+        run(pool, files)
     pool.end()
 
 
-def test_tasks_are_taken_only_as_they_are_needed(pool: Pool, files: list[Path]) -> None:
+def test_a_result_arrives_as_it_was_sent_and_a_sender_that_dies_is_noticed(files: list[Path]) -> None:
+    sent = convert(JOB, tasks(files)[0])
+    here, there = multiprocessing.Pipe()
+    thread = threading.Thread(target=send_answer, args=(there, 7, sent))
+    thread.start()
+    number, received = receive_answer(here)
+    thread.join()
+    assert number == 7
+    assert same(received, sent)
+    whole, data = pickle.dumps((7, replace(sent, tars=()), [9, 9])), b"123456789" + b"1234"
+    there.send_bytes(whole)
+    os.write(there.fileno(), data)
+    there.close()
+    with pytest.raises(EOFError):
+        receive_answer(here)
+
+
+def test_tasks_are_taken_lazily(pool: Pool, files: list[Path]) -> None:
     taken = 0
 
     def counted() -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""What prep says of inputs that are allowed but rarely meant, and that its figures are those of the set."""
+"""Warnings about inputs that are allowed but rarely intended, and the figures that prep prints of a set."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.dataset.shard_set import SOURCE
+from pipeline.dataset.format import SOURCE
 from prep.plan.input_checks import describe_ignored, size_warnings
-from tests.support.packed import pack_zip
+from tests.support.source_formats import pack_zip
 
 Prep = Callable[..., Any]
 Scene = Callable[..., NDArray[np.uint8]]
@@ -33,7 +33,7 @@ def warnings(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["folders", "zip", "table"])
-def test_ignored_files_are_told_by_suffix_with_a_hint(photos: Path, tmp_path: Path, prep: Prep, kind: str) -> None:
+def test_ignored_files_are_counted_by_suffix_with_a_hint(photos: Path, tmp_path: Path, prep: Prep, kind: str) -> None:
     for i in range(5):
         (photos / "bee" / f"{i}.HEIC").write_bytes(b"x")
     for i in range(2):
@@ -67,15 +67,15 @@ def test_ignored_kinds_are_listed_in_order_and_bounded() -> None:
     assert describe_ignored(many).endswith(", 12 more)")
 
 
-@pytest.mark.parametrize("given", ["numbers", "classes"])
-def test_classes_without_an_image_are_named(photos: Path, tmp_path: Path, prep: Prep, given: str) -> None:
+@pytest.mark.parametrize("source", ["numbers", "classes"])
+def test_classes_without_an_image_are_named(photos: Path, tmp_path: Path, prep: Prep, source: str) -> None:
     numbers = {"apple": 0, "bee": 5, "cat": 10}
     images = sorted(p for p in photos.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg") and p.name[0] != ".")
     lines = "".join(f"{p.relative_to(photos)} {numbers[p.relative_to(photos).parts[0]]}\n" for p in images)
     (photos / "list.txt").write_text(lines)
     (tmp_path / "classes.txt").write_text("apple\nbee\nzebra\ncat\n")
     argv = ["--src", photos / "list.txt"]
-    if given == "classes":
+    if source == "classes":
         argv = ["--src", photos, "--classes", tmp_path / "classes.txt"]
     ran = prep(*argv, "--out", tmp_path / "s", "--res", "32")
     assert ran.status == 0
@@ -84,7 +84,7 @@ def test_classes_without_an_image_are_named(photos: Path, tmp_path: Path, prep: 
         "numbers": "8 of 11 classes have no training image (1, 2, 3, 4, 6, 7, 8, 9); numeric labels",
         "classes": "1 of 4 classes have no training image (zebra)",
     }
-    assert expected[given] in warning
+    assert expected[source] in warning
 
 
 def test_classes_that_look_alike_are_named(tmp_path: Path, scene: Scene, prep: Prep) -> None:
@@ -100,7 +100,7 @@ def test_classes_that_look_alike_are_named(tmp_path: Path, scene: Scene, prep: P
 
 
 @pytest.mark.parametrize(("each", "warned"), [(2, True), (5, True), (7, False), (20, False)])
-def test_a_held_out_part_far_from_the_asked_one_is_told(
+def test_a_validation_split_much_larger_than_requested_is_reported(
     tmp_path: Path, scene: Scene, prep: Prep, each: int, warned: bool
 ) -> None:
     photos = make_photos(tmp_path / "p", scene, {"a": each, "b": each})
@@ -111,7 +111,7 @@ def test_a_held_out_part_far_from_the_asked_one_is_told(
     )
 
 
-def test_photos_smaller_than_what_res_needs_are_told(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_photos_smaller_than_res_needs_are_reported(photos: Path, tmp_path: Path, prep: Prep) -> None:
     for dry in (["--dry-run"], []):
         ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32,50000", *dry)
         assert ran.status == 0
@@ -120,7 +120,7 @@ def test_photos_smaller_than_what_res_needs_are_told(photos: Path, tmp_path: Pat
         assert "not enlarged" in warning
 
 
-def test_half_the_photos_are_most_only_from_there_on() -> None:
+def test_small_photos_are_reported_only_if_they_are_the_majority() -> None:
     rows = np.zeros(4, SOURCE)
     rows["width"], rows["height"] = 100, [50, 60, 200, 300]
     assert size_warnings({64: 73}, [rows[:1], rows[1:]]) == []
@@ -129,7 +129,7 @@ def test_half_the_photos_are_most_only_from_there_on() -> None:
     assert "75 % below 73 px for 64 px;" in warning
 
 
-def test_figures_are_those_of_the_samples(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_printed_figures_equal_the_sets(photos: Path, tmp_path: Path, prep: Prep) -> None:
     (photos / "bee" / "bad.jpg").write_bytes(b"junk")
     (tmp_path / "val.txt").write_text("bee/bad.jpg\nbee/03.jpg\ncat/03.jpg\n")
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 0.5,
@@ -137,12 +137,12 @@ def test_figures_are_those_of_the_samples(photos: Path, tmp_path: Path, prep: Pr
     ran = prep(*argv)
     assert f"{tmp_path / 's'}: 60 images, 3 classes" in ran.out
     assert "rejected: 1" in ran.out
-    assert "shuffle" not in ran.out, "60 photos tell nothing about the order"
+    assert "shuffle" not in ran.out, "60 photos are too few to judge the order"
     (tmp_path / "s" / "32" / "val-000000.tar").unlink()
-    assert "1 shards were kept, 2 images were converted now" in prep(*argv).out
+    assert "1 shard was kept, 2 images were converted now" in prep(*argv).out
 
 
-def test_the_shuffle_is_told_of_larger_sets(tmp_path: Path, scene: Scene, prep: Prep) -> None:
+def test_shuffle_quality_is_printed_for_larger_sets(tmp_path: Path, scene: Scene, prep: Prep) -> None:
     photos = make_photos(tmp_path / "p", scene, {"a": 600, "b": 600}, size=16)
     ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "8")
     assert "shuffle: windows of 256 samples" in ran.out

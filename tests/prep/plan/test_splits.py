@@ -1,4 +1,4 @@
-"""Every image belongs to one split and one fold, by seed and class alone."""
+"""Every image belongs to exactly one split, determined by seed and class alone."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from prep.plan.catalog import Catalog, write_catalog
 from prep.plan.inputs import check_no_overlap
 from prep.plan.splits import make_splits
 from prep.sources.image_ref import ImageRef
-from tests.prep.plan.test_catalog import Given
+from tests.prep.plan.test_catalog import ListedSource
 
 SIZES = {"ant": 1, "bee": 2, "cat": 3, "dog": 29, "elk": 100, "f\u00fcchs": 257}
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(members, "_CHUNK", 37)  # why: so that classes reach over chunks
+    monkeypatch.setattr(members, "_CHUNK", 37)  # why: so that classes span several chunks
     return members
 
 
 def make(folder: Path, sizes: dict[str, int] = SIZES) -> Catalog:
     """Names in which classes alternate, as they do in lists."""
-    found = [ImageRef(f"{i:04d} {label}", label, 1) for label, size in sizes.items() for i in range(size)]
-    return write_catalog(Given(found), folder)
+    images = [ImageRef(f"{i:04d} {label}", label, 1) for label, size in sizes.items() for i in range(size)]
+    return write_catalog(ListedSource(images), folder)
 
 
 def of_class(catalog: Catalog, label: int) -> list[int]:
@@ -40,58 +40,43 @@ def of_class(catalog: Catalog, label: int) -> list[int]:
 
 @pytest.mark.parametrize("frac", [0.001, 0.1, 0.5, 0.999])
 @pytest.mark.parametrize("seed", [0, 7])
-def test_held_out_parts_are_those_of_the_slow_way(tmp_path: Path, frac: float, seed: int) -> None:
+def test_validation_splits_equal_the_slow_oracle(tmp_path: Path, frac: float, seed: int) -> None:
     catalog = make(tmp_path)
     expected = set()
     for label, name in enumerate(catalog.classes):
         positions = of_class(catalog, label)
-        wanted = min(len(positions) - 1, max(1, round(len(positions) * frac)))
+        count = min(len(positions) - 1, max(1, round(len(positions) * frac)))
         key = stream_key(seed, 0x5641_4C, zlib.crc32(name.encode()))
-        expected |= {positions[rank] for rank in permute(key, np.arange(wanted), len(positions)).tolist()}
-        assert 0 < wanted < len(positions) or len(positions) == 1
-    found = make_splits(catalog, val_frac=frac, seed=seed)
-    assert set(found["val"].positions.tolist()) == expected
-    both = [*found["train"].positions.tolist(), *found["val"].positions.tolist()]
+        expected |= {positions[rank] for rank in permute(key, np.arange(count), len(positions)).tolist()}
+        assert 0 < count < len(positions) or len(positions) == 1
+    splits = make_splits(catalog, val_frac=frac, seed=seed)
+    assert set(splits["val"].positions.tolist()) == expected
+    both = [*splits["train"].positions.tolist(), *splits["val"].positions.tolist()]
     assert sorted(both) == list(range(len(catalog)))
-    for split in found.values():
+    for split in splits.values():
         assert split.positions.dtype == np.uint32
         assert (np.diff(split.positions.astype(int)) > 0).all()
-    assert sum(len(split) for split in found.values()) == len(catalog)
+    assert sum(len(split) for split in splits.values()) == len(catalog)
 
 
-@pytest.mark.parametrize("folds", [2, 5, 255])
-def test_folds_are_even_in_each_class_and_overall(tmp_path: Path, folds: int) -> None:
-    sizes = {f"class {i}": 1 + i * 3 % 23 for i in range(120)}
-    catalog = make(tmp_path, sizes)
-    split = make_splits(catalog, folds=folds, seed=3)["train"]
-    assert split.folds is not None
-    assert split.positions.tolist() == list(range(len(catalog)))
-    for label in range(len(catalog.classes)):
-        counts = np.bincount(split.folds[of_class(catalog, label)], minlength=folds)
-        assert counts.max() - counts.min() <= 1
-    counts = np.bincount(split.folds, minlength=folds)
-    mean = len(catalog) / folds
-    assert abs(counts - mean).max() < 5 * mean**0.5
-    assert not np.array_equal(split.folds, make_splits(catalog, folds=folds, seed=4)["train"].folds)
-
-
-def test_a_new_class_leaves_the_others_splits_and_folds_alone(tmp_path: Path) -> None:
-    def of(sizes: dict[str, int], folder: str) -> tuple[set[str], dict[str, int]]:
+def test_a_new_class_does_not_change_the_splits_of_the_others(tmp_path: Path) -> None:
+    def of(sizes: dict[str, int], folder: str) -> set[str]:
         catalog = make(tmp_path / folder, sizes)
-        val = make_splits(catalog)["val"]
-        train = make_splits(catalog, folds=5)["train"]
-        assert train.folds is not None
-        folds = {catalog.name(i): int(fold) for i, fold in enumerate(train.folds)}
-        return {catalog.name(int(i)) for i in val.positions}, folds
+        return {catalog.name(int(i)) for i in make_splits(catalog)["val"].positions}
 
     before, after = of(SIZES, "a"), of({"aardvark": 40, **SIZES}, "b")
-    assert {name for name in after[0] if "aardvark" not in name} == before[0]
-    assert {name: fold for name, fold in after[1].items() if "aardvark" not in name} == before[1]
+    assert {name for name in after if "aardvark" not in name} == before
 
 
-def test_a_list_says_what_is_held_out(tmp_path: Path) -> None:
-    found = [ImageRef(name, name[0], 1) for name in ("a/1", "a/2", "b/1", "b/2 ", "b/\udcff")]
-    catalog = write_catalog(Given(found), tmp_path)
+def test_nothing_is_held_out_with_a_fraction_of_zero(tmp_path: Path) -> None:
+    catalog = make(tmp_path)
+    (split,) = make_splits(catalog, val_frac=0).values()
+    assert split.positions.tolist() == list(range(len(catalog)))
+
+
+def test_a_validation_list_selects_the_validation_images(tmp_path: Path) -> None:
+    images = [ImageRef(name, name[0], 1) for name in ("a/1", "a/2", "b/1", "b/2 ", "b/\udcff")]
+    catalog = write_catalog(ListedSource(images), tmp_path)
     listed = tmp_path / "val.txt"
     listed.write_bytes(b"./a//2\r\n\nb/2 \nb/\xff\nb/\xff\n")
     got = make_splits(catalog, val_list=listed)
@@ -108,26 +93,24 @@ def test_a_list_says_what_is_held_out(tmp_path: Path) -> None:
             make_splits(catalog, val_list=listed)
 
 
-def test_a_catalog_of_its_own_is_validation(tmp_path: Path) -> None:
+def test_a_second_catalog_becomes_the_validation_split(tmp_path: Path) -> None:
     train = make(tmp_path / "train")
-    val = write_catalog(Given([ImageRef("v", "cat", 1)], root="val"), tmp_path / "val", training=train)
+    val = write_catalog(ListedSource([ImageRef("v", "cat", 1)], root="val"), tmp_path / "val", training=train)
     got = make_splits(train, val=val)
     assert {name: (split.catalog.root, len(split)) for name, split in got.items()} == {
         "train": ("src", len(train)), "val": ("val", 1)
     }  # fmt: skip
 
 
-def test_splits_that_cannot_be_are_told(tmp_path: Path) -> None:
+def test_empty_splits_and_folds_are_reported(tmp_path: Path) -> None:
     catalog = make(tmp_path, {"a": 1, "b": 1})
     with pytest.raises(ResoluteError, match="no image left for val, got 2 for train and 0 for val"):
         make_splits(catalog)
-    with pytest.raises(ResoluteError, match=r"no image left for fold \d, got 2 images for 3 folds"):
-        make_splits(catalog, folds=3)
 
 
-def test_fingerprints_tell_splits_and_folds_apart(tmp_path: Path) -> None:
+def test_fingerprints_differ_for_different_splits(tmp_path: Path) -> None:
     catalog = make(tmp_path)
-    ways = [{"val_frac": 0.1}, {"val_frac": 0.2}, {"folds": 2}, {"folds": 3}, {"folds": 3, "seed": 1}]
+    ways = [{"val_frac": 0.1}, {"val_frac": 0.2}, {"val_frac": 0.2, "seed": 1}, {"val_frac": 0}]
 
     def prints() -> list[str]:
         return [make_splits(catalog, **way)["train"].fingerprint() for way in ways]  # type: ignore[arg-type]
@@ -136,7 +119,7 @@ def test_fingerprints_tell_splits_and_folds_apart(tmp_path: Path) -> None:
     assert prints() == prints()
 
 
-def test_places_that_overlap_are_told(tmp_path: Path) -> None:
+def test_overlapping_folders_are_refused(tmp_path: Path) -> None:
     for name in ("photos/bee", "val", "out"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "photos")

@@ -1,10 +1,11 @@
-"""The report shows what is in the set, in one page that needs nothing else and takes names as text."""
+"""prep's HTML report shows the contents of the set on one self-contained page with escaped names."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -17,11 +18,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.dataset.shard_set import SOURCE, ShardSet
+from pipeline.dataset.format import SOURCE
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.dataset.target import Target
 from prep.config import Settings
 from prep.execute.stats import RunStats
 from prep.prepare import BuildResult, build
-from prep.report.charts import SourceCounts, class_chart, class_counts, source_chart
+from prep.report.charts import SourceCounts, class_chart, source_charts
 from prep.report.report import write_report
 from prep.storage.output import LocalStore, open_store
 
@@ -30,7 +33,7 @@ VOID = {"meta", "img", "br"}
 
 
 class Page(HTMLParser):
-    """Checks nesting; collects text, images by kind, sheets (images of each <details>) and titles."""
+    """Checks nesting; collects text, images by kind, sheets (images of each <details>), titles and labels of charts."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
@@ -40,6 +43,7 @@ class Page(HTMLParser):
         self.images: list[tuple[str, bytes, dict[str, str | None]]] = []
         self.sheets: list[list[bytes]] = []
         self.titles: list[str] = []
+        self.charts: list[str] = []
         self.feed(data.decode())
         assert self.open == []
 
@@ -47,12 +51,15 @@ class Page(HTMLParser):
         self.seen[tag] += 1
         known = dict(attrs)
         assert not any(name.startswith("on") or name == "href" for name in known)
+        assert "src" not in known or (known["src"] or "").startswith("data:")
         if tag not in VOID:
             self.open.append(tag)
         if tag == "details":
             self.sheets.append([])
-        if tag == "figure":
+        if tag == "figure" and "title" in known:
             self.titles.append(known["title"] or "")
+        if tag == "svg":
+            self.charts.append(known["aria-label"] or "")
         if tag == "img":
             head, _, body = (known["src"] or "").partition(",")
             data = base64.b64decode(body, validate=True)
@@ -65,7 +72,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open[-1:] != ["style"]:
+        if self.open[-1:] not in (["style"], ["script"]):
             self.text += data + "\n"
 
 
@@ -76,7 +83,7 @@ def made(src: Path, out: Path, **settings: Any) -> tuple[BuildResult, Page]:
     return built, Page((out / "report.html").read_bytes())
 
 
-def test_report_holds_the_samples_as_they_are_stored(photos: Path, tmp_path: Path) -> None:
+def test_the_report_shows_the_stored_jpegs(photos: Path, tmp_path: Path) -> None:
     _, page = made(photos, tmp_path / "s")
     opened = ShardSet.open(tmp_path / "s")
     split = opened.splits["train"]
@@ -98,10 +105,10 @@ def test_report_holds_the_samples_as_they_are_stored(photos: Path, tmp_path: Pat
             if kind == "jpeg":
                 ratio = int(attrs["width"] or 0) / int(attrs["height"] or 0)
                 assert ratio == pytest.approx(image.width / image.height, rel=0.05)
-    assert page.seen["script"] == page.seen["link"] == 0
+    assert page.seen["link"] == 0
 
 
-def test_report_tells_the_numbers_of_the_set(photos: Path, tmp_path: Path) -> None:
+def test_the_report_shows_the_figures_of_the_set(photos: Path, tmp_path: Path) -> None:
     (photos / "bee" / "twin.jpg").write_bytes((photos / "cat" / "01.jpg").read_bytes())
     (photos / "bee" / "bad.jpg").write_bytes(b"\xff\xd8 nothing")
     (photos / "apple" / "worse.jpg").write_bytes(b"")
@@ -128,7 +135,7 @@ def test_report_tells_the_numbers_of_the_set(photos: Path, tmp_path: Path) -> No
     assert "63 images in" in words
 
 
-def test_names_are_text_whatever_they_are(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> None:
+def test_names_are_escaped(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> None:
     for name in ODD:
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(4):
@@ -138,10 +145,10 @@ def test_names_are_text_whatever_they_are(tmp_path: Path, scene: Callable[..., N
     for name in ODD:
         assert name in page.text
     assert "<img src=x onerror=alert(1)> \\u202egpj" in page.text
-    assert page.seen["b"] == 8  # the headline's own
+    assert page.seen["b"] == 8 + 3  # of the headline and of the charts' titles
 
 
-def test_one_sample_a_class_of_one_size_is_enough(tmp_path: Path) -> None:
+def test_one_sample_per_class_and_a_single_resolution_are_enough(tmp_path: Path) -> None:
     for label in range(3):
         (tmp_path / "photos" / f"c{label}").mkdir(parents=True)
         for i in range(2):
@@ -152,21 +159,22 @@ def test_one_sample_a_class_of_one_size_is_enough(tmp_path: Path) -> None:
     assert "6 are smaller than the 73 px stored for 64 px; they were not enlarged." in page.text
 
 
-def test_a_thousand_classes_get_a_curve_and_its_ends(tmp_path: Path, shard_root: Path) -> None:
+def test_a_thousand_classes_are_shown_as_a_curve_with_its_ends(tmp_path: Path, shard_root: Path) -> None:
     manifest = json.loads((shard_root / "manifest.json").read_text())
     manifest["classes"] = [f"name {i}" for i in range(1000)]
     shutil.copytree(shard_root, tmp_path / "s")
     built = BuildResult(manifest=manifest, ignored=Counter(), stats=None, kept_shards=0, elapsed_s=1.0)
     write_report(LocalStore(tmp_path / "s"), built)
     page = Page((tmp_path / "s" / "report.html").read_bytes())
-    assert [kind for kind, *_ in page.images].count("png") == 2
+    assert page.charts[0] == "Training samples per class; x: class, by descending count"
+    assert len(page.charts) == 4
     assert "997 of 1000 classes have no training sample." in page.text
     assert page.text.count("name 999") == 1
     assert "name 500\n" not in page.text
-    assert "The set was already complete" in page.text
+    assert "The shards were already there; no images were converted." in page.text
 
 
-def test_panoramas_keep_their_aspect_and_do_not_fill_the_page(tmp_path: Path) -> None:
+def test_panoramas_keep_their_aspect_ratio_and_a_bounded_size(tmp_path: Path) -> None:
     for i in range(6):
         (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.effect_noise((2000, 80), 20).convert("RGB").save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.jpg")
@@ -175,7 +183,7 @@ def test_panoramas_keep_their_aspect_and_do_not_fill_the_page(tmp_path: Path) ->
     assert set(sizes) == {(146, 6)}
 
 
-def test_report_is_replaced_and_is_not_part_of_the_set(photos: Path, tmp_path: Path) -> None:
+def test_the_report_is_overwritten_and_not_part_of_the_set(photos: Path, tmp_path: Path) -> None:
     made(photos, tmp_path / "s")
     manifest = (tmp_path / "s" / "manifest.json").read_bytes()
     assert b"report" not in manifest
@@ -186,7 +194,7 @@ def test_report_is_replaced_and_is_not_part_of_the_set(photos: Path, tmp_path: P
     assert not list((tmp_path / "s").glob(".*.partial"))
 
 
-def test_source_histograms_count_every_source() -> None:
+def test_source_histograms_count_every_image() -> None:
     rng = np.random.default_rng(0)
     rows = np.zeros(5000, SOURCE)
     rows["width"], rows["height"] = rng.integers(1, 65_536, (2, 5000))
@@ -197,21 +205,50 @@ def test_source_histograms_count_every_source() -> None:
     assert counts.sides.sum() == counts.aspect.sum() == counts.short.sum() == 5000
     assert counts.smaller_than(1000) == (short < 1000).sum()
     assert counts.quantile(0.5) == np.sort(short)[2499]
-    with Image.open(io.BytesIO(source_chart(counts, [146, 256]))) as image:
-        assert image.size == (1824, 528)
-        assert np.asarray(image)[..., 3].min() == 0  # why: it lies on a light or a dark page
+    sizes, sides, aspects = filter(None, source_charts(counts, [146, 256]))
+    cells = np.concatenate([boxes(data) for css, data in sizes.paths if "cells" in css])
+    assert len(cells) == (counts.sides > 0).sum()
+    assert len(np.unique(cells, axis=0)) == len(cells)
+    for drawn in (sides, aspects):
+        assert sum(drawn.data["series"][0]["y"]) == 5000
+        assert (drawn.data["left"], drawn.data["right"]) >= (1 / 8, 8)
+    assert [css for css, _ in sides.paths].count("mark") == 2
+
+
+def boxes(path: str) -> NDArray[np.float64]:
+    """(n, 4): left, top, right and bottom of the rectangles of an SVG path."""
+    return np.array([[float(number) for number in re.findall(r"[\d.]+", box)[:4]] for box in path[1:].split("M")])
+
+
+@pytest.mark.parametrize("side", [1, 40, 146, 65_535])
+def test_sources_of_equal_size_are_a_single_cell_and_a_single_column(side: int) -> None:
+    rows = np.zeros(7, SOURCE)
+    rows["width"] = rows["height"] = side
+    counts = SourceCounts()
+    counts.add(rows)
+    sizes, sides, aspects = filter(None, source_charts(counts, [146]))
+    assert [name for _, name in sizes.legend] == ["7", "width = height"]
+    for drawn in (sides, aspects):
+        assert [count for count in drawn.data["series"][0]["y"] if count] == [7]
+        assert drawn.x_ticks
 
 
 @pytest.mark.parametrize("classes", [2, 41, 1000])
-def test_class_counts_and_chart_for_any_number_of_classes(classes: int) -> None:
+def test_class_counts_and_chart_work_for_any_number_of_classes(classes: int) -> None:
     samples = np.zeros(classes * 3, [("label", "<u4")])
     samples["label"] = np.repeat(np.arange(classes), 3)
-    assert class_counts(samples, classes + 1).tolist() == [3] * classes + [0]
-    with Image.open(io.BytesIO(class_chart(class_counts(samples, classes + 1)))) as image:
-        assert image.size == (1824, 448)
+    target = Target(kind="class", names=tuple(map(str, range(classes + 1))))
+    assert target.counts(samples).tolist() == [3] * classes + [0]
+    drawn = class_chart(target.counts(samples))
+    assert drawn is not None
+    (curve,) = drawn.data["series"]
+    assert (curve["x"][0], curve["x"][-1], curve["y"][0], curve["y"][-1]) == (1, classes + 1, 3, 0)
+    assert len(curve["x"]) <= 500
 
 
-def test_full_disk_is_told_like_any_other(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_while_writing_the_report_is_reported(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipeline.errors import ResoluteError
     from prep.storage import hashed_file as writer
 
@@ -228,6 +265,6 @@ def test_full_disk_is_told_like_any_other(photos: Path, tmp_path: Path, monkeypa
         part._file = Full()  # type: ignore[assignment]
 
     monkeypatch.setattr(writer.AtomicFile, "__init__", open_full)
-    with pytest.raises(ResoluteError, match="disk full"):
+    with pytest.raises(ResoluteError, match="No space left on device"):
         write_report(LocalStore(tmp_path / "s"), built)
     assert isinstance(built.stats, RunStats)

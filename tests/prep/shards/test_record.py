@@ -1,4 +1,4 @@
-"""Which shards count as finished: those with a record of the same plan and codecs whose files are there."""
+"""A shard counts as finished if it has a record of the same plan and codecs and its files exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.dataset.shard_set import SAMPLE, SOURCE, STORED
+from pipeline.dataset.format import SAMPLE, SOURCE, STORED
 from pipeline.errors import ResoluteError
 from prep import prepare as building
 from prep.config import Settings
@@ -42,7 +42,7 @@ def argv(photos: Path, tmp_path: Path) -> tuple[object, ...]:
 
 @pytest.fixture
 def fresh(argv: tuple[object, ...], tmp_path: Path, prep: Prep) -> dict[str, str]:
-    """The set's files as they are if nothing comes in between."""
+    """The files of a set built without interruption."""
     assert prep(*argv[:2], "--out", tmp_path / "fresh", *argv[4:]).status == 0
     return tree(tmp_path / "fresh")
 
@@ -57,22 +57,36 @@ def stop_before_the_manifest(prep: Prep, argv: tuple[object, ...], monkeypatch: 
             prep(*argv)
 
 
-@pytest.mark.parametrize("lost", ["32/train-000001.tar", "48/train-000000.idx", "48/val-000000.tar"])
-@pytest.mark.parametrize("how", ["deleted", "cut short"])
-def test_shards_whose_files_are_lost_between_kill_and_resume_are_made_again(
+def with_other_digest(data: bytes) -> bytes:
+    """A record as if a photo had changed between two runs, undetected."""
+    record = ShardRecord.parse(data)
+    sources = record.sources.copy()
+    sources["digest"][3] += np.uint64(1)
+    return replace(record, sources=sources).to_bytes()
+
+
+LOST = [(name, change) for name in ("32/train-000001.tar", "48/train-000000.idx", "48/val-000000.tar")
+        for change in (None, lambda data: data[:-100])]  # fmt: skip
+DAMAGED = [("records/train-000001-48.rec", change) for change in (
+    lambda data: data[:-200], lambda data: b"junk", lambda data: data[:300] + b"!" + data[301:], with_other_digest
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change"), [*LOST, *DAMAGED])
+def test_shards_with_lost_files_or_damaged_records_are_rebuilt_on_resume(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str],
-    lost: str, how: str,
+    name: str, change: Callable[[bytes], bytes] | None,
 ) -> None:  # fmt: skip
     stop_before_the_manifest(prep, argv, monkeypatch)
-    file = tmp_path / "s" / lost
-    file.unlink() if how == "deleted" else file.write_bytes(file.read_bytes()[:-100])
+    file = tmp_path / "s" / name
+    file.unlink() if change is None else file.write_bytes(change(file.read_bytes()))
     ran = prep(*argv)
     assert ran.status == 0, ran.err
     assert "6 shards were kept" in ran.out
     assert tree(tmp_path / "s") == fresh
 
 
-def test_a_file_that_vanishes_while_the_run_goes_on_is_made_again(
+def test_a_file_that_vanishes_during_the_run_is_rebuilt(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
 ) -> None:
     convert, rounds = building._convert, 0
@@ -96,7 +110,7 @@ def test_a_file_that_vanishes_while_the_run_goes_on_is_made_again(
     assert tree(tmp_path / "s") == fresh
 
 
-def test_a_killed_addition_of_a_resolution_leaves_the_finished_set_as_it_is(
+def test_a_killed_addition_of_a_resolution_does_not_change_the_finished_set(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
 ) -> None:
     assert prep(*argv).status == 0
@@ -115,7 +129,7 @@ def test_a_killed_addition_of_a_resolution_leaves_the_finished_set_as_it_is(
 def test_records_of_another_plan_are_not_trusted(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
 ) -> None:
-    """All files of the other plan's shards are there: only the plan's hash tells that they are of another quality."""
+    """All files of the other plan's shards are there: only the plan's hash shows that their quality differs."""
     stop_before_the_manifest(prep, (*argv, "--quality", 95), monkeypatch)
     stop_before_the_manifest(prep, (*argv[:3], tmp_path / "other", *argv[4:]), monkeypatch)
     shutil.copy(tmp_path / "other" / PLAN, tmp_path / "s" / PLAN)
@@ -127,7 +141,7 @@ def test_records_of_another_plan_are_not_trusted(
 
 @pytest.mark.parametrize("what", ["manifest.json", "records/plan.json"])
 @pytest.mark.parametrize("damage", [None, b"", b"junk", b"{}"])
-def test_of_plan_and_manifest_either_can_be_lost(
+def test_either_plan_or_manifest_can_be_lost(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, fresh: dict[str, str], what: str, damage: bytes | None
 ) -> None:
     assert prep(*argv).status == 0
@@ -146,7 +160,7 @@ def test_of_plan_and_manifest_either_can_be_lost(
 def test_a_rebuild_that_is_killed_keeps_no_shard_of_the_old_set(
     argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, stop: str
 ) -> None:
-    """The old shards may be of other photos under the same names and sizes, which no plan tells apart."""
+    """The old shards may be of other photos with the same names and sizes, which no plan can distinguish."""
     assert prep(*argv).status == 0
     path = photos / "bee" / "03.jpg"
     path.write_bytes(path.read_bytes()[:-300] + bytes(300))
@@ -174,39 +188,7 @@ def test_a_rebuild_that_is_killed_keeps_no_shard_of_the_old_set(
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: data[:-200], lambda data: b"junk", lambda data: data[:300] + b"!" + data[301:],
-])  # fmt: skip
-def test_damaged_records_are_not_trusted(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str],
-    damage: Callable[[bytes], bytes],
-) -> None:  # fmt: skip
-    stop_before_the_manifest(prep, argv, monkeypatch)
-    record = tmp_path / "s" / "records" / "train-000001-48.rec"
-    record.write_bytes(damage(record.read_bytes()))
-    ran = prep(*argv)
-    assert ran.status == 0, ran.err
-    assert "6 shards were kept" in ran.out
-    assert tree(tmp_path / "s") == fresh
-
-
-def test_records_that_disagree_about_a_shard_are_not_trusted(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
-) -> None:
-    """As if a photo had changed between two runs, unnoticed."""
-    stop_before_the_manifest(prep, argv, monkeypatch)
-    path = tmp_path / "s" / "records" / "train-000001-48.rec"
-    record = ShardRecord.parse(path.read_bytes())
-    sources = record.sources.copy()
-    sources["digest"][3] += np.uint64(1)
-    path.write_bytes(replace(record, sources=sources).to_bytes())
-    ran = prep(*argv)
-    assert ran.status == 0, ran.err
-    assert "6 shards were kept" in ran.out
-    assert tree(tmp_path / "s") == fresh
-
-
-def test_no_flipped_byte_of_a_record_is_overlooked() -> None:
+def test_every_flipped_byte_of_a_record_is_detected() -> None:
     samples, sources, stored = (np.ones(2, dtype) for dtype in (SAMPLE, SOURCE, STORED))
     files = {"32/train-000000.tar": FileInfo(nbytes=9, sha256="0" * 64)}
     record = ShardRecord(
@@ -216,7 +198,7 @@ def test_no_flipped_byte_of_a_record_is_overlooked() -> None:
     data = record.to_bytes()
     assert ShardRecord.parse(data).to_bytes() == data
     for at in range(len(data)):
-        with pytest.raises(ValueError, match="not a record"):
+        with pytest.raises(ValueError, match="other bytes than prep wrote"):
             ShardRecord.parse(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
 
 
@@ -230,14 +212,14 @@ def other_codecs(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch
         yield patch
 
 
-def refused(ran: Any, here: str, made_with: str) -> None:
+def refused(ran: Any, installed: str, made_with: str) -> None:
     assert ran.status == 2, ran.out
     assert ran.err.count("\n") == 1
-    assert f"Pillow: got {here}, expected {made_with}; install those versions" in ran.err
+    assert f"Pillow: got {installed}, expected {made_with}; install those versions" in ran.err
     assert "REBUILD=1" in ran.err
 
 
-def test_the_manifest_names_the_codecs(argv: tuple[object, ...], tmp_path: Path, prep: Prep) -> None:
+def test_the_manifest_names_the_codec_versions(argv: tuple[object, ...], tmp_path: Path, prep: Prep) -> None:
     assert prep(*argv).status == 0
     named = json.loads((tmp_path / "s" / "manifest.json").read_bytes())["codecs"]
     assert named == codecs.codec_versions()
@@ -251,28 +233,28 @@ def test_an_unfinished_run_is_not_continued_with_other_codecs(
 ) -> None:  # fmt: skip
     stop_before_the_manifest(prep, argv, monkeypatch)
     (tmp_path / "s" / "records" / "val-000000-48.rec").unlink()
-    here = codecs.codec_versions()["Pillow"]
+    installed = codecs.codec_versions()["Pillow"]
     patch = request.getfixturevalue("other_codecs")
-    refused(prep(*argv), "7.7.7", here)
+    refused(prep(*argv), "7.7.7", installed)
     patch.undo()
     assert prep(*argv).status == 0
 
 
-def test_a_finished_set_takes_no_shards_of_other_codecs(
+def test_no_shards_of_other_codecs_are_added_to_a_finished_set(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, request: pytest.FixtureRequest
 ) -> None:
     assert prep(*argv).status == 0
     before = tree(tmp_path / "s")
-    here = codecs.codec_versions()["Pillow"]
+    installed = codecs.codec_versions()["Pillow"]
     request.getfixturevalue("other_codecs")
     assert "already there" in prep(*argv).out
-    refused(prep(*argv[:4], "--res", "32,48,64", *argv[6:]), "7.7.7", here)
+    refused(prep(*argv[:4], "--res", "32,48,64", *argv[6:]), "7.7.7", installed)
     assert tree(tmp_path / "s") == before
     (tmp_path / "s" / "48" / "train-000001.tar").unlink()
-    refused(prep(*argv), "7.7.7", here)
+    refused(prep(*argv), "7.7.7", installed)
 
 
-def test_lists_are_repaired_with_any_codecs(
+def test_derived_files_are_repaired_with_any_codecs(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, request: pytest.FixtureRequest
 ) -> None:
     assert prep(*argv).status == 0
@@ -285,51 +267,51 @@ def test_lists_are_repaired_with_any_codecs(
 
 
 def test_a_worker_with_other_codecs_than_its_run_converts_nothing() -> None:
-    """As on a node of a cluster, or after an upgrade while the run goes on."""
+    """As on a node of a cluster, or after an upgrade during the run."""
     versions = {**codecs.codec_versions(), "libjpeg-turbo in simplejpeg": "1.5.0"}
     job = EncodeOptions(quality=90, label_digits=4, codecs=versions)
     with pytest.raises(ResoluteError, match=r"machine .*libjpeg-turbo in simplejpeg: got .*, expected 1\.5\.0"):
         worker.convert(job, Batch(first_key=0, byte_ranges=(), labels=(), short_sides=(16,)))
 
 
-asked: Counter[str] = Counter()
-at_once = 0
-most_at_once = 0
+requests: Counter[str] = Counter()
+open_reads = 0
+max_open_reads = 0
 counting = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Counted(LocalStore):
-    """A folder that counts what it is asked, as an object store's bill would."""
+    """A folder that counts its requests, as an object store's bill would."""
 
     def size(self, name: str) -> int | None:
-        asked[f"size {name}"] += 1
+        requests[f"size {name}"] += 1
         return super().size(name)
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        asked["list"] += 1
+        requests["list"] += 1
         return super().sizes(folder)
 
     def names(self, folder: str = "") -> list[str]:
-        asked["list"] += 1
+        requests["list"] += 1
         return super().names(folder)
 
     def read(self, name: str) -> bytes:
-        global at_once, most_at_once
+        global open_reads, max_open_reads
         with counting:
-            asked[f"read {name}"] += 1
-            at_once += 1
-            most_at_once = max(most_at_once, at_once)
+            requests[f"read {name}"] += 1
+            open_reads += 1
+            max_open_reads = max(max_open_reads, open_reads)
         time.sleep(0.02)
         with counting:
-            at_once -= 1
+            open_reads -= 1
         return super().read(name)
 
 
-def test_each_record_is_read_once_and_each_file_is_asked_for_once(
+def test_each_record_is_read_once_and_files_are_listed_not_probed(
     photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    global most_at_once
+    global max_open_reads
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--shard-samples", 3)
     stop_before_the_manifest(prep, argv, monkeypatch)
     records = len(list((tmp_path / "s" / "records").glob("*.rec")))
@@ -338,16 +320,16 @@ def test_each_record_is_read_once_and_each_file_is_asked_for_once(
     settings = Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), shard_samples=3, workers=1)
 
     def run() -> Counter[str]:
-        asked.clear()
+        requests.clear()
         building.build(settings)
-        return Counter(asked)
+        return Counter(requests)
 
-    most_at_once = 0
+    max_open_reads = 0
     resumed = run()
     reads = {what: times for what, times in resumed.items() if what.endswith(".rec")}
     names = [f"{split}-{n:06d}" for split, shards in (("train", 18), ("val", 2)) for n in range(shards)]
     assert reads == {f"read records/{name}-32.rec": 1 for name in names}
-    assert most_at_once > 4
+    assert max_open_reads > 4
     assert not [what for what in resumed if what.startswith("size 32/")]
     assert resumed["list"] < 20
     again = run()

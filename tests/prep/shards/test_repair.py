@@ -1,8 +1,7 @@
-"""What verify finds damaged, prep makes again: exactly that, to the same bytes."""
+"""prep rebuilds exactly the files that verify reported as damaged, to the same bytes."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -12,17 +11,9 @@ from typing import Any
 import pytest
 
 from prep.verify import main, to_rebuild
+from tests.support.trees import tree
 
 Prep = Callable[..., Any]
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """{relative path: SHA-256} of every file but the report, whose times differ."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("report.html", "source.json")
-    }
 
 
 def flip(path: Path, at: int) -> None:
@@ -50,7 +41,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damaged", DAMAGE)
-def test_prep_rebuilds_what_verify_found_and_nothing_else(
+def test_prep_rebuilds_what_verify_reported_and_nothing_else(
     photos: Path, tmp_path: Path, prep: Prep, capfd: pytest.CaptureFixture[str], damaged: str
 ) -> None:
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32,48", "--shard-samples", 20)

@@ -1,4 +1,4 @@
-"""A set knows what it was made from: suggested commands are complete, and no other photos ever replace it unnamed."""
+"""The record of a set's source: suggested commands are complete, and no set is silently replaced by other photos."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from pipeline.storage.base import open_files
 from prep.verify import main as verify
 from tests.support.fake_make import Make
 from tests.support.trees import tree
-from train.cross_validation import chosen_folds
 
 Prep = Callable[..., Any]
 
 
 def words_of(message: str) -> dict[str, str]:
-    """The variables of the one `make shards` in a message."""
+    """The variables of the single `make shards` command in a message."""
     (command,) = re.findall("`make shards ([^`]*)`", message)
     return dict(word.split("=", 1) for word in shlex.split(command))
 
 
-def run(message: str, tmp_path: Path, prep: Prep) -> Any:
-    """Do what a message suggests: through make to prep."""
+def run_suggestion(message: str, tmp_path: Path, prep: Prep) -> Any:
+    """Run the command that a message suggests: through make to prep."""
     (tmp_path / "make").mkdir(exist_ok=True)
     (command,) = re.findall("`make (shards [^`]*)`", message)
     (call,) = Make(tmp_path / "make").calls(*shlex.split(command))
@@ -42,7 +41,7 @@ def run(message: str, tmp_path: Path, prep: Prep) -> Any:
 
 
 @pytest.fixture
-def others(tmp_path: Path) -> Path:
+def other_photos(tmp_path: Path) -> Path:
     """Photos of other classes."""
     for name in ("dog", "elk"):
         (tmp_path / "others" / name).mkdir(parents=True)
@@ -51,7 +50,7 @@ def others(tmp_path: Path) -> Path:
     return tmp_path / "others"
 
 
-def test_the_command_for_a_missing_resolution_adds_it_and_changes_nothing_else(
+def test_the_suggested_command_adds_a_missing_resolution_and_changes_nothing_else(
     photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
     out = tmp_path / "my set's"
@@ -61,17 +60,17 @@ def test_the_command_for_a_missing_resolution_adds_it_and_changes_nothing_else(
     (photos / "bee" / "bad.jpg").write_bytes(b"junk")
     assert prep(*argv, "--res", "32,64").status == 0
     before = tree(out)
-    with pytest.raises(ResoluteError, match="no shards at 48 px") as error:
-        ShardSet.open(out, resolutions=(32, 48))
-    assert words_of(str(error.value))["RES"] == "32,48,64"
-    assert run(str(error.value), tmp_path, prep).status == 0
+    with pytest.raises(ResoluteError, match="96 px") as error:
+        ShardSet.open(out, resolutions=(32, 96))
+    assert words_of(str(error.value))["RES"] == "32,64,96"
+    assert run_suggestion(str(error.value), tmp_path, prep).status == 0
     assert {name: digest for name, digest in tree(out).items() if name.startswith(("32/", "64/"))} == {
         name: digest for name, digest in before.items() if name.startswith(("32/", "64/"))
     }
-    assert sorted(ShardSet.open(out).resolutions) == [32, 48, 64]
+    assert sorted(ShardSet.open(out).resolutions) == [32, 64, 96]
 
 
-def test_without_src_the_set_says_the_complete_command(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_without_src_the_complete_command_of_the_set_is_printed(photos: Path, tmp_path: Path, prep: Prep) -> None:
     out = tmp_path / "s"
     failed = prep("--out", out)
     assert failed.status == 2
@@ -94,26 +93,28 @@ def test_empty_paths_are_refused(photos: Path, tmp_path: Path, prep: Prep, name:
     assert f"{name}: got an empty value" in failed.err
 
 
-def test_a_rebuild_never_replaces_another_sources_set(photos: Path, others: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_rebuild_never_replaces_the_set_of_another_source(
+    photos: Path, other_photos: Path, tmp_path: Path, prep: Prep
+) -> None:
     out = tmp_path / "s"
     assert prep("--src", photos, "--out", out, "--res", "32").status == 0
     before = tree(out)
-    failed = prep("--src", others, "--out", out, "--res", "32")
+    failed = prep("--src", other_photos, "--out", out, "--res", "32")
     assert failed.status == 2
     assert f"made from {photos}" in failed.err
     assert "REBUILD" not in failed.err
     for damage in ({}, {"manifest.json": b"{"}, {"manifest.json": None}, {"records/plan.json": b"{"}):
-        for name, data in damage.items():  # also where the set is beyond use
+        for name, data in damage.items():  # also where the set is unusable
             (out / name).unlink() if data is None else (out / name).write_bytes(data)
         before = tree(out)
-        failed = prep("--src", others, "--out", out, "--res", "32", "--rebuild")
+        failed = prep("--src", other_photos, "--out", out, "--res", "32", "--rebuild")
         assert failed.status == 2
         assert failed.err.count("\n") == 1
         assert f"would replace the set of {photos}" in failed.err
         assert tree(out) == before
 
 
-def test_a_rebuild_of_the_same_photos_works_wherever_they_lie(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_rebuild_of_the_same_photos_works_after_they_have_moved(photos: Path, tmp_path: Path, prep: Prep) -> None:
     out = tmp_path / "s"
     assert prep("--src", photos, "--out", out, "--res", "32").status == 0
     (tmp_path / "link").symlink_to(photos)
@@ -124,31 +125,32 @@ def test_a_rebuild_of_the_same_photos_works_wherever_they_lie(photos: Path, tmp_
     assert parse_record((out / "source.json").read_bytes()) == {"SRC": str(tmp_path / "moved"), "QUALITY": "80"}
 
 
-def test_a_set_without_a_record_is_named_when_it_is_replaced(
-    photos: Path, others: Path, tmp_path: Path, prep: Prep
+def test_a_replaced_set_without_a_source_record_is_described(
+    photos: Path, other_photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
     out = tmp_path / "s"
     assert prep("--src", photos, "--out", out, "--res", "32").status == 0
     (out / "source.json").unlink()
     with pytest.raises(ResoluteError, match=r"`make shards OUT=.* RES=32,48` with the SRC"):
         ShardSet.open(out, resolutions=(48,))
-    ran = prep("--src", others, "--out", out, "--res", "32", "--rebuild")
+    ran = prep("--src", other_photos, "--out", out, "--res", "32", "--rebuild")
     assert ran.status == 0
     assert "replacing a set of 60 images, 3 classes (apple, bee, cat)" in ran.err
 
 
-def test_an_unfinished_run_of_other_photos_can_be_started_over(
-    photos: Path, others: Path, tmp_path: Path, prep: Prep
+def test_an_unfinished_run_of_other_photos_can_be_rebuilt(
+    photos: Path, other_photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
-    (photos / "bee" / "03.jpg").write_bytes(b"junk")
     argv = ("--out", tmp_path / "s", "--res", "32")
-    assert prep("--src", photos, *argv).status == 2  # too many rejects
+    assert prep("--src", photos, *argv).status == 0
+    for name in ("manifest.json", "index/train.npy", "records/train-000000-32.rec"):  # as if it had been killed
+        (tmp_path / "s" / name).unlink()
     assert words_of(prep(*argv).err)["SRC"] == str(photos)
-    assert "REBUILD=1" in prep("--src", others, *argv).err
-    assert prep("--src", others, *argv, "--rebuild").status == 0
+    assert "REBUILD=1" in prep("--src", other_photos, *argv).err
+    assert prep("--src", other_photos, *argv, "--rebuild").status == 0
 
 
-def test_a_finished_set_gets_its_record_once(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_finished_set_without_a_source_record_gets_one(photos: Path, tmp_path: Path, prep: Prep) -> None:
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32")
     assert prep(*argv).status == 0
     (tmp_path / "s" / "source.json").unlink()
@@ -158,7 +160,7 @@ def test_a_finished_set_gets_its_record_once(photos: Path, tmp_path: Path, prep:
     assert verify([str(tmp_path / "s")]) == 0
 
 
-def test_verify_prints_the_command_that_repairs(
+def test_verify_prints_the_command_that_repairs_the_set(
     photos: Path, tmp_path: Path, prep: Prep, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "s"
@@ -169,32 +171,23 @@ def test_verify_prints_the_command_that_repairs(
         ShardSet.open(out)
     assert f"`make verify SHARDS={out}`" in str(error.value)
     assert verify([str(out)]) == 1
-    assert run(capfd.readouterr().out, tmp_path, prep).status == 0
+    assert run_suggestion(capfd.readouterr().out, tmp_path, prep).status == 0
     assert tree(out) == before
     (out / "manifest.json").write_bytes(b"{")
     assert verify([str(out)]) == 1
-    assert run(capfd.readouterr().out, tmp_path, prep).status == 0
+    assert run_suggestion(capfd.readouterr().out, tmp_path, prep).status == 0
     assert tree(out) == before
     for name in ("manifest.json", "records/plan.json"):
         (out / name).write_bytes(b"{")
     assert verify([str(out)]) == 1
-    refused = run(capfd.readouterr().out, tmp_path, prep)
+    refused = run_suggestion(capfd.readouterr().out, tmp_path, prep)
     assert refused.status == 2
     assert "start over with REBUILD=1" in refused.err
     assert prep("--src", photos, "--out", out, "--res", "32,48", "--quality", 85, "--rebuild").status == 0
     assert tree(out) == before
 
 
-def test_a_set_without_folds_says_how_one_with_folds_is_made(photos: Path, tmp_path: Path, prep: Prep) -> None:
-    out = tmp_path / "s"
-    assert prep("--src", photos, "--out", out, "--res", "32", "--val-frac", 0.2).status == 0
-    with pytest.raises(ResoluteError, match="no folds") as error:
-        chosen_folds("all", shards=out)
-    assert run(str(error.value), tmp_path, prep).status == 0
-    assert chosen_folds("all", shards=f"{out}-folds") == [0, 1, 2, 3, 4]
-
-
-def test_a_record_holds_no_credentials_and_quotes_what_shells_would_expand(
+def test_a_source_record_holds_no_credentials_and_its_command_is_quoted_for_shells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -206,14 +199,14 @@ def test_a_record_holds_no_credentials_and_quotes_what_shells_would_expand(
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"{}", b'{"format": "x", "make": {"SRC": "a"}}', b"\xff"])
-def test_a_damaged_record_is_none(data: bytes, tmp_path: Path) -> None:
+def test_a_damaged_source_record_is_ignored(data: bytes, tmp_path: Path) -> None:
     assert parse_record(data) is None
     (tmp_path / "source.json").write_bytes(data)
-    with pytest.raises(ResoluteError, match=r"not found, expected a finished shard set; run `make shards OUT="):
+    with pytest.raises(ResoluteError, match=r"not found, expected a finished shard set; correct the path"):
         ShardSet.open(tmp_path, files=open_files(tmp_path))
 
 
-def test_the_record_is_no_part_of_the_set(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_the_source_record_is_not_part_of_the_set(photos: Path, tmp_path: Path, prep: Prep) -> None:
     for name in ("a", "b"):
         shutil.copytree(photos, tmp_path / f"photos-{name}")
         assert prep("--src", tmp_path / f"photos-{name}", "--out", tmp_path / name, "--res", "32").status == 0
@@ -221,7 +214,7 @@ def test_the_record_is_no_part_of_the_set(photos: Path, tmp_path: Path, prep: Pr
     assert "source.json" not in json.loads((tmp_path / "a" / "manifest.json").read_text())["files"]
 
 
-def test_no_flipped_byte_of_a_record_changes_what_it_says() -> None:
+def test_no_flipped_byte_of_a_source_record_changes_its_values() -> None:
     variables = {"SRC": "/photos", "QUALITY": "85"}
     data = record_bytes(variables)
     for at in range(len(data)):

@@ -1,4 +1,4 @@
-"""Readers that know nothing of this project read every sample: same keys, labels and bytes as the index."""
+"""Standard WebDataset readers read every sample with the keys, labels and bytes of the index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.dataset.format import key_name
+from pipeline.dataset.shard_set import ShardSet
 
 SPLITS = ("train", "val")
 RES = (32, 48, 64)
@@ -55,21 +56,21 @@ def assert_same_pixels(got: Any, jpeg: bytes) -> None:
 
 @every_split
 @every_res
-def test_pythons_tarfile(shard_set: ShardSet, split: str, res: int) -> None:
+def test_pythons_tarfile_reads_every_member(shard_set: ShardSet, split: str, res: int) -> None:
     members = []
     for path in tars(shard_set, split, res):
         with tarfile.open(path, "r:") as tar:
             members += [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
-    wanted = [
+    expected_members = [
         member
         for key, label, jpeg in expected(shard_set, split, res)
         for member in ((f"{key}.jpg", jpeg), (f"{key}.cls", b"%04d" % label))
     ]
-    assert members == wanted
+    assert members == expected_members
 
 
 @every_split
-def test_the_tar_program(shard_set: ShardSet, split: str, tmp_path: Path) -> None:
+def test_gnu_tar_lists_and_extracts_every_member(shard_set: ShardSet, split: str, tmp_path: Path) -> None:
     if shutil.which("tar") is None:
         pytest.skip("no tar program here")
     names: list[str] = []
@@ -86,7 +87,7 @@ def test_the_tar_program(shard_set: ShardSet, split: str, tmp_path: Path) -> Non
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves the tars open
 @every_split
 @every_res
-def test_webdataset(shard_set: ShardSet, split: str, res: int) -> None:
+def test_webdataset_reads_every_sample(shard_set: ShardSet, split: str, res: int) -> None:
     wds = pytest.importorskip("webdataset")
     pipeline = wds.WebDataset(tars(shard_set, split, res), shardshuffle=False).decode("pil")
     got = list(pipeline.to_tuple("__key__", "jpg", "cls"))
@@ -97,7 +98,7 @@ def test_webdataset(shard_set: ShardSet, split: str, res: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves the tars open
-def test_webdataset_with_a_brace_pattern_shuffled(shard_set: ShardSet) -> None:
+def test_webdataset_reads_a_brace_pattern_shuffled(shard_set: ShardSet) -> None:
     wds = pytest.importorskip("webdataset")
     pattern = str(Path(shard_set.root) / "48" / "train-{000000..000002}.tar")
     pipeline = wds.WebDataset(pattern, shardshuffle=3, seed=1).shuffle(50).decode("pil").to_tuple("__key__", "cls")
@@ -108,7 +109,7 @@ def test_webdataset_with_a_brace_pattern_shuffled(shard_set: ShardSet) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # timm reads through webdataset, see there
 @every_split
 @pytest.mark.parametrize("folder", ["", "32", "48", "64"])
-def test_timm(shard_set: ShardSet, split: str, folder: str) -> None:
+def test_timm_reads_every_sample(shard_set: ShardSet, split: str, folder: str) -> None:
     timm_data = pytest.importorskip("timm.data")
     root = str(Path(shard_set.root) / folder)
     dataset = timm_data.create_dataset("wds/set", root=root, split=split, is_training=False, batch_size=1)
@@ -122,7 +123,7 @@ def test_timm(shard_set: ShardSet, split: str, folder: str) -> None:
 
 @every_split
 @every_res
-def test_dalis_own_reader_with_our_index(shard_set: ShardSet, split: str, res: int) -> None:
+def test_dalis_webdataset_reader_accepts_the_index_files(shard_set: ShardSet, split: str, res: int) -> None:
     fn = pytest.importorskip("nvidia.dali.fn")
     types = pytest.importorskip("nvidia.dali.types")
     pipeline_def = pytest.importorskip("nvidia.dali.pipeline").pipeline_def
@@ -150,7 +151,7 @@ def test_dalis_own_reader_with_our_index(shard_set: ShardSet, split: str, res: i
 
 @pytest.mark.parametrize("streaming", [False, True])
 @every_split
-def test_hugging_face_datasets(
+def test_hugging_face_datasets_reads_every_sample(
     shard_set: ShardSet, split: str, streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     datasets = pytest.importorskip("datasets")

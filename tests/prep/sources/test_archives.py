@@ -1,4 +1,4 @@
-"""Archives, WebDataset samples and Parquet: what is inside is read as it is, and leads nowhere else."""
+"""Archives, WebDataset tars and Parquet as sources: contents are read unchanged and cannot refer to files outside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pipeline.errors import ResoluteError
 from prep.plan.catalog import write_catalog
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
-from tests.support.packed import (
+from prep.sources.scan_cache import delete_old_versions
+from tests.support.s3 import s3_server  # noqa: F401
+from tests.support.source_formats import (
+    assert_same_images,
     catalog,
     files_in,
     jpeg,
@@ -23,13 +26,11 @@ from tests.support.packed import (
     pack_samples,
     pack_tar,
     pack_zip,
-    same,
 )
-from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.tar_headers import DAMAGED_HEADERS, header
 
 
-def test_nothing_in_an_archive_leads_out_of_it(tmp_path: Path, work: Path) -> None:
+def test_archive_members_cannot_refer_to_files_outside(tmp_path: Path, work: Path) -> None:
     good = {"a/1.jpg": jpeg(1), "b/2.jpg": jpeg(2)}
     bad = ["/a/x.jpg", "../x.jpg", "a/../../x.jpg", "a\\x.jpg", "C:/a/x.jpg"]
     members = [*good.items(), *((name, b"x") for name in bad)]
@@ -49,37 +50,37 @@ def test_nothing_in_an_archive_leads_out_of_it(tmp_path: Path, work: Path) -> No
     before = sorted(tmp_path.rglob("*.jpg"))
     for name, links in (("p.zip", 1), ("p.tar", 3)):
         got = catalog(work, tmp_path / name)
-        same(got, good)
+        assert_same_images(got, good)
         assert got.ignored == {"unsafe names": 5, "links and devices": links}
     assert sorted(tmp_path.rglob("*.jpg")) == before
 
 
-def test_broken_archives_are_told(tmp_path: Path, work: Path) -> None:
+def test_damaged_archives_are_reported(tmp_path: Path, work: Path) -> None:
     files = {f"{c}/{i}.jpg": jpeg(i) for c in "ab" for i in range(20)}
 
-    def told(path: Path) -> str:
+    def error_of(path: Path) -> str:
         with pytest.raises(ResoluteError) as error:
             catalog(work, path)
         return str(error.value)
 
     whole = pack_tar(tmp_path / "p.tar", files.items()).read_bytes()
     (tmp_path / "p.tar").write_bytes(whole[:20_000])
-    assert "p.tar" in told(tmp_path / "p.tar")
+    assert "p.tar" in error_of(tmp_path / "p.tar")
     (tmp_path / "p.tar").write_bytes(whole[:4_608] + b"!" * 512 + whole[5_120:])
-    assert "damaged tar" in told(tmp_path / "p.tar")
+    assert "damaged tar" in error_of(tmp_path / "p.tar")
     for how in ("gz", "bz2", "xz"):
         path = pack_tar(tmp_path / f"p.tar.{how}", files.items(), how)
         path.write_bytes(path.read_bytes()[:-30])
-        assert f"p.tar.{how}: cannot be read" in told(path)
+        assert f"p.tar.{how}: cannot be read" in error_of(path)
         assert not list((work / "spool").glob(".*.partial"))
     data = pack_zip(tmp_path / "p.zip", files.items()).read_bytes()
     (tmp_path / "p.zip").write_bytes(data[:-200])
-    assert "not a zip archive, or cut short" in told(tmp_path / "p.zip")
+    assert "not a zip archive, or cut short" in error_of(tmp_path / "p.zip")
     locked = bytearray(data)
     at = data.index(b"PK\1\2")
     locked[at + 8] |= 1
     (tmp_path / "p.zip").write_bytes(locked)
-    assert "got an encrypted member a/0.jpg" in told(tmp_path / "p.zip")
+    assert "got an encrypted member a/0.jpg" in error_of(tmp_path / "p.zip")
 
 
 @pytest.mark.parametrize("name", DAMAGED_HEADERS)
@@ -96,7 +97,7 @@ def test_a_tar_with_a_damaged_header_is_an_error_and_read_in_bounded_memory(
     tracemalloc.stop()
 
 
-def test_a_tar_for_each_class_is_understood(tmp_path: Path, work: Path) -> None:
+def test_one_tar_per_class_is_read(tmp_path: Path, work: Path) -> None:
     files = {f"n{c}/n{c}_{i}.JPEG": jpeg(i) for c in range(2) for i in range(3)}
     (tmp_path / "p").mkdir()
     for c in range(2):
@@ -104,7 +105,7 @@ def test_a_tar_for_each_class_is_understood(tmp_path: Path, work: Path) -> None:
             tmp_path / "p" / f"n{c}.tar",
             [(name[3:], data) for name, data in files.items() if name.startswith(f"n{c}/")],
         )
-    same(catalog(work, tmp_path / "p"), files)
+    assert_same_images(catalog(work, tmp_path / "p"), files)
 
 
 def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
@@ -143,13 +144,13 @@ def test_compressed_samples_are_unpacked_once(tmp_path: Path, work: Path) -> Non
     assert fetch_many([got.byte_range(i) for i in range(4)]) == [jpeg(0), jpeg(2), jpeg(1), jpeg(3)]
 
 
-def test_samples_with_words_are_not_numbered(tmp_path: Path, work: Path) -> None:
+def test_text_labels_become_class_names(tmp_path: Path, work: Path) -> None:
     pack_samples(tmp_path / "x.tar", [("0.jpg", jpeg(0), {"cls": b"1"}), ("1.jpg", jpeg(1), {"txt": b"dog"})])
     got = catalog(work, tmp_path / "x.tar")
     assert got.classes == ("1", "dog")
 
 
-def test_tars_that_webdataset_writes_are_understood(tmp_path: Path, work: Path) -> None:
+def test_tars_written_by_webdataset_are_read(tmp_path: Path, work: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     with webdataset.TarWriter(str(tmp_path / "w.tar")) as sink:
         for i in range(5):
@@ -159,7 +160,7 @@ def test_tars_that_webdataset_writes_are_understood(tmp_path: Path, work: Path) 
     assert fetch_many([got.byte_range(i) for i in range(5)]) == [jpeg(i) for i in range(5)]
 
 
-def test_files_of_several_splits_or_of_one_name_are_told(tmp_path: Path, work: Path) -> None:
+def test_files_of_several_splits_or_with_duplicate_names_are_refused(tmp_path: Path, work: Path) -> None:
     for name in ("train-00.tar", "val-00.tar", "a/x.tar", "b/x.tar"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         pack_samples(tmp_path / name, [("0.jpg", jpeg(0), {"cls": b"1"})])
@@ -169,7 +170,7 @@ def test_files_of_several_splits_or_of_one_name_are_told(tmp_path: Path, work: P
         open_source(str(tmp_path / "?/x.tar"), scan_cache=work)
 
 
-def test_parquet_from_the_hub_is_read_as_it_is(tmp_path: Path, work: Path) -> None:
+def test_parquet_from_the_hugging_face_hub_is_read(tmp_path: Path, work: Path) -> None:
     rows = [(jpeg(i), f"p/{i}.jpg", i % 3 - (i == 4) * 2) for i in range(7)]
     (tmp_path / "hub" / "data").mkdir(parents=True)
     pack_parquet(tmp_path / "hub" / "data" / "train-0.parquet", rows, ["z", "a", "m"])
@@ -190,7 +191,7 @@ def test_parquet_from_the_hub_is_read_as_it_is(tmp_path: Path, work: Path) -> No
     assert val.labels.tolist() == ["amz".index("zam"[i % 3]) for i in kept]  # by name where both have names
 
 
-def test_parquet_of_other_makers_is_understood_or_told(tmp_path: Path, work: Path) -> None:
+def test_other_parquet_files_are_read_or_ambiguities_are_reported(tmp_path: Path, work: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -208,7 +209,7 @@ def test_parquet_of_other_makers_is_understood_or_told(tmp_path: Path, work: Pat
         catalog(work, tmp_path / "c.parquet")
 
 
-def test_the_spool_is_used_again_until_the_file_changes_or_it_is_damaged(
+def test_the_scan_cache_is_reused_until_the_file_changes_or_the_cache_is_damaged(
     tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = make_tree(tmp_path / "photos")
@@ -218,16 +219,20 @@ def test_the_spool_is_used_again_until_the_file_changes_or_it_is_damaged(
 
     real = archive.open_tar
     monkeypatch.setattr(archive, "open_tar", lambda path: opened.append(path) or real(path))
-    same(catalog(work, path), files)
-    same(catalog(work, path), files)
+    assert_same_images(catalog(work, path), files)
+    assert_same_images(catalog(work, path), files)
     assert len(opened) == 1
     (blob,) = (work / "spool").glob("*.blob")
     blob.write_bytes(blob.read_bytes()[:-1])
-    same(catalog(work, path), files)
+    assert_same_images(catalog(work, path), files)
     assert len(opened) == 2
     del files["dog/1.jpg"]
     pack_tar(path, files_in(files, ""), "gz")
     os.utime(path, ns=(1, 1))
-    same(catalog(work, path), files)
+    assert_same_images(catalog(work, path), files)
     assert len(opened) == 3
-    assert len(list((work / "spool").iterdir())) == 3
+    assert len(list((work / "spool").glob("*.blob"))) == 2  # jobs may still read the older version
+    delete_old_versions(work / "spool", catalog(work, path).containers)
+    assert_same_images(catalog(work, path), files)
+    assert len(opened) == 3
+    assert len(list((work / "spool").glob("*.blob"))) == 1

@@ -1,4 +1,4 @@
-"""The same photos are the same catalog, however they are packed; folders, tables and lists as users have them."""
+"""Recognition of sources: the same photos give the same catalogue in any format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from pipeline.errors import ResoluteError
 from prep.plan.splits import make_splits
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
-from tests.support.packed import (
+from tests.support.s3 import s3_server  # noqa: F401
+from tests.support.source_formats import (
+    assert_same_images,
     catalog,
     jpeg,
     make_tree,
@@ -23,22 +25,20 @@ from tests.support.packed import (
     pack_parquet,
     pack_table,
     pack_zip,
-    same,
 )
-from tests.support.s3 import s3_server  # noqa: F401
 
 
 @pytest.mark.parametrize("top", ["", "photos/", "./data/photos/"])
 @pytest.mark.parametrize("how", ["folder", "zip", "tar", "tar.gz", "tar.bz2", "tar.xz"])
-def test_a_folder_and_its_archives_are_one_catalog(tmp_path: Path, work: Path, how: str, top: str) -> None:
+def test_a_folder_and_its_archives_give_the_same_catalog(tmp_path: Path, work: Path, how: str, top: str) -> None:
     files = make_tree(tmp_path / "photos")
     got = catalog(work, pack(tmp_path, how, files, top))
-    same(got, files)
+    assert_same_images(got, files)
     assert got.by_class() == catalog(work, tmp_path / "photos").by_class()
     assert not got.ignored
 
 
-def test_a_table_a_list_and_class_folders_agree(tmp_path: Path, work: Path) -> None:
+def test_a_table_a_list_and_class_folders_give_the_same_catalog(tmp_path: Path, work: Path) -> None:
     files = make_tree(tmp_path / "photos")
     by_folder = catalog(work, tmp_path / "photos").by_class()
     labels = pack_table(tmp_path / "labels.csv", [(name, name.partition("/")[0]) for name in reversed(files)])
@@ -47,19 +47,19 @@ def test_a_table_a_list_and_class_folders_agree(tmp_path: Path, work: Path) -> N
     assert catalog(work, rows).by_class() == by_folder
 
 
-def test_names_that_are_no_text_come_through(tmp_path: Path, work: Path) -> None:
+def test_names_that_are_not_utf8_are_preserved(tmp_path: Path, work: Path) -> None:
     odd = os.fsdecode(b"b\xff\n\xe4.jpg")
     files = {f"a/{odd}": jpeg(1), "b/\u00e4.jpg": jpeg(2)}
     for name, data in files.items():
         (tmp_path / "photos" / name).parent.mkdir(parents=True)
         (tmp_path / "photos" / name).write_bytes(data)
-    same(catalog(work, tmp_path / "photos"), files)
+    assert_same_images(catalog(work, tmp_path / "photos"), files)
     with tarfile.open(tmp_path / "p.tar", "w", errors="surrogateescape") as archive:
         archive.add(tmp_path / "photos", "photos")
-    same(catalog(work, tmp_path / "p.tar"), files)
+    assert_same_images(catalog(work, tmp_path / "p.tar"), files)
 
 
-def test_folders_yield_ascending_bytes_whatever_the_names(tmp_path: Path, work: Path) -> None:
+def test_folders_are_listed_in_byte_order(tmp_path: Path, work: Path) -> None:
     for name in ("a/x.jpg", "a.b/x.jpg", "a-b/x.jpg", "a/b/x.jpg", "a/b.jpg", "a/b-.jpg", "\u00e9/x.jpg", "Z/x.jpg"):
         (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "p" / name).write_bytes(b"x")
@@ -68,7 +68,7 @@ def test_folders_yield_ascending_bytes_whatever_the_names(tmp_path: Path, work: 
     assert got == sorted(got, key=os.fsencode)
 
 
-def test_what_is_no_image_is_counted_by_its_kind(tmp_path: Path, work: Path) -> None:
+def test_files_that_are_not_images_are_counted_by_kind(tmp_path: Path, work: Path) -> None:
     make_tree(tmp_path / "p")
     for name in ("cat/notes.txt", "loose.jpg", "cat/.hidden.jpg", ".git/a.jpg", "cat/Thumbs.db", "__MACOSX/cat/1.jpg",
                  "empty/more/readme", "cat/._1.jpg", "cat/.DS_Store"):  # fmt: skip
@@ -84,16 +84,16 @@ def test_what_is_no_image_is_counted_by_its_kind(tmp_path: Path, work: Path) -> 
         }  # fmt: skip
 
 
-def test_linked_folders_are_followed_but_not_for_ever(tmp_path: Path, work: Path) -> None:
+def test_links_to_folders_are_followed_once(tmp_path: Path, work: Path) -> None:
     make_tree(tmp_path / "p")
     (tmp_path / "p" / "dog").rename(tmp_path / "elsewhere")
     (tmp_path / "p" / "dog").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "p" / "cat" / "loop").symlink_to(tmp_path / "p")
     (tmp_path / "p" / "cat" / "gone.jpg").symlink_to(tmp_path / "nowhere")
     source = open_source(str(tmp_path / "p"), scan_cache=work)
-    found = {found.name: found.nbytes for found in source}
-    assert len(found) == 11
-    assert found["cat/gone.jpg"] == 0
+    sizes = {image.name: image.nbytes for image in source}
+    assert len(sizes) == 11
+    assert sizes["cat/gone.jpg"] == 0
     assert source.ignored == {"links to a folder read already": 1}
 
 
@@ -112,7 +112,7 @@ def test_a_tree_of_links_lists_each_real_folder_once(tmp_path: Path, work: Path)
     assert names(source) == ["a/" * depth + "x.jpg"]  # what was visited counts for one iteration
 
 
-def test_no_row_of_a_table_names_a_file_outside_its_folder(tmp_path: Path, work: Path) -> None:
+def test_a_table_cannot_name_files_outside_its_folder(tmp_path: Path, work: Path) -> None:
     files = ("photos/cat/1.jpg", "photos/dog/2.jpg", "photos/odd\\name.jpg", "secret/x.jpg", "linked/y.jpg")
     for number, name in enumerate(files):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def test_no_row_of_a_table_names_a_file_outside_its_folder(tmp_path: Path, work:
     assert secret not in fetch_many([got.byte_range(i) for i in range(len(got))])
 
 
-def test_no_name_in_a_store_or_a_remote_table_leads_to_files_of_this_machine(tmp_path: Path, work: Path) -> None:
+def test_names_in_a_store_or_a_remote_table_never_open_local_files(tmp_path: Path, work: Path) -> None:
     fs = fsspec.filesystem("memory")
     chain = f"memory://x.jpg::file://{tmp_path}/x.jpg"
     for name in ("cat/1.jpg", "dog/2.jpg", "cat/3::4.jpg"):
@@ -148,7 +148,7 @@ def test_no_name_in_a_store_or_a_remote_table_leads_to_files_of_this_machine(tmp
     assert source.ignored == {"unsafe names": 1 + len(unsafe)}
 
 
-def test_a_list_of_validation_names_chooses_among_the_images_of_the_source_alone(tmp_path: Path, work: Path) -> None:
+def test_a_validation_list_can_only_select_images_of_the_source(tmp_path: Path, work: Path) -> None:
     make_tree(tmp_path / "photos")
     (tmp_path / "secret.jpg").write_bytes(jpeg(1))
     got = catalog(work, tmp_path / "photos")
@@ -167,7 +167,7 @@ def test_paths_inside_parquet_rows_are_never_opened(tmp_path: Path, work: Path) 
     assert source.ignored == {"rows without an image's bytes": 1}
 
 
-def test_folders_of_splits_are_told(tmp_path: Path, work: Path) -> None:
+def test_folders_of_splits_are_refused_with_the_settings_to_use(tmp_path: Path, work: Path) -> None:
     src = tmp_path / "ann's"
     make_tree(src / "train")
     make_tree(src / "val")
@@ -182,7 +182,7 @@ def test_folders_of_splits_are_told(tmp_path: Path, work: Path) -> None:
 @pytest.mark.parametrize(
     "header", ["id,breed", "Image,Label", "file_name,class", '"id","breed"', "id;breed", "id\tbreed"]
 )
-def test_usual_tables_are_understood(tmp_path: Path, work: Path, header: str) -> None:
+def test_common_table_formats_are_read(tmp_path: Path, work: Path, header: str) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "a.jpg").write_bytes(jpeg(1))
     (tmp_path / "p" / "b c.png").write_bytes(jpeg(2, "PNG"))
@@ -198,28 +198,28 @@ def test_usual_tables_are_understood(tmp_path: Path, work: Path, header: str) ->
     assert [str(data)[:10] for data in fetch_many([got.byte_range(2)])] == ["not there:"]
 
 
-def test_tables_that_do_not_fit_are_told(tmp_path: Path, work: Path) -> None:
+def test_invalid_tables_are_reported(tmp_path: Path, work: Path) -> None:
     (tmp_path / "p").mkdir()
     for name in ("a.jpg", "a.png", "b.jpg"):
         (tmp_path / "p" / name).write_bytes(b"x")
 
-    def told(text: str, columns: str | None = None) -> str:
+    def error_of(text: str, columns: str | None = None) -> str:
         (tmp_path / "l.csv").write_text(text)
         with pytest.raises(ResoluteError) as error:
             catalog(work, tmp_path / "p", labels=str(tmp_path / "l.csv"), columns=columns)
         return str(error.value)
 
-    assert "line 2 names several files, got a" in told("id,breed\na,pug\n")
-    assert "a.jpg: belongs to two classes" in told("id,breed\na.jpg,pug\na.jpg,elk\n")
-    assert "name the two with COLUMNS" in told("who,what\na.jpg,pug\n")
-    assert "has no column what, got id, breed" in told("id,breed\n", "id,what")
-    assert "COLUMNS: not two names" in told("id,breed\n", "id")
-    assert "line 3 is incomplete" in told("id,breed\nb,pug\nb\n")
-    assert "no rows" in told("id,breed\n")
+    assert "line 2 names several files, got a" in error_of("id,breed\na,pug\n")
+    assert "a.jpg: belongs to two classes" in error_of("id,breed\na.jpg,pug\na.jpg,elk\n")
+    assert "name the two with COLUMNS" in error_of("who,what\na.jpg,pug\n")
+    assert "has no column what, got id, breed" in error_of("id,breed\n", "id,what")
+    assert "COLUMNS: not two names" in error_of("id,breed\n", "id")
+    assert "line 3 is incomplete" in error_of("id,breed\nb,pug\nb\n")
+    assert "no rows" in error_of("id,breed\n")
 
 
 @pytest.mark.parametrize("separator", [" ", "\t", ",", "   "])
-def test_lists_keep_their_numbers(tmp_path: Path, work: Path, separator: str) -> None:
+def test_lists_keep_numeric_labels(tmp_path: Path, work: Path, separator: str) -> None:
     (tmp_path / "p").mkdir()
     rows = [("p/a b.jpg", 10), ("./p/c,d.jpg", 2), (f"{tmp_path}/p/e.JPEG", 2)]
     for i, (name, _) in enumerate(rows):
@@ -235,7 +235,7 @@ def test_lists_keep_their_numbers(tmp_path: Path, work: Path, separator: str) ->
     assert sorted(map(len, fetch_many([got.byte_range(i) for i in range(3)]))) == sorted(len(jpeg(i)) for i in range(3))
 
 
-def test_a_remote_list_cannot_name_files_of_this_machine(tmp_path: Path, work: Path) -> None:
+def test_a_remote_list_cannot_name_local_files(tmp_path: Path, work: Path) -> None:
     files = fsspec.filesystem("memory")
     lines = [
         "/etc/a.jpg 0",
@@ -251,7 +251,7 @@ def test_a_remote_list_cannot_name_files_of_this_machine(tmp_path: Path, work: P
     assert source.ignored == {"unsafe names": 4}
 
 
-def test_what_is_not_understood_is_told(tmp_path: Path, work: Path) -> None:
+def test_unknown_sources_are_reported(tmp_path: Path, work: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"")
     for src, words in (
         ("gone", "no such folder, got nothing there"),

@@ -1,4 +1,4 @@
-"""Tables and lists of labels: what they may look like, and errors that name the line."""
+"""Tables and lists of labels: accepted formats, and errors that name the line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Prep = Callable[..., Any]
 
 def rows(path: Path, text: str | bytes, columns: str | None = None) -> list[tuple[str, str]]:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return [(row.name, row.label) for row in label_rows(str(path), columns)]
+    return [(row.name, row.cells[0]) for row in label_rows(str(path), columns)]
 
 
 def error(path: Path, text: str | bytes, columns: str | None = None) -> str:
@@ -42,7 +42,7 @@ def test_an_open_quote_in_a_huge_table_is_reported_there_too(tmp_path: Path) -> 
     assert "line 3 " in error(tmp_path / "t.csv", 'id,label\na.jpg,cat\nb.jpg,"cat\n' + TABLE * 1000)
 
 
-def test_quoted_fields_of_several_lines_are_fine_in_other_columns(tmp_path: Path) -> None:
+def test_quoted_fields_may_span_lines(tmp_path: Path) -> None:
     text = 'id,note,label\na.jpg,"one\ntwo",cat\nb.jpg,,dog\nc.jpg\n'
     assert "line 5 is incomplete" in error(tmp_path / "t.csv", text)
     assert rows(tmp_path / "t.csv", text.removesuffix("c.jpg\n")) == [("a.jpg", "cat"), ("b.jpg", "dog")]
@@ -50,14 +50,14 @@ def test_quoted_fields_of_several_lines_are_fine_in_other_columns(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.txt"])
 @pytest.mark.parametrize(("text", "got"), [("", "an empty file"), ("id,label\n", "only a header"), ("\n\n", "")])
-def test_an_empty_table_is_called_so(tmp_path: Path, name: str, text: str, got: str) -> None:
+def test_an_empty_table_is_reported(tmp_path: Path, name: str, text: str, got: str) -> None:
     if name.endswith("txt") and "id" in text:
         text = ""
         got = "an empty file"
     assert f"no rows, got {got}" in error(tmp_path / name, text)
 
 
-def test_an_empty_table_does_not_speak_of_class_folders(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_the_error_of_an_empty_table_does_not_mention_class_folders(photos: Path, tmp_path: Path, prep: Prep) -> None:
     (tmp_path / "t.csv").write_text("id,label\n")
     ran = prep("--src", photos, "--labels", tmp_path / "t.csv", "--out", tmp_path / "s", "--res", "32")
     assert ran.status == 2
@@ -65,7 +65,7 @@ def test_an_empty_table_does_not_speak_of_class_folders(photos: Path, tmp_path: 
     assert "folder" not in ran.err
 
 
-def test_a_table_without_a_header_can_be_used(tmp_path: Path) -> None:
+def test_a_table_without_a_header_is_read_by_column_position(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     assert rows(path, "a,x,cat\nb,y,dog\n", "0,2") == [("a", "cat"), ("b", "dog")]
     assert rows(path, "cat,a\ndog,b\n", "1,0") == [("a", "cat"), ("b", "dog")]
@@ -92,17 +92,17 @@ def test_a_table_without_a_header_can_be_used(tmp_path: Path) -> None:
         ('a.jpg 12"', ("a.jpg", '12"')),
     ],
 )
-def test_paths_and_labels_of_a_list_may_hold_spaces(tmp_path: Path, line: str, expected: tuple[str, str]) -> None:
+def test_paths_and_labels_in_a_list_may_contain_spaces(tmp_path: Path, line: str, expected: tuple[str, str]) -> None:
     assert rows(tmp_path / "l.txt", f"x.jpg 1\n{line}\n") == [("x.jpg", "1"), expected]
 
 
 @pytest.mark.parametrize("line", ['my cats/1.jpg "big cat', '"my cats/1.jpg 0', 'a.jpg ""', "a.jpg", "cat 0"])
-def test_a_line_that_is_no_image_and_label_is_named(tmp_path: Path, line: str) -> None:
+def test_a_line_without_image_and_label_is_reported_by_number(tmp_path: Path, line: str) -> None:
     assert "line 2 is not an image and its label" in error(tmp_path / "l.txt", f"x.jpg 1\n{line}\n")
 
 
 @pytest.mark.parametrize(("name", "first"), [("t.csv", "id,label\n"), ("l.txt", "x.jpg dog\n")])
-def test_other_encodings_are_named_with_their_line(tmp_path: Path, name: str, first: str) -> None:
+def test_encodings_other_than_utf8_are_reported_with_the_line(tmp_path: Path, name: str, first: str) -> None:
     separator = "," if name == "t.csv" else " "
     text = f"{first}a.jpg{separator}cat\nb.jpg{separator}größe\n"
     path = tmp_path / name
@@ -113,7 +113,7 @@ def test_other_encodings_are_named_with_their_line(tmp_path: Path, name: str, fi
         assert "not UTF-8, line 1: got UTF-16" in error(path, text.encode(encoding))
 
 
-def test_a_name_in_another_encoding_is_named_unless_there_is_such_a_file(
+def test_a_file_name_that_is_not_utf8_is_reported_with_its_line(
     photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
     names = sorted((photos / "bee").glob("*.jpg"))
@@ -128,7 +128,7 @@ def test_a_name_in_another_encoding_is_named_unless_there_is_such_a_file(
     assert prep(*argv).status == 0
 
 
-def test_class_names_are_utf8(tmp_path: Path) -> None:
+def test_class_lists_must_be_utf8(tmp_path: Path) -> None:
     path = tmp_path / "classes.txt"
     path.write_text("cat\ngröße\n", encoding="utf-8-sig")
     assert read_classes(path) == ("cat", "größe")

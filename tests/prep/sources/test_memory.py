@@ -1,4 +1,4 @@
-"""Whatever a source holds, prep reads no image of more than `MAX_BYTES`, and holds a bounded number of bytes."""
+"""Bounded memory: prep never reads an image of more than `MAX_BYTES`, whatever a source contains."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ import pytest
 from prep.convert import worker
 from prep.convert.batch import Batch, EncodeOptions
 from prep.convert.decode import Reject
-from prep.sources import fetch as fetching
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
 from prep.sources.image_ref import MAX_BYTES, UNSEEN, ZIPPED, ByteRange
 from tests import ROOT
-from tests.support.packed import catalog, jpeg
+from tests.support.source_formats import catalog, jpeg
 
 Prep = Callable[..., Any]
 HUGE = MAX_BYTES + (64 << 20)
@@ -50,7 +49,7 @@ print("MiB:", peak_mib(), file=sys.stderr)
 
 
 def listed_within_a_gigabyte(src: Path, scan_cache: Path) -> str:
-    """What a process of at most 1 GiB finds in `src`; it has to stay below 300 MiB of real memory."""
+    """The listing of `src` by a process limited to 1 GiB of addresses, which must use less than 300 MiB."""
     command = [sys.executable, "-c", LISTING, str(src), str(scan_cache)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -61,7 +60,7 @@ def listed_within_a_gigabyte(src: Path, scan_cache: Path) -> str:
 
 
 class Zeros(io.RawIOBase):
-    """So many zero bytes, none of them in memory."""
+    """A file of `nbytes` zero bytes that are not held in memory."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
@@ -98,18 +97,18 @@ def write_tar(path: Path, members: list[tuple[str, int | bytes, bytes]]) -> Path
 PLAIN = tarfile.REGTYPE
 
 
-def test_a_huge_member_of_a_compressed_tar_is_passed_over_and_rejected(tmp_path: Path, work: Path) -> None:
+def test_a_huge_member_of_a_compressed_tar_is_skipped_and_rejected(tmp_path: Path, work: Path) -> None:
     path = write_tar(tmp_path / "a.tar.gz", [
         ("p/cat/1.jpg", jpeg(1), PLAIN), ("p/cat/huge.jpg", HUGE, PLAIN), ("p/dog/2.jpg", jpeg(2), PLAIN),
     ])  # fmt: skip
-    told = listed_within_a_gigabyte(path, work)
-    assert f"('cat/huge.jpg', {HUGE})" in told
+    listing = listed_within_a_gigabyte(path, work)
+    assert f"('cat/huge.jpg', {HUGE})" in listing
     got = catalog(work, path)
     datas = fetch_many([got.byte_range(i) for i in range(3)])
     assert [datas[0], str(datas[1]), datas[2]] == [jpeg(1), f"too large: {HUGE} bytes", jpeg(2)]
 
 
-def test_huge_members_of_samples_are_passed_over_and_rejected(tmp_path: Path, work: Path) -> None:
+def test_huge_members_of_webdataset_samples_are_skipped_and_rejected(tmp_path: Path, work: Path) -> None:
     path = write_tar(tmp_path / "a.tar.gz", [
         ("1.jpg", jpeg(1), PLAIN), ("1.cls", b"0", PLAIN),
         ("2.jpg", HUGE, PLAIN), ("2.cls", b"1", PLAIN),
@@ -124,19 +123,19 @@ def test_huge_members_of_samples_are_passed_over_and_rejected(tmp_path: Path, wo
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tar"])
-def test_a_huge_header_of_a_tar_is_refused_unread(tmp_path: Path, work: Path, kind: bytes, name: str) -> None:
+def test_a_huge_tar_header_is_refused_unread(tmp_path: Path, work: Path, kind: bytes, name: str) -> None:
     small = 3 << 20 if name == "a.tar" else HUGE
     path = write_tar(tmp_path / name, [
         ("p/cat/1.jpg", jpeg(1), PLAIN), ("././@LongLink", small, kind), ("p/dog/2.jpg", jpeg(2), PLAIN),
     ])  # fmt: skip
-    told = listed_within_a_gigabyte(path, work)
-    assert "the header of a member takes more than 1048576 bytes" in told
-    assert str(path) in told
+    listing = listed_within_a_gigabyte(path, work)
+    assert "the header of a member takes more than 1048576 bytes" in listing
+    assert str(path) in listing
 
 
-def test_an_endless_sparse_map_of_a_tar_is_refused_unread(tmp_path: Path, work: Path) -> None:
+def test_an_endless_sparse_map_in_a_tar_is_refused_unread(tmp_path: Path, work: Path) -> None:
     info = bytearray(header("p/cat/sparse.jpg", 0, tarfile.GNUTYPE_SPARSE))
-    info[482] = 1  # its map goes on in the next block
+    info[482] = 1  # its map continues in the next block
     block = (b"%011o\0" % 1) * 42 + b"\1" + bytes(7)
     checksum = sum(info[:148]) + sum(info[156:512]) + 8 * ord(" ")
     info[148:156] = b"%06o\0 " % checksum
@@ -158,7 +157,7 @@ def test_long_names_and_pax_headers_of_usual_size_are_read(tmp_path: Path, work:
         assert fetch_many([got.byte_range(i) for i in range(2)]) == [jpeg(0), jpeg(1)]
 
 
-def test_what_is_large_is_left_for_its_turn_when_reading_ahead(tmp_path: Path) -> None:
+def test_large_files_are_not_read_ahead(tmp_path: Path) -> None:
     for name, nbytes in (("small", 10), ("large", 2_000)):
         (tmp_path / name).write_bytes(bytes(nbytes))
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -180,9 +179,9 @@ class Ranges:
         return [bytes(min(self.sizes[path], end) - start) for path, start, end in zip(paths, starts, ends, strict=True)]
 
 
-def test_of_a_url_of_unknown_size_no_more_is_asked_for_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_of_a_url_of_unknown_size_are_bounded_by_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Ranges({"small": 10, "large": 2_000, "edge": 1_000, "huge": MAX_BYTES + 5})
-    monkeypatch.setattr(fetching, "url_to_fs", lambda url: (store, url.removeprefix("far://")))
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: (store, url.removeprefix("far://")))
     places = [ByteRange(f"far://{name}", packed=UNSEEN) for name in store.sizes]
     assert fetch_many(places, ahead_bytes=1_000) == [bytes(10), None, bytes(1_000), None]
     assert max(end for _, end in store.asked) == 1_001
@@ -201,9 +200,9 @@ class Connection:
         self.tasks, self.results = [task] * 2, []
     def recv(self):
         if not self.tasks: raise EOFError
-        return EncodeOptions(quality=90, label_digits=1), self.tasks.pop()
-    def send(self, chunk):
-        self.results.append(chunk)
+        return len(self.tasks), EncodeOptions(quality=90, label_digits=1), None, self.tasks.pop()
+    def send(self, answer):
+        self.results.append(answer[1])
 class Current: value = -1
 byte_ranges = tuple(ByteRange(path) for path in sys.argv[1:])
 task = Batch(first_key=0, byte_ranges=byte_ranges, labels=(0,) * 16, short_sides=(16,))
@@ -226,12 +225,12 @@ def test_a_worker_holds_one_large_file_at_a_time(tmp_path: Path) -> None:
         command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 0, done.stderr[-600:]
-    told = json.loads(done.stdout)
-    assert told["reasons"] == ["not an image"] * 32
-    assert told["MiB"] < 250  # and not 32 times 100 MiB
+    report = json.loads(done.stdout)
+    assert report["reasons"] == ["not an image"] * 32
+    assert report["MiB"] < 250  # and not 32 times 100 MiB
 
 
-def test_storage_that_is_slow_is_no_hang_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_storage_is_not_counted_as_a_hanging_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at: list[int] = []
 
     def fetch(places: Sequence[ByteRange], **options: int) -> list[bytes | Reject | None]:
@@ -240,7 +239,7 @@ def test_storage_that_is_slow_is_no_hang_of_the_image(tmp_path: Path, monkeypatc
         at.append(current)
         return [Reject("seen")]
 
-    def tell(i: int) -> None:
+    def set_current(i: int) -> None:
         nonlocal current
         current = i
 
@@ -250,12 +249,12 @@ def test_storage_that_is_slow_is_no_hang_of_the_image(tmp_path: Path, monkeypatc
     monkeypatch.setattr(worker, "fetch_many", fetch)
     places = (ByteRange(str(tmp_path / "a.jpg")),) * 2
     task = Batch(first_key=0, byte_ranges=places, labels=(0, 0), short_sides=())
-    chunk = worker.convert(EncodeOptions(quality=90, label_digits=1), task, tell)
+    chunk = worker.convert(EncodeOptions(quality=90, label_digits=1), task, set_current)
     assert at == [-1, -1]
     assert chunk.rejects == ((0, "seen"), (1, "seen"))
 
 
-def test_damaged_labels_are_counted_as_such(tmp_path: Path, work: Path) -> None:
+def test_damaged_labels_are_counted_separately(tmp_path: Path, work: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [
         ("1.jpg", jpeg(1), PLAIN), ("1.cls", b"3", PLAIN),
         ("2.jpg", jpeg(2), PLAIN), ("2.json", b"[" * 100_000, PLAIN),

@@ -1,11 +1,8 @@
-"""Every kind of source is read from an object store and a web server as from a disk."""
+"""Every source format is read from an object store and a web server as from a local disk."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -13,7 +10,10 @@ import pytest
 
 from pipeline.errors import ResoluteError
 from prep.sources.fetch import fetch_many
-from tests.support.packed import (
+from tests.support.http_server import RangeHandler, serving
+from tests.support.s3 import s3_server  # noqa: F401
+from tests.support.source_formats import (
+    assert_same_images,
     catalog,
     jpeg,
     make_tree,
@@ -21,12 +21,10 @@ from tests.support.packed import (
     pack_parquet,
     pack_samples,
     pack_table,
-    same,
 )
-from tests.support.s3 import s3_server  # noqa: F401
 
 
-def test_every_kind_is_read_from_an_object_store(tmp_path: Path, work: Path, s3_server: str) -> None:  # noqa: F811
+def test_every_source_format_is_read_from_an_object_store(tmp_path: Path, work: Path, s3_server: str) -> None:  # noqa: F811
     files = make_tree(tmp_path / "photos")
     del files["dog/line\nbreak.jpg"]  # why: moto, not S3, loses it
     (tmp_path / "photos" / "dog" / "line\nbreak.jpg").unlink()
@@ -39,7 +37,7 @@ def test_every_kind_is_read_from_an_object_store(tmp_path: Path, work: Path, s3_
         fs.pipe(f"{s3_server}/{path.name}", path.read_bytes())
     for src in ("photos", "p.zip", "p.tar", "p.tar.gz"):
         got = catalog(work, f"{s3_server}/{src}")
-        same(got, files)
+        assert_same_images(got, files)
     samples = pack_samples(tmp_path / "x-0.tar", [("0.jpg", jpeg(0), {"cls": b"0"}), ("1.jpg", jpeg(1), {"cls": b"1"})])
     rows = pack_parquet(tmp_path / "x.parquet", [(jpeg(i), "", i % 2) for i in range(4)], None)
     table = pack_table(tmp_path / "list.csv", [(f"photos/{name}", name.partition("/")[0]) for name in files])
@@ -52,56 +50,27 @@ def test_every_kind_is_read_from_an_object_store(tmp_path: Path, work: Path, s3_
     assert fetch_many([got.byte_range(i) for i in range(len(got))]) == list(files.values())
 
 
-class Ranged(SimpleHTTPRequestHandler):
-    """Python's file server, and byte ranges where `ranges` is set."""
-
-    ranges = True
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        path = Path(self.translate_path(self.path))
-        asked = self.headers.get("Range")
-        if not (self.ranges and asked and path.is_file()):
-            return super().do_GET()
-        data = path.read_bytes()
-        first, _, last = asked.removeprefix("bytes=").partition("-")
-        part = data[int(first) : int(last) + 1 if last else None]
-        self.send_response(206)
-        self.send_header("Content-Length", str(len(part)))
-        self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}")
-        self.end_headers()
-        self.wfile.write(part)
-        return None
-
-
 @pytest.fixture
 def http(tmp_path: Path) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranged, directory=str(tmp_path)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(tmp_path) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_archives_are_read_from_a_web_server(tmp_path: Path, work: Path, http: str) -> None:
     files = make_tree(tmp_path / "photos")
     for how in ("zip", "tar", "tar.gz"):
-        same(catalog(work, f"{http}/{pack(tmp_path, how, files, '').name}"), files)
+        assert_same_images(catalog(work, f"{http}/{pack(tmp_path, how, files, '').name}"), files)
     pack_samples(tmp_path / "x-00.tar", [("0.jpg", jpeg(0), {"cls": b"0"}), ("1.jpg", jpeg(1), {"cls": b"1"})])
     assert len(catalog(work, f"{http}/x-{{00..00}}.tar")) == 2
     with pytest.raises(ResoluteError, match="cannot be read"):
         catalog(work, f"{http}/gone.zip")
 
 
-def test_a_web_server_without_byte_ranges_is_told_where_they_are_needed(
+def test_a_web_server_without_byte_ranges_is_refused_where_they_are_needed(
     tmp_path: Path, work: Path, http: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ranged, "ranges", False)
+    monkeypatch.setattr(RangeHandler, "ranges", False)
     files = make_tree(tmp_path / "photos")
-    same(catalog(work, f"{http}/{pack(tmp_path, 'tar.gz', files, '').name}"), files)
+    assert_same_images(catalog(work, f"{http}/{pack(tmp_path, 'tar.gz', files, '').name}"), files)
     with pytest.raises(ResoluteError, match=r"p\.zip: its server ignores byte ranges"):
-        same(catalog(work, f"{http}/{pack(tmp_path, 'zip', files, '').name}"), files)
+        assert_same_images(catalog(work, f"{http}/{pack(tmp_path, 'zip', files, '').name}"), files)

@@ -1,4 +1,4 @@
-"""Shards on an object store: the same bytes, whole or not at all, through kills and failing uploads."""
+"""Writing shards to an object store: the same bytes, complete or absent, through kills and failing uploads."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ import pytest
 
 from pipeline.errors import ResoluteError, StorageError
 from pipeline.storage.scratch import ScratchFolder
+from prep.execute import process_pool
+from prep.shards.cleanup import delete_partial_shards
 from prep.sources.scan_cache import cached_scan
 from prep.storage import lease
+from prep.storage.bulk import read_many, remove_many, write_many
 from prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
@@ -38,7 +42,7 @@ def contents(url: str) -> dict[str, str]:
     files = {
         name.removeprefix(base).lstrip("/"): hashlib.sha256(fs.cat_file(name)).hexdigest() for name in fs.find(base)
     }
-    for name in ("report.html", "source.json"):  # tell times and places
+    for name in ("report.html", "source.json"):  # contain times and paths
         files.pop(name, None)
     return files
 
@@ -51,7 +55,7 @@ def bucket(s3_server: Any) -> str:  # noqa: F811
 
 
 @pytest.mark.slow
-def test_a_set_on_s3_from_photos_on_s3_has_the_bytes_of_a_local_one(
+def test_a_set_on_s3_from_photos_on_s3_equals_the_local_set(
     bucket: str, photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
     fsspec.filesystem("s3").put(f"{photos}/", f"{bucket}/photos/", recursive=True)
@@ -64,7 +68,7 @@ def test_a_set_on_s3_from_photos_on_s3_has_the_bytes_of_a_local_one(
 
 
 @pytest.mark.slow
-def test_an_upload_that_fails_leaves_no_object_and_the_run_goes_on(
+def test_a_failed_upload_leaves_no_object_and_the_run_can_be_resumed(
     bucket: str, photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", 20)
@@ -78,7 +82,7 @@ def test_an_upload_that_fails_leaves_no_object_and_the_run_goes_on(
 
     monkeypatch.setattr(fs, "_put_file", refuse)
     fs.clear_instance_cache()  # why: instances keep the methods that they were made with
-    ran = prep(*argv, "--out", f"{bucket}/set")
+    ran = prep(*argv, "--out", f"{bucket}/set", "--workers", 4)  # so many that this process writes the four shards
     assert ran.status == 2
     assert "connection lost" in ran.err
     assert "48/train-000001.tar" in ran.err
@@ -122,39 +126,39 @@ def before_writes(monkeypatch: pytest.MonkeyPatch, hook: Callable[[str], None]) 
 
 
 def leave_lock(store: Any, name: str, age_s: float) -> None:
-    """What a run leaves that was killed when its lock had been renewed `age_s` before now."""
+    """Write the lock of a killed run, last renewed `age_s` seconds ago."""
     record = {"host": "elsewhere", "pid": 7, "since": "long ago", "token": "another's", "renewed": time.time() - age_s}
     store.put(f"{LOCK}/{name}", json.dumps(record).encode())
 
 
 @pytest.mark.parametrize("left_behind", [False, True])
-def test_of_two_writers_that_saw_the_same_store_one_gets_the_lock(
+def test_only_one_of_two_concurrent_writers_gets_the_lock(
     bucket: str, monkeypatch: pytest.MonkeyPatch, left_behind: bool
 ) -> None:
-    one, two = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
+    first_store, second_store = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
     if left_behind:
-        leave_lock(two, "00000007", age_s=61)
+        leave_lock(second_store, "00000007", age_s=61)
     with ExitStack() as second:
         inside: list[str] = []
 
         def overtake(path: str) -> None:
             if LOCK in path and not inside:  # the first has looked, and is about to write
                 inside.append("second")
-                second.enter_context(two.exclusive_lock())
+                second.enter_context(second_store.exclusive_lock())
 
         before_writes(monkeypatch, overtake)
         with (
             pytest.raises(ResoluteError, match=rf"another prep is writing here, got host .*, pid {os.getpid()}, since"),
-            one.exclusive_lock(),
+            first_store.exclusive_lock(),
         ):
             inside.append("first")
         assert inside == ["second"]
-        assert len(two.names(LOCK)) == 1
-        two.write("a.bin", b"1")
-    assert two.names(LOCK) == []
+        assert len(second_store.names(LOCK)) == 1
+        second_store.write("a.bin", b"1")
+    assert second_store.names(LOCK) == []
 
 
-def test_a_lock_is_taken_over_when_its_holder_has_not_renewed_it(bucket: str) -> None:
+def test_a_lock_is_taken_over_only_after_it_expired(bucket: str) -> None:
     store = open_store(f"{bucket}/set")
     leave_lock(store, "00000001", age_s=10)
     with (
@@ -168,30 +172,30 @@ def test_a_lock_is_taken_over_when_its_holder_has_not_renewed_it(bucket: str) ->
     assert store.names(LOCK) == []
 
 
-def test_a_holder_whose_lock_was_taken_over_changes_nothing_any_more(bucket: str) -> None:
-    one, two = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
+def test_a_writer_whose_lock_was_taken_over_writes_nothing_more(bucket: str) -> None:
+    first_store, second_store = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
     with ExitStack() as second:
-        with one.exclusive_lock():
-            (mine,) = one.names(LOCK)
-            on_a_node = pickle.loads(pickle.dumps(one))
+        with first_store.exclusive_lock():
+            (mine,) = first_store.names(LOCK)
+            on_a_node = pickle.loads(pickle.dumps(first_store))
             on_a_node.write("b.bin", b"1")
-            large = one.create("large.bin")
+            large = first_store.create("large.bin")
             large.write(b"1")
-            leave_lock(one, mine, age_s=61)  # as after a pause
-            second.enter_context(two.exclusive_lock())
-            for store in (one, on_a_node):
+            leave_lock(first_store, mine, age_s=61)  # as after a pause
+            second.enter_context(second_store.exclusive_lock())
+            for store in (first_store, on_a_node):
                 with pytest.raises(StorageError, match=r"this run has lost its lock on OUT, got another prep on host"):
                     store.write("a.bin", b"2")
             with pytest.raises(StorageError, match="lost its lock"):
                 large.close()
             with pytest.raises(StorageError, match="lost its lock"):
-                one.remove("b.bin")
-        assert two.names() == ["b.bin"]
-        two.write("b.bin", b"3")  # the end of the first has not touched the second's lock
-    assert two.names(LOCK) == []
+                first_store.remove("b.bin")
+        assert second_store.names() == ["b.bin"]
+        second_store.write("b.bin", b"3")  # the end of the first has not touched the second's lock
+    assert second_store.names(LOCK) == []
 
 
-def test_a_holder_that_cannot_renew_its_lock_stops_before_another_may_take_it(
+def test_a_writer_that_cannot_renew_its_lock_stops_before_it_expires(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, now = open_store(f"{bucket}/set"), lease._clock
@@ -203,11 +207,27 @@ def test_a_holder_that_cannot_renew_its_lock_stops_before_another_may_take_it(
             store.write("b.bin", b"1")
         monkeypatch.setattr(lease, "_clock", now)
         with pytest.raises(StorageError, match="got no renewal for 50 s"):
-            store.write("b.bin", b"1")  # once lost, for ever lost
+            store.write("b.bin", b"1")  # a lost lock stays lost
     assert store.names() == ["a.bin"]
 
 
-def test_a_renewal_that_comes_too_late_leaves_no_lock(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_in_a_worker_stops_when_the_holder_has_not_renewed_the_lock(bucket: str) -> None:
+    store = open_store(f"{bucket}/set")
+    assert isinstance(store, ObjectStore)
+    with store.exclusive_lock():
+        in_worker = pickle.loads(pickle.dumps(store))
+        (name,) = store.names(LOCK)
+        for age_s in (49, 51):
+            record = {**store._lease._record, "renewed": time.time() - age_s}
+            store.put(f"{LOCK}/{name}", json.dumps(record).encode())
+            if age_s == 49:
+                in_worker.write("a.bin", b"1")
+        with pytest.raises(StorageError, match="got no renewal for 50 s"):
+            in_worker.write("b.bin", b"1")
+        assert store.names() == ["a.bin"]
+
+
+def test_a_late_renewal_releases_the_lock(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store, now = open_store(f"{bucket}/set"), lease._clock
     assert isinstance(store, ObjectStore)
     with store.exclusive_lock():
@@ -218,7 +238,7 @@ def test_a_renewal_that_comes_too_late_leaves_no_lock(bucket: str, monkeypatch: 
             store.write("a.bin", b"1")
 
 
-def test_a_lock_is_renewed_while_the_run_lasts_also_after_a_renewal_that_failed(
+def test_a_lock_is_renewed_during_the_run_even_after_a_failed_renewal(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "_RENEW_S", 0.05)
@@ -245,34 +265,112 @@ def test_a_lock_is_renewed_while_the_run_lasts_also_after_a_renewal_that_failed(
         assert renewed() > first
 
 
-def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
-    bucket: str, photos: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+def test_shared_and_exclusive_locks_exclude_each_other_and_shared_locks_do_not(bucket: str) -> None:
+    one, two, three = (open_store(f"{bucket}/set") for _ in range(3))
+    taken = rf"another prep is writing here, got host .*, pid {os.getpid()}, since .*, last renewed 0 s ago"
+    with one.shared_lock(), two.shared_lock():
+        assert len(one.names(LOCK)) == 2
+        with pytest.raises(ResoluteError, match=taken), three.exclusive_lock():
+            raise AssertionError("a writer beside jobs")
+        one.write("a.bin", b"1")
+        two.write("a.bin", b"1")
+    assert one.names(LOCK) == []
+    with one.exclusive_lock():
+        with pytest.raises(ResoluteError, match=taken), two.shared_lock():
+            raise AssertionError("a job beside a writer")
+        one.write("a.bin", b"2")
+    assert one.names(LOCK) == []
+
+
+@pytest.mark.parametrize("first", ["exclusive_lock", "shared_lock"])
+def test_of_a_shared_and_an_exclusive_lock_acquired_at_once_at_most_one_is_held(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    two = open_store(f"{bucket}/set")
-    with ExitStack() as second:
+    """The second takes its lock when the first has seen no lock and is about to make its own."""
+    one, two = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
+    second = "shared_lock" if first == "exclusive_lock" else "exclusive_lock"
+    with ExitStack() as stack:
+        inside: list[str] = []
 
         def overtake(path: str) -> None:
-            if path.endswith("train-000000-32.rec") and not overtaken:
-                overtaken.append(path)
-                (name,) = two.names(LOCK)
-                leave_lock(two, name, age_s=61)
-                second.enter_context(two.exclusive_lock())
+            if LOCK in path and not inside:
+                inside.append(second)
+                stack.enter_context(getattr(two, second)())
 
-        overtaken: list[str] = []
         before_writes(monkeypatch, overtake)
-        ran = prep("--src", photos, "--out", f"{bucket}/set", "--res", "32,48", "--shard-samples", 20)
-        assert overtaken
-        assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
-        assert "this run has lost its lock on OUT" in ran.err
-        assert two.size("manifest.json") is None
+        with pytest.raises(ResoluteError, match="another prep is writing here"), getattr(one, first)():
+            inside.append(first)
+        assert inside == [second]
         assert len(two.names(LOCK)) == 1
+        two.write("a.bin", b"1")
+    assert two.names(LOCK) == []
 
 
-def test_on_a_folder_the_second_writer_is_told_who_is_there(tmp_path: Path, photos: Path, prep: Prep) -> None:
+def test_an_expired_shared_lock_blocks_no_other_and_its_holder_writes_nothing(bucket: str) -> None:
+    one, two = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
+    leave_lock(one, "shared-killed", age_s=61)
+    leave_lock(one, "00000001", age_s=61)
+    with one.shared_lock():
+        (own,) = [name for name in one.names(LOCK) if name.startswith("shared-") and name != "shared-killed"]
+        one.write("a.bin", b"1")
+        leave_lock(one, own, age_s=61)  # as after a pause
+        with two.exclusive_lock():
+            assert two.names(LOCK) == ["00000002"]
+            for change in (lambda: one.write("a.bin", b"2"), lambda: one.remove("a.bin")):
+                with pytest.raises(StorageError, match="this run has lost its lock on OUT, got another prep on host"):
+                    change()
+    assert two.names() == ["a.bin"]
+    assert two.names(LOCK) == []
+
+
+def test_a_shared_lock_is_renewed_and_its_holder_stops_writing_before_it_expires(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, now = open_store(f"{bucket}/set"), lease._clock
+    assert isinstance(store, ObjectStore)
+    with store.shared_lock():
+        leave_lock(store, "00000001", age_s=0)  # a contender that is about to withdraw
+        store._lease._renew(store)
+        monkeypatch.setattr(lease, "_clock", lambda: now() + 49)
+        store.write("a.bin", b"1")
+        monkeypatch.setattr(lease, "_clock", lambda: now() + 51)
+        with pytest.raises(StorageError, match="got no renewal for 50 s"):
+            store.write("b.bin", b"1")
+    assert store.names() == ["a.bin"]
+
+
+@pytest.mark.parametrize("number", [0, 2])  # written by a worker, and by the main process
+def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
+    bucket: str, photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store = open_store(f"{bucket}/set")
+    overtaken = tmp_path / "overtaken"
+
+    def overtake(path: str) -> None:
+        if path.endswith(f"train-00000{number}-32.rec") and not overtaken.exists():
+            overtaken.write_text(str(os.getpid()))
+            leave_lock(store, "00000001", age_s=0)  # in place of the run's own
+
+    before_writes(monkeypatch, overtake)
+    monkeypatch.setattr(process_pool, "open_pool", partial(process_pool.open_pool, method="fork"))
+    ran = prep("--src", photos, "--out", f"{bucket}/set", "--res", "32,48", "--shard-samples", 20)
+    assert (overtaken.read_text() == str(os.getpid())) == (number == 2)
+    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+    assert "this run has lost its lock on OUT" in ran.err
+    assert store.size("manifest.json") is None
+    assert json.loads(store.read(f"{LOCK}/00000001"))["token"] == "another's"
+
+
+def test_a_second_writer_of_a_folder_is_refused_with_the_name_of_the_first(
+    tmp_path: Path, photos: Path, prep: Prep
+) -> None:
+    argv = ("--src", photos, "--out", tmp_path / "set", "--res", "32")
     with open_store(str(tmp_path / "set")).exclusive_lock():
-        ran = prep("--src", photos, "--out", tmp_path / "set", "--res", "32")
+        ran = prep(*argv)
     assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
     assert f"another prep is writing here, got host {socket.gethostname()}, pid {os.getpid()}, since" in ran.err
+    assert prep(*argv).status == 0
+    assert not (tmp_path / "set" / ".prep").exists()
 
 
 def test_a_folder_that_cannot_be_locked_is_refused(
@@ -288,7 +386,7 @@ def test_a_folder_that_cannot_be_locked_is_refused(
     assert not list((tmp_path / "set").rglob("*.tar"))
 
 
-def test_what_is_being_uploaded_has_no_name_on_this_machine(
+def test_files_being_uploaded_are_unnamed_on_the_local_disk(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tmp").mkdir()
@@ -303,21 +401,25 @@ def test_what_is_being_uploaded_has_no_name_on_this_machine(
     assert store.read("32/train-000000.tar") == b"x" * 100_000
 
 
-def test_uploads_that_a_killed_run_has_begun_are_aborted_and_others_are_not(
+def test_unfinished_uploads_of_a_killed_run_are_aborted_and_others_are_not(
     bucket: str, photos: Path, prep: Prep
 ) -> None:
     fs = fsspec.filesystem("s3")
     name = bucket.removeprefix("s3://")
-    ours = ("set/48/train-000001.tar", "set/index/train.npy", "set/records/train-000000-32.rec")
-    others = ("set/48/notes.tar", "elsewhere/48/train-000001.tar", "settled/48/train-000001.tar")
-    for key in (*ours, *others):
+    own_uploads = ("set/48/train-000001.tar", "set/index/train.npy", "set/records/train-000000-32.rec")
+    other_uploads = ("set/48/notes.tar", "elsewhere/48/train-000001.tar", "settled/48/train-000001.tar")
+    for key in (*own_uploads, *other_uploads):
         fs.call_s3("create_multipart_upload", Bucket=name, Key=key)
+    store = open_store(f"{bucket}/set")
+    with store.shared_lock():
+        delete_partial_shards(store, ["train-000001"])  # it may be the upload of another job
+    assert len(fs.call_s3("list_multipart_uploads", Bucket=name)["Uploads"]) == 6
     assert prep("--src", photos, "--out", f"{bucket}/set", "--res", "32", "--shard-samples", 20).status == 0
     left = fs.call_s3("list_multipart_uploads", Bucket=name).get("Uploads", [])
-    assert sorted(upload["Key"] for upload in left) == sorted(others)
+    assert sorted(upload["Key"] for upload in left) == sorted(other_uploads)
 
 
-def test_a_scratch_folder_of_a_killed_process_is_deleted_and_a_used_one_is_not(
+def test_the_scratch_folder_of_a_killed_process_is_deleted_and_one_in_use_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tmp").mkdir()
@@ -335,7 +437,7 @@ def test_a_scratch_folder_of_a_killed_process_is_deleted_and_a_used_one_is_not(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_what_a_killed_pass_over_a_source_has_left_is_deleted_by_the_next(tmp_path: Path, work: Path) -> None:
+def test_partial_files_of_a_killed_source_scan_are_deleted_by_the_next(tmp_path: Path, work: Path) -> None:
     source = tmp_path / "x.tar.gz"
     source.write_bytes(b"x")
     killed = (
@@ -351,7 +453,7 @@ def test_what_a_killed_pass_over_a_source_has_left_is_deleted_by_the_next(tmp_pa
     assert sorted(path.suffix for path in work.iterdir()) == [".blob", ".json", ".rows"]
 
 
-def test_both_stores_answer_alike(bucket: str, tmp_path: Path) -> None:
+def test_local_and_object_store_behave_alike(bucket: str, tmp_path: Path) -> None:
     for store in (LocalStore(tmp_path / "set"), ObjectStore(f"{bucket}/alike")):
         assert store.size("a/b.bin") is None
         assert store.names("a") == []
@@ -387,7 +489,7 @@ def test_both_stores_answer_alike(bucket: str, tmp_path: Path) -> None:
         ("s3://there-is-no-such-bucket/set", "the store refused"),
     ],
 )
-def test_a_store_that_cannot_be_written_is_one_clear_line(
+def test_a_store_that_cannot_be_written_is_reported_in_one_line(
     bucket: str, photos: Path, prep: Prep, out: str, words: str
 ) -> None:
     ran = prep("--src", photos, "--out", out, "--res", "32")
@@ -395,3 +497,43 @@ def test_a_store_that_cannot_be_written_is_one_clear_line(
     assert ran.err.count("\n") == 1
     assert words in ran.err
     assert out in ran.err
+
+def test_a_pinned_copy_of_a_folder_makes_no_file_appear_once_its_run_has_lost_the_lock(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    store = open_store(str(root))
+    with store.exclusive_lock():
+        on_a_node = pickle.loads(pickle.dumps(store.pinned()))
+        on_a_node.write("a.bin", b"1")
+        late = on_a_node.create("late.bin")
+        late.write(b"1")
+    (tmp_path / "set").rename(tmp_path / "unmounted")
+    with pytest.raises(StorageError, match="this run has lost its lock on OUT, got no lock there"):
+        on_a_node.create("48/b.bin")
+    assert not root.exists()  # why: a folder made on the local disk would hide the shared one
+    (tmp_path / "unmounted").rename(tmp_path / "set")
+    (root / LOCK).parent.mkdir(exist_ok=True)
+    (root / LOCK).write_bytes(json.dumps({"host": "elsewhere", "pid": 7, "since": "now"}).encode())
+    with pytest.raises(StorageError, match="got another prep on host elsewhere, pid 7, since now"):
+        late.close()
+    assert store.names() == ["a.bin"]
+
+
+@pytest.mark.parametrize("where", ["memory://bulk", "folder"])
+def test_many_files_are_written_read_and_deleted_at_once(tmp_path: Path, where: str) -> None:
+    store = open_store(where if "://" in where else str(tmp_path / where))
+    files = {f"x/{number:04d}": b"%d" % number for number in range(1100)}
+    write_many(store, files.items())
+    assert list(read_many(store, [*files, "x/missing"])) == [*files.values(), b""]
+    remove_many(store, ["x/missing", *files])
+    assert store.names("x") == []
+
+
+@pytest.mark.slow
+def test_thousands_of_objects_are_read_by_processes_in_order(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"{bucket}/set")
+    files = {f"x/{number:04d}": b"%d" % number for number in range(300)}
+    write_many(store, files.items())
+    monkeypatch.setattr("prep.storage.bulk._MANY", 200)
+    monkeypatch.setattr("prep.storage.bulk.available_cpus", lambda: 3)
+    monkeypatch.setattr(ObjectStore, "read", None)  # in this process
+    assert list(read_many(store, ["x/missing", *files])) == [b"", *files.values()]

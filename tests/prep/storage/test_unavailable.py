@@ -1,4 +1,4 @@
-"""Storage that does not deliver never decides what is in a set: it is tried again, then ends the command."""
+"""Unavailable storage never changes what is in a set: reads are retried, then the command ends with an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNAVAILABLE = [errno.EIO, errno.EINTR, errno.ESTALE, errno.EACCES, errno.EPERM, 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that were waited between tries, none of them in truth."""
+    """The delays between retries in seconds; `time.sleep` is replaced and does not wait."""
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     return waited
@@ -54,7 +54,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, times: int)
 
 @pytest.mark.parametrize("number", UNAVAILABLE)
 @pytest.mark.parametrize("call", ["open", "pread", "fstat", "stat"])
-def test_an_io_error_is_tried_again_and_then_ends_the_run(
+def test_an_io_error_is_retried_and_then_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: list[float], call: str, number: int
 ) -> None:
     (tmp_path / "a.jpg").write_bytes(b"0123456789")
@@ -72,13 +72,13 @@ def test_an_io_error_is_tried_again_and_then_ends_the_run(
             convert(EncodeOptions(quality=90, label_digits=4), task)
 
 
-def test_one_wait_serves_all_files_that_fail_together(tmp_path: Path, waits: list[float]) -> None:
+def test_files_that_fail_together_share_the_retry_delays(tmp_path: Path, waits: list[float]) -> None:
     with pytest.raises(StorageError):
         fetch_many([ByteRange(str(tmp_path / f"{i}.jpg")) for i in range(16)])
     assert waits == list(retry.WAITS_S)
 
 
-def test_a_stale_handle_of_an_archive_is_opened_anew(
+def test_an_archive_with_a_stale_handle_is_reopened(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: list[float]
 ) -> None:
     (tmp_path / "a.tar").write_bytes(b"0123456789")
@@ -97,7 +97,7 @@ def test_a_stale_handle_of_an_archive_is_opened_anew(
     assert fetch(place) == b"234"
 
 
-def test_a_file_of_another_size_than_listed_ends_the_run(tmp_path: Path) -> None:
+def test_a_file_whose_size_changed_since_listing_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"half")
     with pytest.raises(ResoluteError, match="changed since it was listed, got 4 bytes, expected 9"):
         fetch(ByteRange(str(tmp_path / "a.jpg"), nbytes=9))
@@ -108,21 +108,21 @@ def shards_in(out: Path) -> int:
 
 
 @pytest.mark.parametrize("max_bad", [0.0, 0.5])
-def test_photos_that_are_away_for_a_while_cost_nothing(
+def test_temporarily_unavailable_photos_are_not_rejected_and_finished_shards_are_kept(
     photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, max_bad: float
 ) -> None:
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", 6, "--max-bad", max_bad)
     assert prep(*argv, "--out", tmp_path / "fresh").status == 0
     last = json.loads((tmp_path / "fresh" / "index" / "train.sources.jsonl").read_text().splitlines()[-1])
-    listed = building.list_inputs
+    listed = building.list_catalogs
 
-    def then_away(*args: Any) -> Any:
-        inputs = listed(*args)
+    def then_away(*args: Any, **options: Any) -> Any:
+        inputs = listed(*args, **options)
         (photos / last).rename(tmp_path / "away")
         return inputs
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "list_inputs", then_away)
+        patch.setattr(building, "list_catalogs", then_away)
         ran = prep(*argv, "--out", tmp_path / "s")
     assert ran.status == 2
     assert ran.err.count("\n") == 1
@@ -138,7 +138,7 @@ def test_photos_that_are_away_for_a_while_cost_nothing(
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
-def test_a_run_stops_as_soon_as_too_many_are_rejected(photos: Path, tmp_path: Path) -> None:
+def test_a_run_stops_as_soon_as_max_bad_is_exceeded(photos: Path, tmp_path: Path) -> None:
     for path in photos.rglob("*.JPEG"):
         path.write_bytes(b"junk")
     done = 0
@@ -155,11 +155,12 @@ def test_a_run_stops_as_soon_as_too_many_are_rejected(photos: Path, tmp_path: Pa
     assert 4 <= done < 20
     assert len((tmp_path / "s" / "rejects.jsonl").read_text().splitlines()) == 4
     began = building.build
-    with pytest.raises(ResoluteError, match="too many unusable images, got 4 of 60"):  # those of kept shards count
+    # those of kept shards count; a worker may have finished a few more shards than were counted
+    with pytest.raises(ResoluteError, match=r"too many unusable images, got \d+ of 60"):
         began(settings, progress=progress)
 
 
-def test_what_is_not_there_is_known_before_anything_is_converted(photos: Path, tmp_path: Path) -> None:
+def test_missing_files_are_counted_before_anything_is_converted(photos: Path, tmp_path: Path) -> None:
     for i in range(4):
         (photos / "cat" / f"lost{i}.jpg").symlink_to(photos / "nowhere.jpg")
     (photos / "cat" / "notes").symlink_to("nowhere")
@@ -174,7 +175,7 @@ def test_what_is_not_there_is_known_before_anything_is_converted(photos: Path, t
     assert {row["path"] for row in rows} == {f"cat/lost{i}.jpg" for i in range(4)}
 
 
-def test_a_list_tells_a_missing_file_from_a_missing_folder(
+def test_a_missing_file_of_a_list_is_a_reject_and_a_missing_folder_is_unavailable(
     tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "p").mkdir()
@@ -190,7 +191,7 @@ def test_a_list_tells_a_missing_file_from_a_missing_folder(
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 @pytest.mark.parametrize("call", ["scandir", "stat"])
-def test_a_folder_that_cannot_be_listed_is_tried_again_and_then_ends_the_run(
+def test_listing_a_folder_is_retried_and_then_ends_the_run(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], call: str, number: int
 ) -> None:
     listed = [image.name for image in open_source(str(photos), scan_cache=tmp_path)]
@@ -203,7 +204,7 @@ def test_a_folder_that_cannot_be_listed_is_tried_again_and_then_ends_the_run(
             list(open_source(str(photos), scan_cache=tmp_path))
 
 
-def test_a_link_that_leads_in_a_circle_is_a_reject(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_circular_link_is_rejected(photos: Path, tmp_path: Path, prep: Prep) -> None:
     (photos / "cat" / "loop.jpg").symlink_to("loop.jpg")
     ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 0.1)
     assert ran.status == 0, ran.err
@@ -214,10 +215,10 @@ def test_a_link_that_leads_in_a_circle_is_a_reject(photos: Path, tmp_path: Path,
     "call", ["os.scandir", "os.stat", "os.open", "os.fsync", "os.replace", "io.open", "os.listdir", "os.lstat"]
 )
 @pytest.mark.parametrize("after", [0, 5, 40])
-def test_a_stale_file_handle_anywhere_is_one_line(
+def test_a_stale_file_handle_in_any_call_is_reported_in_one_line(
     photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, waits: list[float], call: str, after: int
 ) -> None:
-    """Of the calls for files of OUT or the photos, all from the one after so many on fail with ESTALE."""
+    """Calls for files of OUT or of the photos fail with ESTALE after the first `after` ones."""
     module, name = call.split(".")
     works, left = getattr(importlib.import_module(module), name), after
 
@@ -232,7 +233,7 @@ def test_a_stale_file_handle_anywhere_is_one_line(
     with monkeypatch.context() as patch:
         patch.setattr(f"{module}.{name}", stale)
         ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--workers", 1)
-    if ran.status == 0:  # nobody makes so many of these calls, or nothing depends on them
+    if ran.status == 0:  # fewer calls are made, or nothing depends on them
         assert "rejected: 0" in ran.out
         return
     assert ran.status == 2
@@ -244,7 +245,7 @@ def test_a_stale_file_handle_anywhere_is_one_line(
     assert json.loads((tmp_path / "s" / "manifest.json").read_bytes())["source"]["rejected"] == 0
 
 
-def test_a_set_whose_folder_was_replaced_meanwhile_gets_no_manifest(
+def test_no_manifest_is_written_if_the_folder_was_replaced_during_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A volume that is unmounted leaves an empty mount point, which must not be taken for the set."""

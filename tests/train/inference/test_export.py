@@ -1,4 +1,4 @@
-"""An exported file, loaded by the printed program alone, classifies photos as the run's own validation does."""
+"""An exported model, loaded by the printed program alone, has the accuracy of the run's own validation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def every_photo(folder: Path) -> tuple[list[Path], torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_the_printed_program_has_the_accuracy_of_eval(
+def test_the_printed_program_reproduces_the_accuracy_of_eval(
     textures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(textures / "stripes"), "--out", str(tmp_path / "m.safetensors")]) == 0
@@ -92,7 +92,7 @@ def test_the_printed_program_has_the_accuracy_of_eval(
     named: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["program", str(paths[0])])
-        exec(program, named)  # the very text that is printed
+        exec(program, named)  # exactly the printed text
     model, transform = named["model"], named["transform"]
     photos = [Image.open(path) for path in paths]
 
@@ -109,7 +109,7 @@ def test_the_printed_program_has_the_accuracy_of_eval(
     assert evaluated > 0.8
     # why not equal: eval reads the resized photos from JPEGs of quality 90, the program resizes them itself
     assert abs(exported - evaluated) <= 0.02
-    # what timm itself takes for this model, and each of the three parts of it alone, fails this test by far
+    # timm's own defaults for this model, and each of their parts alone, fail by a wide margin
     defaults = timm.data.resolve_model_data_config(timm.create_model("test_resnet"))
     ours = timm.data.resolve_model_data_config(model)
     for keys in (("input_size", "mean", "std", "crop_pct"), ("input_size",), ("mean", "std")):
@@ -117,7 +117,7 @@ def test_the_printed_program_has_the_accuracy_of_eval(
         assert accuracy(torch.stack([other(photo) for photo in photos])) < evaluated - 0.1, keys
 
 
-def test_timms_transform_gives_the_pixels_of_validation(trained: Path, shard_set: ShardSet) -> None:
+def test_timms_transform_reproduces_the_validation_pixels(trained: Path, shard_set: ShardSet) -> None:
     overlay = preprocessing(open_saved_run(trained))
     transform: Any = timm.data.create_transform(**{**overlay, "mean": (0, 0, 0), "std": (1, 1, 1)}, is_training=False)
     paths = (Path(shard_set.root).parent / "photos").rglob("*.jpg")
@@ -142,7 +142,7 @@ def test_timm_resizes_to_the_stored_short_side(trained: Path, res: int, margin: 
 
 
 @pytest.mark.parametrize("which", ["raw", "ema"])
-def test_timm_loads_the_best_weights_bit_for_bit(trained: Path, tmp_path: Path, which: str) -> None:
+def test_timm_loads_the_best_weights_bit_identically(trained: Path, tmp_path: Path, which: str) -> None:
     state = torch.load(trained / "best.pt", weights_only=True)
     state["progress"]["best_weights"] = which
     checkpoint.save(tmp_path / "best.pt", state)
@@ -171,12 +171,12 @@ def test_timm_loads_the_best_weights_bit_for_bit(trained: Path, tmp_path: Path, 
         ("swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}),
     ],
 )
-def test_models_of_fixed_size_load_with_the_resolutions_of_the_run(
+def test_fixed_size_models_load_at_the_resolutions_of_the_run(
     trained: Path, tmp_path: Path, model: str, options: dict[str, Any]
 ) -> None:
     recipe = dataclasses.replace(open_saved_run(trained).recipe, model=Model(name=model, kwargs=options))
     network = build_model(recipe.model, classes=3, channels_last=False, device=CPU,
-                          resolutions=recipe.seen_resolutions).eval()  # fmt: skip
+                          resolutions=recipe.resolutions).eval()  # fmt: skip
     saved = dataclasses.replace(
         open_saved_run(trained), recipe=recipe, weights={"raw": network.state_dict()}, best_weights="raw"
     )
@@ -192,7 +192,7 @@ def test_models_of_fixed_size_load_with_the_resolutions_of_the_run(
 
 
 @pytest.mark.slow
-def test_the_command_writes_beside_the_checkpoint_a_program_that_runs(
+def test_the_program_in_the_exported_file_runs(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(trained), "--out", str(tmp_path / "m.safetensors")]) == 0
@@ -212,6 +212,6 @@ def test_the_command_writes_beside_the_checkpoint_a_program_that_runs(
     assert "no run or checkpoint" in capsys.readouterr().err
 
 
-def test_the_recipe_of_a_checkpoint_is_the_one_it_was_trained_by(trained: Path) -> None:
+def test_a_checkpoint_holds_the_recipe_of_its_training(trained: Path) -> None:
     saved = open_saved_run(trained)
     assert saved.recipe == Recipe.load(trained.parent / "small.toml")

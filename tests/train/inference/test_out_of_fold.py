@@ -1,4 +1,4 @@
-"""Folds predict the photos of their own set out of fold; an accuracy on photos seen in training is never printed."""
+"""Out-of-fold predictions, and no accuracy is printed for photos that were seen in training."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet, key_name
+from pipeline.dataset.format import key_name
+from pipeline.dataset.shard_set import ShardSet
 from prep.__main__ import main as prep
 from train.__main__ import main
 
 
 @pytest.fixture(scope="module")
 def cv(folded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The set s of 3 folds; t, of the same photos with two resolutions and no folds; the folds' runs, runs/cv."""
+    """The set s; the set t of the same photos, with two resolutions and a validation split; the runs runs/cv of s."""
     folder = tmp_path_factory.mktemp("cv")
     (folder / "s").symlink_to(folded / "s")
     words = ["--src", str(folded / "photos"), "--workers", "1"]
     assert prep([*words, "--out", str(folder / "t"), "--res", "32,48", "--val-frac", "0.3"]) == 0
     words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml", "--runs", folder / "runs"]
-    assert main([*map(str, words), "--device", "cpu", "--threads", "1", "--folds", "all"]) == 0
+    assert main([*map(str, words), "--device", "cpu", "--threads", "1", "--folds", "3"]) == 0
     return folder
 
 
@@ -33,13 +34,13 @@ def predicted(cv: Path, out: Path, *more: str, runs: str = "runs/cv", source: st
         return list(csv.DictReader(file))
 
 
-def test_every_photo_is_predicted_once_by_the_fold_that_held_it_out(
+def test_every_photo_is_predicted_by_the_fold_that_did_not_train_on_it(
     cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = predicted(cv, tmp_path)
     out = capsys.readouterr().out
     assert "out of fold: each photo of fold 0, 1, 2 by the run that held it out" in out
-    sets = [ShardSet.open(cv / "s", fold=k) for k in range(3)]
+    sets = [ShardSet.open(cv / "s").with_fold(k, 3) for k in range(3)]
     by_fold = [[key_name(key) for key in shards.splits["val"].samples[:]["key"].tolist()] for shards in sets]
     assert sorted(row["image"] for row in rows) == sorted(key for keys in by_fold for key in keys)
     assert len(rows) == 30
@@ -53,11 +54,11 @@ def test_every_photo_is_predicted_once_by_the_fold_that_held_it_out(
     assert f"30 images, top-1 {100 * right / 30:.3f} %" in out
 
 
-def test_one_fold_of_the_set_is_predicted_by_its_own_run(cv: Path, tmp_path: Path) -> None:
+def test_a_single_fold_is_predicted_by_its_own_run(cv: Path, tmp_path: Path) -> None:
     assert predicted(cv, tmp_path, "--fold", "1") == predicted(cv, tmp_path, runs="runs/cv/fold-1")
 
 
-def test_there_is_no_accuracy_on_photos_that_the_folds_were_trained_on(
+def test_no_accuracy_is_printed_for_training_photos(
     cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     predicted(cv, tmp_path, "--split", "train")
@@ -66,7 +67,7 @@ def test_there_is_no_accuracy_on_photos_that_the_folds_were_trained_on(
     assert "top-1" not in out
 
 
-def test_of_another_set_the_mean_is_told_with_a_warning(
+def test_the_accuracy_on_another_set_has_a_note(
     cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(predicted(cv, tmp_path, source="t")) == 9
@@ -85,20 +86,20 @@ def test_of_another_set_the_mean_is_told_with_a_warning(
         ("t", [], "was not trained on"),
     ],
 )
-def test_eval_tells_when_the_photos_may_be_those_of_training(
+def test_eval_notes_that_photos_may_be_training_photos(
     cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, words: list[str], note: str | None
 ) -> None:
     out = tmp_path / "e.json"
     command = [str(cv / "runs/cv/fold-2"), "--shards", str(cv / source), "--device", "cpu", "--json", str(out)]
     assert main(["eval", *command, *words]) == 0
     assert ("note:" in capsys.readouterr().out) == (note is not None)
-    told = json.loads(out.read_text())["note"]
-    assert told is None if note is None else note in told
+    printed_note = json.loads(out.read_text())["note"]
+    assert printed_note is None if note is None else note in printed_note
 
 
-def test_a_resolution_added_later_leaves_it_the_same_set(cv: Path, folded: Path, tmp_path: Path) -> None:
+def test_an_added_resolution_does_not_make_another_set(cv: Path, folded: Path, tmp_path: Path) -> None:
     shutil.copytree(folded / "s", tmp_path / "s")
-    words = ["--src", folded / "photos", "--out", tmp_path / "s", "--workers", "1", "--res", "32,48", "--folds", "3"]
+    words = ["--src", folded / "photos", "--out", tmp_path / "s", "--workers", "1", "--res", "32,48", "--val-frac", "0"]
     assert prep([str(word) for word in words]) == 0
     assert main(["eval", str(cv / "runs/cv/fold-2"), "--shards", str(tmp_path / "s"), "--device", "cpu", "--json",
                           str(tmp_path / "e.json")]) == 0  # fmt: skip
@@ -107,10 +108,10 @@ def test_a_resolution_added_later_leaves_it_the_same_set(cv: Path, folded: Path,
 
 @pytest.mark.parametrize(
     ("source", "fold", "message"),
-    [("t", "1", "t, which has no folds, expected none; omit it"), ("s", "3", "expected 0 to 2: "),
-     ("s", "-1", "expected 0 to 2: ")],
+    [("t", "1", "t, which the run was not trained on, expected none; omit it"),
+     ("s", "3", "got fold 3 of 3, expected 0 to 2"), ("s", "-1", "got fold -1 of 3, expected 0 to 2")],
 )  # fmt: skip
-def test_a_fold_that_the_set_has_not_is_refused(
+def test_a_fold_that_is_none_of_the_runs_is_refused(
     cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, fold: str, message: str
 ) -> None:
     run = str(cv / "runs/cv/fold-2")
@@ -122,8 +123,19 @@ def test_a_fold_that_the_set_has_not_is_refused(
     assert not (tmp_path / "p.csv").exists()
 
 
-def test_a_set_with_folds_asks_a_run_without_one_for_the_fold(
-    cv: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_without_folds_takes_none(
+    trained: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["eval", str(trained), "--shards", str(cv / "s"), "--device", "cpu", "--res", "32"]) == 2
-    assert "--fold: got none, expected 0 to 2" in capsys.readouterr().err
+    assert main(["eval", str(trained), "--shards", str(shard_root), "--device", "cpu", "--fold", "1"]) == 2
+    assert "--fold: got 1 for a run without folds, expected none; omit it" in capsys.readouterr().err
+
+
+def test_runs_of_different_numbers_of_folds_are_not_averaged(
+    cv: Path, folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(cv / "runs" / "cv" / "fold-0", tmp_path / "cv" / "fold-0")
+    words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml", "--runs", tmp_path, "--device", "cpu"]
+    assert main([*map(str, words), "--folds", "1/2"]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "cv"), "--src", str(folded / "s"), "--out", str(tmp_path / "p.csv")]) == 2
+    assert "margin or folds differ" in capsys.readouterr().err

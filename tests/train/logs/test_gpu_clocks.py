@@ -1,4 +1,4 @@
-"""Step clocks on a GPU tell the device's time, and nobody waits for the device to tell it."""
+"""Step times on a GPU are device times, measured without synchronising in the hot loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from pipeline.loader.loader import Batch
 from tests.support.fake_cuda import FakeCuda
-from tests.support.nets import make_batch
+from tests.support.networks import make_batch
 from train.distributed import Ranks
 from train.logs.metrics import Meter, RunLogWriter, read_log
 from train.logs.run_log import RunLogReader, switch_costs
@@ -24,7 +24,7 @@ STEPS = [(0.0, 0.1)] * 4 + [(0.05, 0.1)] * 2 + [(2.0, 0.1)] + [(0.0, 0.1)] + [(0
 
 
 class Reading(Ranks):
-    """Alone; what reads a tensor of the device waits for the device."""
+    """A single rank; reading a tensor waits for the device."""
 
     def __init__(self, driver: FakeCuda) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[FakeC
         yield driver, meter, FakeLearner(driver)
 
 
-def test_compute_is_the_devices_time_and_a_wait_is_one_that_the_device_noticed(
+def test_compute_is_device_time_and_a_stall_counts_only_if_the_device_was_idle(
     run: tuple[FakeCuda, Meter, Any], tmp_path: Path
 ) -> None:
     driver, meter, learner = run
@@ -82,7 +82,7 @@ def test_compute_is_the_devices_time_and_a_wait_is_one_that_the_device_noticed(
     assert sum(r["wait_s"] + r["compute_s"] for r in records) == pytest.approx(train_s, rel=0.01)
 
 
-def test_the_hot_loop_does_not_synchronise_before_the_epochs_last_batch(run: tuple[FakeCuda, Meter, Any]) -> None:
+def test_the_hot_loop_does_not_synchronise_before_the_last_batch_of_an_epoch(run: tuple[FakeCuda, Meter, Any]) -> None:
     driver, meter, learner = run
     syncs = []
 
@@ -94,8 +94,8 @@ def test_the_hot_loop_does_not_synchronise_before_the_epochs_last_batch(run: tup
     assert syncs == [0] * (len(STEPS) - 1) + [1]
 
 
-def test_the_cost_of_a_switch_is_the_devices_too(run: tuple[FakeCuda, Meter, Any], tmp_path: Path) -> None:
-    """A first step that tunes its kernels for 1 s costs that, though its launch took a millisecond."""
+def test_the_switch_cost_is_device_time(run: tuple[FakeCuda, Meter, Any], tmp_path: Path) -> None:
+    """A first step whose kernels run for 1 s costs that, though its launch takes a millisecond."""
     driver, meter, _ = run
     for index in range(20):
         batch = make_batch(index)
@@ -109,6 +109,6 @@ def test_the_cost_of_a_switch_is_the_devices_too(run: tuple[FakeCuda, Meter, Any
     meter.flush()
     history = RunLogReader(tmp_path / "run.jsonl")
     history.read()
-    (cost,) = switch_costs(history.steps["stage"], history.steps["time_s"])
+    (cost,) = switch_costs(*(history.steps[name] for name in ("stage", "time_s", "res")))
     assert cost["cost_s"] == pytest.approx(0.9, abs=0.02)
     assert cost["slowest_ratio"] == pytest.approx(10, rel=0.05)

@@ -1,4 +1,4 @@
-"""What a run says of its machine and of itself is so."""
+"""Facts that a run records about its machine and its process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.fake_cuda import FakeCuda
 from train.logs.hardware import GpuUtilization, describe, peak_memory_bytes, process_age_s
 
 
-def test_the_age_of_a_process_counts_real_time_from_its_start() -> None:
+def test_the_age_of_a_process_is_wall_time_since_its_start() -> None:
     before, began = process_age_s(), time.perf_counter()
     time.sleep(0.5)
     assert process_age_s() - before == pytest.approx(time.perf_counter() - began, abs=0.2)
     assert before > time.process_time() / (os.cpu_count() or 1)  # it has worked before this
 
 
-def test_gpu_use_is_asked_now_and_then_and_given_up_where_nothing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_utilization_is_polled_rarely_and_not_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, cuda = [10.0], torch.device("cuda")
     monkeypatch.setattr("train.logs.hardware.time.monotonic", lambda: clock[0])
     driver: Any = FakeCuda().install(monkeypatch)
@@ -43,10 +43,10 @@ def test_gpu_use_is_asked_now_and_then_and_given_up_where_nothing_tells(monkeypa
     assert GpuUtilization(torch.device("cpu")).poll() is None
 
 
-def test_the_machine_is_described_without_its_name() -> None:
-    found = describe(torch.device("cpu"), threads=2)
-    assert found["cores"] >= 1
-    assert found["threads"] == 2
-    assert found["gpu"] is None
-    assert platform.node() not in json.dumps(found)
-    assert 10 * 2**20 < peak_memory_bytes(torch.device("cpu")) < found["ram_bytes"]
+def test_the_machine_is_described_without_its_host_name() -> None:
+    description = describe(torch.device("cpu"), threads=2)
+    assert description["cores"] >= 1
+    assert description["threads"] == 2
+    assert description["gpu"] is None
+    assert platform.node() not in json.dumps(description)
+    assert 10 * 2**20 < peak_memory_bytes(torch.device("cpu")) < description["ram_bytes"]

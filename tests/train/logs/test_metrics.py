@@ -1,4 +1,4 @@
-"""The run's log grows while an epoch is under way, and a reader of it sees whole records only."""
+"""The run log grows during an epoch, and readers see complete records only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def take(meter: Meter, plan: Plan, step: int, loss: float = 0.25) -> None:
     meter.step(plan.batch(step), torch.tensor(loss), 0.1, momentum=0.9, wait_s=0.25, compute_s=0.75)
 
 
-def test_steps_reach_the_log_and_the_bar_within_an_epoch(plan: Plan, tmp_path: Path) -> None:
+def test_steps_are_logged_and_shown_during_an_epoch(plan: Plan, tmp_path: Path) -> None:
     with open_meter(tmp_path / "run.jsonl") as meter:
         assert meter.status == ""
         for step in range(70):
@@ -52,7 +52,7 @@ def test_steps_reach_the_log_and_the_bar_within_an_epoch(plan: Plan, tmp_path: P
     assert [record["loss"] for record in read_log(tmp_path / "run.jsonl")] == list(range(70))
 
 
-def test_a_terminal_shows_loss_and_rate_beside_the_bar(
+def test_the_progress_bar_shows_loss_and_rate(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
@@ -70,7 +70,7 @@ def test_a_terminal_shows_loss_and_rate_beside_the_bar(
             assert "loss 0.250, 1 images/s" in str(session.bar)
 
 
-def test_a_resume_drops_what_was_logged_after_its_checkpoint(plan: Plan, tmp_path: Path) -> None:
+def test_a_resume_drops_records_logged_after_the_checkpoint(plan: Plan, tmp_path: Path) -> None:
     with open_meter(tmp_path / "run.jsonl") as meter:
         for step in range(10):
             take(meter, plan, step)
@@ -86,7 +86,7 @@ def test_a_resume_drops_what_was_logged_after_its_checkpoint(plan: Plan, tmp_pat
     assert [record["step"] for record in read_log(tmp_path / "run.jsonl")] == list(range(11))
 
 
-def test_a_full_disk_promises_a_checkpoint_only_where_there_is_one(
+def test_the_error_of_a_full_disk_mentions_a_checkpoint_only_if_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""The largest batch that fits is found once and kept; a memory that ran out is told with what to change."""
+"""The largest batch size that fits is searched once and kept; running out of memory is reported with a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from train.planner.batch_size import DoesNotFit, cap_memory, largest_that_fits, 
 from train.planner.measure import synthetic
 from train.recipe.schema import Recipe
 
-# why without an index: that is what torch refuses in places
+# why: without an index, which some torch functions refuse
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 Words = Callable[[Path], list[str]]
 
@@ -35,8 +35,8 @@ def sizes(recipe: Recipe) -> list[int]:
 
 
 @pytest.mark.parametrize("max_size", [1, 3, 8, 13, 256, 300, 1000])
-def test_the_largest_of_all_candidates_is_found_in_few_probes(max_size: int) -> None:
-    """Candidates: `max_size`, multiples of 8 below 256 and of 32 from there on, and halves of the first probe below."""
+def test_the_search_returns_the_largest_fitting_candidate_in_few_probes(max_size: int) -> None:
+    """Candidates: `max_size`, multiples of 8 below 256 and of 32 above, and halvings of the first probe."""
     first = min(8, max_size)
     candidates = {0, max_size, *range(8, min(max_size, 256) + 1, 8), *range(256, max_size + 1, 32)}
     candidates |= {first >> k for k in range(4)}
@@ -53,7 +53,7 @@ def test_the_largest_of_all_candidates_is_found_in_few_probes(max_size: int) -> 
         assert max(probes) <= max_size
 
 
-def test_auto_is_a_number_of_the_recipe_that_a_plan_needs(shard_set: ShardSet) -> None:
+def test_batch_size_auto_must_be_resolved_before_planning(shard_set: ShardSet) -> None:
     got = recipe("auto", 8)
     assert sizes(got) == [AUTO, 8]
     with pytest.raises(ResoluteError, match="batch_size: got auto, expected a number"):
@@ -70,7 +70,7 @@ def probing(shards: ShardSet, max_size: dict[int, int]) -> Any:
     return probe
 
 
-def test_every_stage_gets_the_most_that_fit_and_numbers_stay(shard_set: ShardSet) -> None:
+def test_auto_stages_get_the_largest_fitting_size_and_numbers_are_kept(shard_set: ShardSet) -> None:
     words: dict[str, Any] = {"device": GPU, "saved_recipe": lambda: None}
     got = with_batch_sizes(recipe("auto", 12, "auto"), probe=probing(shard_set, {0: 50, 2: 20}), **words)
     assert sizes(got) == [48, 12, 16]
@@ -79,23 +79,23 @@ def test_every_stage_gets_the_most_that_fit_and_numbers_stay(shard_set: ShardSet
     got = with_batch_sizes(
         recipe("auto"), probe=probing(shard_set, {0: 20}), world_size=3, min_over_ranks=lambda n: n - 8, **words
     )
-    assert sizes(got) == [3 * 8]  # another rank had room for 8
+    assert sizes(got) == [3 * 8]  # another rank fits 8
     with pytest.raises(ResoluteError, match="not one sample of 32 px fits"):
         with_batch_sizes(recipe("auto"), probe=probing(shard_set, {0: 0}), **words)
 
 
-def test_a_run_that_goes_on_keeps_what_was_found(shard_set: ShardSet) -> None:
+def test_a_resumed_run_keeps_its_batch_sizes(shard_set: ShardSet) -> None:
     def never(_: Recipe) -> Any:
         raise AssertionError
 
     saved_recipe = {"stages": [{"batch_size": 40}, {"batch_size": 8}]}
     got = with_batch_sizes(recipe("auto", 12), device=CPU, saved_recipe=lambda: saved_recipe, probe=never)
-    assert sizes(got) == [40, 12]  # what the recipe says counts: the checkpoint will refuse it
+    assert sizes(got) == [40, 12]  # the recipe's number wins: the checkpoint will refuse it
     same = recipe(4, 12)
     assert with_batch_sizes(same, device=CPU, saved_recipe=lambda: saved_recipe, probe=never) is same
 
 
-def test_on_a_cpu_auto_is_refused_but_what_a_checkpoint_has_goes_on(
+def test_on_a_cpu_auto_is_refused_unless_a_checkpoint_has_the_size(
     words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "model = {{ name = 'test_resnet' }}\n[[stages]]\nres = 32\nepochs = 1\nbatch_size = {}\n"
@@ -113,7 +113,7 @@ def test_on_a_cpu_auto_is_refused_but_what_a_checkpoint_has_goes_on(
     assert "this run is finished" in capsys.readouterr().out
 
 
-def test_a_cap_is_a_part_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_cap_is_a_fraction_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     card = FakeCuda(gib=80).install(monkeypatch)
     cap_memory(GPU, 24)
     assert card.fractions[-1] == 24 / 80
@@ -128,10 +128,10 @@ def test_a_cap_is_a_part_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("gib", "fraction", "max_size"), [(10, 1.0, 72), (10, 0.5, 36), (1000, 1.0, 64)])
-def test_a_batch_fits_if_two_steps_leave_room_for_the_loader(
+def test_a_batch_fits_if_two_steps_leave_memory_for_the_loader(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, gib: float, fraction: float, max_size: int
 ) -> None:
-    """With 10 GiB, a tenth of it kept free, 72 samples of 1/8 GiB; torch itself gives up above 64 in the last case."""
+    """10 GiB, a tenth of it kept free, hold 72 samples of 1/8 GiB; torch raises above 64 in the last case."""
     card, steps = FakeCuda(gib=gib, fraction=fraction).install(monkeypatch), []
     small = recipe(8)
     plan = Plan(shard_set, small.stages)
@@ -153,28 +153,28 @@ def test_a_batch_fits_if_two_steps_leave_room_for_the_loader(
     assert steps.count(max_size) == 2
 
 
-def test_out_of_memory_tells_stage_shape_use_and_what_to_try(
+def test_the_out_of_memory_error_names_stage_shape_usage_and_remedies(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeCuda(gib=80, fraction=0.3).install(monkeypatch)
-    found = recipe(64, 48, optim={"grad_accum_steps": 2}, eval={"batch_size": 15})
-    plan = Plan(shard_set, found.stages, eval_batch_size=15)
-    told = str(DoesNotFit("train", 48, 48).describe(plan, found, GPU))
-    assert told.startswith("stage 1, train: out of memory with images of 24x3x48x48 (3.0 GiB in use")
-    assert "limit 24.0 GiB; the GPU has 80.0 GiB" in told
-    assert "set batch_size = 24" in told
-    assert "optim.grad_accum_steps = 4" in told
-    told = str(DoesNotFit("val", 48, 15).describe(plan, found, GPU))
-    assert "stage 1, val: out of memory with images of 15x3x48x48" in told
-    assert "set eval.batch_size = 7" in told
-    assert "grad_accum_steps" not in told
+    resolved = recipe(64, 48, optim={"grad_accum_steps": 2}, eval={"batch_size": 15})
+    plan = Plan(shard_set, resolved.stages, eval_batch_size=15)
+    message = str(DoesNotFit("train", 48, 48).describe(plan, resolved, GPU))
+    assert message.startswith("stage 1, train: out of memory with images of 24x3x48x48 (3.0 GiB in use")
+    assert "limit 24.0 GiB; the GPU has 80.0 GiB" in message
+    assert "set batch_size = 24" in message
+    assert "optim.grad_accum_steps = 4" in message
+    message = str(DoesNotFit("val", 48, 15).describe(plan, resolved, GPU))
+    assert "stage 1, val: out of memory with images of 15x3x48x48" in message
+    assert "set eval.batch_size = 7" in message
+    assert "grad_accum_steps" not in message
 
 
 @pytest.mark.parametrize("where", ["warm-up", "step"])
-def test_a_run_out_of_memory_ends_in_one_line(
+def test_a_run_that_runs_out_of_memory_ends_in_one_line(
     words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """In the warm-up at 64 px, or in the first step at 32 px; both faked, as a CPU has no such error."""
+    """In the warm-up at 64 px, or in the first step at 32 px; both simulated, as a CPU has no such error."""
 
     def full(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
@@ -186,7 +186,7 @@ def test_a_run_out_of_memory_ends_in_one_line(
 
         def init(self: Learner, *args: Any, **words: Any) -> None:
             build(self, *args, **words)
-            self.network.register_forward_pre_hook(lambda _, given: full() if given[0].shape[2] == 64 else None)
+            self.network.register_forward_pre_hook(lambda _, inputs: full() if inputs[0].shape[2] == 64 else None)
 
         monkeypatch.setattr(Learner, "__init__", init)
     assert main([*words(tmp_path), "--threads", "1"]) == 2

@@ -1,7 +1,8 @@
-"""What a run will take follows from a few steps of every stage, which leave no trace; the advice is true."""
+"""The estimate of a run from a few steps of every stage, which leave no trace, and the advice derived from it."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,7 +39,7 @@ from train.recipe.schema import Recipe
 
 
 class Machine:
-    """A clock that only work moves; the first three batches after a jump take ten times as long."""
+    """A clock that advances with work only; the first three batches after a jump take ten times as long."""
 
     def __init__(self, plan: Plan, *, load_s: float, train_s: float, eval_s: float) -> None:
         self.plan, self.load_s, self.train_s, self.eval_s = plan, load_s, train_s, eval_s
@@ -61,7 +63,7 @@ class Machine:
         self.now += self.eval_s
 
 
-def test_loader_model_and_both_are_timed_each_on_steady_batches(shard_set: ShardSet) -> None:
+def test_loader_model_and_training_are_each_timed_in_steady_state(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=2), Stage(res=48, epochs=2, batch_size=1)],
                 eval_batch_size=1)  # fmt: skip
     machine = Machine(plan, load_s=0.125, train_s=0.375, eval_s=0.5)
@@ -82,8 +84,8 @@ def test_loader_model_and_both_are_timed_each_on_steady_batches(shard_set: Shard
     assert waits
 
 
-def test_every_rank_does_the_first_ones_number_of_steps(shard_set: ShardSet) -> None:
-    """Else one would wait for another's gradients for ever."""
+def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> None:
+    """Otherwise a rank would wait for the gradients of another for ever."""
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=2)], eval_batch_size=1)
     counts = []
     for speed in (1.0, 30.0):
@@ -115,7 +117,7 @@ def forecast_of(*stages: tuple[int, int, int, Pace], folds: int = 1, save_s: flo
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_the_total_is_the_sum_over_all_passes_of_the_plan(shard_set: ShardSet, every: int) -> None:
+def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet, every: int) -> None:
     stages = [Stage(res=32, epochs=3, batch_size=16, fraction=0.5), Stage(res=48, epochs=2, batch_size=8)]
     plan = Plan(shard_set, stages, eval_batch_size=7, eval_every_epochs=every)
     paces = [pace(900, 30, 20, 40), pace(900, 12, 10, 25)]
@@ -133,8 +135,8 @@ def test_the_total_is_the_sum_over_all_passes_of_the_plan(shard_set: ShardSet, e
     assert sum(got.parts_s().values()) == got.total_s()
 
 
-def test_a_stage_without_validation_has_its_guess_from_the_model(shard_set: ShardSet) -> None:
-    """One that is validated only when there are fewer epochs: a third of a training step."""
+def test_the_validation_time_of_a_stage_without_validation_follows_from_the_model(shard_set: ShardSet) -> None:
+    """Such a stage is validated only in a plan with fewer epochs: assumed is a third of a training step."""
     stage = forecast_of((8, 1, 80, pace(900, 30, 20, None))).stages[0]
     assert stage.eval_s == pytest.approx(100 / 90)
 
@@ -143,16 +145,16 @@ def test_a_stage_without_validation_has_its_guess_from_the_model(shard_set: Shar
     ("loader", "model", "live", "limit"),
     [(100, 50, 48, "model"), (50, 100, 48, "loader"), (100, 90, 55, "both"), (1000, 50, 41, "model")],
 )
-def test_the_slower_one_is_what_limits(loader: float, model: float, live: float, limit: str) -> None:
+def test_the_slower_of_loader_and_model_is_the_limit(loader: float, model: float, live: float, limit: str) -> None:
     assert forecast_of((8, 1, 80, pace(loader, model, live))).stages[0].limit == limit
 
 
-def test_a_run_within_its_budget_is_told_what_is_left() -> None:
+def test_the_advice_for_a_run_within_its_budget_is_the_time_to_spare() -> None:
     result = forecast_of((8, 3, 80, pace(900, 30, 20)))  # 2 + 3 * (4 + 2) s
     assert advice(result, 25.0, None) == ["fits the budget of 25.0 s: 5.0 s to spare"]
 
 
-def test_fewer_epochs_fit_and_one_more_would_not() -> None:
+def test_the_advised_number_of_epochs_is_the_largest_that_fits() -> None:
     rng = random.Random(0)
     for _ in range(50):
         stages = [(8, rng.randint(1, 20), 80, pace(900, 30, rng.uniform(5, 50))) for _ in range(rng.randint(1, 4))]
@@ -162,17 +164,17 @@ def test_fewer_epochs_fit_and_one_more_would_not() -> None:
         if sum(want) == len(want) or budget >= result.total_s():
             continue
         (line,) = [line for line in advice(result, budget, None) if "fewer epochs" in line]
-        found = [int(word) for word in line.split(": ")[1].split(" instead of ")[0].split(", ")]
-        assert all(1 <= few <= all_ for few, all_ in zip(found, want, strict=True))
-        assert result.total_s(found) <= budget
-        share = sum(found) / sum(want)
-        assert all(few == 1 or abs(few - share * all_) < 1 + len(want) for few, all_ in zip(found, want, strict=True))
+        epochs = [int(word) for word in line.split(": ")[1].split(" instead of ")[0].split(", ")]
+        assert all(1 <= few <= all_ for few, all_ in zip(epochs, want, strict=True))
+        assert result.total_s(epochs) <= budget
+        share = sum(epochs) / sum(want)
+        assert all(few == 1 or abs(few - share * all_) < 1 + len(want) for few, all_ in zip(epochs, want, strict=True))
         dearest = max(stage.epoch_s + stage.eval_s for stage in result.stages)
         # in other proportions there might be room for a cheaper epoch, not for one of each
-        assert result.total_s(found) + sum(s.epoch_s + s.eval_s for s in result.stages) + dearest > budget
+        assert result.total_s(epochs) + sum(s.epoch_s + s.eval_s for s in result.stages) + dearest > budget
 
 
-def test_what_does_not_help_alone_is_told() -> None:
+def test_advice_that_is_not_sufficient_says_so() -> None:
     result = forecast_of((8, 3, 80, pace(900, 30, 20)), folds=4)  # 4 * 20 s
     assert result.total_s() == pytest.approx(80.0)
     lines = advice(result, 45.0, None)
@@ -184,7 +186,7 @@ def test_what_does_not_help_alone_is_told() -> None:
     assert any("fewer folds: not enough, one fold takes 20.0 s" in line for line in lines)
 
 
-def test_larger_batches_help_only_what_they_make_faster() -> None:
+def test_larger_batches_speed_up_the_model_only() -> None:
     before = forecast_of((8, 3, 80, pace(100, 50, 40)), (16, 1, 80, pace(100, 50, 40)))
     same = with_doubled_batches(before, [50.0, None], shared=True)
     assert [stage.pace.live_images_per_s for stage in same.stages] == pytest.approx([40, 40])
@@ -205,7 +207,7 @@ def test_a_budget_is_a_number_with_a_unit() -> None:
             parse_duration(text)
 
 
-def test_the_table_has_a_line_a_stage_under_its_columns() -> None:
+def test_the_table_has_one_aligned_line_per_stage() -> None:
     text = table(forecast_of((8, 3, 80, pace(900, 30, 20)), (8, 3, 80, pace(900, 30, 20))))
     lines = text.splitlines()
     assert len(lines) == 4
@@ -216,7 +218,7 @@ def test_the_table_has_a_line_a_stage_under_its_columns() -> None:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two stages of few steps, with an average, dropout and weights that thaw."""
+    """Two stages of few steps, with EMA, dropout and unfreezing."""
     path = tmp_path_factory.mktemp("small") / "small.toml"
     path.write_text("""
 model = { name = "test_resnet", kwargs = { drop_rate = 0.1 } }
@@ -239,7 +241,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_measuring_changes_nothing_of_what_is_trained(shard_set: ShardSet, small: Path) -> None:
+def test_measuring_does_not_change_the_training(shard_set: ShardSet, small: Path) -> None:
     recipe = Recipe.load(small)
     plan = Plan(shard_set, recipe.stages, seed=5, eval_batch_size=8)
 
@@ -249,20 +251,20 @@ def test_measuring_changes_nothing_of_what_is_trained(shard_set: ShardSet, small
             epoch_steps=[s.batches for s in plan.passes if s.split == "train"],
         )  # fmt: skip
         with Loader(plan, device="cpu") as loader:
-            found = [float(learner.train_step(next(loader))[0]) for _ in range(2)]
+            losses_ = [float(learner.train_step(next(loader))[0]) for _ in range(2)]
             if measured:
                 paces = measure_stages(plan, loader, learner)
                 assert len(paces) == 2
                 assert all(p.live_images_per_s > 0 and p.memory_bytes > 0 for p in paces)
                 loader.load_state_dict({"next_batch": 2})
-            found.append(float(learner.train_step(next(loader))[0]))
-            return found + learner.eval_step(next(loader)).tolist()
+            losses_.append(float(learner.train_step(next(loader))[0]))
+            return losses_ + learner.eval_step(next(loader)).sums["raw"].tolist()
 
     assert losses(measured=True) == losses(measured=False)
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_plan_says_what_will_be_and_leaves_nothing(
+def test_the_plan_command_prints_the_estimate_and_leaves_nothing(
     words: Callable[[Path], list[str]], small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "plan.json"
@@ -282,7 +284,23 @@ def test_a_plan_says_what_will_be_and_leaves_nothing(
     assert "unrecognized arguments: --budget 1s" in capsys.readouterr().err
 
 
-def test_a_batch_of_random_numbers_takes_the_place_of_a_real_one(shard_set: ShardSet) -> None:
+def test_the_plan_command_shows_how_often_rare_and_frequent_classes_are_used(shard_set: ShardSet) -> None:
+    stage, train = Stage(res=32, epochs=1, batch_size=8), shard_set.splits["train"]
+    assert before._sampling_lines(Plan(shard_set, [stage])) == ""
+    kept = (train.samples["label"] != 1) | (np.arange(75) % 5 == 0)
+    part = dataclasses.replace(shard_set, splits={**shard_set.splits, "train": train.subset("train", kept)})
+    plan = Plan(part, [stage], sampling="balanced")
+    title, heads, *rows = before._sampling_lines(plan).splitlines()
+    assert title == "sampling balanced, in an epoch of all samples:"
+    assert heads.split()[0] == "class"
+    rare = int(plan.class_samples[1])
+    assert rare < 10
+    assert rows[-1].split() == ["class1", str(rare), f"{plan.class_counts(0)[1]:.1f}",
+                                f"{plan.class_counts(0)[1] / rare:.2f}"]  # fmt: skip
+    assert len({len(line) for line in (heads, *rows)}) == 1
+
+
+def test_a_synthetic_batch_has_the_shapes_of_a_real_one(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=10)])
     spec = plan.batch(0, rank=1, world_size=2)
     for times, count in ((1.0, len(spec)), (2.0, 2 * len(spec))):

@@ -1,48 +1,64 @@
-"""The table of keys is the dataclasses', and says something of each."""
+"""The table of keys lists every field of the recipe's dataclasses, with its help."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
 
 from pipeline.errors import ResoluteError
+from pipeline.plan.recipe_key import range_text
 from pipeline.plan.stage import Augment, Stage
 from train.__main__ import main
 from train.recipe.keys import keys, table
-from train.recipe.schema import Recipe
+from train.recipe.schema import Data, Distill, Ema, Eval, Loss, Model, Optim, Recipe, Schedule, Stop
 
 
-def test_every_key_has_a_comment() -> None:
-    assert [f"{key.section}.{key.name}" for key in keys() if not key.comment] == []
+def test_every_key_has_help() -> None:
+    assert [f"{key.section}.{key.name}" for key in keys() if not key.help] == []
 
 
-def test_the_table_has_every_key_that_a_recipe_takes_and_no_other() -> None:
+def test_the_table_has_exactly_the_keys_of_a_recipe() -> None:
     for key in keys():
         stage: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8}
         table: dict[str, Any] = {"stages": [stage]}
         where = {"": table, "stages": stage}.get(key.section)
-        # of no type that any key has: a known key complains of it, another of its name
+        # a value of a type that no key has: a known key refuses the type, an unknown key its name
         (table.setdefault(key.section, {}) if where is None else where)[key.name] = object()
-        with pytest.raises(ResoluteError, match=rf"{key.name}: got <object") as told:
+        with pytest.raises(ResoluteError, match=rf"{key.name}: got <object") as error:
             Recipe.parse(table, name="x")
-        assert "unknown key" not in str(told.value)
+        assert "unknown key" not in str(error.value)
     recipe = Recipe(name="x", stages=(Stage(res=32, epochs=1, batch_size=8),))
-    found = {(key.section, key.name) for key in keys()}
+    listed_keys = {(key.section, key.name) for key in keys()}
     for section in dataclasses.fields(Recipe):
         value = getattr(recipe, section.name)
         if dataclasses.is_dataclass(value):
-            assert {(section.name, field.name) for field in dataclasses.fields(value)} <= found
-    assert {("augment", field.name) for field in dataclasses.fields(Augment)} <= found
-    assert {("stages", field.name) for field in dataclasses.fields(Stage)} - {("stages", "augment")} <= found
+            assert {(section.name, field.name) for field in dataclasses.fields(value)} <= listed_keys
+    assert {("augment", field.name) for field in dataclasses.fields(Augment)} <= listed_keys
+    assert {("stages", field.name) for field in dataclasses.fields(Stage)} - {("stages", "augment")} <= listed_keys
 
 
-def test_a_row_has_kind_default_and_comment_and_its_bars_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_out_of_range_are_refused_with_the_range() -> None:
+    outside = {"gt": 0, "ge": -1, "lt": 0, "le": 1}  # added to the bound
+    for cls in (Augment, Data, Distill, Ema, Eval, Loss, Model, Optim, Schedule, Stage, Stop):
+        good: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8} if cls is Stage else {}
+        for field in dataclasses.fields(cls):
+            bounds = field.metadata.get("bounds", {})
+            for name, bound in bounds.items():
+                many = isinstance(field.default, tuple)
+                value: Any = (bound + outside[name],) * (len(field.default) or 1) if many else bound + outside[name]
+                expected = f"{field.name}: got {list(value) if many else value}, expected {'each ' * many}"
+                with pytest.raises(ResoluteError, match=re.escape(expected + range_text(bounds))):
+                    cls(**{**good, field.name: value})
+
+
+def test_a_row_has_type_range_default_and_help_with_escaped_bars(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == table().splitlines()
-    assert "| `label_smoothing` | number | `0.0` | label smoothing of both kinds, 0 to below 1 |" in lines
+    assert "| `label_smoothing` | number, at least 0, below 1 | `0.0` | ce, bce: label smoothing |" in lines
     assert '| `amp` | `"bf16"`, `"fp16"`, `"off"` | `"bf16"` | autocast dtype |' in lines
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) == len(list(keys()))

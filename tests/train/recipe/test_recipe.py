@@ -1,4 +1,4 @@
-"""A recipe is checked before anything starts."""
+"""A recipe is checked completely before anything starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_shipped_recipes_load(path: Path) -> None:
     assert recipe.stages
 
 
-def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
+def test_the_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
     stages = Recipe.load(RECIPES / "imagenet_rn50.toml").stages
     got = [(s.res, s.batch_size, s.epochs, s.fraction, s.lr_scale) for s in stages]
     assert got == [(128, 1024, 15, 0.5, 1.0), (160, 768, 15, 0.75, 0.8), (224, 512, 20, 1.0, 0.5)]
@@ -50,12 +50,12 @@ def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
         ({"augment": {"scale": [0.5, math.inf]}}, "augment.scale: got inf, expected a finite number"),
         ({"optim": {"lr": 10**400}}, "optim.lr: got an integer of 401 digits, expected a 64-bit integer"),
         ({"seed": 10**30}, "seed: got an integer of 31 digits, expected a 64-bit integer"),
-        ({"seed": -1}, "seed: got -1, expected an integer from 0 to 9223372036854775807"),
-        ({"data": {"std": [0.0, 0.0, 0.0]}}, "data.std: got [0.0, 0.0, 0.0], expected three numbers above 0"),
-        ({"stages": [{"res": 32, "epochs": 1, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected an "
-         "integer from 1 to 1048576"),
+        ({"seed": -1}, "seed: got -1, expected 0 to 9223372036854775807"),
+        ({"data": {"std": [0.0, 0.0, 0.0]}}, "data.std: got [0.0, 0.0, 0.0], expected each above 0"),
+        ({"stages": [{"res": 32, "epochs": 1, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected 1 "
+         'to 1048576, or "auto"'),
         ({"stages": [{"res": 32, "epochs": 10**15, "batch_size": 8}]}, "stages.epochs: got 1000000000000000, expected "
-         "an integer from 1 to 100000"),
+         "1 to 100000"),
         ({"stages": [{"res": 32, "epochs": 60_000, "batch_size": 8}] * 2}, "stages.epochs: got 120000, expected at "
          "most 100000 over all stages"),
         ({"stages": [{"res": 10**6, "epochs": 1, "batch_size": 8}]}, "stages.res: got 1000000"),
@@ -70,7 +70,7 @@ def test_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
         ({"eval": 3}, "eval: got 3, expected a table"),
     ],
 )
-def test_mistakes_are_named_with_what_was_expected(change: dict[str, object], message: str) -> None:
+def test_mistakes_are_reported_with_the_expected_value(change: dict[str, object], message: str) -> None:
     with pytest.raises(ResoluteError) as caught:
         Recipe.parse({**ONE_STAGE, **change}, name="x", where="x.toml")
     assert str(caught.value).startswith("x.toml: ")
@@ -78,7 +78,7 @@ def test_mistakes_are_named_with_what_was_expected(change: dict[str, object], me
     assert "\n" not in str(caught.value)
 
 
-def test_missing_and_broken_files_are_told_in_one_line(tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ResoluteError, match=r"none\.toml: no readable recipe"):
         Recipe.load(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[[stages]\nres = 3")
@@ -101,7 +101,7 @@ def test_a_stage_overrides_single_augmentations() -> None:
     [("auto", False, None, "full"), ("auto", True, None, "block"), ("auto", False, "block", "block"),
      ("auto", True, "full", "full"), ("block", False, None, "block"), ("full", True, None, "full")],
 )  # fmt: skip
-def test_auto_reads_remote_sets_in_blocks_unless_a_checkpoint_says_otherwise(
+def test_order_auto_means_block_for_remote_sets_unless_a_checkpoint_has_an_order(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, order: str, remote: bool, saved: Order | None, planned: str
 ) -> None:
     monkeypatch.setattr(Folder, "remote", remote)
@@ -110,55 +110,59 @@ def test_auto_reads_remote_sets_in_blocks_unless_a_checkpoint_says_otherwise(
     assert (plan.order, {pass_.order for pass_ in plan.passes}) == (planned, {planned})
 
 
-def test_orders_are_named_and_one_that_no_stage_follows_is_refused() -> None:
+def test_orders_are_validated_and_one_without_effect_is_refused() -> None:
     stage = {"res": 160, "epochs": 1, "batch_size": 8}
     recipe = Recipe.parse({"stages": [{**stage, "order": "block"}, stage], "data": {"order": "auto"}}, name="a")
     assert (recipe.data.order, [s.order for s in recipe.stages]) == ("auto", ["block", None])
     assert Recipe.parse({"stages": [stage]}, name="a").data.order == "full"
-    for table, told in (
+    for table, message in (
         ({"stages": [{**stage, "order": "auto"}]}, "order: got 'auto', expected one of 'full', 'block'"),
         ({"stages": [stage], "data": {"order": "random"}}, "expected one of 'full', 'block', 'auto'"),
         ({"stages": [{**stage, "order": "full"}], "data": {"order": "block"}}, "without effect, every stage has"),
     ):
-        with pytest.raises(ResoluteError, match=told):
+        with pytest.raises(ResoluteError, match=message):
             Recipe.parse(table, name="a")
 
 
-def test_hash_names_every_value_but_not_the_name() -> None:
+def test_the_hash_depends_on_every_value_but_not_on_the_name() -> None:
     recipe = Recipe.parse(ONE_STAGE, name="x")
     assert recipe.hash == dataclasses.replace(recipe, name="y").hash
     assert recipe.hash != dataclasses.replace(recipe, seed=1).hash
 
 
-def test_shards_are_opened_at_what_the_stages_need() -> None:
+def test_the_resolutions_to_open_are_those_of_the_stages() -> None:
     stage = {"res": 160, "epochs": 1, "batch_size": 8}
     small = {**stage, "res": 128}
     assert Recipe.parse({"stages": [stage, small, stage]}, name="a").resolutions == (128, 160)
     assert Recipe.parse({"stages": [{**stage, "eval_res": 160}]}, name="a").resolutions == (160,)
-    assert Recipe.parse({"stages": [{**stage, "eval_res": 208}]}, name="a").resolutions is None
+    assert Recipe.parse({"stages": [{**stage, "eval_res": 208}]}, name="a").resolutions == (160, 208)
 
 
-def test_a_value_that_may_be_absent_is_checked_where_it_is_given() -> None:
+def test_optional_values_are_checked_if_present() -> None:
     stage = {"res": 160, "epochs": 1, "batch_size": 8}
     assert Recipe.parse({"stages": [stage], "eval": {"crop_pct": 1}}, name="a").eval.crop_pct == 1.0
-    for table, told in (
+    for table, message in (
         ({"stages": [stage], "eval": {"crop_pct": 1.5}}, "eval.crop_pct: got 1.5, expected above 0, at most 1"),
         ({"stages": [{**stage, "eval_res": "208"}]}, "eval_res: got '208', expected an integer"),
         ({"stages": [stage], "data": {"fold": 1.5}}, "data.fold: got 1.5, expected an integer"),
+        ({"stages": [stage], "data": {"fold": 0}}, "data: got only one of fold and folds, expected both"),
+        ({"stages": [stage], "data": {"folds": 3}}, "data: got only one of fold and folds, expected both"),
+        ({"stages": [stage], "data": {"fold": 0, "folds": 1}}, "data.folds: got 1, expected at least 2"),
+        ({"stages": [stage], "data": {"fold": 3, "folds": 3}}, "data.fold: got 3, expected 0 to 2"),
     ):
-        with pytest.raises(ResoluteError, match=told):
+        with pytest.raises(ResoluteError, match=message):
             Recipe.parse(table, name="a")
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_earlier_name_of_a_key_is_refused_with_its_current_name(old: str, new: str) -> None:
+def test_an_old_name_of_a_key_is_refused_with_its_current_name(old: str, new: str) -> None:
     section, key = old.split(".")
     with pytest.raises(ResoluteError, match=f"unknown key {old}, expected {new}, its current name; rename it"):
         Recipe.parse({**ONE_STAGE, section: {key: 1}}, name="x")
     assert new in {f"{key.section}.{key.name}" for key in keys()}
 
 
-def test_a_byte_order_mark_is_no_part_of_the_recipe(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     text = "seed = 7\n[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n"
     for encoding in ("utf-8", "utf-8-sig"):
         (tmp_path / f"{encoding}.toml").write_text(text, encoding=encoding)
@@ -166,7 +170,7 @@ def test_a_byte_order_mark_is_no_part_of_the_recipe(tmp_path: Path) -> None:
     assert first.hash == second.hash
 
 
-def test_a_recipe_comes_back_from_its_values() -> None:
+def test_a_recipe_is_rebuilt_from_its_values() -> None:
     for path in RECIPES.glob("*.toml"):
         recipe = Recipe.load(path)
         assert Recipe.from_values(recipe.values(), name=recipe.name) == recipe

@@ -1,4 +1,4 @@
-"""Figures shown are those of the log."""
+"""Figures printed to the console are those of the log."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ResoluteError
-from tests.support.synthetic import write_log
+from tests.support.synthetic_log import write_log
 from train.logs.run_log import RunLogReader, switch_costs
-from train.report.console import EPOCH_HEADER, Reports, epoch_line, summary
+from train.report.console import Reports, epoch_header, epoch_line, summary
 from train.setup import Options
 
 
@@ -34,15 +34,16 @@ def _records() -> list[dict[str, Any]]:
     return records
 
 
-def test_switch_cost_is_the_first_steps_beyond_their_medians() -> None:
-    (cost,) = switch_costs(np.repeat([0.0, 1.0], [10, 25]), np.array([0.1] * 10 + [0.6] + [0.2] * 24))
+def test_the_switch_cost_is_the_excess_of_the_first_steps_over_the_median() -> None:
+    stages = np.repeat([0.0, 1.0], [10, 25])
+    (cost,) = switch_costs(stages, np.array([0.1] * 10 + [0.6] + [0.2] * 24), 32 + stages)
     assert cost["stage"] == 1
     assert cost["cost_s"] == pytest.approx(0.4)
     assert cost["median_s"] == pytest.approx(0.2)
     assert cost["slowest_ratio"] == pytest.approx(3.0)
 
 
-def test_summary_comes_from_the_log(tmp_path: Path) -> None:
+def test_the_summary_equals_the_log(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
     log.write_text("".join(json.dumps(record) + "\n" for record in _records()))
     run = RunLogReader(log)
@@ -53,12 +54,12 @@ def test_summary_comes_from_the_log(tmp_path: Path) -> None:
     assert "switch to stage 1: +400 ms" in text
 
 
-def test_an_epochs_line_stands_under_its_headings_and_shows_dashes_for_what_there_is_none_of() -> None:
+def test_an_epochs_line_is_aligned_with_its_header_and_shows_dashes_for_missing_values() -> None:
     record = _records()[-1]
     line = epoch_line(record)
     assert line.split() == ["1", "1", "32", "8", "20.0", "25.00", "1.00", "3.00", "0.50", "0.1000", "1.500", "1.250",
                             "35.00", "90.00", "1.750", "30.00", "80.00", "1.50", "-"]  # fmt: skip
-    assert len(line) == len(EPOCH_HEADER)
+    assert len(line) == len(epoch_header("class"))
     none = dict.fromkeys(("top1", "top5", "ema_top1", "ema_top5", "eval_loss", "ema_eval_loss"))
     assert epoch_line({**record, **none}).split()[11:17] == ["-"] * 6
 
@@ -74,22 +75,22 @@ def _check_scalars(scalars: dict[str, dict[int, float]], records: list[dict[str,
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="the optional package tensorboard is not "
                     "installed; pip install -e '.[tensorboard]'")  # fmt: skip
-def test_tensorboard_reads_the_scalars_of_the_log(tmp_path: Path) -> None:
+def test_tensorboard_shows_the_scalars_of_the_log(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     records = write_log(tmp_path, steps=5)
     whole = (tmp_path / "run.jsonl").read_text()
-    for texts in (("".join(whole.splitlines(keepends=True)[:20]), whole), (whole,)):  # the second run goes on
+    for texts in (("".join(whole.splitlines(keepends=True)[:20]), whole), (whole,)):  # the second run is resumed
         reports = Reports(tmp_path, on=True, tensorboard=True)
         for text in texts:
             (tmp_path / "run.jsonl").write_text(text)
             reports.update()
         reports.close()
-    found = EventAccumulator(str(tmp_path / "tb")).Reload()
-    _check_scalars({tag: {e.step: e.value for e in found.Scalars(tag)} for tag in found.Tags()["scalars"]}, records)
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    _check_scalars({tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}, records)
 
 
-def test_without_tensorboard_its_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tensorboard_flag_without_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ResoluteError, match=r"tensorboard is not installed.*pip install"):
         Options(shards="x", recipe=Path("x"), folder=Path("x"), tensorboard=True)

@@ -1,4 +1,4 @@
-"""report.html stands alone, says what run.jsonl says, and names what limited the run."""
+"""report.html: self-contained, with the figures of run.jsonl and a diagnosis of what limited the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ResoluteError
-from tests.support.synthetic import GPU, write_log
+from tests.support.synthetic_log import GPU, write_log
 from train.__main__ import main
 from train.logs.run_log import RunLogReader
 from train.report.diagnosis import diagnose
@@ -28,7 +28,7 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class _Page(HTMLParser):
-    """Checks that every tag is closed in its order; keeps tables as rows of text, charts as their data."""
+    """Checks the nesting of tags; collects the rows of tables as text and the data of charts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Page(HTMLParser):
         if tag in ("td", "th"):
             self.rows[-1].append("")
         if tag == "svg":
-            self._title = str(dict(attrs)["aria-label"])
+            self._title = str(dict(attrs)["aria-label"]).partition(";")[0]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
@@ -66,17 +66,15 @@ class _Page(HTMLParser):
             self.charts[self._title] = json.loads(data)
 
 
-def _drawn(folder: Path) -> tuple[str, _Page]:
-    run = RunLogReader(folder / "run.jsonl")
-    run.read()
-    text = write_page(run, folder).read_text(encoding="utf-8")
-    return text, _Page(text)
-
-
 def _read(folder: Path) -> RunLogReader:
     run = RunLogReader(folder / "run.jsonl")
     run.read()
     return run
+
+
+def _drawn(folder: Path) -> tuple[str, _Page]:
+    text = write_page(_read(folder), folder).read_text(encoding="utf-8")
+    return text, _Page(text)
 
 
 def test_the_page_is_well_formed_and_needs_no_network(tmp_path: Path) -> None:
@@ -90,7 +88,7 @@ def test_the_page_is_well_formed_and_needs_no_network(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir() if path.suffix != ".jsonl"] == ["report.html"]
 
 
-def test_the_pages_figures_are_those_of_the_log(tmp_path: Path) -> None:
+def test_the_figures_of_the_page_equal_the_log(tmp_path: Path) -> None:
     records = write_log(tmp_path, calibrated=True)
     text, page = _drawn(tmp_path)
     steps = [record for record in records if record["kind"] == "step"]
@@ -114,18 +112,18 @@ def test_the_pages_figures_are_those_of_the_log(tmp_path: Path) -> None:
     assert len(table) == 1 + len(epochs)
     for row, epoch in zip(table[1:], epochs, strict=True):
         assert row[:4] == [str(epoch[key]) for key in ("epoch", "stage", "res", "batch_size")]
-        told = dict(zip(table[0], row, strict=True))
-        assert float(told["top-1"]) == pytest.approx(100 * epoch["top1"], abs=0.006)
-        assert float(told["waiting %"]) == pytest.approx(100 * epoch["stall_frac"], abs=0.006)
-        assert float(told["images/s"].replace(",", "")) == pytest.approx(epoch["images_per_s"], abs=0.06)
+        cells = dict(zip(table[0], row, strict=True))
+        assert float(cells["top-1"]) == pytest.approx(100 * epoch["top1"], abs=0.006)
+        assert float(cells["waiting %"]) == pytest.approx(100 * epoch["stall_frac"], abs=0.006)
+        assert float(cells["images/s"].replace(",", "")) == pytest.approx(epoch["images_per_s"], abs=0.06)
     assert "# as written\nseed = 1" in text
 
 
-def test_without_calibration_average_or_a_single_step_the_page_is_drawn_all_the_same(tmp_path: Path) -> None:
+def test_the_page_is_drawn_without_calibration_ema_or_steps(tmp_path: Path) -> None:
     write_log(tmp_path / "lean", ema=False, end=False)
     _, page = _drawn(tmp_path / "lean")
-    assert [one["name"] for one in page.charts["Throughput"]["series"]] == ["images/s"]
-    assert [one["name"] for one in page.charts["Accuracy against time"]["series"]] == ["top-1", "top-5"]
+    assert [series["name"] for series in page.charts["Throughput"]["series"]] == ["images/s"]
+    assert [series["name"] for series in page.charts["Accuracy against time"]["series"]] == ["top-1", "top-5"]
     log = (tmp_path / "lean" / "run.jsonl").read_text().splitlines(keepends=True)
     for lines in (1, 2, 30):  # only the start, one step, no epoch yet
         (tmp_path / "lean" / "run.jsonl").write_text("".join(log[:lines]))
@@ -134,7 +132,7 @@ def test_without_calibration_average_or_a_single_step_the_page_is_drawn_all_the_
         assert f"{lines - 1} of 320 steps done" in text
 
 
-def test_a_long_run_is_thinned_and_keeps_its_maxima(tmp_path: Path) -> None:
+def test_a_long_run_is_binned_and_keeps_its_maxima(tmp_path: Path) -> None:
     records = write_log(tmp_path, steps=5000)
     steps = [record for record in records if record["kind"] == "step"]
     slow = steps[12_345]
@@ -147,19 +145,19 @@ def test_a_long_run_is_thinned_and_keeps_its_maxima(tmp_path: Path) -> None:
     assert (bins["count"] * bins["wait_s"]).sum() == pytest.approx(sum(s["wait_s"] for s in steps))
     assert bins["time_s_max"].max() == pytest.approx(slow["wait_s"] + slow["compute_s"])
     starts = np.append(bins["step"], len(steps)).astype(int)
-    for i in range(0, len(bins["step"]), 37):  # against the slow way
+    for i in range(0, len(bins["step"]), 37):  # against the slow oracle
         own = steps[starts[i] : starts[i + 1]]
         assert {s["stage"] for s in own} == {bins["stage"][i]}
         assert bins["wait_s_max"][i] == pytest.approx(max(s["wait_s"] for s in own))
         assert bins["loss"][i] == pytest.approx(sum(s["loss"] for s in own) / len(own))
     text, page = _drawn(tmp_path)
-    assert len(text) < 400_000  # what is drawn of 500 000 steps is no more
+    assert len(text) < 400_000  # 500 000 steps give no larger page
     longest_ms = 1e3 * (slow["wait_s"] + slow["compute_s"])
     assert max(page.charts["Step time"]["series"][2]["y"]) == pytest.approx(longest_ms, 1e-4)
     assert "Longest step: 3," in text
 
 
-def test_the_log_is_read_on_from_where_it_was_and_no_half_line_is_taken(tmp_path: Path) -> None:
+def test_the_log_is_read_incrementally_and_partial_lines_are_left(tmp_path: Path) -> None:
     write_log(tmp_path, steps=4)
     whole = (tmp_path / "run.jsonl").read_bytes()
     expected = _read(tmp_path)
@@ -173,7 +171,7 @@ def test_the_log_is_read_on_from_where_it_was_and_no_half_line_is_taken(tmp_path
         np.testing.assert_array_equal(run.steps[name], column)
 
 
-def test_a_missing_or_damaged_log_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_or_damaged_log_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "no run or checkpoint" in capsys.readouterr().err
     write_log(tmp_path, steps=4)
@@ -199,7 +197,7 @@ def test_a_missing_or_damaged_log_is_told_in_one_line(tmp_path: Path, capsys: py
         ({"steps": 8}, r"Validation took 33 % of the run \(4\.0 s\): `eval.every_epochs = 2` would save about 2\.0 s"),
     ],
 )  # fmt: skip
-def test_the_verdict_names_what_limited_the_run(tmp_path: Path, log: dict[str, Any], expected: str) -> None:
+def test_the_diagnosis_names_what_limited_the_run(tmp_path: Path, log: dict[str, Any], expected: str) -> None:
     steps = [record for record in write_log(tmp_path, **log) if record["kind"] == "step"]
     bad = [finding.text for finding in diagnose(_read(tmp_path)) if finding.bad]
     assert any(re.search(expected, text) for text in bad), bad
@@ -208,7 +206,7 @@ def test_the_verdict_names_what_limited_the_run(tmp_path: Path, log: dict[str, A
         assert float(percent) == pytest.approx(100 * sum(w for w, _ in own) / sum(t for _, t in own), abs=0.51)
 
 
-def test_steps_that_other_work_slows_are_told(tmp_path: Path) -> None:
+def test_slow_steps_are_reported(tmp_path: Path) -> None:
     records = write_log(tmp_path)
     for step in [record for record in records if record["kind"] == "step" and record["stage"] == 1][20:24]:
         step["compute_s"] *= 4
@@ -217,8 +215,8 @@ def test_steps_that_other_work_slows_are_told(tmp_path: Path) -> None:
     assert re.match(r"Stage 1 \(160 px\): 1 % of the steps took at least (3\.9|4\.0|4\.1)x the median compute", text)
 
 
-@pytest.mark.parametrize(("lost", "told"), [(0.02, True), (0.002, False)])
-def test_accuracy_that_was_lost_again_is_told(tmp_path: Path, lost: float, told: bool) -> None:
+@pytest.mark.parametrize(("lost", "reported"), [(0.02, True), (0.002, False)])
+def test_a_loss_of_accuracy_is_reported(tmp_path: Path, lost: float, reported: bool) -> None:
     records = write_log(tmp_path, ema=False)
     epochs = [record for record in records if record["kind"] == "epoch"]
     for number, epoch in enumerate(epochs):
@@ -226,7 +224,7 @@ def test_accuracy_that_was_lost_again_is_told(tmp_path: Path, lost: float, told:
     (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     bad = [finding.text for finding in diagnose(_read(tmp_path)) if finding.bad]
     assert [text for text in bad if "80.00 %, was reached in epoch 4 of 7; it ended at 78.00 %" in text] == bad
-    assert bool(bad) == told
+    assert bool(bad) == reported
 
 
 @pytest.mark.parametrize(
@@ -245,14 +243,55 @@ def test_a_slow_first_epoch_is_judged_by_its_waits(tmp_path: Path, waited: float
     assert ("cold files" in text) == (waited > 0.5)
 
 
+def _with_classes(records: list[dict[str, Any]], samples: list[int], **recipe: Any) -> list[dict[str, Any]]:
+    """The log of a set with that many training samples of each class, of which epoch e uses e % 3 more than half."""
+    start, names = records[0], [f"<{k}>" for k in range(len(samples))]
+    start |= {"class_names": names, "class_samples": samples, "recipe_values": {**start["recipe_values"], **recipe}}
+    for record in records:
+        if record["kind"] == "epoch":
+            record["class_counts"] = [n // 2 + record["epoch"] % 3 for n in samples]
+    return records
+
+
+def test_the_report_shows_how_often_samples_of_each_class_were_used(tmp_path: Path) -> None:
+    samples = [2 * k for k in range(30)]
+    records = _with_classes(write_log(tmp_path), samples)
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    _, page = _drawn(tmp_path)
+    mean = np.mean([epoch % 3 for epoch in range(8)])
+    in_set, seen = page.charts["Samples of each class"]["series"]
+    assert in_set["x"] == seen["x"] == list(range(1, 30))  # the class without samples is not drawn
+    assert in_set["y"] == samples[:0:-1]
+    assert seen["y"] == pytest.approx([n / 2 + mean for n in samples[:0:-1]], rel=1e-3)
+    assert ["<29>", "58", f"{29 + mean:.1f}", f"{(29 + mean) / 58:.2f}"] in page.rows
+    assert ["(10 more classes)", "", "", ""] in page.rows
+    assert ["<0>", "0", f"{mean:.1f}", "-"] in page.rows
+
+
+@pytest.mark.parametrize(("recipe", "samples", "expected"), [
+    ({}, [1200, 0, 300, 100], "<0> has 1,200 training samples, 12 times as many as <3> (100)"),
+    ({}, [1000, 100], None),
+    ({"data": {"sampling": "sqrt"}}, [1200, 0, 100], None),
+    ({"loss": {"class_weights": "balanced"}}, [1200, 100], None),
+])  # fmt: skip
+def test_an_unbalanced_set_is_reported_unless_the_recipe_considers_it(
+    tmp_path: Path, recipe: dict[str, Any], samples: list[int], expected: str | None
+) -> None:
+    records = _with_classes(write_log(tmp_path), samples, **recipe)
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    bad = [finding.text for finding in diagnose(_read(tmp_path)) if finding.bad]
+    assert len(bad) == (expected is not None)
+    assert all(expected in text and '`data.sampling = "sqrt"`' in text for text in bad)
+
+
 def test_a_run_without_flaws_gets_no_advice_but_the_limit(tmp_path: Path) -> None:
     write_log(tmp_path)
-    found = diagnose(_read(tmp_path))
-    assert [finding.text for finding in found if finding.bad] == []
-    assert any("The model was the limit: 98.0 %" in finding.text for finding in found)
+    findings = diagnose(_read(tmp_path))
+    assert [finding.text for finding in findings if finding.bad] == []
+    assert any("The model was the limit: 98.0 %" in finding.text for finding in findings)
 
 
-def test_waits_in_a_few_steps_are_told_apart_from_a_slow_loader(tmp_path: Path) -> None:
+def test_stalls_in_a_few_steps_are_distinguished_from_a_slow_loader(tmp_path: Path) -> None:
     records = write_log(tmp_path, steps=100)
     steps = [record for record in records if record["kind"] == "step" and record["stage"] == 1]
     for step in steps[50:52]:
@@ -263,7 +302,7 @@ def test_waits_in_a_few_steps_are_told_apart_from_a_slow_loader(tmp_path: Path) 
     assert "`data.order" in text
 
 
-def test_the_recipes_values_read_back_as_toml() -> None:
+def test_the_values_of_a_recipe_are_shown_as_toml() -> None:
     stages = [{"res": 32, "fold": None, "augment": {"kind": 'a "b"'}}, {"res": 48, "augment": {}}]
     values = {"seed": 1, "none": None, "optim": {"lr": 0.5, "betas": [0.9, 0.99]}, "empty": {}, "stages": stages}
     assert tomllib.loads(recipe_text(values)) == {
@@ -284,7 +323,7 @@ document.querySelector("iframe").onload = event => {
 
 
 @pytest.mark.skipif(BROWSER is None, reason="opens the page in a browser; no chromium or chrome found")
-def test_a_browser_shows_it_on_a_narrow_screen_and_reads_values_at_the_pointer(tmp_path: Path) -> None:
+def test_a_browser_shows_the_page_on_a_narrow_screen_with_values_at_the_pointer(tmp_path: Path) -> None:
     records = write_log(tmp_path, calibrated=True)
     text, _ = _drawn(tmp_path)
     (tmp_path / "probe.html").write_text(PROBE.replace("{page}", html.escape(text)), encoding="utf-8")
@@ -294,10 +333,10 @@ def test_a_browser_shows_it_on_a_narrow_screen_and_reads_values_at_the_pointer(t
          (tmp_path / "probe.html").as_uri()],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    found = re.search("<title>(.*?)</title>", done.stdout)
-    assert found, done.stdout[:500]
-    width, charts, height, told = found[1].split("|")
+    title = re.search("<title>(.*?)</title>", done.stdout)
+    assert title, done.stdout[:500]
+    width, charts, height, reading = title[1].split("|")
     assert int(width) <= 360
     assert (charts, height) == ("7", "190")
     step = next(record for record in records if record["kind"] == "step" and record["step"] == 160)
-    assert told.startswith(f"step 160 · compute {1e3 * step['compute_s']:.1f}")
+    assert reading.startswith(f"step 160 · compute {1e3 * step['compute_s']:.1f}")

@@ -1,7 +1,7 @@
-"""Run prep and kill it, again and again, at random moments, until it gets to its end. Prints a line a kill.
+"""Run prep and kill it at random moments, again and again, and then let it finish. Prints one line per kill.
 
-`python tests/support/kills.py KILLS SEED SHARDS ARGUMENTS-OF-PREP…`: the larger size is 48 px. Worker processes are
-forked, so that a try costs a tenth of a second instead of torch's import; everything else is prep as it is.
+`python tests/support/kill_prep.py KILLS SEED SHARDS ARGUMENTS-OF-PREP…`: the larger size is 48 px. Worker processes are
+forked, so that a run starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TOO_LATE = 70
 
 
 def attempt(argv: list[str]) -> int:
-    """A process group of its own that runs prep; its number."""
+    """Start prep in a process group of its own; the id of the group."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -42,8 +42,8 @@ def finished_shards(out: Path) -> int:
     return len(list(out.glob("records/*-48.rec")))
 
 
-def _wait_for_lock(out: Path) -> None:
-    """Until forked workers, which hold their parent's open files, are gone too."""
+def wait_for_lock(out: Path) -> None:
+    """Wait until forked workers, which hold their parent's open files, have ended too."""
     while (out / ".prep" / "lock").exists():
         with (out / ".prep" / "lock").open("r+") as lock:
             try:
@@ -53,7 +53,7 @@ def _wait_for_lock(out: Path) -> None:
 
 
 def run(kills: int, seed: int, argv: list[str]) -> int:
-    """The first kills fall anywhere from the start on, a little further each; the last four after the last shard."""
+    """Kill at random moments, on average later each time, and the last four times after the last shard."""
     rng = random.Random(seed)
     out = Path(argv[argv.index("--out") + 1])
     for n in range(kills):
@@ -63,13 +63,13 @@ def run(kills: int, seed: int, argv: list[str]) -> int:
         while finished_shards(out) < goal:
             time.sleep(0.0005)
         time.sleep(rng.uniform(0, 0.01 if late else 0.03))
-        if rng.random() < 0.5:  # the main process alone; its workers have to notice
+        if rng.random() < 0.5:  # only the main process; its workers have to notice
             os.kill(child, signal.SIGKILL)
             time.sleep(0.03)
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        _wait_for_lock(out)
+        wait_for_lock(out)
         print(f"kill {n}: {finished_shards(out)} of {SHARDS} shards, status {status}", flush=True)
         if not os.WIFSIGNALED(status):
             return _TOO_LATE

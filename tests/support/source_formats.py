@@ -1,4 +1,4 @@
-"""The same photos in every packing that prep takes: what adapters are compared on."""
+"""The same photos in every source format of prep."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
 from prep.sources.image_ref import Source
 
-__all__ = ["catalog", "files_in", "jpeg", "make_tree", "names", "pack", "pack_parquet", "pack_samples", "pack_table",
-           "pack_tar", "pack_zip", "same"]  # fmt: skip
-
 TREE = {
     "cat": ["1.jpg", "more/2.JPEG", "a b.png", "quo\"te's.jpg", "-dash.jpg"],
     "dog": ["1.jpg", "line\nbreak.jpg", "x.webp"],
@@ -29,7 +26,7 @@ TREE = {
 
 
 def jpeg(number: int, kind: str = "JPEG") -> bytes:
-    """An image of a few pixels, another one for each number."""
+    """A small image that differs for each number."""
     out = io.BytesIO()
     Image.new("RGB", (8, 8), (number * 7 % 256, number * 31 % 256, 90)).save(out, kind)
     return out.getvalue() + bytes(number % 5)  # why: sizes differ
@@ -49,7 +46,7 @@ def make_tree(root: Path) -> dict[str, bytes]:
 
 
 def files_in(files: dict[str, bytes], top: str) -> Iterable[tuple[str, bytes]]:
-    """In no order that would please anyone, below the folder `top`."""
+    """The files in an arbitrary order, below the folder `top`."""
     return [(f"{top}{name}", files[name]) for name in sorted(files, key=lambda name: name[::-1])]
 
 
@@ -76,10 +73,11 @@ def pack_table(path: Path, rows: Iterable[tuple[str, str]], header: tuple[str, s
 
 
 def pack_samples(path: Path, samples: Iterable[tuple[str, bytes, dict[str, bytes]]]) -> Path:
-    """`samples`: key and suffix of the image, its bytes, {suffix: content} of what lies next to it."""
+    """`samples`: name of the image, its bytes, {suffix: content} of the other files of the sample."""
     members = []
-    for name, data, beside in samples:
-        members += [(name, data), *((f"{name.rpartition('.')[0]}.{suffix}", text) for suffix, text in beside.items())]
+    for name, data, other_files in samples:
+        key = name.rpartition(".")[0]
+        members += [(name, data), *((f"{key}.{suffix}", text) for suffix, text in other_files.items())]
     return pack_tar(path, members)
 
 
@@ -107,11 +105,11 @@ def catalog(work: Path, src: str | Path, **options: Any) -> Catalog:
 
 
 def names(source: Source) -> list[str]:
-    return [found.name for found in source]
+    return [image.name for image in source]
 
 
-def same(got: Catalog, files: dict[str, bytes]) -> None:
-    """`got` holds exactly these files of class folders, in order, and their bytes can be fetched."""
+def assert_same_images(got: Catalog, files: dict[str, bytes]) -> None:
+    """`got` holds exactly these files of class folders, in order, and their bytes are fetched unchanged."""
     classes = sorted({name.partition("/")[0] for name in files})
     assert [got.name(i) for i in range(len(got))] == list(files)
     assert got.classes == tuple(classes)

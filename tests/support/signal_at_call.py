@@ -1,7 +1,7 @@
-"""`python -m train` that sends itself signals at the nth call of a function: exact, whatever the machine's speed.
+"""`python -m train` that sends itself signals at the nth call of a function, independent of the machine's speed.
 
-`python -m tests.support.signalling MODULE:OWNER:FUNCTION:CALL:SIGNAL[,SIGNAL…] ARGUMENTS-OF-TRAIN…`; with --nohup
-before that, SIGHUP is ignored from the start.
+`python -m tests.support.signal_at_call MODULE:OWNER:FUNCTION:CALL:SIGNAL[,SIGNAL…] ARGUMENTS-OF-TRAIN…`; with a leading
+--nohup SIGHUP is ignored from the start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def install(cue: str) -> None:
     holder = getattr(holder, owner) if owner else holder
     original, calls = getattr(holder, name), 0
 
-    def signalling(*args: Any, **kwargs: Any) -> Any:
+    def call_and_signal(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == int(call):
@@ -30,7 +30,7 @@ def install(cue: str) -> None:
                 os.kill(os.getpid(), int(number))
         return original(*args, **kwargs)
 
-    setattr(holder, name, signalling)
+    setattr(holder, name, call_and_signal)
 
 
 if __name__ == "__main__":

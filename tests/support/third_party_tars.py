@@ -1,4 +1,4 @@
-"""Tars as others make them, with webdataset's own writer: good samples of all kinds, and eight that cannot be used."""
+"""Third-party WebDataset tars, written by webdataset: usable samples of all kinds and eight unusable ones."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from PIL import Image
 
 from pipeline import ShardSet, open_webdataset
 
-__all__ = ["BAD", "encoded", "exif", "expected_samples", "opened", "picture", "rejects", "sample", "write", "write_all"]
-
 LABELS = (0, 1, 2, 40, 907)  # with gaps
 
 
-def picture(number: int) -> Image.Image:
+def random_image(number: int) -> Image.Image:
     rng = np.random.default_rng(number)
     width, height = (int(side) for side in rng.integers(50, 140, 2))
     coarse = rng.integers(0, 256, (4, 5, 3), dtype=np.uint8)
@@ -28,7 +26,7 @@ def picture(number: int) -> Image.Image:
 
 def encoded(number: int, kind: str = "JPEG", **options: Any) -> bytes:
     out = io.BytesIO()
-    picture(number).save(out, kind, **({"quality": 92} if kind == "JPEG" else {}), **options)
+    random_image(number).save(out, kind, **({"quality": 92} if kind == "JPEG" else {}), **options)
     return out.getvalue()
 
 
@@ -50,16 +48,16 @@ def sample(number: int, kind: str = "JPEG", **options: Any) -> dict[str, Any]:
             "cls": str(LABELS[number % 5]).encode()}  # fmt: skip
 
 
-def write_all(root: Path) -> Path:
-    """28 usable samples in three tars for training, 10 in one for validation; eight that are not."""
+def write_example_set(root: Path) -> Path:
+    """28 usable training samples in three tars, 10 validation samples in one, and eight unusable samples."""
     kinds: list[dict[str, Any]] = [
         *(sample(i) for i in range(16)), sample(16, progressive=True), sample(17, subsampling=0),
         *(sample(18 + k, exif=exif(o)) for k, o in enumerate((3, 6, 8))),
         sample(21, "PNG"), sample(22, "PNG", exif=exif(6)), sample(23, "WEBP", lossless=True), sample(24, "BMP"),
     ]  # fmt: skip
     grey, cmyk = io.BytesIO(), io.BytesIO()
-    picture(25).convert("L").save(grey, "JPEG")
-    picture(26).convert("CMYK").save(cmyk, "JPEG")
+    random_image(25).convert("L").save(grey, "JPEG")
+    random_image(26).convert("CMYK").save(cmyk, "JPEG")
     whole = encoded(30)
     bad: list[dict[str, Any]] = [
         {"__key__": "cut", "jpg": whole[:-700], "cls": b"1"},
@@ -78,7 +76,7 @@ def write_all(root: Path) -> Path:
         {"__key__": "d/e.f/j", "jpg": encoded(27), "json": json.dumps({"label": 907, "caption": "x"}).encode()},
     ]  # fmt: skip
     write(root / "train-%03d.tar", [*good[:5], *bad, *good[5:]])
-    write(root / "val-%03d.tar", [{**sample(i), "__key__": f"{i:06d}"} for i in range(10)])  # keys of training, again
+    write(root / "val-%03d.tar", [sample(i) for i in range(10)])  # with the keys of training samples
     return root
 
 
@@ -96,15 +94,15 @@ def rejects(root: Path) -> list[dict[str, str]]:
 
 
 def expected_samples(root: Path, split: str) -> list[tuple[bytes, int]]:
-    """Image bytes and labels as Python's tarfile and the keys of `made` have them."""
+    """Image bytes and labels of the usable samples, read with Python's tarfile."""
     out = []
     for path in sorted(root.glob(f"{split}-*.tar")):
-        found: dict[str, dict[str, bytes]] = {}
+        samples: dict[str, dict[str, bytes]] = {}
         with tarfile.open(path) as tar:
             for member in tar:
                 key, _, extension = member.name.rpartition(".")
-                found.setdefault(key, {})[extension] = tar.extractfile(member).read()  # type: ignore[union-attr]
-        for key, files in found.items():
+                samples.setdefault(key, {})[extension] = tar.extractfile(member).read()  # type: ignore[union-attr]
+        for key, files in samples.items():
             if key not in BAD:
                 (image,) = (data for kind, data in files.items() if kind not in ("cls", "json"))
                 out.append((image, int(files["cls"]) if "cls" in files else json.loads(files["json"])["label"]))

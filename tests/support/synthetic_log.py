@@ -1,4 +1,4 @@
-"""A made-up log of a run of any length, as the trainer writes it."""
+"""A synthetic run log of any length, in the trainer's format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_log(
     machine: dict[str, Any] | None = None, switch_s: float = 0.0, ema: bool = True, end: bool = True,
     epochs_of_last: int = STAGES[-1][2],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Write folder/run.jsonl and return its records. `waits`: part of each stage's step time spent waiting."""
+    """Write folder/run.jsonl and return its records. `waits`: fraction of the step time spent waiting, per stage."""
     rng = random.Random(0)
     stages = (*STAGES[:-1], (*STAGES[-1][:2], epochs_of_last))
     total = steps * sum(epochs for _, _, epochs in stages)

@@ -1,4 +1,4 @@
-"""Tiny networks of timm's, and images and batches for them."""
+"""Tiny timm networks, and images and batches for them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from train.recipe.schema import Model
 CPU = torch.device("cpu")
 
 
-def net(name: str = "test_resnet", *, classes: int = 7, device: torch.device = CPU, **keys: Any) -> nn.Module:
+def tiny_network(name: str = "test_resnet", *, classes: int = 7, device: torch.device = CPU, **keys: Any) -> nn.Module:
     torch.manual_seed(0)
     return build_model(Model(name=name, **keys), classes=classes, channels_last=True, device=device)
 
 
-def some_images(n: int = 8) -> torch.Tensor:
+def random_images(n: int = 8) -> torch.Tensor:
     return torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
@@ -40,10 +40,10 @@ def make_batch(
         boxes=np.zeros((n, 4), np.int32),
     )  # fmt: skip
     images = torch.randn(n, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
-    return Batch(images=images, labels=labels, partner_labels=labels.flip(0), lam=torch.full((n,), 0.7), spec=spec)
+    return Batch(images=images, targets=labels, partner_labels=labels.flip(0), lam=torch.full((n,), 0.7), spec=spec)
 
 
-def saved(network: nn.Module, path: Path) -> Path:
+def save_weights(network: nn.Module, path: Path) -> Path:
     save_file({name: value.contiguous() for name, value in network.state_dict().items()}, path)
     return path
 

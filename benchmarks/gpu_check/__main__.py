@@ -1,0 +1,175 @@
+"""`python -m benchmarks.gpu_check`: the first ten minutes on a GPU, as one command. `make gpu-check` runs it.
+
+Every part runs in a process of its own with its own time limit, so that neither a failure nor a crash nor a hang stops
+the parts after it. Written to the folder `--out`: report.html, gpu-check.json, and the log and the results of parts.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cli import Parser, chosen, command
+from benchmarks.record import find_device, header, write
+from pipeline.cpu_count import available_cpus
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import write_errors
+
+from .parts import PARTS
+from .result import Part, Result, Settings
+
+__all__ = ["main", "overall", "run_part"]
+
+_SETUP_S = 120  # for the shard set
+_CPU_TIMES = 5  # time limits on a CPU, where other work may run beside the check, relative to those on a GPU
+
+
+def run_part(part: Part, folder: Path, *, limit_s: float, words: Sequence[str] = ()) -> Result:
+    """Run a part in a new process and return its result; a crash, or more than `limit_s` s, is a failure.
+
+    Its output goes to `folder`/NAME.log. `words`: the command, for tests.
+    """
+    result, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
+    result.unlink(missing_ok=True)
+    words = words or [sys.executable, "-m", "benchmarks.gpu_check.parts", part.name, str(folder)]
+    with log.open("wb") as output:
+        # why passive: on a CPU, OpenMP threads that wait in a loop take the cores of the loader's
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                                   env=environment)  # fmt: skip
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return Result(verdict="failed", summary=f"no result after {limit_s:.0f} s; see {log.name}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # its own children too
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if not result.exists():
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
+        return Result(verdict="failed", summary=f"ended with status {process.returncode}: {lines[-1][:500]}")
+    return Result(**json.loads(result.read_text(encoding="utf-8")))
+
+
+def overall(results: Sequence[Result]) -> tuple[str, str]:
+    """("passed" or "failed", one line): failed if any part is."""
+    counts = {verdict: sum(result.verdict == verdict for result in results)
+              for verdict in ("passed", "failed", "skipped")}  # fmt: skip
+    line = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return "failed" if counts["failed"] else "passed", line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0, or 1 if a part failed, 2 for a `ResoluteError`."""
+    parser = Parser(prog="python -m benchmarks.gpu_check", description=__doc__, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    names = ",".join(part.name for part in PARTS)
+    add = parser.add_argument
+    add("--device", default="auto", metavar="auto|cpu|cuda",
+        help="auto: a GPU if there is one; on a CPU sizes are tiny and times mean nothing")  # fmt: skip
+    add("--shards", metavar="DIR", help="shard set, or plain WebDataset tars (default: made from demo photos)")
+    add("--only", default=names, metavar="PART,…", help="parts to run (default: all, %(default)s)")
+    add("--minutes", type=float, metavar="N",
+        help="parts that could not begin by then are skipped (default: 10, on a CPU 60)")  # fmt: skip
+    add("--threads", type=int, default=available_cpus(), metavar="N", help="CPU threads (default: %(default)s)")
+    add("--out", type=Path, default=Path("gpu-check"), metavar="DIR", help="folder to write to (default: %(default)s)")
+    return command(parser, _run, argv)
+
+
+def _run(args: argparse.Namespace) -> int:
+    began = time.monotonic()
+    only, device, folder = chosen(args.only, [part.name for part in PARTS]), find_device(args.device), args.out
+    with write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    memory_gib = 0.0
+    if device.type == "cuda":
+        from pipeline import cuda
+
+        memory_gib = cuda.total_bytes(device) / 2**30
+    settings = Settings.for_device(
+        device.type, folder=folder.resolve(), shards=args.shards or str(folder.resolve() / "shards"),
+        threads=args.threads, memory_gib=memory_gib,
+    )  # fmt: skip
+    minutes = args.minutes or (10 if settings.on_gpu else 60)
+    record = header(args, device=device)
+    if args.shards is None:
+        _make_shards(settings)
+    else:
+        from pipeline.dataset.open_dataset import open_dataset
+
+        stored = open_dataset(args.shards).resolutions  # plain tars: none, as they can be read at any
+        settings = dataclasses.replace(settings, resolutions=tuple(stored) or settings.resolutions)
+    settings.save(folder / "settings.json")
+    results: list[tuple[Part, Result, float]] = []
+    for part in (part for part in PARTS if part.name in only):
+        part_began = time.monotonic()
+        left_s = 60 * minutes - (part_began - began)
+        if left_s < 10:
+            result = Result(verdict="skipped", summary=f"the {minutes:g} minutes are over")
+        else:
+            limit_s = part.limit_s * (1 if settings.on_gpu else _CPU_TIMES)
+            result = run_part(part, folder, limit_s=min(limit_s, left_s))
+        results.append((part, result, time.monotonic() - part_began))
+        print(f"{part.title}: {result.verdict}, {result.summary} ({results[-1][2]:.0f} s)", flush=True)
+    verdict, line = overall([result for _, result, _ in results])
+    took_s = time.monotonic() - began
+    parts = [{"part": part.name, "title": part.title, "took_s": round(part_s, 1), **dataclasses.asdict(result)}
+             for part, result, part_s in results]  # fmt: skip
+    without_folders = {"folder": folder.name, "shards": Path(settings.shards).name}
+    document: dict[str, Any] = {
+        **record, "settings": dataclasses.asdict(settings) | without_folders, "verdict": verdict,
+        "took_s": round(took_s, 1), "parts": parts,
+    }  # fmt: skip
+    from pipeline.report.page import render
+
+    machine = record["machine"]
+    page = render(
+        Path(__file__).with_name("page.html"), title=f"GPU check: {verdict}", line=line,
+        subtitle=f"{machine['gpu'] or machine['cpu']}, {took_s:.0f} s, commit {record['commit'] or 'unknown'}",
+        parts=[{**part, "bad": part["verdict"] == "failed"} for part in parts],
+    )  # fmt: skip
+    with write_errors(folder):
+        (folder / "report.html").write_bytes(page)
+    write(folder / "gpu-check.json", document)
+    print(f"{verdict}: {line}, {took_s:.0f} s; {folder / 'report.html'}")
+    return int(verdict == "failed")
+
+
+def _make_shards(settings: Settings) -> None:
+    """Demo photos and their shards, unless they are there already."""
+    out, photos = Path(settings.shards), Path(settings.folder, "photos")
+    res = ",".join(map(str, settings.resolutions))
+    for words in (
+        ["pipeline.examples.demo_photos", "--out", str(photos), "--images", str(settings.photos)],
+        ["prep", "--src", str(photos), "--out", str(out), "--res", res],
+    ):
+        command_words = [sys.executable, "-m", *words]
+        try:
+            done = subprocess.run(command_words, capture_output=True, text=True, timeout=_SETUP_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise ResoluteError(
+                f"{settings.folder}: no shard set after {_SETUP_S} s, expected one; make one and name it in --shards"
+            ) from None
+        if done.returncode:
+            raise ResoluteError(f"{words[0]}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

@@ -1,0 +1,188 @@
+"""Compiles every Triton kernel ahead of time for every GPU generation, and reports the resources that each uses.
+
+    python -m benchmarks.kernels [--capabilities 75,90] [--out FILE]
+
+Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuAugment`, recorded from
+it. Per kernel and compute capability: registers and local memory per thread (which is where registers are spilled to),
+shared memory per block, size of the object code, and the warps that one multiprocessor can run at a time. The command
+fails if a kernel exceeds its budget.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import itertools
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
+
+from benchmarks.cli import Parser, command, show_progress, text_table
+from benchmarks.record import check_writable, header, write
+from pipeline.errors import ResoluteError
+from pipeline.graph import gpu_augment
+from pipeline.graph.gpu_augment import GpuAugment
+from pipeline.plan.sampling import NOISE_PX, Features
+
+__all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "main", "over_budget", "specialization", "variants"]
+
+CAPABILITIES = (75, 80, 86, 89, 90, 100)
+# Per multiprocessor: warps, blocks, registers, and the unit in which a warp gets registers.
+# Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
+_LIMITS = {75: (32, 16), 80: (64, 32), 86: (48, 16), 89: (48, 24), 90: (64, 32), 100: (64, 32)}
+_REGISTERS, _WARP_REGISTERS = 65536, 256
+# Registers per thread. why these: loads take hundreds of cycles, during which other warps have to run. 96 registers
+# leave 20 warps of a multiprocessor, 5 per scheduler, each with 12 independent loads. `finish` does little but load and
+# store: 72 leave 28 warps with 10.5 KiB of loads in flight. An A100 (2 TB/s, 0.5 us a load, 108 multiprocessors) moves
+# 9.3 KiB in that time, of which at most a third are loads.
+_BUDGETS = {"apply_slot": 96, "finish": 72}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launch of a kernel; the tensors among its arguments are on the device "meta", without memory."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]  # compile-time constants and Triton's options
+
+
+class _Recorder:
+    """Stands in for a kernel of `gpu_augment` and records its launches."""
+
+    def __init__(self, kernel: Any, recorded: list[Launch]) -> None:
+        self.kernel, self.recorded = kernel, recorded
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def record(*args: Any, **options: Any) -> None:
+            self.recorded.append(Launch(kernel=self.kernel, grid=grid, args=args, options=options))
+
+        return record
+
+
+def launches(features: Features, dtype: torch.dtype, *, n: int = 1, res: int = 1) -> list[Launch]:
+    """The launches of `GpuAugment` for a batch of `n` images of `res` px in which every slot is used."""
+    recorded, meta = list[Launch](), torch.device("meta")
+    with (mock.patch.object(gpu_augment, "apply_slot", _Recorder(gpu_augment.apply_slot, recorded)),
+          mock.patch.object(gpu_augment, "finish", _Recorder(gpu_augment.finish, recorded))):  # fmt: skip
+        noise = np.zeros((NOISE_PX, NOISE_PX, 3), np.uint8)
+        kernels = GpuAugment(features, mean=(0.5,) * 3, std=(0.2,) * 3, noise=noise, dtype=dtype, device=meta)
+        images = torch.empty((n, res, res, 3), dtype=torch.uint8, device=meta)
+        kernels(images, torch.empty((n, 1), dtype=torch.int32, device=meta), list(range(len(features.slots))))
+    return recorded
+
+
+def variants() -> Iterator[tuple[str, Launch]]:
+    """(name, launch) of everything that a run can launch: `apply_slot`, and `finish` for each dtype and feature."""
+    slots = (("policy", frozenset(range(1, 11))),)
+    yield "apply_slot", launches(Features(slots=slots), torch.float32)[0]
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    for dtype, erases, mixes in itertools.product(dtypes, (False, True), (False, True)):
+        features = Features(slots=slots, fills=frozenset({"mean"} if erases else ()), mixing=mixes)
+        name = " ".join(["finish", str(dtype).removeprefix("torch."), *["erases"] * erases, *["mixes"] * mixes])
+        yield name, launches(features, dtype)[-1]
+
+
+def specialization(launch: Launch, capability: int) -> tuple[Any, ...]:
+    """Key of Triton's kernel cache: launches with equal keys share one compiled kernel."""
+    kernel = launch.kernel
+    backend = make_backend(GPUTarget("cuda", capability, 32))
+    binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+    options = {**launch.options, "debug": False, "instrumentation_mode": ""}  # as JITFunction.run
+    bound, kinds, _ = binder(*launch.args, **options)
+    parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, kinds, options)
+    return signature, constants, attributes, parsed.__dict__
+
+
+def compiled(launch: Launch, capability: int, **changed: Any) -> dict[str, Any]:
+    """Resources of a launch's object code for a compute capability. `changed`: options of Triton's compiler.
+
+    Keys: registers and local_bytes (spilled registers included) per thread, shared_bytes and warps per block,
+    code_bytes, and max_warps: how many of them one multiprocessor can run at a time.
+    """
+    signature, constants, attributes, options = specialization(launch, capability)
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={**options, **changed})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        line = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        text = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    warps = built.metadata.num_warps
+    per_warp = -(-usage["REG"] * 32 // _WARP_REGISTERS) * _WARP_REGISTERS
+    most_warps, most_blocks = _LIMITS[capability]
+    blocks = min(_REGISTERS // (per_warp * warps), most_warps // warps, most_blocks)
+    return {"registers": usage["REG"], "local_bytes": usage["STACK"] + usage["LOCAL"],
+            "shared_bytes": built.metadata.shared, "warps": warps, "code_bytes": len(built.asm["cubin"]),
+            "max_warps": blocks * warps, "limit_warps": most_warps}  # fmt: skip
+
+
+def over_budget(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One line for each row of results whose kernel takes more than it should."""
+    lines = []
+    for row in rows:
+        budget, where = _BUDGETS[row["kernel"].split()[0]], f"{row['kernel']} for {row['capability']}"
+        if row["local_bytes"]:
+            lines.append(f"{where}: got {row['local_bytes']} bytes of local memory per thread, expected 0: it spills")
+        if row["registers"] > budget:
+            lines.append(f"{where}: got {row['registers']} registers, expected at most {budget}")
+    return lines
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    cells = [[row["kernel"], *(f"{row[key]:,}" for key in
+             ("capability", "registers", "local_bytes", "shared_bytes", "code_bytes")),
+             f"{row['max_warps']} of {row['limit_warps']}"] for row in rows]  # fmt: skip
+    names = ("kernel", "capability", "registers", "local bytes", "shared bytes", "code bytes", "warps")
+    return text_table("Triton kernels: per thread, block and multiprocessor", names, cells)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m benchmarks.kernels", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--capabilities", default=",".join(map(str, CAPABILITIES)), metavar="CC,…",
+                        help="compute capabilities (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels.json"), metavar="FILE")
+    return command(parser, _run, argv)
+
+
+def _run(args: argparse.Namespace) -> None:
+    words = args.capabilities.split(",")
+    if not words or not all(word in map(str, CAPABILITIES) for word in words):
+        known = ",".join(map(str, CAPABILITIES))
+        raise ResoluteError(f"--capabilities: got {args.capabilities}, expected some of {known}; correct it")
+    check_writable(args.out)
+    result, rows = header(args, packages=["triton"]), []
+    for name, launch in variants():
+        for capability in map(int, words):
+            show_progress(f"{name} for {capability}")
+            rows.append({"kernel": name, "capability": capability, **compiled(launch, capability)})
+    show_progress("")
+    print(table(rows))
+    write(args.out, {**result, "budgets": _BUDGETS, "kernels": rows})
+    if lines := over_budget(rows):
+        raise ResoluteError("; ".join(lines))
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

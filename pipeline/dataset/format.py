@@ -1,0 +1,178 @@
+"""The shard set format: file names, record dtypes and the manifest.
+
+    SHARDS/manifest.json             written last: if it is valid, the set is complete
+    SHARDS/RES/SPLIT-NNNNNN.tar      members KEY.jpg and KEY.cls (KEY.json unless targets are classes);
+                                     same keys in the same order at every resolution
+    SHARDS/RES/SPLIT-NNNNNN.idx      DALI index of that tar
+    SHARDS/index/SPLIT.npy           SAMPLE records (of `Target.sample_dtype`), one per sample, in shard order
+    SHARDS/index/SPLIT-RES.npy       STORED records: where the sample's JPEG is stored at that resolution
+    SHARDS/index/SPLIT.crc.npy       block checksums of SPLIT.npy; SPLIT-RES.crc.npy those of SPLIT-RES.npy
+    SHARDS/index/SPLIT.source.npy    SOURCE records: the input file of each sample
+    SHARDS/records/                  prep's own: its plan, and what it needs to resume, repair or extend the set
+
+Photos that were added later form generations: the first run makes generation 0, each extension another. Generation g
+has shards of its own, numbered after the older ones, and index files of its own with the rows of these shards alone,
+`index/SPLIT.g001.npy` and so on, so that an extension changes no older file of shards or index. The samples of a set
+are those of all generations, one after another; rows that a generation leaves out (`index/SPLIT.dropped.g001.npy`, all
+those of this and older generations) stay in the files. The manifest lists the generations.
+
+`prep` writes this format and `pipeline` reads it; both use the dtypes and names defined here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import ResoluteError
+from pipeline.storage.base import Files, open_files
+from pipeline.storage.local import retry_local
+
+from .source_record import missing_set_hint, read_record, repair_hint, shards_command
+
+__all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "dropped_name", "duplicates_name", "generation_mark",
+           "index_name", "is_sealed", "is_shard_set", "key_name", "label_digits", "manifest_bytes", "names_name",
+           "read_manifest", "rejects_name", "shard_name", "source_name", "tar_name"]  # fmt: skip
+
+FORMAT, VERSION = "resolute-shards", 5
+KEY_DIGITS = 9
+# Written only by prep: the first while it runs, the second before any shard.
+_PREP_FILES = (".prep", "records/plan.json")
+
+# `key`: number in prep's global order, names the members (KEY = 000000042); rejected inputs leave gaps.
+# `label`: the class number. Sets with other targets have another column in its place.
+SAMPLE = np.dtype([("key", "<u8"), ("label", "<u4")])
+# `offset`, `nbytes`: position of the JPEG in the tar, in bytes; width and height in px.
+STORED = np.dtype([("offset", "<u8"), ("nbytes", "<u4"), ("crc32", "<u4"), ("shard", "<u4"),
+                   ("width", "<u2"), ("height", "<u2")])  # fmt: skip
+# The input file: first 8 bytes of its SHA-256 (little-endian), its size in bytes, its upright width and height in px.
+SOURCE = np.dtype([("digest", "<u8"), ("nbytes", "<u4"), ("width", "<u2"), ("height", "<u2")])
+
+
+def key_name(key: int) -> str:
+    return f"{key:0{KEY_DIGITS}d}"
+
+
+def label_digits(classes: int) -> int:
+    """Number of digits of every `.cls` of a set."""
+    return max(4, len(str(classes - 1)))
+
+
+def shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:06d}"
+
+
+def tar_name(res: int, shard: str) -> str:
+    return f"{res}/{shard}.tar"
+
+
+def generation_mark(generation: int, sep: str = ".g") -> str:
+    """The suffix in the file names of a generation: empty for generation 0, `.g001` for generation 1."""
+    return f"{sep}{generation:03d}" if generation else ""
+
+
+def index_name(split: str, generation: int = 0, *, res: int | str | None = None) -> str:
+    """The index array of a split's rows of one generation: STORED at `res` (px), SAMPLE if it is None."""
+    return f"index/{split}{'' if res is None else f'-{res}'}{generation_mark(generation)}.npy"
+
+
+def source_name(split: str, generation: int = 0) -> str:
+    """The SOURCE array of a split's rows of one generation."""
+    return f"index/{split}{generation_mark(generation)}.source.npy"
+
+
+def names_name(split: str, generation: int = 0) -> str:
+    """The names of the input files of a split's samples of one generation, one JSON string per line."""
+    return f"index/{split}{generation_mark(generation)}.sources.jsonl"
+
+
+def rejects_name(generation: int = 0) -> str:
+    """The list of the inputs that were rejected, up to and including a generation."""
+    return f"rejects{generation_mark(generation)}.jsonl"
+
+
+def duplicates_name(generation: int = 0) -> str:
+    """The list of the groups of identical inputs, up to and including a generation."""
+    return f"duplicates{generation_mark(generation)}.jsonl"
+
+
+def dropped_name(split: str, generation: int) -> str:
+    """The (n,) u4 array of the split's rows that `generation` leaves out, ascending."""
+    return f"index/{split}.dropped{generation_mark(generation)}.npy"
+
+
+def is_shard_set(folder: str | Path) -> bool:
+    """Whether a local folder is a shard set of prep, including unfinished ones and ones with a damaged manifest.
+
+    Raises `StorageError` if the disk does not answer.
+    """
+    files = open_files(folder)
+    if any(files.identity(name) is not None for name in _PREP_FILES):
+        return True
+    if files.identity("manifest.json") is None:
+        return False
+    text = retry_local(files.local("manifest.json").read_bytes, files.where("manifest.json"))
+    try:
+        manifest = json.loads(text)
+    except ValueError:
+        return True
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+
+
+def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
+    """Read and check the manifest; returns its tables and its hash (12 hex digits).
+
+    Raises `ResoluteError` if it is missing, damaged or of another version, `StorageError` if it cannot be read.
+    """
+    where = files.where("manifest.json")
+    try:
+        text = retry_local(files.local("manifest.json").read_bytes, where)
+        manifest = json.loads(text)
+        got = (manifest["format"], manifest["version"])
+    except FileNotFoundError:
+        record = read_record(files)
+        hint = missing_set_hint(shards_command(files.root, (), record), record)
+        raise ResoluteError(f"{where}: not found, expected a finished shard set; {hint}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResoluteError(
+            f"{where}: unreadable ({error!r}), expected a {FORMAT} manifest; {repair_hint(files.root)}"
+        ) from None
+    if got != (FORMAT, VERSION):
+        raise ResoluteError(
+            f"{where}: got format {got[0]} version {got[1]}, expected {FORMAT} version {VERSION}; "
+            f"rebuild it: run {shards_command(files.root, _stored(manifest), read_record(files), rebuild=True)}"
+        )
+    if not is_sealed(text):
+        raise ResoluteError(
+            f"{where}: damaged, got bytes that do not match its own hash, expected them as prep wrote them; "
+            f"run {shards_command(files.root, _stored(manifest), read_record(files))}, which repairs it"
+        )
+    return manifest, hashlib.sha256(text).hexdigest()[:12]
+
+
+def _stored(manifest: Mapping[str, Any]) -> list[int]:
+    """Resolutions (px) of a manifest of any version, for messages."""
+    resolutions = manifest.get("resolutions")
+    return [int(res) for res in resolutions if str(res).isdecimal()] if isinstance(resolutions, dict) else []
+
+
+def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    """`manifest` as written to disk; its last entry, `sha256`, covers all bytes before it."""
+    unsealed = {name: value for name, value in manifest.items() if name != "sha256"}
+    text = json.dumps(unsealed, indent=1).removesuffix("\n}").encode()
+    return text + _seal(text)
+
+
+def _seal(text: bytes) -> bytes:
+    return b',\n "sha256": "%s"\n}\n' % hashlib.sha256(text).hexdigest().encode()
+
+
+def is_sealed(text: bytes) -> bool:
+    """Whether `text` ends with the correct seal. why not serialise again: seconds for 10 000s of shards."""
+    end = len(text) - len(_seal(b""))
+    return end > 0 and text[end:] == _seal(text[:end])

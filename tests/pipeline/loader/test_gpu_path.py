@@ -1,0 +1,85 @@
+"""The GPU path of the loader, run with CPU kernels, produces the batches of the CPU path, for all variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from nvidia.dali import fn
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.graph.graph import Graph
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Augment, Stage
+from tests.support.gpu_on_cpu import GpuLoader, differences
+
+MIXING: dict[str, dict[str, Any]] = {
+    "plain": {}, "batch": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_prob": 0.8},
+    "elem": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_mode": "elem", "mixup_prob": 0.8},
+}  # fmt: skip
+
+
+def plan_of(shards: ShardSet, **keys: Any) -> Plan:
+    """Batches of changing size and resolution, upwards and downwards, the last stage without augmentation."""
+    augment = Augment(scale=(0.3, 1.0), vflip_prob=0.3, **keys)
+    stages = [Stage(res=32, epochs=2, batch_size=16, augment=augment), Stage(res=64, epochs=1, batch_size=10,
+              augment=augment), Stage(res=48, epochs=1, batch_size=32, augment=augment),
+              Stage(res=32, epochs=2, batch_size=13),
+              Stage(res=(40, 56, 37), epochs=1, batch_size=(20, 11, 24), res_schedule="random",
+                    augment=augment)]  # fmt: skip
+    plan = Plan(shards, stages, seed=1, eval_batch_size=7)
+    assert plan.total_batches >= 30
+    return plan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("decode", ["cpu", "gpu"])
+@pytest.mark.parametrize("mixing", MIXING)
+def test_batches_of_the_gpu_path_equal_those_of_the_cpu_path(
+    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, mixing: str, decode: Any, dtype: torch.dtype
+) -> None:
+    plan = plan_of(shard_set, **MIXING[mixing])
+    with Loader(plan) as on_cpu, GpuLoader(monkeypatch, plan, decode=decode, dtype=dtype, depth=3) as on_gpu:
+        assert on_gpu._graph._on_cpu is False
+        assert differences(on_cpu, on_gpu) == []
+
+
+def swapped(real: Any, images: Any, **named: Any) -> Any:
+    return real(images, **{**named, "roi_start": named["roi_end"], "roi_end": named["roi_start"]})
+
+
+def one_late(take: Callable[..., Any]) -> Callable[..., Any]:
+    held: list[torch.Tensor] = []
+
+    def late(*args: Any) -> torch.Tensor:
+        held.append(take(*args))
+        same = len(held) > 1 and held[-2].shape == held[-1].shape
+        return held[-2] if same else held[-1]
+
+    return late
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "instead"),
+    [
+        (fn, "resize", lambda real: lambda images, **named: swapped(real, images, **named)),
+        (fn, "permute_batch", lambda real: lambda images, indices: real(images, indices=indices * 0)),
+        (fn, "crop_mirror_normalize", lambda real: lambda images, **named: real(images, **{**named, "mirror": 1})),
+        (Graph, "take", one_late),
+    ],
+    ids=["flips", "partners", "mirror", "order"],
+)
+def test_an_image_other_than_the_planned_one_is_detected(
+    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, where: Any, name: str, instead: Callable[..., Any]
+) -> None:
+    plan = plan_of(shard_set, mixup_alpha=0.8)
+    with Loader(plan) as on_cpu:
+        expected = [*on_cpu]
+    monkeypatch.setattr(where, name, instead(getattr(where, name)))
+    with GpuLoader(monkeypatch, plan) as on_gpu:
+        faults = differences(expected, on_gpu)  # type: ignore[arg-type]
+    assert len(faults) > 5
+    assert {line.partition(":")[0] for line in faults} == {"pixels"}

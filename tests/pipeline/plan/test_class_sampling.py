@@ -1,0 +1,316 @@
+"""Sampling by class: exact quotas, no favourite within a class, the same on any number of ranks and in any order."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.dataset.format import STORED
+from pipeline.dataset.shard_set import ShardSet, Split
+from pipeline.dataset.target import Target
+from pipeline.errors import ResoluteError
+from pipeline.loader.loader import Loader
+from pipeline.plan.class_sampling import Sampling, quotas
+from pipeline.plan.order import Order, block_samples
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Augment, Stage
+
+SIZES = (400, 180, 90, 41, 0, 20, 9, 4, 1)  # samples of each class
+RICH = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mixup_mode="elem", policy="randaugment", random_erasing_prob=0.5,
+               jitter=(0.4, 0.4, 0.4, 0.1), blur_prob=0.5, vflip_prob=0.5, grey_prob=0.5)  # fmt: skip
+MODES: tuple[Literal["balanced", "sqrt"], ...] = ("balanced", "sqrt")
+ORDERS: tuple[Order, ...] = ("full", "block")
+
+
+def with_targets(shards: ShardSet, target: Target, targets: Sequence[Any]) -> ShardSet:
+    """`shards` with a training split in memory: these targets, and images of random sizes that do not exist."""
+    n = len(targets)
+    stored = np.zeros(n, STORED)
+    stored["width"], stored["height"] = np.random.default_rng(2).integers(40, 90, (2, n))
+    arrays: Any = {"samples": target.encode(range(n), targets), "stored": {32: stored, 48: stored}}
+    splits = {**shards.splits, "train": Split(name="train", shards=("train-000000",), **arrays)}
+    return dataclasses.replace(shards, target=target, splits=splits)
+
+
+def labels_of(shards: ShardSet) -> NDArray[np.int64]:
+    return np.array(shards.splits["train"].samples["label"], np.int64)
+
+
+@pytest.fixture(scope="module")
+def unbalanced(shard_set: ShardSet) -> ShardSet:
+    target = Target(kind="class", names=tuple(f"c{i}" for i in range(len(SIZES))))
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(SIZES)), SIZES))
+    return with_targets(shard_set, target, labels.tolist())
+
+
+def plan_of(shards: ShardSet, sampling: Sampling, *stages: Stage, seed: int = 3, **words: Any) -> Plan:
+    stages = stages or (Stage(res=32, epochs=7, batch_size=32),)
+    return Plan(shards, stages, sampling=sampling, seed=seed, eval_batch_size=None, **words)
+
+
+def epoch_ids(plan: Plan, epoch: int) -> list[int]:
+    pass_ = plan.passes[epoch]
+    return [i for k in range(pass_.batches) for i in plan.ids(pass_.first + k).tolist()]
+
+
+@pytest.mark.parametrize("sampling", MODES)
+def test_quotas_are_exact_up_to_rounding(sampling: Sampling, unbalanced: ShardSet) -> None:
+    """All classes equally often, or in proportion to the square root of their size; never for a class without any."""
+    sizes = np.array(SIZES)
+    weights = np.where(sizes > 0, sizes ** {"balanced": 0.0, "sqrt": 0.5}[sampling], 0.0)
+    exact = sizes.sum() * weights / weights.sum()
+    counts = plan_of(unbalanced, sampling).class_counts(0)
+    assert counts.sum() == sizes.sum()
+    assert (np.abs(counts - exact) < 1).all()
+    assert counts[4] == 0
+
+
+def test_quotas_sum_to_the_total_and_leave_no_part_out() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        weights = rng.random(rng.integers(1, 40)) ** rng.integers(1, 30)
+        weights[rng.random(len(weights)) < 0.2] = 0
+        weights[0] = 1e-9
+        total = int((weights > 0).sum() + rng.integers(0, 100))
+        parts = quotas(total, weights)
+        assert parts.sum() == total
+        assert ((parts > 0) == (weights > 0)).all()
+        exact = total * weights / weights.sum()
+        if (exact[weights > 0] >= 1).all():
+            assert (np.abs(parts - exact) < 1).all()
+        assert (parts <= np.maximum(1, np.ceil(exact))).all()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("sampling", MODES)
+def test_all_samples_of_a_class_are_seen_equally_often_in_and_over_epochs(
+    unbalanced: ShardSet, sampling: Sampling, order: Order
+) -> None:
+    plan, labels = plan_of(unbalanced, sampling, order=order), labels_of(unbalanced)
+    total = np.zeros(len(labels), int)
+    for epoch in range(7):
+        ids = epoch_ids(plan, epoch)
+        assert len(ids) == len(labels)
+        seen = np.bincount(ids, minlength=len(labels))
+        quota = np.bincount(labels[ids], minlength=len(SIZES))
+        np.testing.assert_array_equal(quota, plan.class_counts(epoch))
+        np.testing.assert_array_equal(quota, plan.class_counts(0))
+        total += seen
+        for label in set(labels.tolist()):
+            assert np.ptp(seen[labels == label]) <= 1
+            assert np.ptp(total[labels == label]) <= 1
+    assert total.min() >= 1  # also of the largest class, of which an epoch uses only a part
+
+
+@pytest.mark.parametrize("sampling", MODES)
+def test_short_epochs_have_their_share_of_each_quota(unbalanced: ShardSet, sampling: Sampling) -> None:
+    stages = [Stage(res=32, epochs=9, batch_size=16, fraction=0.13), Stage(res=48, epochs=3, batch_size=32),
+              Stage(res=48, epochs=5, batch_size=32, fraction=0.7)]  # fmt: skip
+    plan, labels = plan_of(unbalanced, sampling, *stages), labels_of(unbalanced)
+    quota = plan.mean_class_counts()
+    total, drawn = np.zeros(len(labels), int), 0
+    for pass_ in plan.passes:
+        ids = epoch_ids(plan, pass_.epoch)
+        counts = np.bincount(labels[ids], minlength=len(SIZES))
+        np.testing.assert_array_equal(counts, plan.class_counts(pass_.epoch))
+        assert np.abs(counts - quota * pass_.samples / len(labels)).max() < 2.5
+        drawn += len(ids)
+        total += np.bincount(ids, minlength=len(labels))
+        seen = np.bincount(labels, total, minlength=len(SIZES))
+        assert np.abs(seen - quota * drawn / len(labels)).max() < 2
+        for label in set(labels.tolist()):
+            assert np.ptp(np.bincount(ids, minlength=len(labels))[labels == label]) <= 1
+            assert np.ptp(total[labels == label]) <= 1
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_fixed_fractions_use_nested_subsets_with_samples_of_every_class(unbalanced: ShardSet, order: Order) -> None:
+    stages = [Stage(res=32, epochs=6, batch_size=16, fraction=fraction) for fraction in (0.2, 0.5, 1.0)]
+    plan = plan_of(unbalanced, "sqrt", *stages, fraction_mode="fixed", order=order)
+    labels, before = labels_of(unbalanced), set[int]()
+    for stage, fraction in enumerate((0.2, 0.5, 1.0)):
+        parts = [set(epoch_ids(plan, 6 * stage + k)) for k in range(6)]
+        union = set[int]().union(*parts)
+        sizes = np.bincount(labels[sorted(union)], minlength=len(SIZES))
+        np.testing.assert_array_equal(sizes, np.ceil(np.array(SIZES) * round(745 * fraction) / 745))
+        assert before <= union
+        before = union
+
+
+@pytest.mark.parametrize("sampling", MODES)
+def test_both_orders_draw_the_same_samples(unbalanced: ShardSet, sampling: Sampling) -> None:
+    stages = [Stage(res=32, epochs=3, batch_size=16, fraction=0.3), Stage(res=48, epochs=2, batch_size=32)]
+    full, block = (plan_of(unbalanced, sampling, *stages, order=order) for order in ORDERS)
+    mixed = plan_of(unbalanced, sampling, dataclasses.replace(stages[0], order="block"), stages[1])
+    for epoch in range(5):
+        assert Counter(epoch_ids(full, epoch)) == Counter(epoch_ids(block, epoch))
+        assert epoch_ids(full, epoch) != epoch_ids(block, epoch)
+        assert epoch_ids(mixed, epoch) == epoch_ids((full, block)[epoch < 3], epoch)
+
+
+def test_the_block_order_reads_the_set_in_blocks(shard_set: ShardSet) -> None:
+    """A batch reads from at most 17 places (open blocks), each a short range, although it draws by class."""
+    labels = np.random.default_rng(0).choice(20, 60_000, p=np.arange(1, 21) / 210)
+    target = Target(kind="class", names=tuple(map(str, range(20))))
+    plan = plan_of(with_targets(shard_set, target, labels.tolist()), "balanced", Stage(res=32, epochs=1, batch_size=64),
+                   order="block")  # fmt: skip
+    size = block_samples(60_000)
+    for index in range(0, plan.total_batches, 50):
+        ids = np.sort(plan.ids(index))
+        assert (np.diff(ids) > 2 * size).sum() <= 17
+        opened = np.split(ids, np.flatnonzero(np.diff(ids) > 2 * size) + 1)
+        assert sum(int(np.ptp(part)) for part in opened) < 17 * 2 * size
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_ranks_share_a_batch_and_cuts_do_not_change_it(unbalanced: ShardSet, world: int, order: Order) -> None:
+    stages = [Stage(res=32, epochs=2, batch_size=40, fraction=0.4, augment=RICH),
+              Stage(res=48, epochs=2, batch_size=64, augment=RICH)]  # fmt: skip
+    plan = plan_of(unbalanced, "sqrt", *stages, order=order)
+    for index in np.random.default_rng(0).permutation(plan.total_batches).tolist()[:25]:
+        fresh = plan_of(unbalanced, "sqrt", *stages, order=order)  # as after a restart at this batch
+        whole = plan.batch(index)
+        parts = [fresh.batch(index, rank=rank, world_size=world) for rank in range(world)]
+        for name in ("ids", "crops", "flips", "modes", "lam", "boxes"):
+            joined = np.concatenate([getattr(part, name) for part in parts])
+            np.testing.assert_array_equal(joined, getattr(whole, name))
+        for name in whole.augment_params:
+            joined = np.concatenate([part.augment_params[name] for part in parts])
+            np.testing.assert_array_equal(joined, whole.augment_params[name])
+        partners = np.concatenate([part.ids[part.partners] for part in parts])
+        np.testing.assert_array_equal(partners, whole.ids[whole.partners])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_repeated_draws_of_a_sample_differ_in_crop_and_augmentation(unbalanced: ShardSet, order: Order) -> None:
+    plan = plan_of(unbalanced, "balanced", Stage(res=32, epochs=1, batch_size=32, augment=RICH), order=order)
+    specs = [plan.batch(index) for index in range(plan.total_batches)]
+    ids = np.concatenate([spec.ids for spec in specs])
+    rarest = ids == np.flatnonzero(labels_of(unbalanced) == 8)[0]
+    assert rarest.sum() >= 90  # of 745 draws for 8 classes
+    for values, limit in (
+        (np.concatenate([spec.crops for spec in specs]), 0.9),
+        (np.concatenate([spec.lam[:, None] for spec in specs]), 0.7),
+        (np.concatenate([spec.augment_params["jitter_values"][..., 0] for spec in specs]), 1.0),
+        (np.concatenate([spec.augment_params["erase_boxes"] for spec in specs]), 0.3),
+    ):
+        assert len({tuple(row) for row in values[rarest].tolist()}) >= limit * rarest.sum()
+
+
+def test_a_replacement_changes_nothing_but_the_image_that_is_read(unbalanced: ShardSet) -> None:
+    plan = plan_of(unbalanced, "balanced", Stage(res=32, epochs=1, batch_size=64, augment=RICH))
+    spec = plan.batch(3)
+    damaged = Counter(spec.ids.tolist()).most_common(1)[0][0]
+    replaced = plan.batch(3, replacements={damaged: damaged - 1})
+    assert replaced.ids.tolist() == [damaged - 1 if i == damaged else i for i in spec.ids.tolist()]
+    for name in ("flips", "modes", "lam", "boxes"):
+        np.testing.assert_array_equal(getattr(replaced, name), getattr(spec, name))
+    untouched = spec.ids != damaged
+    np.testing.assert_array_equal(replaced.crops[untouched], spec.crops[untouched])
+
+
+def test_draws_and_augmentation_equal_the_golden_value(unbalanced: ShardSet) -> None:
+    """Changing this value changes the batches of every run in progress."""
+    digest = hashlib.sha256()
+    stages = [Stage(res=32, epochs=3, batch_size=40, fraction=0.4, augment=RICH),
+              Stage(res=48, epochs=2, batch_size=64)]  # fmt: skip
+    for sampling in MODES:
+        for order in ORDERS:
+            plan = plan_of(unbalanced, sampling, *stages, order=order)
+            for index in range(plan.total_batches):
+                spec = plan.batch(index)
+                digest.update(spec.ids.tobytes() + spec.flips.tobytes() + spec.modes.tobytes())
+    assert digest.hexdigest()[:16] == "903bbb63e59a43d0"
+
+
+def test_the_seed_changes_the_draws(unbalanced: ShardSet) -> None:
+    first, second = (plan_of(unbalanced, "balanced", seed=seed) for seed in (1, 2))
+    assert Counter(epoch_ids(first, 0)) != Counter(epoch_ids(second, 0))
+
+
+def test_uniform_sampling_is_no_part_of_the_identity(unbalanced: ShardSet) -> None:
+    uniform, balanced = plan_of(unbalanced, "uniform"), plan_of(unbalanced, "balanced")
+    assert "sampling" not in uniform.identity
+    assert uniform.fingerprint == plan_of(unbalanced, "uniform").fingerprint != balanced.fingerprint
+    assert balanced.identity == {**uniform.identity, "sampling": "balanced"}
+
+
+def test_a_sample_of_several_classes_has_the_largest_of_their_weights(shard_set: ShardSet) -> None:
+    """Compared with a slow oracle: sample by sample, from the definition."""
+    rng = np.random.default_rng(4)
+    target = Target(kind="labels", names=tuple(f"c{i}" for i in range(9)))
+    rows = [np.flatnonzero(rng.random(9) < np.linspace(0.5, 0.01, 9)).tolist() for _ in range(2000)]
+    shards = with_targets(shard_set, target, rows)
+    number = Counter(label for row in rows for label in row)
+    empty = sum(not row for row in rows)
+    for sampling, power in (("balanced", 1.0), ("sqrt", 0.5)):
+        weights = [max((number[label] ** -power for label in row), default=empty**-power) for row in rows]
+        expected = len(rows) * np.array(weights) / sum(weights)
+        plan = plan_of(shards, sampling, Stage(res=32, epochs=40, batch_size=100))  # type: ignore[arg-type]
+        drawn = sum(np.bincount(epoch_ids(plan, epoch), minlength=len(rows)) for epoch in range(40)) / 40
+        # each group's quota is rounded to a number, and a sample's draws too
+        group = np.array([min(row, key=lambda label: (number[label], label)) if row else 9 for row in rows])
+        assert (np.abs(drawn - expected) <= 1.0 / np.bincount(group)[group] + 1 / 40).all()
+        has_class = np.array([[label in row for label in range(9)] for row in rows])
+        for epoch in (0, 1, 39):
+            seen = has_class[epoch_ids(plan, epoch)].sum(0)
+            np.testing.assert_array_equal(seen, plan.class_counts(epoch))
+        np.testing.assert_allclose(plan.mean_class_counts(), has_class.T @ drawn, rtol=0.01, atol=1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_classes_of_uniform_epochs_are_counted_exactly(unbalanced: ShardSet, order: Order) -> None:
+    stages = [Stage(res=32, epochs=3, batch_size=16, fraction=0.3), Stage(res=48, epochs=1, batch_size=32)]
+    plan, labels = plan_of(unbalanced, "uniform", *stages, order=order), labels_of(unbalanced)
+    for epoch in range(4):
+        expected = np.bincount(labels[epoch_ids(plan, epoch)], minlength=len(SIZES))
+        np.testing.assert_array_equal(plan.class_counts(epoch), expected)
+    assert plan.mean_class_counts().tolist() == list(SIZES)
+
+
+def test_folds_are_sampled_by_the_classes_of_their_own_training_part(shard_set: ShardSet) -> None:
+    fold = shard_set.with_fold(1, 4)
+    kept = labels_of(fold) != 2  # so that the part has other class sizes than the set
+    part = dataclasses.replace(fold, splits={**fold.splits, "train": fold.splits["train"].subset("train", kept)})
+    labels = labels_of(part)
+    plan = plan_of(part, "balanced", Stage(res=32, epochs=2, batch_size=8))
+    assert plan.class_counts(1).tolist() == [-(-len(labels) // 2), len(labels) // 2, 0]
+    assert set(epoch_ids(plan, 0)) <= set(range(len(labels)))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_loader_resumes_bit_exactly_at_any_batch(shard_set: ShardSet, order: Order) -> None:
+    kept = labels_of(shard_set) != 0
+    kept[:20] = True
+    train = shard_set.splits["train"].subset("train", kept)
+    part = dataclasses.replace(shard_set, splits={**shard_set.splits, "train": train})
+    stages = [Stage(res=32, epochs=2, batch_size=16, fraction=0.6, augment=RICH),
+              Stage(res=48, epochs=1, batch_size=16)]  # fmt: skip
+    plan = plan_of(part, "balanced", *stages, order=order)
+    with Loader(plan) as loader:
+        batches = list(loader)
+    assert any(len(set(batch.spec.ids.tolist())) < len(batch.spec) for batch in batches)
+    for start in (1, plan.passes[1].first, plan.total_batches - 2):
+        with Loader(plan, start=start, threads=1) as loader:
+            for expected in batches[start : start + 2]:
+                got = next(loader)
+                assert got.spec.ids.tolist() == expected.spec.ids.tolist()
+                assert (got.images == expected.images).all()
+                assert (got.targets == expected.targets).all()
+
+
+def test_sampling_that_is_impossible_is_refused_in_one_line(shard_set: ShardSet) -> None:
+    with pytest.raises(ResoluteError, match=r"^data.sampling: got rare, expected uniform, balanced or sqrt; choose"):
+        plan_of(shard_set, "rare")  # type: ignore[arg-type]
+    values = with_targets(shard_set, Target(kind="values", names=("age",)), [[1.0]] * 20)
+    with pytest.raises(ResoluteError, match=r"data.sampling: got sqrt, but the targets of .* are values, .*; leave"):
+        plan_of(values, "sqrt")
+    assert plan_of(values, "uniform").class_counts(0).tolist() == []

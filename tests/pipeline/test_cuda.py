@@ -1,0 +1,132 @@
+"""All questions about CUDA devices go through `pipeline.cuda`, so that tests can simulate any machine."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import cuda
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
+from tests import ROOT
+from tests.support.fake_cuda import FakeCuda
+from tests.support.gpu_on_cpu import GpuLoader
+
+# name -> call with a device
+QUESTIONS: dict[str, Callable[[Any], Any]] = {
+    name: getattr(cuda, name) for name in
+    ("allocated_bytes", "available_bytes", "current_stream", "device_name", "memory_limit_bytes",
+     "peak_allocated_bytes", "peak_reserved_bytes", "reserved_bytes", "reset_peak_memory", "rng_state", "select",
+     "synchronize", "total_bytes", "utilization", "record_event")
+} | {
+    "limit_memory": lambda device: cuda.limit_memory(device, 2**30),
+    "set_rng_state": lambda device: cuda.set_rng_state(torch.ones(16, dtype=torch.uint8), device),
+    "on": lambda device: cuda.on(device).__enter__(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_question_is_asked_of_the_device_that_is_meant(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Without an index, "cuda" is the current device, here the second of three."""
+    for device, index in (("cuda", 1), ("cuda:0", 0), ("cuda:1", 1), ("cuda:2", 2)):
+        driver = FakeCuda(devices=3, current=1).install(monkeypatch)
+        QUESTIONS[name](torch.device(device))
+        assert set(driver.asked) == {index}
+    FakeCuda(devices=2).install(monkeypatch)
+    with pytest.raises(AssertionError, match="Invalid device id"):
+        QUESTIONS[name](torch.device("cuda:2"))
+
+
+def test_every_function_with_a_device_is_such_a_question() -> None:
+    takes_device = {name for name in cuda.__all__ if "device" in inspect.signature(getattr(cuda, name)).parameters}
+    assert takes_device - {"indexed", "usable"} == set(QUESTIONS)
+
+
+def test_the_current_device_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeCuda(devices=2).install(monkeypatch)
+    with cuda.on(torch.device("cuda:1")):
+        assert driver.current == 1
+    assert driver.current == 0
+
+
+def test_random_states_of_all_devices_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeCuda(devices=2).install(monkeypatch)
+    states = cuda.rng_states()
+    cuda.set_rng_state(torch.full((16,), 7, dtype=torch.uint8), torch.device("cuda:1"))
+    assert driver.rng[1].tolist() == [7] * 16
+    cuda.set_rng_states(states)
+    assert driver.rng[1].tolist() == [0] * 16
+    FakeCuda(devices=0).install(monkeypatch)
+    assert cuda.rng_states() == []
+
+
+def calls_of_the_driver() -> Iterator[tuple[str, int]]:
+    """(function, number of positional arguments) of each call that `pipeline.cuda` makes to torch.cuda."""
+    for node in ast.walk(ast.parse((ROOT / "pipeline/cuda.py").read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("driver."):
+            yield ast.unparse(node.func).removeprefix("driver."), len(node.args)
+
+
+def test_torch_and_the_fake_have_all_functions_that_are_called() -> None:
+    calls = dict(calls_of_the_driver())
+    assert len(calls) > 20
+    for name, arguments in calls.items():
+        keys = {"enable_timing": True} if name == "Event" else {}
+        for module in (torch.cuda, FakeCuda()):
+            inspect.signature(getattr(module, name)).bind(*[None] * arguments, **keys)
+
+
+def uses_of_torch_cuda(source: str) -> list[str]:
+    """Uses of torch.cuda and of torch's other ways to ask for devices, except in annotations."""
+    tree = ast.parse(source)
+    annotations = {id(part) for node in ast.walk(tree) for name in ("annotation", "returns")
+                   if (root := getattr(node, name, None)) is not None for part in ast.walk(root)}  # fmt: skip
+    uses = []
+    for node in ast.walk(tree):
+        if id(node) in annotations:
+            continue
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.cuda", "torch.accelerator"):
+            uses.append(ast.unparse(node))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            uses += [f"{node.module}.{alias.name}" for alias in node.names
+                      if "cuda" in f"{node.module}.{alias.name}".split(".")]  # fmt: skip
+        elif isinstance(node, ast.Import):
+            uses += [alias.name for alias in node.names if alias.name.startswith("torch.cuda")]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
+            uses.append(ast.unparse(node))
+    return uses
+
+
+def test_only_one_module_uses_torch_cuda() -> None:
+    paths = {*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "train").rglob("*.py")} - {ROOT / "pipeline/cuda.py"}
+    assert {path.name: uses for path in paths if (uses := uses_of_torch_cuda(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torch.cuda.synchronize()", "event = torch.cuda.Event", "from torch import cuda", "from torch.cuda import Event",
+     "import torch.cuda", "images.cuda()", "n = torch.accelerator.device_count()", "network.to('cpu').cuda(1)"],
+)  # fmt: skip
+def test_other_ways_to_a_device_are_found(line: str) -> None:
+    assert len(uses_of_torch_cuda(line)) == 1
+    assert uses_of_torch_cuda("def take(stream: torch.cuda.Stream | None) -> torch.cuda.Event: ...") == []
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0), ("cuda:1", 1)])
+def test_the_loader_uses_the_device_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, device: str, index: int
+) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=None)
+    with GpuLoader(monkeypatch, plan, device=device, driver=FakeCuda(devices=2, current=1)) as loader:
+        assert loader.graph_device == index
+    with pytest.raises(ResoluteError, match="cuda:2: got 2 CUDA devices, expected more"):
+        GpuLoader(monkeypatch, plan, device="cuda:2", driver=FakeCuda(devices=2))
+    with pytest.raises(ResoluteError, match="no CUDA device found"):
+        GpuLoader(monkeypatch, plan, device="cuda", driver=FakeCuda(devices=0))

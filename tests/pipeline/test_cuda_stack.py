@@ -1,0 +1,120 @@
+"""The CUDA stack of an environment follows the driver, unless CUDA=12|13 or an existing installation decides."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pipeline.cuda_stack import choose_stack, driver_version
+from tests import ROOT
+from tests.support.fake_make import Make
+
+
+@pytest.mark.parametrize(
+    ("driver", "stack"),
+    [("580.65.06", "cuda13"), ("999.1", "cuda13"), ("579.99", "cuda12"), ("525.60.13", "cuda12"), (None, "cuda13")],
+)
+def test_the_newest_stack_that_the_driver_can_run_is_chosen(driver: str | None, stack: str) -> None:
+    assert choose_stack(driver) == stack
+
+
+def test_a_driver_too_old_for_every_stack_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got 470\.256\.02, expected 525 or newer; update the driver"):
+        choose_stack("470.256.02")
+
+
+@pytest.mark.parametrize("driver", ["580.1", "470.1", None])
+@pytest.mark.parametrize("cuda", ["12", "13"])
+def test_the_cuda_setting_overrides_the_driver(driver: str | None, cuda: str) -> None:
+    assert choose_stack(driver, cuda=cuda) == f"cuda{cuda}"
+
+
+def test_unknown_values_of_cuda_are_refused() -> None:
+    with pytest.raises(ValueError, match="CUDA: got 11, expected 12 or 13"):
+        choose_stack("580.1", cuda="11")
+
+
+def test_an_environment_keeps_its_stack() -> None:
+    """Two DALI packages in one environment overwrite each other's files."""
+    assert choose_stack("580.1", installed="cuda12") == "cuda12"
+    with pytest.raises(ValueError, match="got 13, but the environment holds cuda12; choose another VENV"):
+        choose_stack("580.1", cuda="13", installed="cuda12")
+
+
+def fake_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int = 0) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{answer}'\nexit {status}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+def test_the_driver_is_read_from_nvidia_smi_or_the_kernel_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "version"
+    module.write_text("570.86.15\n")
+    fake_nvidia_smi(tmp_path, monkeypatch, "580.65.06\n580.65.06")
+    assert driver_version(module) == "580.65.06"
+    fake_nvidia_smi(tmp_path, monkeypatch, "NVIDIA-SMI has failed", status=9)
+    assert driver_version(module) == "570.86.15"
+    assert driver_version(tmp_path / "none") is None
+
+
+def test_every_stack_is_an_extra_with_all_three_packages_pinned() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for stack in ("cuda12", "cuda13"):
+        names = [pin.partition("==")[0] for pin in extras[stack][:3]]
+        assert names == ["torch", "torchvision", f"nvidia-dali-{stack}0"]
+        assert all("==" in pin for pin in extras[stack][:3])
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """`make` before `make env`: without the stamp of an environment."""
+    make = Make(tmp_path)
+    (tmp_path / ".venv" / ".resolute-ready").unlink()
+    (tmp_path / "pipeline").mkdir()
+    shutil.copy(ROOT / "pipeline" / "cuda_stack.py", tmp_path / "pipeline")
+    return make
+
+
+@pytest.mark.parametrize(
+    ("driver", "words", "stack"),
+    [("580.65.06", [], "cuda13"), ("560.35.03", [], "cuda12"), ("580.65.06", ["CUDA=12"], "cuda12")],
+)
+def test_make_env_installs_and_records_the_stack(
+    make: Make, monkeypatch: pytest.MonkeyPatch, driver: str, words: list[str], stack: str
+) -> None:
+    fake_nvidia_smi(make.folder, monkeypatch, driver)
+    (call,) = make.calls("env", *words)
+    assert call[-2:] == ["--editable", f".[{stack}]"]
+    assert (make.folder / ".venv" / ".resolute-ready").read_text() == f"{stack}\n"
+    (make.folder / "calls").unlink()
+    other_version = {"cuda12": "13", "cuda13": "12"}[stack]
+    assert f"the environment holds {stack}" in make("env", f"CUDA={other_version}").stderr
+    assert not (make.folder / "calls").exists()
+
+
+def test_make_env_with_too_old_a_driver_installs_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvidia_smi(make.folder, monkeypatch, "470.256.02")
+    done = make("env")
+    assert (done.returncode, done.stderr.count("too old, got 470.256.02")) == (2, 1)
+    assert not (make.folder / "calls").exists()
+    assert not (make.folder / ".venv" / ".resolute-ready").exists()
+
+
+def test_training_without_dali_is_refused_in_one_line(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['nvidia.dali'] = None\n"
+        "from train.__main__ import main\n"
+        f"sys.exit(main(['train', '--shards', {str(tmp_path)!r}, '--recipe', 'train/recipes/demo.toml']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "nvidia.dali: not installed, expected" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,199 @@
+"""What tables of targets mean: kinds that are recognised, kinds that are set, and errors that name line and column."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ResoluteError
+from prep.sources import target_cells
+from prep.sources.image_ref import Label, SourceTarget
+from prep.sources.label_file import TargetTable
+from prep.sources.target_cells import name_and_unit, parse_target
+
+NAMES = ["bird", "cat", "dog", "fish"]
+RNG = np.random.default_rng(0)
+SETS = [tuple(name for name in NAMES if RNG.random() < 0.4) for _ in range(40)]
+Rows = Sequence[Sequence[object]]
+
+
+def read(
+    tmp_path: Path, header: Sequence[str], rows: Rows, *, columns: str | None = None, target: str | None = None
+) -> tuple[SourceTarget, list[Label | None]]:
+    """A table with a column of image names before those of `rows`."""
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["image_id", *header], *([f"{i}.jpg", *row] for i, row in enumerate(rows))])
+    table = TargetTable(str(path), columns, parse_target(target))
+    return table.target(), [row.label for row in table]
+
+
+def error(tmp_path: Path, header: Sequence[str], rows: Rows, **options: str) -> str:
+    with pytest.raises(ResoluteError) as raised:
+        read(tmp_path, header, rows, **options)
+    assert re.fullmatch(r".+: .*got .+expected .+; .+", str(raised.value)), raised.value
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+WRITTEN: dict[str, Callable[[Sequence[str]], str]] = {
+    "space": " ".join,
+    "bar": "|".join,
+    "semicolon": "; ".join,
+    "comma": ",".join,
+    "json": json.dumps,
+    "python": lambda names: repr(list(names)),
+    "numpy": lambda names: "[" + " ".join(map(repr, names)) + "]",
+    "0 and 1": lambda names: "",
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_labels_are_recognised_however_they_are_written(tmp_path: Path, how: str) -> None:
+    header: Sequence[str] = ["tags"]
+    rows: Rows = [[WRITTEN[how](own)] for own in SETS]
+    if how == "0 and 1":
+        header, rows = NAMES, [[int(name in own) for name in NAMES] for own in SETS]
+    target, labels = read(tmp_path, header, rows)
+    assert target.kind == "labels"
+    assert [set(own or ()) for own in labels] == [set(own) for own in SETS]
+    assert () in labels, "a photo without labels is a sample"
+    assert len(target.about) == 4, "one line, and three rows"
+    assert "TARGET=labels" in target.about[0]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["golden retriever", "labrador retriever", "beagle", "great dane"],
+        ["tench, Tinca tinca", "goldfish, Carassius auratus", "crane", "crane, bird"],
+        ["red car", "blue car", "green car", "red bus", "blue bus", "green bus", "car"],
+        ["0", "1", "2"],
+        ["007", "01"],
+        ["-1", "1"],
+        ["1.0", "2.0"],
+        ["a", "b"],
+        ["big, cat", "0"],
+        ["16 0", "3 2"],
+        ["1 0 1", "0 0 1"],
+        ["nan", "inf"],
+        ["1.5 T", "3 T", "MRI"],
+    ],
+)
+def test_what_may_be_names_of_classes_stays_a_class(tmp_path: Path, texts: list[str]) -> None:
+    rows = [[texts[i % len(texts)]] for i in range(40)]
+    target, labels = read(tmp_path, ["label"], rows)
+    assert target.kind == "class"
+    assert labels == [row[0] for row in rows]
+
+
+def test_numbers_as_labels_are_split_like_names(tmp_path: Path) -> None:
+    rows = [[" ".join(map(str, sorted({i % 28, i % 5}, reverse=True)))] for i in range(60)]
+    target, labels = read(tmp_path, ["Target"], rows)  # as in Human Protein Atlas
+    assert target.kind == "labels"
+    assert labels[:7] == [("0",), ("1",), ("2",), ("3",), ("4",), ("5", "0"), ("6", "1")]
+
+
+def test_columns_with_a_single_one_in_each_row_are_a_class(tmp_path: Path) -> None:
+    header = ["healthy", "multiple_diseases", "rust", "scab"]
+    rows = [[int(j == i % 4) for j in range(4)] for i in range(8)]
+    target, labels = read(tmp_path, header, rows)
+    assert (target.kind, labels[:4]) == ("class", header)
+    target, labels = read(tmp_path, header, rows, target="labels")
+    assert (target.kind, labels[:2]) == ("labels", [("healthy",), ("multiple_diseases",)])
+    target, labels = read(tmp_path, header, [[0.25, 0.5, 0.25, 0], *rows])
+    assert (target.kind, labels[:2]) == ("values", [(0.25, 0.5, 0.25, 0.0), (1.0, 0.0, 0.0, 0.0)])
+    message = error(tmp_path, header, [*rows, [1, 1, 0, 0]], target="class")
+    assert "line 10: got 2 columns with 1 (healthy, multiple_diseases)" in message
+
+
+def test_numbers_with_fractions_are_values_with_names_and_units(tmp_path: Path) -> None:
+    target, labels = read(tmp_path, ["age [years]", "mass (kg)", "score"], [[1, 2.5, -3e-7], [2, 3, 4]])
+    assert (target.kind, target.names, target.units) == ("values", ("age", "mass", "score"), ("years", "kg", ""))
+    assert labels == [(1.0, 2.5, -3e-7), (2.0, 3.0, 4.0)]
+    target, labels = read(tmp_path, ["score"], [[0.5], [1], [""]])
+    assert (target.kind, labels) == ("values", [(0.5,), (1.0,), None])
+    target, labels = read(tmp_path, ["age [years]"], [[3], [4]])
+    assert (target.kind, target.names, labels) == ("values", ("age",), [(3.0,), (4.0,)])
+    target, labels = read(tmp_path, ["gaze (deg)"], [["[0.5, 1.5]"], ["[1, 2]"]])
+    assert (target.names, target.units, labels[1]) == (("gaze 0", "gaze 1"), ("deg", "deg"), (1.0, 2.0))
+    assert name_and_unit(["size [px]", "size [cm]"])[0] == ("size [px]", "size [cm]")
+
+
+def test_target_decides_what_is_ambiguous(tmp_path: Path) -> None:
+    whole = [[i % 7] for i in range(20)]
+    assert read(tmp_path, ["rating"], whole)[0].kind == "class"
+    assert read(tmp_path, ["rating"], whole, target="values")[1][3] == (3.0,)
+    texts = [["cat dog"], ["dog"]]
+    assert read(tmp_path, ["label"], texts)[1] == ["cat dog", "dog"]
+    assert read(tmp_path, ["label"], texts, target="labels")[1] == [("cat", "dog"), ("dog",)]
+    assert read(tmp_path, ["label"], texts, target="labels:bar")[1] == [("cat dog",), ("dog",)]
+    assert read(tmp_path, ["tags"], [["a|b"], ["b"], ["a"]], target="class")[1] == ["a|b", "b", "a"]
+    with pytest.raises(ResoluteError, match="expected class, labels or values"):
+        parse_target("multi")
+
+
+def test_columns_select_one_or_several_by_name_position_and_span(tmp_path: Path) -> None:
+    header, rows = ["Eyes", "Face", "Pawpularity"], [[1, i % 2, 9 * i] for i in range(9)]  # as in Petfinder
+    message = error(tmp_path, header, rows)
+    assert "ambiguous columns, got 2 of 0 and 1 (Eyes, Face) and 1 of other numbers (Pawpularity)" in message
+    assert "COLUMNS=image,Pawpularity" in message
+    target, labels = read(tmp_path, header, rows, columns="image_id,Pawpularity", target="values")
+    assert (target.names, labels[2]) == (("Pawpularity",), (18.0,))
+    for columns in ("image_id,Eyes..Face", "image_id,Eyes,Face", "0,1..2"):
+        assert read(tmp_path, header, rows, columns=columns)[1][:2] == [("Eyes",), ("Eyes", "Face")]
+    target, labels = read(tmp_path, ["a,b", "c"], [[1, 0], [1, 1]], columns='image_id,"a,b",c')
+    assert labels == [("a,b",), ("a,b", "c")]
+    assert "no column Nose" in error(tmp_path, header, rows, columns="image_id,Nose..Face")
+    assert "column Face twice" in error(tmp_path, header, rows, columns="image_id,Eyes..Face,Face")
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "options", "words"),
+    [
+        (["v"], [[0.5], ["nan"]], {}, "line 3: got 'nan' in column v"),
+        (["v"], [[0.5], ["-inf"]], {}, "line 3: got '-inf' in column v"),
+        (["v"], [[0.5], ["1e60"]], {}, "line 3: got '1e60' in column v"),
+        (["v"], [[0.5], [0.25], ["n/a"]], {}, "line 4: column v is mixed, got 'n/a' beside numbers such as 0.5"),
+        (["v"], [["0,5"], ["1,25"]], {}, "line 2: got '0,5' in column v, expected a number with a decimal point"),
+        (["v"], [["0,5"], ["1,25"]], {"target": "values"}, "line 2: got '0,5' in column v, expected a number with"),
+        (["v"], [["cat"]], {"target": "values"}, "line 2: got 'cat' in column v"),
+        (["v"], [["[0.5, 1]"], ["[0.5]"]], {}, "line 3: got 1 numbers in column v, expected 2"),
+        (["v"], [["[0.5, null]"]], {}, "line 2: got 'null' in a list of column v"),
+        (["tags"], [['["a", "b"]'], ["[a"]], {"target": "labels:list"}, "line 3: got '[a' in column tags"),
+        (["a", "b"], [[1.5, 2], [3, ""]], {}, "line 3: got nothing in column b"),
+        (["a", "b"], [[1, 0], [1, 1], ["", 1]], {}, "line 4: got nothing in column a, expected 0 or 1"),
+        (["a", "b"], [[1.0, 0.0], [1.0, -1.0]], {}, "line 3: got '-1.0' in column b, expected 0 or 1"),
+        (["a", "b"], [[1, 0], [2, 1]], {"target": "labels"}, "line 3: got '2' in column a, expected 0 or 1"),
+        (["a", "b"], [[1, "F"], [0, "M"]], {"columns": "image_id,a,b"}, "line 2: got 'F' in column b"),
+        (["a", "b"], [[1, "F"], [0, "M"]], {}, "unrecognised columns, got a, b"),
+        (["a", "b"], [[1, 0]], {"target": "labels:bar"}, "got a separator for 2 columns"),
+        (["a", "b"], [], {}, "only a header"),
+    ],
+)
+def test_unusable_targets_are_reported_with_line_and_column(
+    tmp_path: Path, header: Sequence[str], rows: Rows, options: dict[str, str], words: str
+) -> None:
+    assert words in error(tmp_path, header, rows, **options)
+
+
+def test_the_kind_depends_on_all_rows_of_a_long_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_cells, "_MAX_DISTINCT", 100)
+    rows: Rows = [[i] for i in range(1000)]
+    assert read(tmp_path, ["score"], rows)[0].kind == "class"
+    assert read(tmp_path, ["score"], [*rows, [0.5]])[0].kind == "values"
+
+
+def test_lists_of_paths_have_targets_too(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    for text, kind, first in (("0.5", "values", (0.5,)), ("a|b", "labels", ("a", "b")), ("0", "class", "0")):
+        path.write_text(f"x/1.jpg {text}\nx/2.jpg {text[-1]}\nx/3.jpg {text[0]}\n")
+        table = TargetTable(str(path), None)
+        assert table.target().kind == kind
+        assert next(iter(table)).label == first

@@ -1,0 +1,67 @@
+"""Checks of a DALI graph for a GPU on a machine without one: operators, devices of inputs, names of arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from nvidia.dali import backend
+
+# Messages with which DALI refuses a graph -> the check they belong to
+_REFUSALS = {
+    r"for argument 'predicate'": "predicate",
+    r"Named arguments must be on CPU": "argument device",
+    r"is stored on incompatible device": "input device",
+    r"is not defined for operator|got an unexpected '?\w*'? argument": "argument name",
+    r"IsSerializable": "host code",
+}
+_HOST_CODE = ("Python", "Numba", "DLTensor")
+_COMMON = ("device", "preserve_name")  # arguments of all operators, in no schema
+
+
+def graph_faults(define: Callable[[], Any]) -> list[str]:
+    """Define a pipeline with `device_id=None`, serialise it and check every operator; one line "check: text" per fault.
+
+    definition       DALI refuses the graph for a reason without a check of its own
+    predicate        a condition is on the GPU
+    argument device  a named argument is on the GPU
+    argument name    the operator's schema has no such argument
+    input device     the operator's schema does not allow an input on that device
+    kernel           DALI has no kernel of the operator for that device
+    host copy        a CPU operator reads what a GPU operator writes: the host would wait for the device
+    host code        the operator runs a Python or numba function
+    output device    the graph's output is on the CPU
+    """
+    try:
+        pipe = define()
+        pipe.serialize()
+    except Exception as error:  # why so broad: DALI raises whatever its operators raise
+        text = " ".join(str(error).split())
+        check = next((name for words, name in _REFUSALS.items() if re.search(words, text)), "definition")
+        return [f"{check}: {text[-300:]}"]
+    faults = [fault for operator in pipe._ops for fault in _operator_faults(operator)]
+    return faults + [f"output device: {name} is on the {device}" for name, device in pipe._names_and_devices
+                     if device != "gpu"]  # fmt: skip
+
+
+def _operator_faults(operator: Any) -> list[str]:
+    schema, spec, device = operator._op.schema, operator.spec, operator._op.device
+    kernels = {"cpu": backend.RegisteredCPUOps, "gpu": backend.RegisteredGPUOps, "mixed": backend.RegisteredMixedOps}
+    name, faults = f"{operator.name} ({schema.Name()} on {device})", []
+    if schema.Name() not in kernels[device]():
+        faults.append(f"kernel: {name} is not among DALI's operators for that device")
+    if any(word in schema.Name() for word in _HOST_CODE):
+        faults.append(f"host code: {name}")
+    for index, source in enumerate(operator.inputs):
+        is_argument, got = index >= spec.NumRegularInput(), spec.InputDevice(index)
+        expected = "cpu" if is_argument else schema.GetInputDevice(index, got, device) or got
+        if got != {"mixed": "cpu"}.get(expected, expected):
+            check = "argument device" if is_argument else "input device"
+            faults.append(f"{check}: input {index} of {name} is on the {got}")
+        if got == "cpu" and source.source is not None and source.source._op.device != "cpu":
+            faults.append(f"host copy: input {index} of {name}")
+    arguments = re.findall(r"^    (\w+):", str(spec).partition("  Arguments:")[2], re.MULTILINE)
+    faults += [f"argument name: {argument} of {name}" for argument in arguments
+               if argument[0] != "_" and argument not in _COMMON and not schema.HasArgument(argument)]  # fmt: skip
+    return faults

@@ -1,0 +1,153 @@
+"""Finds what makes the host wait for a device, on a machine without one: the device "meta" stands in for it.
+
+Tensors on "meta" have no values, so nothing is computed; every operation that would have to wait is recorded.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests import ROOT
+
+__all__ = ["DEVICE", "DeviceTrace", "functions_called", "unmarked_syncs"]
+
+DEVICE = torch.device("meta")
+_PACKAGES = (str(ROOT / "pipeline"), str(ROOT / "train"))
+_aten = torch.ops.aten
+_READS = {_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default}
+_DYNAMIC = {_aten.nonzero.default, _aten.masked_select.default, _aten._unique2.default}
+
+
+class DeviceTrace(TorchDispatchMode):
+    """Records in `events`, one line each, what would make the host wait for the device:
+
+    read           of a value: item(), float(), bool(), comparisons in a condition
+    dynamic shape  whose size depends on values: nonzero(), a mask as an index
+    host copy      from the device: cpu(), tolist()
+    pageable copy  to the device, from memory that is not pinned
+    blocking copy  to the device, from pinned memory, without `non_blocking`
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+        self.copies = 0  # to the device
+        self._pinned: dict[int, torch.Tensor] = {}  # by address; why kept: an address must not be used again
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("pin_memory"):
+            made = func(*args, **{**kwargs, "pin_memory": False})
+            self._pinned[made.untyped_storage().data_ptr()] = made
+            return made
+        on_device = [arg.device == DEVICE for arg in args if isinstance(arg, torch.Tensor)]
+        if func in _READS and any(on_device):
+            self._record("read")
+            return func is not _aten._local_scalar_dense.default or 1
+        if (func in _DYNAMIC and any(on_device)) or (func is _aten.index.Tensor and _has_mask(args)):
+            self._record("dynamic shape")
+            return torch.empty((1, *args[0].shape[1:]), dtype=args[0].dtype, device=args[0].device)
+        if func is _aten._to_copy.default and "device" in kwargs and kwargs["device"] != args[0].device:
+            return self._copy(args[0], kwargs, torch.device(kwargs["device"]))
+        if func is _aten.copy_.default and on_device[0] != on_device[1] and args[1].dim():
+            self._copy(args[1], {"non_blocking": (*args, False)[2]}, args[0].device)
+            return args[0]
+        return func(*args, **kwargs)
+
+    def _copy(self, source: torch.Tensor, kwargs: dict[str, Any], to: torch.device) -> torch.Tensor:
+        self.copies += to == DEVICE
+        if to != DEVICE:
+            self._record("host copy")
+        elif source.untyped_storage().data_ptr() not in self._pinned:
+            self._record("pageable copy")
+        elif not kwargs.get("non_blocking"):
+            self._record("blocking copy")
+        return torch.empty_like(source, device=to, dtype=kwargs.get("dtype"))
+
+    def _record(self, kind: str) -> None:
+        calls = [f"{Path(frame.filename).relative_to(ROOT)}, {frame.name}" for frame in traceback.extract_stack()
+                 if frame.filename.startswith(_PACKAGES)]  # fmt: skip
+        self.events.append(f"{kind}: {calls[-1] if calls else 'elsewhere'}")
+
+
+def _has_mask(args: Any) -> bool:
+    return args[0].device == DEVICE and any(index is not None and index.dtype == torch.bool for index in args[1])
+
+
+@contextmanager
+def functions_called() -> Iterator[set[CodeType]]:
+    """The code of all functions of `pipeline` and `train` that this thread enters in the block."""
+    called: set[CodeType] = set()
+
+    def enter(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(_PACKAGES):
+            called.add(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(enter)
+    try:
+        yield called
+    finally:
+        sys.setprofile(before)
+
+
+# Calls that wait for a device if their operand is a tensor on it. numpy() and from_numpy() need memory of the host.
+_METHODS = {"item", "tolist", "cpu", "nonzero", "synchronize", "is_nonzero", "elapsed_time", "elapsed_s", "wait"}
+_BUILTINS = {"float", "int", "bool"}
+_HOST_VALUE = re.compile(r"\bnp\.|\bspec\.")  # NumPy's results and a `BatchSpec` are on the host
+_MARK = re.compile(r"#.*\b(no )?sync: \w")
+
+
+def unmarked_syncs(function: CodeType | Callable[..., Any]) -> list[str]:
+    """Calls in a function's source that may wait for the device and have no comment `# sync: why` or `# no sync: why`.
+
+    Also copies without `non_blocking`, such as by `to()`, `copy_()` or `torch.tensor`, and a gradient scaler's `step`.
+    None for a function of a file that does not import torch.
+    """
+    path = Path(inspect.getsourcefile(function) or "").relative_to(ROOT)
+    if "import torch" not in (ROOT / path).read_text():
+        return []
+    lines, first = inspect.getsourcelines(function)
+    margin = len(lines[0]) - len(lines[0].lstrip())
+    try:
+        tree = ast.parse("".join(line[margin:] if line.strip() else line for line in lines))
+    except SyntaxError:  # a lambda, or a part of an expression; its function is read as well
+        return []
+    unmarked = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _may_wait(node)):
+            marked = any(_MARK.search(lines[line - 1]) for line in range(node.lineno, (node.end_lineno or 0) + 1))
+            if not marked:
+                code = lines[node.lineno - 1].strip()
+                unmarked[node.lineno] = f"{path}:{first + node.lineno - 1}: {name} in `{code}`"
+    return [unmarked[line] for line in sorted(unmarked)]
+
+
+def _may_wait(call: ast.Call) -> str | None:
+    if isinstance(call.func, ast.Name):
+        is_text = isinstance(call.args[0], ast.Constant) if call.args else True
+        is_host_value = is_text or _HOST_VALUE.search(ast.unparse(call.args[0]))
+        return f"{call.func.id}()" if call.func.id in _BUILTINS and not is_host_value else None
+    if not isinstance(call.func, ast.Attribute):
+        return None
+    owner, name = ast.unparse(call.func.value), call.func.attr
+    if _HOST_VALUE.search(owner):
+        return None
+    if name in _METHODS or (name == "step" and owner.endswith("scaler")):
+        return f"{name}()"
+    keys = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    to_device = "device" in keys or any("device" in ast.unparse(argument) for argument in call.args)
+    moves = name == "copy_" or (name in ("to", "tensor", "as_tensor") and to_device)
+    return f"{name}()" if moves and keys.get("non_blocking") != "True" else None

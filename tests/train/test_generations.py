@@ -1,0 +1,126 @@
+"""A run keeps the generation of its shard set: photos that are added while it lasts change nothing for it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.dataset.shard_set import ShardSet
+from prep.__main__ import main as prep
+from tests.conftest import make_photos
+from tests.train.conftest import SMALL, stages, without_clocks
+from train import checkpoint, trainer
+from train.__main__ import main
+from train.inference.saved_run import open_eval_set, open_saved_run, training_overlap
+
+
+@pytest.fixture
+def extend(tmp_path: Path) -> Any:
+    """A set in tmp_path/s; extend("class3") adds 20 photos of a class to it."""
+    make_photos(tmp_path / "all", classes=4, each=30)
+    for label in range(3):
+        (tmp_path / "photos" / f"class{label}").mkdir(parents=True)
+        for photo in sorted((tmp_path / "all" / f"class{label}").iterdir())[:20]:
+            shutil.copy(photo, tmp_path / "photos" / f"class{label}")
+    words = ["--src", tmp_path / "photos", "--out", tmp_path / "s", "--res", "32,48", "--val-frac", "0.2",
+             "--shard-samples", "16", "--workers", "1"]  # fmt: skip
+    assert prep([str(word) for word in words]) == 0
+
+    def extend(label: str, *more: str) -> None:
+        shutil.copytree(tmp_path / "all" / label, tmp_path / "photos" / label, dirs_exist_ok=True)
+        assert prep([*map(str, words), "--extend", *more]) == 0
+
+    return extend
+
+
+def words(folder: Path, run: str, recipe: str = SMALL) -> list[str]:
+    (folder / "small.toml").write_text(recipe)
+    return ["train", "--shards", str(folder / "s"), "--recipe", str(folder / "small.toml"), "--runs", str(folder),
+            "--run", run, "--device", "cpu", "--threads", "1", "--save-every-steps", "1"]  # fmt: skip
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
+    after = trainer._Session._after
+
+    def stopping(session: trainer._Session, spec: trainer.BatchSpec) -> bool:
+        if spec.index == index:
+            session.stopped_by = 15
+        return after(session, spec)
+
+    monkeypatch.setattr(trainer._Session, "_after", stopping)
+
+
+def test_a_run_is_resumed_bit_exactly_on_its_own_generation(
+    extend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(tmp_path, "whole")) == 0
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2)
+        assert main(words(tmp_path, "cut")) == 128 + 15
+    extend("class0")
+    extend("class3")
+    capsys.readouterr()
+    assert main(words(tmp_path, "cut")) == 0
+    out = capsys.readouterr().out
+    assert "photos were added since this run began; it continues without them, on generation 0" in out
+    assert "resuming at batch 3" in out
+    logs = [without_clocks(tmp_path / name / "run.jsonl") for name in ("whole", "cut")]
+    assert logs[0][1:] == logs[1][1:]
+    states = [checkpoint.load(tmp_path / name / "last.pt", expect={}) for name in ("whole", "cut")]
+    assert all(value.equal(states[1]["model"][name]) for name, value in states[0]["model"].items())
+    assert [state["generation"] for state in states] == [0, 0]
+
+
+def test_a_new_run_is_trained_on_the_photos_of_all_generations(extend: Any, tmp_path: Path) -> None:
+    extend("class3")
+    for order in ("full", "block"):
+        assert main(words(tmp_path, order, f'{SMALL}[data]\norder = "{order}"\n')) == 0
+        start = json.loads((tmp_path / order / "run.jsonl").read_text().splitlines()[0])
+        assert (start["classes"], start["train_samples"], start["generation"]) == (4, 72, 1)
+        assert checkpoint.peek(tmp_path / order / "last.pt", "generation") == 1
+
+
+def test_a_run_is_evaluated_on_the_newest_photos_that_it_did_not_see(
+    extend: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(tmp_path, "first")) == 0
+    saved = open_saved_run(tmp_path / "first")
+    extend("class0")
+    newest = open_eval_set(str(tmp_path / "s"), saved)
+    assert (newest.generation, len(newest.splits["val"])) == (1, 14)
+    assert training_overlap(saved, newest, split="val", fold=None) is None
+    overlap = training_overlap(saved, newest, split="train", fold=None)
+    assert overlap is not None
+    assert overlap.certain
+    (tmp_path / "photos" / "class1" / "000.jpg").unlink()
+    (tmp_path / "photos" / "class1" / "001.jpg").unlink()
+    extend("class0", "--drop")
+    after_drop = open_eval_set(str(tmp_path / "s"), saved)
+    assert after_drop.generation == 2
+    assert training_overlap(saved, after_drop, split="val", fold=None) is None
+    extend("class3")  # the run does not know this class
+    own = open_eval_set(str(tmp_path / "s"), saved)
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "first"), "--shards", str(tmp_path / "s"), "--device", "cpu"]) == 0
+    assert "note: without the photos that were added" in capsys.readouterr().out
+    assert (own.generation, own.classes) == (0, ("class0", "class1", "class2"))
+    assert training_overlap(saved, own, split="val", fold=None) is None
+
+
+def test_all_folds_of_a_cross_validation_use_one_generation(extend: Any, tmp_path: Path) -> None:
+    recipe = f'[model]\nname = "test_resnet"\n[optim]\nlr = 0.001\n[precision]\namp = "off"\n{stages((32, 1, 8))}'
+    assert main([*words(tmp_path, "cv", recipe), "--folds", "0/2"]) == 0
+    extend("class3")
+    assert main([*words(tmp_path, "cv", recipe), "--folds", "0,1/2"]) == 0
+    for fold in (0, 1):
+        assert checkpoint.peek(tmp_path / "cv" / f"fold-{fold}" / "last.pt", "generation") == 0
+        saved = open_saved_run(tmp_path / "cv" / f"fold-{fold}")
+        shards = open_eval_set(str(tmp_path / "s"), saved)
+        assert shards.generation == 0
+        assert training_overlap(saved, shards, split="val", fold=None) is None
+        held_out = ShardSet.open(tmp_path / "s", generation=0).with_fold(fold, 2).splits["val"]
+        assert shards.splits["val"].samples["key"].tolist() == held_out.samples["key"].tolist()

@@ -1,0 +1,179 @@
+"""The learning rate range test: its steps equal a plain loop's, its suggestion a reference implementation's."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
+from pipeline.loader.loader import Loader
+from tests.support.networks import CPU
+from train.__main__ import main
+from train.loop import Learner
+from train.lr_find import RangeTest, range_test, smoothed, suggestion
+from train.recipe.schema import Recipe
+
+STAGES = """
+[[stages]]
+res = 32
+epochs = 2
+batch_size = 16
+lr_scale = 2.0
+[[stages]]
+res = 48
+epochs = 1
+batch_size = 8
+"""
+
+
+def _test(losses: NDArray[np.float64], *, low: float = 1e-3, high: float = 1e1, diverged: bool = True) -> RangeTest:
+    lrs = np.geomspace(low, high, len(losses))
+    return RangeTest(lrs=lrs, losses=losses, width=len(losses) / 25, diverged=diverged)
+
+
+def _valley(*, rise_at: float, steps: int = 200, noise: float = 0.03) -> RangeTest:
+    """A loss that falls from 2.3 to about 1.3 over two decades, and rises steeply above the rate `rise_at`."""
+    decades = np.linspace(-3, 1, steps)
+    rise = np.maximum(0, decades - np.log10(rise_at))
+    losses = 2.3 - 1 / (1 + np.exp(-3 * (decades + 2))) + 5 * rise
+    return _test(losses + noise * np.random.default_rng(0).normal(size=steps))
+
+
+@pytest.mark.parametrize("rise_at", [0.1, 0.5, 2.0])
+def test_the_suggestion_is_where_the_loss_starts_to_rise(rise_at: float) -> None:
+    assert rise_at / 1.8 < suggestion(_valley(rise_at=rise_at)) < rise_at * 1.2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_suggestion_equals_a_reference_implementation(seed: int) -> None:
+    test = _valley(rise_at=0.1 * 2**seed, noise=0.05 * (1 + seed))
+    count, curve = len(test.losses), []
+    for i in range(count):
+        weights = [np.exp(-((i - j) ** 2) / (2 * test.width**2)) for j in range(count)]
+        curve.append(sum(w * loss for w, loss in zip(weights, test.losses, strict=True)) / sum(weights))
+    lowest = min(range(count), key=curve.__getitem__)
+    noise = np.std([test.losses[k] - curve[k] for k in range(lowest + 1)])
+    edge = lowest
+    while curve[edge + 1] <= curve[lowest] + noise:
+        edge += 1
+    assert suggestion(test) == float(f"{test.lrs[edge]:.2g}")
+
+
+def test_smoothing_keeps_a_constant_and_limits_what_diverged() -> None:
+    assert smoothed([2.5] * 60, 3.0) == pytest.approx(np.full(60, 2.5))
+    tail = smoothed([2.0] * 50 + [1e30, np.nan], 2.0)
+    assert tail[:40] == pytest.approx(np.full(40, 2.0))
+    assert tail.max() <= 8.0
+
+
+@pytest.mark.parametrize(("losses", "diverged", "message"), [
+    (np.linspace(2.3, 1.0, 100), False, r"--max-lr: got 10, up to which the loss does not rise, expected more; raise"),
+    (np.linspace(2.3, 9.0, 100), True, r"--min-lr: got 0\.001, from which on the loss only rises, expected less"),
+    (2.3 + np.sin(np.arange(100.0) ** 2), False, r"lr-find: got a loss that falls by .* with noise of .*raise --steps"),
+])  # fmt: skip
+def test_a_curve_without_a_valley_gives_no_suggestion(
+    losses: NDArray[np.float64], diverged: bool, message: str
+) -> None:
+    with pytest.raises(ResoluteError, match=message):
+        suggestion(_test(losses, diverged=diverged))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_the_sweep_equals_a_plain_training_loop(name: str, shard_set: ShardSet) -> None:
+    steps, low, high, factor = 6, 1e-4, 1e-2, 2.0
+    recipe = Recipe.parse({
+        "seed": 5, "model": {"name": "test_resnet"}, "precision": {"amp": "off", "channels_last": False},
+        "optim": {"name": name, "weight_decay": 0.01}, "loss": {"label_smoothing": 0.1},
+        "stages": [{"res": 32, "epochs": 2, "batch_size": 16, "lr_scale": factor}],
+    }, name="x")  # fmt: skip
+    plan = recipe.plan(shard_set)
+    learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=CPU)
+    with Loader(plan, threads=1) as loader:
+        test = range_test(plan, loader, learner, low=low, high=high, steps=steps)
+    assert test.lrs == pytest.approx(np.geomspace(low, high, steps))
+
+    torch.manual_seed(5)
+    network = timm.create_model("test_resnet", num_classes=3)
+    weights = [p for p in network.parameters() if p.ndim > 1]
+    groups: list[dict[str, Any]] = [
+        {"params": weights, "weight_decay": 0.01},
+        {"params": [p for p in network.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    # why 0.85: the momentum of OneCycle at the peak of its learning rate
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.SGD(groups, momentum=0.85, nesterov=True) if name == "sgd"
+        else torch.optim.AdamW(groups, betas=(0.85, 0.999))
+    )  # fmt: skip
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: factor * low * (high / low) ** (step / (steps - 1)) / optimizer.defaults["lr"]
+    )
+    losses = []
+    with Loader(plan, threads=1) as loader:
+        for batch in [next(loader) for _ in range(steps)]:
+            optimizer.zero_grad()
+            network.train()
+            loss = functional.cross_entropy(network(batch.images.contiguous()), batch.labels, label_smoothing=0.1)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            losses.append(float(loss.detach()))
+    assert test.losses == pytest.approx(losses, rel=1e-4)
+
+
+def _words(folder: Path, shards: Path, *more: str, optim: str = "") -> list[str]:
+    (folder / "x.toml").write_text(f'[model]\nname = "test_resnet"\n[precision]\namp = "off"\n{optim}{STAGES}')
+    return ["lr-find", "--shards", str(shards), "--recipe", str(folder / "x.toml"), "--device", "cpu", "--threads",
+            "1", "--out", str(folder / "a.html"), *more]  # fmt: skip
+
+
+def test_the_command_draws_the_same_page_again_and_writes_nothing_else(
+    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = _words(tmp_path, shard_root, "--steps", "60")
+    assert main(words) == 0
+    printed, page = capsys.readouterr().out, (tmp_path / "a.html").read_bytes()
+    assert main([*words, "--out", "b.html"]) == 0
+    assert capsys.readouterr().out.replace("b.html", str(tmp_path / "a.html")) == printed
+    assert (tmp_path / "b.html").read_bytes() == page
+    assert {path.name for path in tmp_path.iterdir()} == {"x.toml", "a.html", "b.html"}
+    assert "60 steps of stage 0 (32 px, batch 16), LR 0.001 to 10, sgd, seed 0" in printed
+    (suggested,) = re.findall(r"^optim\.lr = ([0-9.e-]+): ", printed, re.M)
+    assert f"optim.lr = {suggested}" in page.decode()
+    (chart,) = (json.loads(data) for data in re.findall('json">({.*?})</script>', page.decode()))
+    losses, curve = chart["series"]
+    assert len(losses["x"]) <= 60
+    assert losses["x"][:3] == pytest.approx((1e-3 * 1e4 ** (np.arange(3) / 59)).tolist(), rel=1e-3)
+    assert curve["y"][0] > min(curve["y"])
+
+
+def test_a_schedule_by_epochs_does_not_hinder_the_sweep(shard_root: Path, tmp_path: Path) -> None:
+    words = _words(tmp_path, shard_root, "--steps", "25", "--min-lr", "0.01", "--max-lr", "100",
+                   optim='[schedule]\nkind = "step"\nmilestone_epochs = [2]\n[ema]\ndecay = 0.9\n')  # fmt: skip
+    assert main(words) in (0, 2)  # 2: so few steps may show no valley
+    assert (tmp_path / "a.html").exists()
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (("--min-lr", "0.1", "--max-lr", "0.5"), "--min-lr, --max-lr: got 0.1 to 0.5, expected at least a factor of 10"),
+    (("--min-lr", "20"), "--min-lr, --max-lr: got 20 to 10, expected at least a factor of 10"),
+    (("--steps", "3"), "expected a whole number from 25"), (("--out", "x.png"), "--out"),
+])  # fmt: skip
+def test_settings_without_sense_are_one_line(
+    more: tuple[str, ...], message: str, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_words(tmp_path, shard_root, *more)) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.rstrip("\n").count("\n") <= 1
+    assert not (tmp_path / "a.html").exists()

@@ -1,0 +1,219 @@
+"""The host never waits for the device in a steady step, unless a comment says why.
+
+Two ways, each shown to find mistakes: a trace of a step in which "meta" is the device, and the source of every function
+that such a step and the loader enter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import cuda
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.dataset.target import Target
+from pipeline.graph import gpu_augment
+from pipeline.loader.loader import Batch
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Augment, Stage
+from tests.support.device_trace import DEVICE, DeviceTrace, functions_called, unmarked_syncs
+from tests.support.gpu_on_cpu import GpuLoader
+from tests.support.networks import make_batch
+from train.distributed import Ranks
+from train.head import CLASSES, Head
+from train.logs.hardware import GpuUtilization
+from train.logs.metrics import Meter, NullLogWriter
+from train.loop import Learner, run_batches
+from train.recipe.schema import Recipe
+from train.trainer import _Session
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sgd": {}, "adamw": {"optim": {"name": "adamw", "lr": 1e-3, "clip_norm": 1.0}},
+    "lamb": {"optim": {"name": "lamb", "lr": 1e-3}}, "ema": {"ema": {"decay": 0.9}},
+    "clip_agc": {"optim": {"lr": 0.1, "clip_agc": 0.1}},
+    "accumulate": {"optim": {"lr": 0.1, "clip_value": 0.1, "grad_accum_steps": 2}},
+    "checkpointing": {"model": {"name": "test_resnet", "grad_checkpointing": True}},
+    "smoothing": {"loss": {"label_smoothing": 0.1}}, "centralise": {"optim": {"gradient_centralization": True}},
+    "bce": {"loss": {"kind": "bce"}}, "asl": {"loss": {"kind": "asl"}}, "labels": {}, "values": {},
+    "eval_flip": {"eval": {"flip": True}},
+    "freeze": {"freeze": {"mode": "freeze"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8, "freeze_to": "all"}]},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def meta_as_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets "meta" pass where torch accepts real devices only."""
+    generator = torch.Generator
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
+
+
+def on_device(batch: Batch) -> Batch:
+    names = ("images", "targets", "partner_labels", "lam")
+    return dataclasses.replace(batch, **{name: getattr(batch, name).to(DEVICE) for name in names})
+
+
+HEADS = {
+    "labels": Head(target=Target(kind="labels", names=tuple("abcdefg")), loss="bce"),
+    "values": Head(target=Target(kind="values", names=tuple("abcdefg")), loss="mse", mean=(1.0,) * 7, std=(2.0,) * 7),
+}
+
+
+def with_targets(batch: Batch, head: Head) -> Batch:
+    """The batch with random targets of the head's kind."""
+    if head.target.kind == "class":
+        return batch
+    return dataclasses.replace(batch, targets=torch.rand(len(batch.targets), 7), partner_labels=batch.targets[:0])
+
+
+def trace_steps(tmp_path: Path, keys: dict[str, Any], head: Head = CLASSES) -> tuple[list[str], set[CodeType]]:
+    """Device syncs in the third and fourth step of a run, validation included; and the functions entered."""
+    table = {"model": {"name": "test_resnet"}, "stages": [{"res": 32, "epochs": 4, "batch_size": 8}], **keys}
+    learner = Learner(Recipe.parse(table, name="x"), classes=7, total_steps=10, device=DEVICE, head=head)
+    meter = Meter(NullLogWriter(tmp_path / "x"), device=DEVICE, head=head)
+    kinds: tuple[Any, ...] = ("train", "train", "train", "val", "train", "val")
+    batches = [on_device(with_targets(make_batch(index, split=split), head)) for index, split in enumerate(kinds)]
+    batches = [dataclasses.replace(batch, spec=dataclasses.replace(batch.spec, stage=0, epoch=0)) for batch in batches]
+    run_batches(batches[:2], learner, meter, lambda spec: True)
+    with DeviceTrace() as trace, functions_called() as called:
+        run_batches(batches[2:], learner, meter, lambda spec: True)
+    return trace.events, called
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_steady_step_waits_for_nothing(tmp_path: Path, name: str) -> None:
+    events, called = trace_steps(tmp_path, SETTINGS[name], HEADS.get(name, CLASSES))
+    assert events == []
+    assert {"train_step", "eval_step", "run_batches", "step"} <= {code.co_name for code in called}
+
+
+MISTAKES: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
+    "item()": ("read", lambda loss: loss.item()), "if": ("read", lambda loss: 1 if loss > 0 else 0),
+    "float()": ("read", float), "equal()": ("read", lambda loss: torch.equal(loss, loss + 1)),
+    "cpu()": ("host copy", lambda loss: loss.cpu()), "tolist()": ("host copy", lambda loss: loss.tolist()),
+    "copy_()": ("host copy", lambda loss: torch.zeros(8).copy_(loss.expand(8))),
+    "nonzero()": ("dynamic shape", lambda loss: loss.expand(8).nonzero()),
+    "a mask": ("dynamic shape", lambda loss: loss.expand(8)[loss.expand(8) > 0]),
+    "pageable to()": ("pageable copy", lambda loss: torch.zeros(8).to(loss.device, non_blocking=True)),
+    "blocking to()": ("blocking copy", lambda loss: torch.empty(8, pin_memory=True).to(loss.device)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_trace_finds_what_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    gradients, (kind, mistake) = Learner.gradients, MISTAKES[name]
+
+    def waiting(learner: Learner, batch: Batch) -> torch.Tensor:
+        loss = gradients(learner, batch)
+        if batch.spec.index > 2:
+            mistake(loss)
+        return loss
+
+    monkeypatch.setattr(Learner, "gradients", waiting)
+    events, _ = trace_steps(tmp_path, {})
+    assert [event.partition(":")[0] for event in events] == [kind]
+
+
+class Ignored:
+    """Stands in for a kernel and launches nothing."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *_, **__: None
+
+
+def trace_loader(
+    monkeypatch: pytest.MonkeyPatch, shards: ShardSet, augment: Augment
+) -> tuple[DeviceTrace, int, set[CodeType]]:
+    """The trace of the loader's batches, their number, and the functions that they enter."""
+    plan = Plan(shards, [Stage(res=res, epochs=1, batch_size=8, augment=augment) for res in (32, 48)], seed=1)
+    for kernel in ("apply_slot", "finish"):
+        monkeypatch.setattr(gpu_augment, kernel, Ignored())
+    with GpuLoader(monkeypatch, plan) as loader:
+        loader.device = DEVICE
+        if loader._graph._kernels is not None:
+            loader._graph._kernels._device = DEVICE
+        with DeviceTrace() as trace, functions_called() as called:
+            next(loader)
+            trace.events.clear()
+            trace.copies = 0
+            batches = sum(batch.labels.device == batch.lam.device == DEVICE for batch in loader)
+    return trace, batches, called
+
+
+AUGMENTS = {
+    "plain": Augment(), "mixing": Augment(mixup_alpha=0.2, cutmix_alpha=1.0, mixup_mode="elem"),
+    "policy": Augment(policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), random_erasing_prob=0.5, mixup_alpha=0.2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_batches_reach_the_device_in_asynchronous_copies_from_pinned_memory(
+    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, name: str
+) -> None:
+    """One of labels and weights per batch, and one of the kernels' parameters if there are any."""
+    trace, batches, _ = trace_loader(monkeypatch, shard_set, AUGMENTS[name])
+    assert trace.events == []
+    assert batches > 20
+    assert trace.copies == batches * (2 if name == "policy" else 1)
+
+
+def test_pageable_copies_of_a_batch_are_found(monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet) -> None:
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **keys: empty(*shape, **keys))
+    trace, *_ = trace_loader(monkeypatch, shard_set, AUGMENTS["policy"])
+    where = {event.removeprefix("pageable copy: ") for event in trace.events}
+    assert where == {"pipeline/graph/gpu_augment.py, __call__", "pipeline/loader/loader.py, _targets_on_device"}
+
+
+# and what a run does between two steps
+ONLY_ON_A_GPU = (Meter.flush, Meter.mark, Meter._read_marks, cuda.record_event, GpuUtilization.poll, _Session._after,
+                 _Session._progress, Ranks.vote, Ranks._finish_vote)  # fmt: skip
+
+
+def test_every_wait_in_the_hot_loop_has_a_comment_that_says_why(
+    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, tmp_path: Path
+) -> None:
+    settings = [SETTINGS[name] for name in ("adamw", "ema", "clip_agc", "accumulate", "checkpointing", "freeze")]
+    called = set[CodeType]().union(*(trace_steps(tmp_path, keys)[1] for keys in settings))
+    called = called.union(*(trace_steps(tmp_path, {}, head)[1] for head in HEADS.values()))
+    called = called.union(*(trace_loader(monkeypatch, shard_set, augment)[2] for augment in AUGMENTS.values()))
+    called |= {function.__code__ for function in ONLY_ON_A_GPU}
+    names = {code.co_name for code in called}
+    assert {"train_step", "run_batches", "_drain_s", "__next__", "take", "pack", "__call__"} <= names
+    assert len(called) > 60
+    calls = sorted(line for code in called for line in unmarked_syncs(code))
+    assert calls == [], "\n".join(calls)
+
+
+def _marked(loss: torch.Tensor, device: torch.device) -> Any:
+    loss.item()  # sync: the log needs it
+    float(loss)  # no sync: a host value
+    return loss.to(device, non_blocking=True), float("nan")
+
+
+def _unmarked(loss: torch.Tensor, device: torch.device, scaler: Any, optimizer: Any) -> Any:
+    loss.item()
+    loss.cpu()
+    loss.tolist()
+    float(loss)
+    bool(loss > 0)
+    torch.cuda.synchronize()
+    loss.to(device)
+    torch.zeros(3).to(device=device, non_blocking=False)
+    torch.tensor([1.0, 2.0], device=device)
+    scaler.step(optimizer)
+    return loss.nonzero()  # a comment without a reason, sync:
+
+
+def test_the_source_check_finds_what_waits() -> None:
+    assert unmarked_syncs(_marked) == []
+    calls = [line.split(": ")[1].split(" in ")[0] for line in unmarked_syncs(_unmarked)]
+    assert calls == ["item()", "cpu()", "tolist()", "float()", "bool()", "synchronize()", "to()", "to()", "tensor()",
+                     "step()", "nonzero()"]  # fmt: skip

@@ -1,0 +1,132 @@
+"""Stages with several resolutions as complete runs: every shape is warmed up, and no interruption changes a bit."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.errors import ResoluteError
+from prep.__main__ import main as prep
+from tests.support.commands import Ended
+from tests.train.conftest import without_clocks
+from train.recipe.schema import Recipe
+from train.schedule import Rates, epoch_samples, epoch_steps
+from train.warmup import shapes
+
+RECIPE = """
+seed = 3
+[model]
+name = "test_resnet"
+[optim]
+lr = 0.1
+[schedule]
+batch_rule = "linear"
+[precision]
+amp = "off"
+[augment]
+mixup_alpha = 0.2
+random_erasing_prob = 0.5
+[eval]
+batch_size = 8
+[[stages]]
+res = [32, 64]
+res_step = 16
+res_schedule = "step"
+epochs = 2
+batch_size = "constant_pixels"
+base_batch_size = 8
+[[stages]]
+res = [40, 56, 36]
+res_schedule = "random"
+epochs = 1
+batch_size = 8
+eval_res = 60
+"""
+
+
+@pytest.fixture
+def ramp_file(tmp_path: Path) -> Path:
+    path = tmp_path / "ramp.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.mark.slow
+def test_a_run_killed_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_added_in_between(
+    shard_root: Path, ramp_file: Path, forked: Callable[..., Ended], tmp_path: Path
+) -> None:
+    def words(shards: Path, runs: str) -> list[str]:
+        return ["train", "--shards", str(shards), "--recipe", str(ramp_file), "--runs", str(tmp_path / runs),
+                "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
+
+    done = forked("train", *words(shard_root, "whole"))
+    assert done.status == 0, done.err
+    assert "switch to 48 px in stage 0" in done.out
+    assert "switch to stage 1" in done.out
+    root = tmp_path / "shards"
+    shutil.copytree(shard_root, root)
+    for call in (4, 7, 5):  # in the first stage at 32 and 48 px, and in the second
+        killed = forked("tests.support.signal_at_call", f"train.loop:Learner:train_step:{call}:9", *words(root, "cut"))
+        assert killed.status == 137
+        if call == 4:  # why 40: drawn in the second stage, and until now read from 48 px
+            added = ["--src", shard_root.parent / "photos", "--out", root, "--res", "32,40,48,64", "--val-frac", "0.17",
+                     "--shard-samples", "32"]  # fmt: skip
+            assert prep([str(word) for word in added]) == 0
+            assert 40 in ShardSet.open(root).resolutions
+    done = forked("train", *words(root, "cut"))
+    assert done.status == 0, done.err
+    whole, cut = (tmp_path / runs / "ramp" for runs in ("whole", "cut"))
+
+    def records(folder: Path) -> list[dict[str, Any]]:
+        return [{key: value for key, value in record.items() if key != "shards_hash"}
+                for record in without_clocks(folder / "run.jsonl")]  # fmt: skip
+
+    assert records(cut) == records(whole)
+    ours, theirs = (torch.load(folder / "last.pt", weights_only=True)["model"] for folder in (cut, whole))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_every_shape_of_a_ramp_is_warmed_up_and_its_batches_scale_the_learning_rate(
+    shard_set: ShardSet, ramp_file: Path
+) -> None:
+    recipe = Recipe.load(ramp_file)
+    plan = recipe.plan(shard_set)
+    specs = [plan.batch(index) for index in range(plan.total_batches)]
+    assert set(shapes(plan)) == {(spec.split, spec.res, len(spec)) for spec in specs}
+    assert recipe.resolutions == (32, 36, 40, 48, 56, 60, 64)
+    assert {spec.res for spec in specs if spec.split == "val"} == {64, 60}
+    assert [stage.shapes[0].batch_size for stage in recipe.stages] == [32, 8]
+
+
+def test_logged_learning_rates_follow_the_batch_size_of_each_resolution() -> None:
+    recipe = Recipe.parse({"stages": [
+        {"res": [32, 64], "epochs": 2, "batch_size": [32, 8], "lr_scale": 0.5},
+        {"res": 64, "epochs": 1, "batch_size": 16},
+    ], "schedule": {"batch_rule": "linear"}}, name="x")  # fmt: skip
+    steps = epoch_steps(recipe.stages, 64)
+    assert (steps, epoch_samples(recipe.stages, 64)) == ([2, 8, 4], [64] * 3)
+    rates = Rates(recipe.schedule, recipe.optim, recipe.stages, total_steps=14, epoch_steps=steps)
+    assert [rates.factor(0, 32), rates.factor(0, 64), rates.factor(1, 64)] == [0.5, 0.125, 0.5]
+
+
+def test_constant_pixels_without_a_base_takes_that_of_the_nearest_stage() -> None:
+    def sizes(*stages: dict[str, Any]) -> list[list[int]]:
+        recipe = Recipe.parse({"stages": [{"epochs": 4, **stage} for stage in stages]}, name="x")
+        again = Recipe.from_values(recipe.values(), name="x")
+        assert again == recipe
+        assert again.hash == recipe.hash
+        return [[shape.batch_size for shape in stage.shapes] for stage in recipe.stages]
+
+    ramp = {"res": [128, 256], "batch_size": "constant_pixels"}
+    assert sizes({"res": 128, "batch_size": 64}, ramp) == [[64], [64, 16]]
+    assert sizes(ramp, {"res": 256, "batch_size": 8}) == [[32, 8], [8]]
+    assert sizes({"res": 128, "batch_size": 64}, {"res": 256, "batch_size": "constant_pixels"}) == [[64], [16]]
+    assert sizes({**ramp, "base_batch_size": 10}) == [[40, 10]]
+    with pytest.raises(ResoluteError, match=r"stages\.base_batch_size: got none, expected the batch size at 256 px"):
+        sizes(ramp)

@@ -1,0 +1,306 @@
+"""Runs on sets whose samples have several labels or values: from the loss to the predictions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors import safe_open
+
+from pipeline.dataset.shard_set import ShardSet
+from pipeline.dataset.target import Target
+from pipeline.errors import ResoluteError
+from tests.support.retarget import retarget
+from tests.train.conftest import stages, without_clocks
+from train import checkpoint
+from train.__main__ import main
+from train.head import Head
+from train.inference.saved_run import open_saved_run
+from train.logs.metrics import read_log
+from train.recipe.schema import Distill, Loss
+
+LABELS = ("first", "second", "any", "never")
+RECIPE = f"""
+seed = 3
+[model]
+name = "test_resnet"
+[optim]
+name = "adamw"
+lr = 0.01
+weight_decay = 0.0
+[ema]
+decay = 0.5
+[precision]
+amp = "off"
+[augment]
+mixup_alpha = 0.2
+[eval]
+batch_size = 8
+{stages((32, 3, 16), (48, 2, 16))}"""
+
+
+def of_kind(kind: str, shard_root: Path, root: Path) -> ShardSet:
+    """A copy of the set with several labels, or values, that follow from the class of each sample."""
+    shutil.copytree(shard_root, root)
+    splits = {name: split.samples[:]["label"].tolist() for name, split in ShardSet.open(root).splits.items()}
+    if kind == "labels":
+        classes = {name: [[c for c in (0, 1) if c == label] + [2] for label in labels]
+                   for name, labels in splits.items()}  # fmt: skip
+        return retarget(root, Target(kind="labels", names=LABELS), classes)
+    numbers = {name: [(1000.0 + 100 * label, -5.0) for label in labels] for name, labels in splits.items()}
+    return retarget(root, Target(kind="values", names=("size", "constant"), units=("mm", "")), numbers)
+
+
+@pytest.fixture(scope="module", params=["labels", "values"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def shards(kind: str, shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    return of_kind(kind, shard_root, tmp_path_factory.mktemp(kind) / "set")
+
+
+def train(shards: ShardSet, runs: Path, recipe: str = RECIPE, *more: str) -> Path:
+    """Train `recipe`; returns the run's folder."""
+    runs.mkdir(parents=True, exist_ok=True)
+    (runs / "r.toml").write_text(recipe)
+    words = ["train", "--shards", shards.root, "--recipe", runs / "r.toml", "--runs", runs, "--device", "cpu",
+             "--threads", "1", *more]  # fmt: skip
+    assert main([str(word) for word in words]) == 0
+    return runs / "r"
+
+
+@pytest.fixture(scope="module")
+def run(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(shards, tmp_path_factory.mktemp("runs"))
+
+
+def test_a_run_learns_and_keeps_the_epoch_with_the_best_metric(kind: str, run: Path) -> None:
+    epochs = [record for record in read_log(run / "run.jsonl") if record["kind"] == "epoch"]
+    key = {"labels": "mAP", "values": "r2"}[kind]
+    scores = [max(epoch[key], epoch[f"ema_{key}"]) for epoch in epochs]
+    assert len(scores) == 5
+    assert max(scores[3:]) > 0.6
+    saved = open_saved_run(run)
+    assert saved.best_score == max(scores[3:])  # at the last resolution
+    assert saved.metric.key == key
+    end = read_log(run / "run.jsonl")[-2]
+    assert end[f"best_{key}"] == saved.best_score
+
+
+def test_eval_gives_the_metrics_of_the_best_validation(kind: str, shards: ShardSet, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "eval.json"
+    assert main(["eval", str(run), "--shards", shards.root, "--json", str(out), "--device", "cpu"]) == 0
+    saved = open_saved_run(run)
+    rows = json.loads(out.read_text())["rows"]
+    assert max(row[saved.metric.key] for row in rows) == pytest.approx(saved.best_score, abs=1e-5)
+
+
+def test_predictions_are_in_the_form_of_the_target(kind: str, shards: ShardSet, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pred.csv"
+    assert main(["predict", str(run), "--src", shards.root, "--out", str(out), "--device", "cpu"]) == 0
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 15
+    if kind == "labels":
+        for row in rows:
+            above = [name for name in LABELS if float(row[name]) >= 0.5]
+            assert row["predicted"] == "|".join(above)
+        assert {row["labels"] for row in rows} == {"first|any", "second|any", "any"}
+        assert all(row["predicted"].endswith("any") for row in rows)
+    else:
+        got = np.array([[float(row["predicted size"]), float(row["true size"])] for row in rows])
+        assert {*got[:, 1].tolist()} == {1000.0, 1100.0, 1200.0}
+        assert np.abs(got[:, 0] - got[:, 1]).mean() < 30
+        assert all(abs(float(row["predicted constant"]) + 5) < 1 for row in rows)
+
+
+def test_the_report_draws_the_validation(kind: str, run: Path) -> None:
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "Validation of epoch" in page
+    for text in (("first", "second", "average precision") if kind == "labels" else ("size [mm]", "RMSE")):
+        assert text in page
+
+
+WRONG = {
+    "labels": [
+        ('[loss]\nkind = "ce"', "loss.kind: got ce for .* a set with several labels .* expected auto, bce, asl"),
+        ('[loss]\nkind = "mse"', "loss.kind: got mse for"),
+        ("[loss]\nstandardize = false", "loss.standardize: without effect"),
+        ('[distill]\nteacher = "test_resnet"', "distill.teacher: got a teacher"),
+    ],
+    "values": [
+        ('[loss]\nkind = "bce"', "loss.kind: got bce for .* a set with numbers, expected auto, mse, l1, huber"),
+        ("[loss]\nlabel_smoothing = 0.1", "loss.label_smoothing: without effect"),
+        ('[loss]\nkind = "l1"\ndelta = 2.0', "loss.delta: without effect, loss.kind is l1"),
+        ('[loss]\nkind = "huber"\nlabel_smoothing = 0.1', "loss.label_smoothing: without effect, loss.kind is huber"),
+        ('[distill]\nteacher = "test_resnet"', "distill.teacher: got a teacher"),
+        ('[loss]\nclass_weights = "balanced"', "loss.class_weights: got weights"),
+    ],
+}
+
+
+def test_settings_that_do_not_fit_the_targets_are_one_clear_line(
+    kind: str, shards: ShardSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for section, message in WRONG[kind]:
+        (tmp_path / "r.toml").write_text(f"{RECIPE}\n{section}\n")
+        words = ["train", "--shards", shards.root, "--recipe", tmp_path / "r.toml", "--runs", tmp_path / "runs"]
+        assert main([str(word) for word in [*words, "--device", "cpu"]]) == 2
+        error = capsys.readouterr().err.strip()
+        assert re.search(message, error), error
+        assert error.count("\n") == 0
+        assert not (tmp_path / "runs").exists()
+
+
+def test_a_set_of_another_kind_is_refused_in_one_line(
+    kind: str, shards: ShardSet, run: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noun = "several labels per sample" if kind == "labels" else "numbers"
+    renamed = Path(shutil.copytree(shards.root, tmp_path / "renamed"))
+    manifest = json.loads((renamed / "manifest.json").read_bytes())
+    names = (manifest["target"].get("names") or manifest["classes"])[::-1]
+    target = Target(kind=shards.target.kind, names=tuple(names), units=shards.target.units)
+    retarget(renamed, target, {})
+    for source, message in ((shard_root, f"got one class per sample, expected {noun}"),
+                            (renamed, f"{'classes' if kind == 'labels' else 'values'} differ from")):  # fmt: skip
+        words = ["eval", run, "--shards", source, "--json", tmp_path / "e.json", "--device", "cpu"]
+        assert main([str(word) for word in words]) == 2
+        error = capsys.readouterr().err.strip()
+        assert message in error
+        assert error.count("\n") == 0
+    words = ["predict", run, "--src", shard_root, "--out", tmp_path / "p.csv", "--device", "cpu"]
+    assert main([str(word) for word in words]) == 2
+    assert "got one class per sample" in capsys.readouterr().err
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    kind: str, shards: ShardSet, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r.toml").write_text(RECIPE)
+    words = ["train", "--shards", shards.root, "--recipe", str(tmp_path / "r.toml"), "--runs", str(tmp_path),
+             "--device", "cpu", "--threads", "1", "--save-every-steps", "4"]  # fmt: skip
+    cut = iter([None] * 3 + [OSError(28, "No space left on device")])
+    save = checkpoint.save
+
+    def failing(path: Path, state: dict[str, Any]) -> str:
+        if (error := next(cut, None)) is not None:
+            raise ResoluteError(str(error))
+        return save(path, state)
+
+    monkeypatch.setattr(checkpoint, "save", failing)
+    assert main(words) == 2
+    assert main(words) == 0
+    got, expected = (without_clocks(folder / "run.jsonl") for folder in (tmp_path / "r", run))
+    assert got == expected
+    assert (tmp_path / "r" / "validation.json").read_bytes() == (run / "validation.json").read_bytes()
+
+
+def test_values_are_standardised_by_the_training_split(shard_root: Path, tmp_path: Path) -> None:
+    shards = of_kind("values", shard_root, tmp_path / "set")
+    values = shards.target.decode(shards.splits["train"].samples[:]).astype(np.float64)
+    head = Head.of(shards, Loss(), Distill())
+    assert head.mean == pytest.approx(values.mean(0).tolist())
+    assert head.std == pytest.approx([values[:, 0].std(), 1.0])  # a constant column is only shifted
+    assert Head.from_json(json.loads(json.dumps(head.to_json()))) == head
+    plain = Head.of(shards, Loss(standardize=False), Distill())
+    assert (plain.mean, plain.std) == ((0.0, 0.0), (1.0, 1.0))
+
+
+def test_the_exported_program_prints_the_predictions(kind: str, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "m.safetensors"
+    assert main(["export", str(run), "--out", str(out)]) == 0
+    with safe_open(out, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["target"] == kind
+    photo = make_photo(tmp_path)
+    program = tmp_path / "use.py"
+    program.write_text(metadata["usage"])
+    done = subprocess.run([sys.executable, program, photo], capture_output=True, text=True, check=True)
+    printed = {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines()}
+    assert main(["predict", str(run), "--src", str(photo), "--out", str(tmp_path / "p.csv"), "--device", "cpu"]) == 0
+    with (tmp_path / "p.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    prefix = "predicted " if kind == "values" else ""
+    span = 100 if kind == "values" else 1
+    assert [*printed] == [name.removeprefix(prefix) for name in row if name.removeprefix(prefix) in printed]
+    for name, value in printed.items():
+        assert value == pytest.approx(float(row[prefix + name]), abs=0.06 * span)
+
+
+def make_photo(folder: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((120, 90), Image.Resampling.BICUBIC).save(folder / "photo.jpg", quality=95)
+    return folder / "photo.jpg"
+
+
+def test_folds_are_summarised_and_predicted_out_of_fold(
+    kind: str, shards: ShardSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = RECIPE.replace(stages((32, 3, 16), (48, 2, 16)), stages((32, 2, 16)))
+    train(shards, tmp_path, recipe, "--folds", "3")
+    key, title = {"labels": ("mAP", "mAP"), "values": ("r2", "R²")}[kind]
+    assert f"best {title} " in capsys.readouterr().out
+    folds = json.loads((tmp_path / "r" / "folds.json").read_text())
+    each = [open_saved_run(tmp_path / "r" / f"fold-{k}").best_score for k in range(3)]
+    assert [folds["folds"][str(k)][f"best_{key}"] for k in range(3)] == each
+    assert folds[f"best_{key}"]["mean"] == pytest.approx(np.mean(each))
+    words = ["predict", tmp_path / "r", "--src", shards.root, "--out", tmp_path / "p.csv", "--device", "cpu"]
+    assert main([str(word) for word in words]) == 0
+    out = capsys.readouterr().out
+    assert "75 images, " + title in out
+    assert "out of fold" in out
+
+
+def test_plan_and_show_take_any_target(
+    kind: str, shards: ShardSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.toml").write_text(RECIPE)
+    words = ["--recipe", str(tmp_path / "r.toml")]
+    assert main(["plan", "--shards", shards.root, *words, "--runs", str(tmp_path / "runs"), "--device", "cpu"]) == 0
+    assert main(["show", shards.root, *words, "--out", str(tmp_path / "seen.html"), "--count", "4"]) == 0
+    page = (tmp_path / "seen.html").read_text()
+    assert ("any" in page and " first" in page) if kind == "labels" else "mm" in page
+
+
+def test_several_labels_are_sampled_and_weighted_by_class(shard_root: Path, tmp_path: Path) -> None:
+    shards = of_kind("labels", shard_root, tmp_path / "set")
+    text = '[data]\nsampling = "sqrt"\n[loss]\nclass_weights = "balanced"\n[model]'
+    run = train(shards, tmp_path / "runs", RECIPE.replace("[model]", text))
+    start, *records = read_log(run / "run.jsonl")
+    in_set = shards.target.counts(shards.splits["train"].samples)
+    assert start["class_samples"] == in_set.tolist()
+    for epoch in (record for record in records if record["kind"] == "epoch"):
+        seen = epoch["class_counts"]
+        assert seen[2] == 75  # every sample has this label
+        assert sum(seen[:2]) > sum(in_set[:2])  # rare labels more often
+        assert seen[3] == 0
+    assert "seen per epoch" in (run / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("setting", "message"), [
+    ('[data]\nsampling = "sqrt"', "data.sampling: got sqrt, but the targets of"),
+    ('[loss]\nclass_weights = "balanced"', "loss.class_weights: got weights, but the targets of"),
+])  # fmt: skip
+def test_values_are_neither_sampled_nor_weighted_by_class(
+    shard_root: Path, tmp_path: Path, setting: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = of_kind("values", shard_root, tmp_path / "set")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(RECIPE.replace("[model]", f"{setting}\n[model]"))
+    words = ["train", "--shards", shards.root, "--recipe", recipe, "--runs", tmp_path / "runs", "--device", "cpu"]
+    assert main([str(word) for word in words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not (tmp_path / "runs" / "r" / "run.jsonl").exists()

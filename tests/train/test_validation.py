@@ -1,0 +1,183 @@
+"""The metrics of a validation equal their definitions, whatever the batches and the number of ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.dataset.target import Target
+from pipeline.plan.batching import rank_bounds
+from train.distributed import Ranks
+from train.head import Head
+from train.validation import Validation, average_precision, score_batch
+
+RNG = np.random.default_rng(5)
+N, C = 57, 5
+
+
+def average_precision_oracle(scores: np.ndarray, positives: np.ndarray) -> float:
+    """Sum over distinct thresholds of (increase of recall) * precision."""
+    ap = recall = 0.0
+    for threshold in sorted(set(scores.tolist()), reverse=True):
+        taken = scores >= threshold
+        now = (taken & positives).sum() / positives.sum()
+        ap += (now - recall) * (taken & positives).sum() / taken.sum()
+        recall = now
+    return ap
+
+
+def best_f1_oracle(scores: np.ndarray, positives: np.ndarray) -> float:
+    return max(2 * ((scores >= t) & positives).sum() / ((scores >= t).sum() + positives.sum()) for t in scores)
+
+
+@pytest.mark.parametrize("levels", [3, 20, 10**6])
+def test_average_precision_and_best_f1_equal_their_definitions_with_equal_scores(levels: int) -> None:
+    scores = (RNG.integers(0, levels, (N, C)) - levels / 2).astype(np.float32)
+    positives = RNG.random((N, C)) < [0.02, 0.2, 0.5, 0.9, 1.0]
+    positives[0, 0] = True
+    ap, f1, threshold = average_precision(torch.from_numpy(scores), torch.from_numpy(positives.astype(np.uint8)))
+    for c in range(C):
+        assert float(ap[c]) == pytest.approx(average_precision_oracle(scores[:, c], positives[:, c]), abs=1e-12)
+        assert float(f1[c]) == pytest.approx(best_f1_oracle(scores[:, c], positives[:, c]), abs=1e-12)
+        taken = scores[:, c] >= float(threshold[c])
+        at = 2 * (taken & positives[:, c]).sum() / (taken.sum() + positives[:, c].sum())
+        assert at == pytest.approx(float(f1[c]), abs=1e-12)
+
+
+class OneOf(Ranks):
+    """A rank whose partners' tensors are known in advance: `sum` returns what all ranks together would have."""
+
+    def __init__(self, rank: int, world_size: int, others: list[list[torch.Tensor]]) -> None:
+        super().__init__(rank=rank, world_size=world_size)
+        self.others, self.calls, self.own = others, 0, []
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.own.append(values.clone())
+        for other in self.others:
+            values = values + other[self.calls]
+        self.calls += 1
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+
+def outcome(head: Head, outputs: torch.Tensor, targets: torch.Tensor, *, batch: int, world_size: int) -> Any:
+    """Metrics and details of rank 0, with batches of `batch` samples over `world_size` ranks."""
+    parts: list[list[torch.Tensor]] = []
+    for rank in reversed(range(world_size)):
+        ranks = OneOf(rank, world_size, parts if rank == 0 else [])
+        validation = Validation(head, ranks=ranks)
+        for start in range(0, len(outputs), batch):
+            end = min(start + batch, len(outputs))
+            low, high = rank_bounds(start, end, rank=rank, world_size=world_size, pairs=False)
+            scores = score_batch(head, {"raw": outputs[low:high]}, targets[low:high])
+            validation.add(scores, global_size=end - start)
+        result = validation.finish()
+        parts.append(ranks.own)
+    return result
+
+
+CLASS = Head(target=Target(kind="class", names=tuple("abcde")), loss="ce")
+MANY = Head(target=Target(kind="labels", names=(*"abcd", "never")), loss="bce")
+VALUES = Head(target=Target(kind="values", names=("x", "y"), units=("m", "")), loss="mse", mean=(3.0, -1e3),
+              std=(2.0, 50.0))  # fmt: skip
+
+
+def of_kind(head: Head) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    outputs = torch.randn(N, len(head.target), generator=generator)
+    if head is CLASS:
+        return outputs, torch.randint(0, C, (N,), generator=generator)
+    if head is MANY:
+        targets = (torch.rand(N, C, generator=generator) < 0.3).float()
+        targets[:, 4] = 0
+        return outputs, targets
+    mean, std = head.scale(torch.device("cpu"))
+    return outputs, (outputs + 0.5 * torch.randn(N, 2, generator=generator)) * std + mean
+
+
+@pytest.mark.parametrize("head", [CLASS, MANY, VALUES], ids=lambda head: head.target.kind)
+def test_ranks_and_batches_do_not_change_any_metric(head: Head) -> None:
+    outputs, targets = of_kind(head)
+    metrics, details = outcome(head, outputs, targets, batch=N, world_size=1)
+    for batch, world_size in ((10, 1), (10, 3), (20, 4)):
+        got, more = outcome(head, outputs, targets, batch=batch, world_size=world_size)
+        assert more == details
+        for name, value in metrics.items():
+            assert got[name] == (None if value is None else pytest.approx(value, rel=1e-6))
+            if value is not None and name != "eval_loss":
+                assert got[name] == value
+
+
+def test_the_metrics_of_classes_equal_a_count() -> None:
+    outputs, labels = of_kind(CLASS)
+    metrics, details = outcome(CLASS, outputs, labels, batch=16, world_size=2)
+    predicted = outputs.argmax(1)
+    assert metrics["top1"] == (predicted == labels).sum().item() / N
+    matrix = [[int(((labels == i) & (predicted == j)).sum()) for j in range(C)] for i in range(C)]
+    raw = details["raw"]
+    assert raw["confusion"] == {"classes_per_cell": 1, "counts": matrix}
+    assert [row["accuracy"] for row in raw["classes"]] == [row[i] / sum(row) for i, row in enumerate(matrix)]
+    assert sum(pair["count"] for pair in raw["confused"]) == int((predicted != labels).sum())
+    assert [pair["count"] for pair in raw["confused"]] == sorted((p["count"] for p in raw["confused"]), reverse=True)
+    for pair in raw["confused"]:
+        names = CLASS.target.names
+        for sample in pair["samples"]:
+            assert (names[labels[sample]], names[predicted[sample]]) == (pair["label"], pair["predicted"])
+
+
+def test_the_confusion_of_many_classes_is_put_together() -> None:
+    head = Head(target=Target(kind="class", names=tuple(map(str, range(1234)))), loss="ce")
+    generator = torch.Generator().manual_seed(2)
+    labels, predicted = (torch.randint(0, 1234, (3000,), generator=generator) for _ in range(2))
+    outputs = torch.nn.functional.one_hot(predicted, 1234).float()
+    _, details = outcome(head, outputs, labels, batch=1000, world_size=1)
+    counts = np.array(details["raw"]["confusion"]["counts"])
+    assert details["raw"]["confusion"]["classes_per_cell"] == 13
+    assert counts.shape == (95, 95)
+    expected = np.zeros((95, 95), int)
+    np.add.at(expected, (labels.numpy() // 13, predicted.numpy() // 13), 1)
+    np.testing.assert_array_equal(counts, expected)
+
+
+def test_the_metrics_of_labels_equal_their_definitions() -> None:
+    logits, targets = of_kind(MANY)
+    metrics, details = outcome(MANY, logits, targets, batch=16, world_size=2)
+    scores, positives = logits.numpy(), targets.numpy() > 0
+    aps = [average_precision_oracle(scores[:, c], positives[:, c]) for c in range(4)]
+    assert metrics["mAP"] == pytest.approx(np.mean(aps), abs=1e-12)  # without the class that has no positives
+    taken = 1 / (1 + np.exp(-scores.astype(np.float64))) >= 0.5
+    f1 = [2 * (taken & positives)[:, c].sum() / (taken[:, c].sum() + positives[:, c].sum()) for c in range(4)]
+    assert metrics["f1_macro"] == pytest.approx(np.mean(f1), abs=1e-7)
+    both = 2 * (taken & positives).sum() / (taken.sum() + positives.sum())
+    assert metrics["f1_micro"] == pytest.approx(both, abs=1e-7)
+    rows = details["raw"]["classes"]
+    assert [row["ap"] for row in rows[:4]] == pytest.approx(aps)
+    assert rows[4] == {"name": "never", "samples": 0, "ap": None, "f1": None, "best_f1": None, "threshold": None}
+
+
+def test_the_metrics_of_values_are_in_their_units() -> None:
+    outputs, targets = of_kind(VALUES)
+    metrics, details = outcome(VALUES, outputs, targets, batch=16, world_size=2)
+    predicted = outputs.double().numpy() * [2.0, 50.0] + [3.0, -1e3]
+    error = predicted - targets.double().numpy()
+    r2 = 1 - (error**2).sum(0) / ((targets.double().numpy() - targets.double().numpy().mean(0)) ** 2).sum(0)
+    assert metrics["r2"] == pytest.approx(r2.mean(), rel=1e-4)
+    assert metrics["rmse"] == pytest.approx(np.sqrt((error**2).mean(0)).mean(), rel=1e-4)
+    assert metrics["mae"] == pytest.approx(np.abs(error).mean(0).mean(), rel=1e-4)
+    assert [(column["name"], column["unit"]) for column in details["raw"]["columns"]] == [("x", "m"), ("y", "")]
+    assert sum(details["raw"]["columns"][0]["errors"]["counts"]) == N
+
+
+def test_a_metric_that_is_not_finite_is_none() -> None:
+    outputs, targets = of_kind(VALUES)
+    metrics, _ = outcome(VALUES, torch.full_like(outputs, math.nan), targets, batch=16, world_size=1)
+    assert {metrics[name] for name in ("r2", "rmse", "mae", "eval_loss")} == {None}
+    assert Validation(CLASS).finish()[0] == dict.fromkeys(
+        ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")
+    )

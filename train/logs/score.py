@@ -1,0 +1,73 @@
+"""The metrics of a validation by kind of target, as named in run.jsonl, and the one that decides which epoch is best.
+
+Every metric is better if it is higher, or does not decide. Those of averaged weights have the prefix `ema_`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["METRICS", "Metric", "best_epoch", "best_score", "is_better", "main_metric"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """`key` in records, `title` for people; fractions are shown in percent."""
+
+    key: str
+    title: str
+    percent: bool = False
+
+    def text(self, value: float) -> str:
+        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+
+    @property
+    def scale(self) -> float:
+        return 100.0 if self.percent else 1.0
+
+
+# by kind of target; the first decides
+METRICS: Mapping[str, tuple[Metric, ...]] = {
+    "class": (Metric(key="top1", title="top-1", percent=True), Metric(key="top5", title="top-5", percent=True)),
+    "labels": (
+        Metric(key="mAP", title="mAP", percent=True),
+        Metric(key="f1_micro", title="micro F1", percent=True),
+        Metric(key="f1_macro", title="macro F1", percent=True),
+    ),
+    # why R² decides: it has no unit, so that it can be averaged over columns
+    "values": (Metric(key="r2", title="R²"), Metric(key="rmse", title="RMSE"), Metric(key="mae", title="MAE")),
+}
+
+
+def main_metric(epoch: Mapping[str, Any]) -> Metric:
+    """The metric that decides, of an epoch's record."""
+    return next(metrics[0] for metrics in METRICS.values() if metrics[0].key in epoch)
+
+
+def best_score(epoch: Mapping[str, Any]) -> float | None:
+    """The better deciding metric of raw and averaged weights; None without a validation."""
+    key = main_metric(epoch).key
+    return max((epoch[name] for name in (key, f"ema_{key}") if epoch[name] is not None), default=None)
+
+
+def best_epoch(epochs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The best validated epoch by `is_better`, at the resolution of the last validation; None if there is none."""
+    validated = [(epoch, score) for epoch in epochs if (score := best_score(epoch)) is not None]
+    best: tuple[dict[str, Any], float] | None = None
+    for epoch, score in validated:
+        if best is None or is_better(
+            score, epoch.get("eval_res"), best[1], best[0].get("eval_res"), last_res=validated[-1][0].get("eval_res")
+        ):
+            best = epoch, score
+    return None if best is None else best[0]
+
+
+def is_better(score: float, res: int | None, best: float, best_res: int | None, *, last_res: int | None) -> bool:
+    """Whether a validation (`score` at `res` px) replaces the best one before it (`best` at `best_res` px).
+
+    Scores at different resolutions are not comparable: a validation at another resolution always replaces the best
+    one, unless that was made at `last_res`, the resolution of the run's last validation.
+    """
+    return score > best if res == best_res else best_res != last_res

@@ -1,0 +1,194 @@
+"""`python -m train lr-find`: a learning rate range test on the first stage, a chart of it and one suggested `optim.lr`.
+
+The learning rate rises exponentially over the steps of a short training of the recipe's model, from its initial
+weights, on the first stage's batches and with the recipe's loss. The suggestion is the rate from which on the loss
+rises: the last one up to which the smoothed loss stays within its noise of its minimum. Nothing is written but the
+chart; on a CPU, a seed gives the same numbers each time. Rates are those of `optim.lr`: the stage's `lr_scale`,
+`schedule.batch_rule` and layer decay apply on top. A schedule that rises slowly can often take a higher peak.
+
+Source: Smith, arXiv 1506.01186, section 3.3 (the maximum rate is where the accuracy becomes ragged or starts to fall);
+the exponential sweep and the end at divergence as in fastai's `lr_find`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from pipeline.errors import ResoluteError, check
+from pipeline.loader.loader import Loader
+from pipeline.plan.plan import Plan
+from pipeline.report.charts import Series, chart
+from pipeline.report.page import figures_page
+from pipeline.storage.atomic_file import check_output, output_file
+from train.planner.batch_size import DoesNotFit
+from train.recipe.schema import Recipe, Schedule
+
+from .distributed import Ranks
+from .loop import Learner
+from .schedule import Rates, peak_momentum
+from .setup import Options, set_up
+from .warmup import check_micro_batches
+
+__all__ = ["RangeTest", "main", "range_test", "smoothed", "suggestion"]
+
+_DIVERGED = 4.0  # Source: fastai ParamScheduler.after_batch: smooth_loss > 4 * best_loss
+_STOP_SMOOTHING = 0.9  # weight of earlier losses when looking for divergence
+_WIDTH = 1 / 25  # standard deviation of the smoothing / number of steps of the sweep: 0.16 decades by default
+# why they differ: the step of Adam and its kin does not grow with the gradient
+_RANGES = {"momentum": (1e-3, 1e1), "betas": (1e-5, 1e-1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeTest:
+    """The sweep: learning rates and losses of the steps that ran, and whether it ended early because of divergence."""
+
+    lrs: NDArray[np.float64]
+    losses: NDArray[np.float64]  # training loss of each step; the last one can be NaN or infinite
+    width: float  # steps: standard deviation of the smoothing
+    diverged: bool
+
+
+class _Sweep(Rates):
+    """Exponentially rising learning rates at a constant momentum."""
+
+    def __init__(self, rates: Rates, *, low: float, high: float, steps: int, momentum: float) -> None:
+        self._factors = rates._factors  # of its own class
+        self._low, self._growth, self._momentum = low, (high / low) ** (1 / (steps - 1)), momentum
+
+    def at(self, step: int) -> tuple[float, float]:
+        return self._low * self._growth**step, self._momentum
+
+
+def range_test(plan: Plan, loader: Loader, learner: Learner, *, low: float, high: float, steps: int) -> RangeTest:
+    """Train `learner` on the first `steps` batches of `plan` with learning rates from `low` to `high`.
+
+    It stops when the loss is not finite, or four times as large as it was at its lowest, both smoothed.
+    """
+    recipe = learner.recipe
+    momentum = peak_momentum(recipe.schedule, recipe.optim)
+    sweep = _Sweep(learner.rates, low=low, high=high, steps=steps, momentum=momentum)
+    learner.rates, learner.ema = sweep, None
+    lrs: list[float] = []
+    losses: list[float] = []
+    mean, best, diverged = 0.0, math.inf, False
+    for batch in tqdm(loader, total=steps, desc="lr-find", unit="batch", leave=False, disable=None):
+        loss = float(learner.train_step(batch)[0])  # sync: decides whether the sweep goes on
+        lrs.append(sweep.at(len(lrs))[0])
+        losses.append(loss)
+        mean = _STOP_SMOOTHING * mean + (1 - _STOP_SMOOTHING) * loss
+        unbiased = mean / (1 - _STOP_SMOOTHING ** len(losses))
+        best = min(best, unbiased)
+        diverged = not math.isfinite(loss) or unbiased > _DIVERGED * best
+        if diverged or len(losses) == steps:
+            break
+    return RangeTest(lrs=np.array(lrs), losses=np.array(losses), width=_WIDTH * steps, diverged=diverged)
+
+
+def smoothed(losses: Sequence[float] | NDArray[np.float64], width: float) -> NDArray[np.float64]:
+    """The Gaussian-weighted mean of `losses` (N,) around each step, float64; `width`: standard deviation in steps.
+
+    Values that are not finite count as the threshold of divergence, and so do those above both it and the first loss.
+    """
+    values = np.asarray(losses, float)
+    limit = float(np.fmax(values[0], _DIVERGED * values[np.isfinite(values)].min(initial=1e300)))
+    values = np.minimum(np.nan_to_num(values, nan=limit, posinf=limit, neginf=limit), limit)
+    steps = np.arange(len(values))
+    weights = np.exp(-0.5 * ((steps[:, None] - steps) / width) ** 2)
+    means: NDArray[np.float64] = weights @ values / weights.sum(axis=1)
+    return means
+
+
+def suggestion(test: RangeTest) -> float:
+    """The last learning rate, to two digits, before the smoothed loss rises above its minimum plus its noise.
+
+    The noise is the standard deviation of the losses around the smoothed ones, up to the minimum. Raises
+    `ResoluteError` if the loss does not fall by more than that, or rises nowhere or everywhere.
+    """
+    curve = smoothed(test.losses, test.width)
+    lowest = int(curve.argmin())
+    noise = float(np.std(test.losses[: lowest + 1] - curve[: lowest + 1]))
+    first, last, fall = f"{test.lrs[0]:.3g}", f"{test.lrs[-1]:.3g}", float(curve[0] - curve[lowest])
+    if lowest < test.width:
+        raise ResoluteError(f"--min-lr: got {first}, from which on the loss only rises, expected less; lower it")
+    if fall <= noise:
+        raise ResoluteError(
+            f"lr-find: got a loss that falls by {fall:.2g} from LR {first} to {last}, with noise of {noise:.2g}, "
+            "expected a clear fall; raise --steps"
+        )
+    above = np.flatnonzero(curve[lowest:] > curve[lowest] + noise)
+    if not len(above):
+        raise ResoluteError(f"--max-lr: got {last}, up to which the loss does not rise, expected more; raise it")
+    return float(f"{test.lrs[lowest + int(above[0]) - 1]:.2g}")
+
+
+def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, subtitle: str) -> None:
+    """Write the page to `path`. Raises `ResoluteError` if it cannot be written."""
+    curve = smoothed(test.losses, test.width)
+    marks = [] if suggested is None else [(suggested, f"optim.lr = {suggested:g}")]
+    drawn = chart(
+        "Loss",
+        [Series(name="loss of a step", colour="soft", x=test.lrs.tolist(), y=test.losses.tolist()),
+         Series(name="smoothed", colour="a", x=test.lrs.tolist(), y=curve.tolist())],
+        unit="", marks=marks, top=1.5 * float(curve[0]), zero=False, log="x", x_name="LR", wide=True,
+        start=float(test.lrs[0]),
+        note="Suggested: the last rate before the smoothed loss rises above its minimum plus its noise.",
+    )  # fmt: skip
+    with output_file(path) as file:
+        file.write(figures_page(title=title, subtitle=subtitle, charts=[drawn]))
+
+
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
+    check_output(args.out, setting="--out", suffixes=(".html",))
+    low, high = _range(args, Recipe.load(args.recipe))
+    with tempfile.TemporaryDirectory() as folder:  # stays empty: no run is read or written
+        options = Options(
+            folder=Path(folder), shards=args.shards, recipe=args.recipe, device=args.device, threads=args.threads,
+            val=args.val, classes=args.classes, target=args.target,
+        )  # fmt: skip
+        recipe, shards, plan, learner = set_up(options, Ranks())
+    epochs = max(recipe.stages[0].epochs, -(-args.steps // plan.first_pass("train", 0).batches))
+    # why no schedule: the sweep replaces it, and its milestones may lie beyond the end of this recipe
+    first = dataclasses.replace(
+        recipe, stages=(dataclasses.replace(recipe.stages[0], epochs=epochs),), schedule=Schedule(),
+        eval=dataclasses.replace(recipe.eval, every_epochs=epochs),
+    )  # fmt: skip
+    plan = first.plan(shards, auto_order=plan.order)
+    check_micro_batches(plan, learner)
+    stage = plan.first_pass("train", 0)
+    text = (f"{args.steps} steps of stage 0 ({stage.res} px, batch {stage.batch_size}), LR {low:g} to {high:g}, "
+            f"{recipe.optim.name}, seed {recipe.seed}")  # fmt: skip
+    print(f"{recipe.name}: {text}", flush=True)
+    try:
+        with Loader(plan, device=learner.device, threads=args.threads, mean=recipe.data.mean, std=recipe.data.std,
+                    on_bad_sample=recipe.data.on_bad_sample, dtype=learner.image_dtype) as loader:  # fmt: skip
+            test = range_test(plan, loader, learner, low=low, high=high, steps=args.steps)
+    except torch.OutOfMemoryError:
+        raise DoesNotFit("train", stage.res, stage.batch_size).describe(plan, recipe, learner.device) from None
+    if test.diverged:
+        print(f"stopped at LR {test.lrs[-1]:.3g}, step {len(test.lrs)}: the loss diverged")
+    suggested = None
+    try:
+        suggested = suggestion(test)
+    finally:
+        draw(test, args.out, suggested=suggested, title=f"Learning rate range test of {recipe.name}", subtitle=text)
+        print(args.out)
+    print(f"optim.lr = {suggested:g}: the loss rises from there on (the recipe has {recipe.optim.lr:g})")
+
+
+def _range(args: argparse.Namespace, recipe: Recipe) -> tuple[float, float]:
+    default = _RANGES["betas" if recipe.optim.uses_betas else "momentum"]
+    low, high = args.min_lr or default[0], args.max_lr or default[1]
+    check(10 * low <= high, "--min-lr, --max-lr", f"{low:g} to {high:g}", "at least a factor of 10 between them")
+    return low, high
