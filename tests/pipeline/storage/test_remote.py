@@ -190,8 +190,10 @@ def test_the_last_of_all_retries_is_reported(
         words = rf"/set/32/a\.tar: cannot be read, got '.*({reason}).*' at the last of 3"
         with pytest.raises(StorageError, match=words):
             files.read("32/a.tar", 0, 1)
+        while sum(proxy.requests.values()) < 3:  # why: a busy server may see the last request after its time is over
+            time.sleep(0.01)
         # why 6: aiohttp asks once more by itself where a connection that was used before breaks
-        assert 3 <= sum(proxy.requests.values()) <= (6 if fault == "drop" else 3)
+        assert sum(proxy.requests.values()) <= (6 if fault == "drop" else 3)
         proxy.always = None
         assert files.read("32/a.tar", 0, 9) == TAR[:9]
 
