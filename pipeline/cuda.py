@@ -68,6 +68,11 @@ def device_name(device: torch.device) -> str:
     return str(driver.get_device_name(indexed(device)))
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether the GPU computes in bf16 itself: compute capability 8.0 (Ampere) or newer, and ROCm's GPUs."""
+    return torch.version.hip is not None or driver.get_device_capability(indexed(device)) >= (8, 0)
+
+
 def utilization(device: torch.device) -> float:
     """Fraction of time in which kernels were running, 0 to 1. Raises NVML's errors if it is not supported."""
     return float(driver.utilization(indexed(device))) / 100

@@ -16,6 +16,7 @@ from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch
 from pipeline.plan.plan import BatchSpec
+from train.logs.hardware import bf16_is_emulated
 from train.logs.metrics import Meter
 from train.recipe.schema import Precision, Recipe
 
@@ -30,7 +31,7 @@ from .optim import build_optimizer, build_shaping
 from .schedule import Rates
 from .validation import BatchScores, score_batch
 
-__all__ = ["Learner", "autocast", "eval_logits", "image_dtype", "in_layout", "run_batches"]
+__all__ = ["Learner", "autocast", "autocast_dtype", "eval_logits", "image_dtype", "in_layout", "run_batches"]
 
 
 class Learner:
@@ -45,10 +46,10 @@ class Learner:
         optimizer steps and training samples of each epoch, for schedules that depend on stages, epochs or samples.
         `class_weights` (C,): see that function. Raises `ResoluteError` for settings that the device or model does not
         support."""
-        amp = recipe.precision.amp
-        if amp == "fp16" and device.type != "cuda":
+        dtype = autocast_dtype(recipe.precision, device)
+        if dtype is torch.float16 and device.type != "cuda":
             raise ResoluteError(
-                f"precision.amp: got fp16 on {device.type}, expected bf16 or off; change the recipe"
+                f"precision.amp: got fp16 on {device.type}, expected auto, bf16 or off; change the recipe"
             )
         set_tf32(recipe.precision.tf32, device)
         torch.manual_seed(recipe.seed)
@@ -77,7 +78,7 @@ class Learner:
             recipe.schedule, recipe.optim, recipe.stages, total_steps=total_steps, epoch_steps=epoch_steps,
             epoch_samples=epoch_samples,
         )  # fmt: skip
-        self.scaler = torch.amp.GradScaler(device.type, enabled=amp == "fp16")
+        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
         if recipe.precision.compile:
             compile_network(self.network, device)
 
@@ -187,9 +188,17 @@ def image_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     return torch.float16 if device.type == "cuda" and precision.amp != "off" else torch.float32
 
 
+def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast on `device`; None: off."""
+    amp = precision.amp
+    if amp == "auto":
+        amp = "bf16" if not bf16_is_emulated(device) else "fp16" if device.type == "cuda" else "off"
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}[amp]
+
+
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    dtype = torch.float16 if precision.amp == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=precision.amp != "off")
+    dtype = autocast_dtype(precision, device)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def in_layout(images: torch.Tensor, precision: Precision) -> torch.Tensor:

@@ -92,8 +92,8 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     cap_memory(device, options.gpu_memory_gib)
     if recipe.precision.amp == "bf16" and bf16_is_emulated(device):
         print(
-            "warning: precision.amp: got bf16 on a CPU without bf16 instructions, where it is many times slower than "
-            'float32, expected "off"; set it in the recipe', flush=True,
+            f"warning: precision.amp: got bf16 on a {device.type.upper().replace('CUDA', 'GPU')} without bf16 "
+            'instructions, where it is many times slower than float32, expected "auto"; change the recipe', flush=True,
         )  # fmt: skip
     # why from the checkpoint: a run reads the same stored resolutions to its end, even if others were added to the set
     read = stored_resolutions(ranks.broadcast(_saved(options, "data")) or {})

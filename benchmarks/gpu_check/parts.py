@@ -494,7 +494,7 @@ def _recipe(settings: Settings, stages: Sequence[Stage], augment: dict[str, Any]
     tables = [{"res": s.res, "epochs": s.epochs, "batch_size": s.batch_size, "fraction": s.fraction} for s in stages]
     return Recipe.parse(
         {"model": {"name": settings.model}, "optim": {"lr": 1e-3}, "augment": augment, "stages": tables,
-         "precision": {"amp": "bf16" if settings.on_gpu else "off"}, "eval": {"every_epochs": 1000}},
+         "eval": {"every_epochs": 1000}},
         name="gpu-check",
     )  # fmt: skip
 

@@ -27,6 +27,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from train.loop import autocast_dtype
+from train.recipe.schema import Precision
+
 __all__ = ["average_precision", "main", "train"]
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -83,7 +86,7 @@ def train(table: Path, recipe: dict[str, Any], *, seed: int, workers: int) -> di
     if loss_keys["kind"] not in ("auto", "bce" if are_labels else "mse"):
         raise SystemExit(f"loss.kind: got {loss_keys['kind']}, expected bce for labels, mse for values; change it")
     sum_classes = loss_keys["sum_classes"]
-    amp = recipe.get("precision", {}).get("amp", "bf16") == "bf16"
+    dtype = autocast_dtype(Precision(**recipe.get("precision", {})), torch.device("cpu"))
     truth = torch.tensor([target for _, target in rows["train"]], dtype=torch.float64)
     mean, std = truth.mean(0).float(), truth.std(0, correction=0).float()
     end = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)]
@@ -95,7 +98,7 @@ def train(table: Path, recipe: dict[str, Any], *, seed: int, workers: int) -> di
         for _ in range(stage["epochs"]):
             model.train()
             for images, targets in loader:
-                with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+                with torch.autocast("cpu", dtype, enabled=dtype is not None):
                     outputs = model(images.to(memory_format=torch.channels_last)).float()
                 if are_labels:
                     terms = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")

@@ -26,31 +26,23 @@ from benchmarks.loaders.ours import full_batches, training_plan
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Batch, Loader
 from pipeline.plan.stage import Stage
-from train.logs.hardware import bf16_is_emulated
-from train.loop import Learner
+from train.loop import Learner, autocast_dtype
 from train.memory import keep_freed_memory
 from train.recipe.schema import Recipe
 from train.warmup import warm_up
 
-__all__ = ["measure", "precision", "table"]
+__all__ = ["measure", "table"]
 
 _CACHED = 8  # number of cached batches
 _WARM_UP = {"live": 5, "cached": 2, "synthetic": 2}  # steps before timing; live: enough to use up prefetched batches
 _FASTEST = 50_000  # images/s; upper bound, so that no loader runs out of batches
 
 
-def precision(device: torch.device) -> str:
-    """bf16 if the device supports it, else off."""
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "off"
-    return "off" if bf16_is_emulated(device) else "bf16"
-
-
-def small_recipe(stage: Stage, *, model: str, amp: str, compiled: bool = False) -> Recipe:
+def small_recipe(stage: Stage, *, model: str, compiled: bool = False) -> Recipe:
     """A recipe with one stage of `model`, default values, and a learning rate too low to diverge."""
     values = {"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
     return Recipe.parse(
-        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"amp": amp, "compile": compiled},
+        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"compile": compiled},
          "stages": [values]},
         name="benchmark",
     )
@@ -69,19 +61,16 @@ def measure(
         torch.set_num_threads(threads)
     else:
         torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
-    amp = precision(device)
     results = []
     for res in shards.resolutions:
         count = _CACHED + rounds * (_WARM_UP["live"] + round(seconds * _FASTEST / batch_size) + 1)
         stage = full_batches(shards, res, batches=count, batch_size=batch_size)
-        recipe = small_recipe(stage, model=model, amp=amp, compiled=compiled)
+        recipe = small_recipe(stage, model=model, compiled=compiled)
         plan = training_plan(shards, list(recipe.stages))
         learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device)
-        half = device.type == "cuda" and amp != "off"  # as in train
-        dtype = torch.float16 if half else torch.float32
         warm_up(learner, [("train", res, batch_size)])
         measured: dict[str, list[dict[str, float]]] = {"live": [], "cached": [], "synthetic": []}
-        with Loader(plan, device=device, threads=threads, dtype=dtype) as loader:
+        with Loader(plan, device=device, threads=threads, dtype=learner.image_dtype) as loader:
             first = list(itertools.islice(loader, _CACHED))
             sources: dict[str, Iterator[Batch]] = {
                 "live": loader,
@@ -99,6 +88,7 @@ def measure(
             "stall_frac": repeated([each["stall_frac"] for each in measured["live"]]),
             "headspace": repeated([cached / live for cached, live in zip(rates["cached"], rates["live"], strict=True)]),
         })  # fmt: skip
+    amp = str(autocast_dtype(recipe.precision, device) or "off").removeprefix("torch.")
     return {"amp": amp, "model": model, "device": device.type, "threads": threads, "res": results}
 
 

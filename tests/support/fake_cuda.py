@@ -22,7 +22,11 @@ GIB = 2**30
 class FakeCuda:
     """`devices` GPUs of `gib` GiB each, of which a process may use `fraction`."""
 
-    def __init__(self, *, devices: int = 1, gib: float = 80, fraction: float = 1.0, current: int = 0) -> None:
+    def __init__(
+        self, *, devices: int = 1, gib: float = 80, fraction: float = 1.0, current: int = 0,
+        capability: tuple[int, int] = (9, 0),
+    ) -> None:  # fmt: skip
+        self.capability = capability
         self.devices, self.gib, self.fractions, self.current = devices, gib, [fraction], current
         self.peak_reserved, self.allocated, self.percent = 0, 3 * GIB, 40
         self.host_s = self.free_at_s = self.synchronized_s = 0.0
@@ -87,6 +91,10 @@ class FakeCuda:
 
     def get_device_name(self, device: Any) -> str:
         return f"Fake GPU {self._index(device)}"
+
+    def get_device_capability(self, device: Any) -> tuple[int, int]:
+        self._index(device)
+        return self.capability
 
     def get_device_properties(self, device: Any) -> Any:
         return SimpleNamespace(name=self.get_device_name(device), total_memory=int(self.gib * GIB))

@@ -10,8 +10,11 @@ from pipeline.errors import ResoluteError
 from tests.support.fake_cuda import GIB, FakeCuda
 from train.device import device_name, main, pick_device
 from train.distributed import Ranks
+from train.logs import hardware
 from train.logs.hardware import bf16_is_emulated, describe, peak_memory_bytes, reset_peak_memory
+from train.loop import autocast_dtype
 from train.planner.batch_size import cap_memory
+from train.recipe.schema import Precision
 
 
 @pytest.mark.parametrize(("wanted", "index"), [("auto", 1), ("cuda", 1), ("cuda:0", 0), ("cuda:1", 1)])
@@ -37,9 +40,21 @@ def test_a_rank_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bf16_is_emulated_by_cpus_without_instructions_for_it(
     monkeypatch: pytest.MonkeyPatch, line: str, emulated: bool
 ) -> None:
+    monkeypatch.setattr(hardware, "_cpu_flags", hardware._cpu_flags.__wrapped__)  # without its cache
     monkeypatch.setattr("pathlib.Path.read_text", lambda *_, **__: f"processor\t: 0\n{line}\n")
     assert bf16_is_emulated(torch.device("cpu")) == emulated
-    assert not bf16_is_emulated(torch.device("cuda", 0))
+    assert autocast_dtype(Precision(), torch.device("cpu")) is (None if emulated else torch.bfloat16)
+    assert autocast_dtype(Precision(amp="bf16"), torch.device("cpu")) is torch.bfloat16
+    assert autocast_dtype(Precision(amp="off"), torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16)])
+def test_a_gpu_without_bf16_trains_in_fp16(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype
+) -> None:
+    FakeCuda(capability=capability).install(monkeypatch)
+    assert autocast_dtype(Precision(), torch.device("cuda", 0)) is dtype
+    assert autocast_dtype(Precision(amp="off"), torch.device("cuda", 0)) is None
 
 
 def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

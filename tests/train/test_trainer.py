@@ -223,7 +223,7 @@ def test_a_finished_run_is_not_changed(finished: Path, words: Words, capsys: pyt
     ("change", "message"),
     [
         (("lr = 0.1", "lr = 0.2"), "made with another recipe: recipe.optim.lr got 0.1, expected 0.2"),
-        (("seed = 5", 'seed = 5\nprecision = { amp = "fp16" }'), "got fp16 on cpu, expected bf16 or off"),
+        (("seed = 5", 'seed = 5\nprecision = { amp = "fp16" }'), "got fp16 on cpu, expected auto, bf16 or off"),
         (("drop_rate", "drop_rat"), "timm cannot build 'test_resnet' with {'drop_rat': 0.1}"),
     ],
 )

@@ -207,7 +207,9 @@ class Ema:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    amp: Literal["bf16", "fp16", "off"] = key("bf16", "autocast dtype")
+    amp: Literal["auto", "bf16", "fp16", "off"] = key(
+        "auto", "autocast dtype; auto: bf16, or where the device would emulate it fp16 (GPU) or off (CPU)"
+    )
     channels_last: bool = key(True, "memory format of images and weights")
     tf32: Literal["convolutions", "all", "off"] = key(
         "convolutions", "on a GPU with amp off: operations computed in TF32 (10 instead of 23 mantissa bits)"
