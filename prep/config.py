@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from prep.sources.image_ref import is_url
-from prep.sources.target_cells import parse_target
+from prep.sources.targets.target_cells import parse_target
 
 __all__ = ["MIN_RES_PX", "Settings", "parse_resolutions"]
 

@@ -32,7 +32,7 @@ from prep.plan.shard_inputs import ShardInputs
 from prep.shards.cleanup import delete_partial_shards
 from prep.shards.existing_set import PLAN, open_existing, read_damaged, read_sealed
 from prep.shards.record import RECORDS, Records, plan_hash, record_name, record_names
-from prep.sources.containers import check_containers, container_sizes
+from prep.sources.archives.containers import check_containers, container_sizes
 from prep.storage.bulk import read_present, remove_many, write_many
 from prep.storage.output import Store, open_store
 

@@ -19,7 +19,7 @@ from pipeline.cli import print_error
 from pipeline.errors import ResoluteError
 from prep.convert.batch import EncodeOptions
 from prep.shards.writer import ShardSpec
-from prep.sources.containers import container_sizes
+from prep.sources.archives.containers import container_sizes
 from prep.sources.image_ref import ByteRange
 from prep.storage.output import Store
 

@@ -14,7 +14,7 @@ from pipeline.errors import ResoluteError
 from prep.convert.batch import EncodeOptions
 from prep.convert.reject import Reject
 from prep.shards.writer import ShardSpec
-from prep.sources.containers import check_containers
+from prep.sources.archives.containers import check_containers
 from prep.sources.fetch import fetch
 from prep.sources.image_ref import ByteRange
 from prep.storage.output import RUN_FOLDER, Store

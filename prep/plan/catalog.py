@@ -24,7 +24,7 @@ from pipeline.dataset.target import Target
 from pipeline.errors import ResoluteError, strip_credentials
 from pipeline.storage.atomic_file import write_errors
 from prep.sources.image_ref import ByteRange, Source, is_url
-from prep.sources.target_cells import describe_label
+from prep.sources.targets.target_cells import describe_label
 
 from .classes import MAX_CLASSES, by_name, by_number
 from .external_sort import ENTRY, RUN_RECORDS, Record, RecordFile, TwoTargets, sort_records

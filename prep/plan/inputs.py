@@ -15,7 +15,7 @@ from prep.sources.detect import open_source
 from prep.sources.filesystem import path_kind
 from prep.sources.image_ref import Source, is_url
 from prep.sources.label_file import table_covers
-from prep.sources.target_cells import TargetSetting, parse_target
+from prep.sources.targets.target_cells import TargetSetting, parse_target
 
 from .catalog import Catalog, write_catalog
 from .classes import read_classes

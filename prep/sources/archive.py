@@ -8,12 +8,12 @@ from pathlib import Path
 
 from pipeline.errors import ResoluteError
 
+from .archives.tar_members import is_compressed, open_tar
+from .archives.zip_directory import zip_members
 from .filesystem import common_root, file_name, open_file
 from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef, SourceTarget
 from .names import ignore_reason, is_image, other_file_kind, refuse_split_names, safe_relative_path
 from .scan_cache import ScanResult, ScanRow, ScanWriter, cached_scan
-from .tar_members import is_compressed, open_tar
-from .zip_directory import zip_members
 
 __all__ = ["ArchiveSource"]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from pipeline.errors import ResoluteError
 
 from .archive import ArchiveSource
+from .archives.tar_members import COMPRESSED, is_compressed
 from .filesystem import expand_pattern, is_pattern, list_folder, path_kind
 from .image_folder import ImageFolderSource
 from .image_ref import Source, is_url
 from .label_file import LabelListSource, LabelTableSource
 from .names import SPLITS, ignore_reason, refuse_split_names
 from .parquet import ParquetSource
-from .tar_members import COMPRESSED, is_compressed
-from .target_cells import AUTO, TargetSetting
+from .targets.target_cells import AUTO, TargetSetting
 from .webdataset import WebDatasetSource, is_webdataset_tar
 
 __all__ = ["KINDS", "open_source"]

@@ -21,8 +21,8 @@ from pipeline.storage.read_at import read_at
 from prep.convert.reject import NOT_THERE, Reject
 from prep.storage.retry import WAITS_S, is_retryable, unavailable
 
+from .archives.zip_directory import HEADER_BYTES, TAIL_BYTES, content_start, unzip
 from .image_ref import MAX_BYTES, MISSING, UNSEEN, ZIPPED, ByteRange, is_url
-from .zip_directory import HEADER_BYTES, TAIL_BYTES, content_start, unzip
 
 __all__ = ["MAX_BYTES", "fetch", "fetch_many"]
 

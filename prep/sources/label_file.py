@@ -21,7 +21,7 @@ from .filesystem import file_name, file_size, open_file, without_query
 from .image_folder import walk
 from .image_ref import UNSEEN, ImageRef, Label, SourceTarget, is_url
 from .names import is_image, other_file_kind, safe_below, safe_relative_path
-from .target_cells import AUTO, Cells, Meaning, TargetSetting, describe_label, is_number
+from .targets.target_cells import AUTO, Cells, Meaning, TargetSetting, describe_label, is_number
 
 __all__ = [
     "LABEL_COLUMNS", "LabelListSource", "LabelTableSource", "TargetTable", "column_names", "column_span", "is_text",

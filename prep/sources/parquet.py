@@ -19,8 +19,8 @@ from .image_ref import MAX_BYTES
 from .label_file import LABEL_COLUMNS, column_names, column_span
 from .names import is_image
 from .scan_cache import ScannedSource, ScanResult, ScanWriter, cached_scan
-from .scanned_target import RowLabel
-from .target_cells import AUTO, TargetSetting
+from .targets.scanned_target import RowLabel
+from .targets.target_cells import AUTO, TargetSetting
 
 __all__ = ["ParquetSource"]
 

@@ -24,8 +24,8 @@ from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_parti
 from .filesystem import common_root, file_name, version_stamp
 from .image_ref import PLAIN, ImageRef, SourceTarget, is_url
 from .names import refuse_split_names
-from .scanned_target import RowLabel, ScannedTarget, label_kind
-from .target_cells import AUTO, TargetSetting
+from .targets.scanned_target import RowLabel, ScannedTarget, label_kind
+from .targets.target_cells import AUTO, TargetSetting
 
 __all__ = ["ScanResult", "ScanRow", "ScanWriter", "ScannedSource", "cached_scan", "delete_old_versions"]
 

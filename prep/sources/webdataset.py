@@ -12,13 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from .archives.tar_members import is_compressed, open_tar
 from .filesystem import file_name
 from .image_ref import MAX_BYTES
 from .names import SUFFIXES, safe_relative_path
 from .scan_cache import ScannedSource, ScanResult, ScanWriter, cached_scan
-from .scanned_target import RowLabel
-from .tar_members import is_compressed, open_tar
-from .target_cells import AUTO, TargetSetting
+from .targets.scanned_target import RowLabel
+from .targets.target_cells import AUTO, TargetSetting
 
 __all__ = ["LABEL_KEYS", "WebDatasetSource", "is_webdataset_tar"]
 

@@ -17,9 +17,9 @@ import pytest
 from pipeline.errors import StorageError
 from prep.convert.decode import Reject
 from prep.sources import fetch as fetching
+from prep.sources.archives.zip_directory import zip_members
 from prep.sources.fetch import fetch, fetch_many
 from prep.sources.image_ref import MISSING, PLAIN, UNSEEN, ZIPPED, ByteRange
-from prep.sources.zip_directory import zip_members
 from tests.support.s3 import s3_server  # noqa: F401
 
 

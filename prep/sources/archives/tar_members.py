@@ -15,9 +15,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, cast
 
 from pipeline.errors import ResoluteError
-
-from .filesystem import file_name, open_file, read_errors
-from .image_ref import MAX_BYTES
+from prep.sources.filesystem import file_name, open_file, read_errors
+from prep.sources.image_ref import MAX_BYTES
 
 __all__ = ["COMPRESSED", "TarMember", "TarReader", "is_compressed", "open_tar"]
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from pipeline.dataset.target import TargetKind
 from pipeline.errors import ResoluteError
-
-from .image_ref import Label
+from prep.sources.image_ref import Label
 
 __all__ = ["AUTO", "Cells", "Meaning", "TargetSetting", "describe_label", "float32", "is_number", "name_and_unit",
            "parse_target", "split_items"]  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any
 
 from pipeline.dataset.target import TargetKind
 from pipeline.errors import ResoluteError
+from prep.sources.image_ref import Label, SourceTarget
 
-from .image_ref import Label, SourceTarget
 from .target_cells import TargetSetting, describe_label, float32, name_and_unit, split_items
 
 __all__ = ["RowLabel", "ScannedTarget", "label_kind"]

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pipeline.errors import StorageError
+from prep.sources.image_ref import is_url
 from prep.storage.retry import retry
-
-from .image_ref import is_url
 
 __all__ = ["check_containers", "container_sizes"]
 
