@@ -20,7 +20,6 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
-from tests import ROOT
 from train.__main__ import main
 from train.optim import build_optimizer
 from train.plot_lr import Curve, stage_lines
@@ -28,7 +27,6 @@ from train.recipe.schema import Optim, Recipe, Schedule
 from train.schedule import Rates, epoch_samples, epoch_steps
 
 STAGES = (Stage(res=32, epochs=3, batch_size=8), Stage(res=48, epochs=2, batch_size=16, lr_scale=0.5))
-RECIPES = ROOT / "train" / "recipes"
 STEPS = [7, 7, 7, 5, 5]
 OPTIM = Optim(lr=0.7, momentum=0.95)
 Oracle = Callable[[torch.optim.Optimizer], Any]
@@ -218,24 +216,6 @@ def test_with_equal_epochs_every_progress_equals_that_of_steps(progress: Any) ->
         for by in ("steps", progress)
     )
     assert [other.at(step)[0] for step in range(35)] == pytest.approx([plain.at(step)[0] for step in range(35)])
-
-
-@pytest.mark.parametrize(("name", "passes"), [
-    ("imagenet_rn50", 38.75), ("imagenet_rn50_fixed224", 50), ("imagenet_rn50_18", 18), ("imagenet_rn50_35", 35),
-    ("imagenet_rn18", 32), ("imagenette_cpu", 36), ("imagenette_cpu_fixed128", 36),
-])  # fmt: skip
-def test_the_passes_over_the_data_equal_the_recipes_heading(name: str, passes: float) -> None:
-    path = RECIPES / f"{name}.toml"
-    recipe, text = Recipe.load(path), path.read_text()
-    assert sum(epoch_samples(recipe.stages, 100_000)) / 100_000 == passes
-    if name.startswith("imagenet_"):
-        assert re.search(rf"\b{passes:g}\b", text.split("[model]")[0])
-
-
-def test_the_lr_warm_up_of_the_imagenet_recipe_equals_its_heading() -> None:
-    curve = Curve(Recipe.load(RECIPES / "imagenet_rn50.toml"), 1_281_167)
-    rates = [curve.at(0, step)[0] for step in range(curve.firsts[1])]
-    assert rates.index(max(rates)) / (curve.firsts[1] / 15) == pytest.approx(11.6, abs=0.05)
 
 
 def test_a_schedule_does_not_add_momentum_to_plain_sgd() -> None:

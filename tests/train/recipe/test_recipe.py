@@ -12,26 +12,11 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.order import Order
 from pipeline.storage.local import Folder
-from tests import ROOT
 from train.recipe.keys import keys
 from train.recipe.parse import RENAMED
 from train.recipe.schema import Recipe
 
-RECIPES = ROOT / "train" / "recipes"
 ONE_STAGE = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}
-
-
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
-def test_shipped_recipes_load(path: Path) -> None:
-    recipe = Recipe.load(path)
-    assert recipe.name == path.stem
-    assert recipe.stages
-
-
-def test_the_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
-    stages = Recipe.load(RECIPES / "imagenet_rn50.toml").stages
-    got = [(s.res, s.batch_size, s.epochs, s.fraction, s.lr_scale) for s in stages]
-    assert got == [(128, 1024, 15, 0.5, 1.0), (160, 768, 15, 0.75, 0.8), (224, 512, 20, 1.0, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -168,9 +153,3 @@ def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
         (tmp_path / f"{encoding}.toml").write_text(text, encoding=encoding)
     first, second = (Recipe.load(tmp_path / f"{encoding}.toml") for encoding in ("utf-8", "utf-8-sig"))
     assert first.hash == second.hash
-
-
-def test_a_recipe_is_rebuilt_from_its_values() -> None:
-    for path in RECIPES.glob("*.toml"):
-        recipe = Recipe.load(path)
-        assert Recipe.from_values(recipe.values(), name=recipe.name) == recipe
