@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +29,7 @@ from .losses import build_loss
 from .models import build_ema, build_model, compile_network, ema_decay, set_tf32
 from .norms import batch_norms, statistics_kept
 from .optim import build_optimizer, build_shaping
+from .regularization import Regularizer, strongest
 from .schedule import Rates
 from .validation import BatchScores, score_batch
 
@@ -54,9 +56,9 @@ class Learner:
         set_tf32(recipe.precision.tf32, device)
         torch.manual_seed(recipe.seed)
         self.recipe, self.device, self.ranks = recipe, device, ranks or Ranks()
-        layout = recipe.precision.channels_last
+        layout, built = recipe.precision.channels_last, strongest(recipe)
         self.network = build_model(
-            recipe.model, classes=classes, channels_last=layout, device=device, ranks=self.ranks.world_size,
+            built.model, classes=classes, channels_last=layout, device=device, ranks=self.ranks.world_size,
             resolutions=recipe.resolutions,
         )  # fmt: skip
         self.ema = build_ema(recipe.ema, self.network)
@@ -69,11 +71,14 @@ class Learner:
         )  # fmt: skip
         self.head = head
         weights = None if class_weights is None else torch.from_numpy(class_weights).to(device)
-        self.loss = build_loss(recipe.loss, head, weights=weights, device=device)
         self._rerun = batch_norms(self.network) if recipe.model.grad_checkpointing else []
         self._shape = build_shaping(recipe.optim, self.network)
-        self.optimizer = build_optimizer(recipe.optim, self.network)
+        self.optimizer = build_optimizer(built.optim, self.network)
         self.freezer = Freezer(recipe.freeze, recipe.stages, self.network, self.optimizer)
+        self.regularizer = Regularizer(recipe, self.network, self.optimizer, classes=classes)
+        self._losses = {smoothing: build_loss(
+            dataclasses.replace(recipe.loss, label_smoothing=smoothing), head, weights=weights, device=device
+        ) for smoothing in self.regularizer.smoothings}
         self.rates = Rates(
             recipe.schedule, recipe.optim, recipe.stages, total_steps=total_steps, epoch_steps=epoch_steps,
             epoch_samples=epoch_samples,
@@ -93,6 +98,7 @@ class Learner:
         """Run one optimizer step; returns this rank's part of the mean loss (see `gradients`) and the learning rate."""
         spec = batch.spec
         self.freezer.begin(spec.stage)
+        self.regularizer.begin(spec.stage, spec.res)
         lr = self.rates.apply(self.optimizer, spec.step, stage=spec.stage, res=spec.res)
         self.ranks.seed(self.recipe.seed, spec.step)
         total = self.gradients(batch)
@@ -117,7 +123,10 @@ class Learner:
 
     def gradients(self, batch: Batch) -> torch.Tensor:
         """Forward and backward; returns this rank's part of the global mean loss, a scalar on the device (no sync)."""
-        self.freezer.enter(batch.spec.stage)
+        stage, res = batch.spec.stage, batch.spec.res
+        self.freezer.enter(stage)
+        self.regularizer.enter(stage, res)
+        loss_of = self._losses[self.regularizer.at(stage, res)["label_smoothing"]]
         self.network.train()
         network, total = self.ranks.wrap(self.network), torch.zeros((), device=self.device)
         parts = list(self._parts(batch, self.recipe.optim.grad_accum_steps))
@@ -125,7 +134,7 @@ class Learner:
             with self.autocast(), self.ranks.averaging(network, now=i == len(parts)):
                 logits = network(images)
                 teacher_logits = self.teacher(images) if self.teacher is not None else None
-            losses = self.loss(logits, targets, partner_labels, lam)
+            losses = loss_of(logits, targets, partner_labels, lam)
             if teacher_logits is not None:
                 losses = distilled(losses, logits, teacher_logits, self.recipe.distill)
             loss = losses.sum() / batch.spec.global_size
@@ -134,6 +143,16 @@ class Learner:
                 self.scaler.scale(loss * self.ranks.world_size).backward()
             total += loss.detach()
         return total
+
+    @property
+    def stages_by_graph(self) -> list[list[int]]:
+        """Lists of stages that train the same parameters and, if the network is compiled, have the same drop rates."""
+        lists: dict[tuple[Any, ...], list[int]] = {}
+        for number, stages in enumerate(self.freezer.stages_by_set):
+            for stage in stages:
+                rates = self.regularizer.rates(stage) if self.recipe.precision.compile else ()
+                lists.setdefault((number, rates), []).append(stage)
+        return list(lists.values())
 
     @property
     def momentum(self) -> float:
@@ -147,6 +166,7 @@ class Learner:
         if self.network.training:
             self.ranks.broadcast_buffers(self.network, *([self.ema.module] if self.ema is not None else []))
         self.network.eval()
+        self.regularizer.enter(batch.spec.stage, batch.spec.res)  # why: a compiled graph is of these rates
         networks = {"raw": self.network} | ({"ema": self.ema.module} if self.ema is not None else {})
         outputs = {
             name: eval_logits(network, batch.images, self.recipe.precision, flip=self.recipe.eval.flip)

@@ -25,7 +25,7 @@ from . import checkpoint
 from .norms import set_norms
 
 __all__ = ["build_ema", "build_model", "compile_network", "ema_decay", "head_parameters", "set_tf32",
-           "size_options"]  # fmt: skip
+           "size_options", "without_weights"]  # fmt: skip
 
 
 def build_model(
@@ -132,8 +132,18 @@ def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]
     return None
 
 
+def without_weights(model: Model, *, classes: int) -> nn.Module:
+    """timm's model as a structure, if possible on the meta device. The random state is unchanged."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return _create(model, classes=classes, pretrained=False)
+        except ResoluteError:  # why: some constructors read tensor values
+            return _create(model, classes=classes, pretrained=False)
+
+
 def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
-    ours: dict[str, Any] = {"drop_path_rate": model.drop_path_rate} if model.drop_path_rate else {}
+    ours: dict[str, Any] = {key: getattr(model, key) for key in ("drop_rate", "drop_path_rate") if getattr(model, key)}
     if model.blurpool:
         ours["aa_layer"] = BlurPool2d
     for key in ours.keys() & model.kwargs.keys():
@@ -148,7 +158,7 @@ def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
             f"({str(error).splitlines()[0][:160]}), expected either; go online once, or name a local file"
         ) from None
     except (RuntimeError, TypeError, ValueError) as error:
-        for key, name in (("drop_path_rate", "drop_path_rate"), ("aa_layer", "blurpool")):
+        for key, name in (("drop_rate",) * 2, ("drop_path_rate",) * 2, ("aa_layer", "blurpool")):
             if key in str(error) and key in ours:
                 raise ResoluteError(f"model.{name}: timm's {model.name} does not support it; remove it") from None
         known = timm.list_models(f"*{model.name[:6]}*", pretrained=pretrained)[:5]

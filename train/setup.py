@@ -27,6 +27,7 @@ from .distributed import Ranks
 from .head import Head
 from .loop import Learner
 from .memory import keep_freed_memory
+from .regularization import strongest
 from .run_folder import new_run
 
 __all__ = ["Options", "set_up"]
@@ -112,7 +113,7 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     else:
         torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
 
-    head = Head.of(shards, recipe.loss, recipe.distill)
+    head = Head.of(shards, strongest(recipe).loss, recipe.distill)
 
     def build(recipe: Recipe, ranks: Ranks) -> tuple[Plan, Learner]:
         plan = recipe.plan(shards, auto_order=auto_order)

@@ -263,10 +263,10 @@ class _Session:
 
     def _warm_up(self) -> None:
         self.ranks.wrap(self.learner.network)  # why: the first collective operation of the ranks
-        for stages in self.learner.freezer.stages_by_set:
+        for stages in self.learner.stages_by_graph:
             self.learner.freezer.enter(stages[0])
             todo = shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages)
-            warm_up(self.learner, todo, self._check_stop)
+            warm_up(self.learner, todo, self._check_stop, stage=stages[0])
         self._check_stop()
 
     def _after(self, spec: BatchSpec) -> bool:

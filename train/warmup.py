@@ -101,11 +101,13 @@ def _too_small(recipe: Recipe, pass_: Pass, shape: tuple[int, int, int], *, worl
 
 
 def warm_up(
-    learner: Learner, todo: list[tuple[str, int, int]], before_each: Callable[[], None] = lambda: None
-) -> None:
+    learner: Learner, todo: list[tuple[str, int, int]], before_each: Callable[[], None] = lambda: None, *,
+    stage: int | None = None,
+) -> None:  # fmt: skip
     """Run forward (and backward for training shapes) once per shape; the teacher runs on the training shapes too.
 
-    `todo`: as from `shapes`. `before_each` is called before each shape and may raise to stop. Weights, statistics,
+    `todo`: as from `shapes`. `before_each` is called before each shape and may raise to stop. `stage`: the stage whose
+    drop rates the network gets at each shape, for which a compiled network needs graphs. Weights, statistics,
     gradients, random state and optimizer are unchanged afterwards. Raises `DoesNotFit` if a shape is out of memory,
     `ResoluteError` if the network refuses a resolution.
     """
@@ -114,6 +116,8 @@ def warm_up(
         for split, res, size in todo:
             before_each()
             network.train(split == "train")
+            if stage is not None:
+                learner.regularizer.enter(stage, res)
             images = torch.zeros(size, 3, res, res, dtype=learner.image_dtype, device=device)
             if precision.channels_last:
                 images = images.to(memory_format=torch.channels_last)

@@ -137,7 +137,7 @@ class Loader(Iterator[Batch]):
         if dtype != torch.float32 and not (dtype == torch.float16 and on_gpu):
             raise ResoluteError(f"dtype: got {dtype}, expected torch.float32, or torch.float16 on a GPU; choose one")
         plan.check_ranks(world_size)
-        self._features = features([stage.augment for stage in plan.stages])
+        self._features = features([augment for stage in plan.stages for augment in stage.augments.values()])
         self._skip = on_bad_sample == "skip"
         self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): reason
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement

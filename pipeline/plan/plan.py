@@ -258,11 +258,12 @@ class Plan:
         """
         stages: list[dict[str, Any]] = []
         for number, stage in enumerate(self.stages):
+            augments = [_augment_identity(augment) for augment in stage.augments.values()]
             stages.append({
                 **_shapes_identity(stage), "epochs": stage.epochs, "fraction": stage.fraction,
                 "order": stage.order or self.order,
                 "eval_res": next((s.res for s in self.passes if s.stage == number and s.split == "val"), None),
-                "augment": _augment_identity(stage.augment),
+                "augment": augments if any(augment != augments[0] for augment in augments) else augments[0],
             })  # fmt: skip
         resolutions = {self.stored_res(pass_.split, shape.res) for pass_ in self.passes for shape in pass_.shapes}
         identity = {
@@ -332,7 +333,7 @@ class Plan:
         stored = self.shards.splits[pass_.split].stored[stored_res][ids]
         sizes = np.stack([stored["width"], stored["height"]], axis=1).astype(np.int64)
         if pass_.split == "train":
-            augment = self.stages[pass_.stage].augment
+            augment = self.stages[pass_.stage].augments[res]
             key = stream_key(self.seed, _AUGMENT, pass_.epoch)
             u = uniforms(key, counters, 1 + CROP_UNIFORMS)
             crops = random_crops(sizes, u[:, 1:], augment)

@@ -1,4 +1,4 @@
-"""`Stage` and `Augment`: the validated settings of a run's stages, and which of them would have no effect.
+"""`Stage`, `Augment` and `Regularization`: validated settings of a run's stages, and which would have no effect.
 
 Order of the operations: crop, resize, flips; shift; policy; jitter; greyscale; blur; erase; mix; normalise. Images are
 uint8 until they are normalised; operations do to them what torchvision.transforms.v2 does to 8-bit images.
@@ -6,17 +6,19 @@ uint8 until they are normalised; operations do to them what torchvision.transfor
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.errors import check
 
 from .recipe_key import check_ranges, described, key
 
-__all__ = ["AUTO", "BATCH_SIZES", "MAX_BATCH", "MAX_EPOCHS", "Augment", "BatchShape", "Stage",
-           "without_effect"]  # fmt: skip
+__all__ = ["AUGMENT_STRENGTHS", "AUTO", "BATCH_SIZES", "MAX_BATCH", "MAX_EPOCHS", "Augment", "BatchShape",
+           "Regularization", "Stage", "without_effect"]  # fmt: skip
 
 AUTO = 0  # batch size "auto": measured before training
 # Sanity limits: larger values would fail in a library or never finish starting.
@@ -104,6 +106,51 @@ class Augment:
         return self.jitter if self.jitter_prob else (0.0, 0.0, 0.0, 0.0)
 
 
+AUGMENT_STRENGTHS = ("magnitude", "mixup_alpha", "cutmix_alpha", "random_erasing_prob")  # also keys of `Augment`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regularization:
+    """Strengths of regularisation: `[regularization]`, with single keys overridden per stage.
+
+    Each key replaces the one of the same name in another section. A pair is interpolated linearly in the resolution:
+    in a recipe between the smallest and the largest training resolution of the run, in a `Stage` between its own.
+
+    Source: Tan and Le, EfficientNetV2, arXiv 2104.00298, algorithm 1, which is linear in the stage's number. Both rules
+    are the same for evenly spaced resolutions, as the algorithm has them.
+    """
+
+    drop_rate: float | tuple[float, float] | None = key(
+        None, "instead of `model.drop_rate`; a pair, here and below: at the smallest and the largest resolution",
+        ge=0, lt=1,
+    )  # fmt: skip
+    drop_path_rate: float | tuple[float, float] | None = key(None, "instead of `model.drop_path_rate`", ge=0, lt=1)
+    label_smoothing: float | tuple[float, float] | None = key(None, "instead of `loss.label_smoothing`", ge=0, lt=1)
+    weight_decay: float | tuple[float, float] | None = key(None, "instead of `optim.weight_decay`", ge=0)
+    magnitude: float | tuple[float, float] | None = key(
+        None, "instead of `augment.magnitude`; rounded to an integer", ge=0, le=BINS - 1
+    )
+    mixup_alpha: float | tuple[float, float] | None = key(None, "instead of `augment.mixup_alpha`", ge=0, le=4)
+    cutmix_alpha: float | tuple[float, float] | None = key(None, "instead of `augment.cutmix_alpha`", ge=0, le=4)
+    random_erasing_prob: float | tuple[float, float] | None = key(
+        None, "instead of `augment.random_erasing_prob`", ge=0, le=1
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "regularization.")
+
+    @property
+    def strengths(self) -> dict[str, float | tuple[float, float]]:
+        """The keys that are set."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    def at(self, res: int, *, smallest: int, largest: int) -> dict[str, float]:
+        """Values of the keys that are set, at `res` px, if pairs hold at `smallest` and `largest` px."""
+        done = (res - smallest) / ((largest - smallest) or 1)
+        return {name: value[0] * (1 - done) + value[1] * done if isinstance(value, tuple) else value
+                for name, value in self.strengths.items()}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class BatchShape:
     """A resolution in px, and the number of samples (global) of the batches that have it."""
@@ -151,6 +198,10 @@ class Stage:
     augment: Augment = field(
         default_factory=Augment, metadata=described("overrides keys of [augment] in this stage: { mixup_prob = 0.0 }")
     )
+    regularization: Regularization = field(
+        default_factory=Regularization,
+        metadata=described("overrides keys of [regularization] in this stage: { drop_rate = 0.2 }"),
+    )
 
     def __post_init__(self) -> None:
         for name in ("res", "batch_size"):
@@ -174,6 +225,9 @@ class Stage:
         check(enough, "stages.epochs", self.epochs, f"at least {count}, one for each resolution, "
               f'or res_schedule = "step"')  # fmt: skip
         self._check_batch_size()
+        for name, value in self.regularization.strengths.items():
+            check(several or not isinstance(value, tuple), f"stages.regularization.{name}", value,
+                  "a number, since the stage has a single resolution")  # fmt: skip
 
     def _check_batch_size(self) -> None:
         name, size, count = "stages.batch_size", self.batch_size, len(self.resolutions)
@@ -226,6 +280,22 @@ class Stage:
     def batch_size_at(self, res: int) -> int:
         """The batch size at `res` px, one of its resolutions."""
         return next(shape.batch_size for shape in self.shapes if shape.res == res)
+
+    def regularization_at(self, res: int) -> dict[str, float]:
+        """Values of the keys of `regularization` that are set, at `res` px."""
+        return self.regularization.at(res, smallest=min(self.resolutions), largest=self.max_res)
+
+    @functools.cached_property
+    def augments(self) -> dict[int, Augment]:
+        """The augmentation at each of its resolutions, with the strengths of `regularization`."""
+        augments = {}
+        for res in self.resolutions:
+            values: dict[str, Any] = {name: value for name, value in self.regularization_at(res).items()
+                                      if name in AUGMENT_STRENGTHS}  # fmt: skip
+            if "magnitude" in values:
+                values["magnitude"] = round(values["magnitude"])
+            augments[res] = dataclasses.replace(self.augment, **values)
+        return augments
 
     @property
     def batch_text(self) -> str:

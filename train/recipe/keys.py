@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pipeline.plan.recipe_key import range_text
 
-from .schema import Augment, Recipe, Stage
+from .schema import Augment, Recipe, Regularization, Stage
 
 __all__ = ["Row", "keys", "main", "table"]
 
@@ -30,7 +30,8 @@ class Row:
 def keys() -> Iterator[Row]:
     """Every recipe key: top-level keys first, then section by section in source order."""
     sections = {name: hint for name, hint in typing.get_type_hints(Recipe).items() if dataclasses.is_dataclass(hint)}
-    for section, cls in {"": Recipe, "stages": Stage, **sections, "augment": Augment}.items():
+    for section, cls in {"": Recipe, "stages": Stage, **sections, "augment": Augment,
+                         "regularization": Regularization}.items():
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
             if "help" in field.metadata:

@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.errors import ResoluteError, check
 from pipeline.plan.recipe_key import check_ranges, key
-from pipeline.plan.stage import AUTO, BATCH_SIZES, MAX_BATCH, MAX_EPOCHS, Augment, Stage, without_effect
+from pipeline.plan.stage import (
+    AUGMENT_STRENGTHS,
+    AUTO,
+    BATCH_SIZES,
+    MAX_BATCH,
+    MAX_EPOCHS,
+    Augment,
+    Regularization,
+    Stage,
+    without_effect,
+)
 
 from .parse import build
 from .sections import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
@@ -29,7 +39,11 @@ if TYPE_CHECKING:
     from pipeline.plan.plan import Plan
 
 __all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss", "Model", "Optim", "Precision",
-           "Recipe", "Schedule", "Stage", "Stop"]  # fmt: skip
+           "Recipe", "Regularization", "Schedule", "Stage", "Stop"]  # fmt: skip
+
+# Sections of the keys of `regularization`, whose values it replaces.
+_REPLACES = {"drop_rate": "model", "drop_path_rate": "model", "label_smoothing": "loss", "weight_decay": "optim",
+             **dict.fromkeys(AUGMENT_STRENGTHS, "augment")}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +170,26 @@ class Recipe:
             eval_crop_frac=self.eval.crop_pct,
         )  # fmt: skip
 
+    def regularization_at(self, stage: int, res: int) -> dict[str, float]:
+        """Value of every key of `regularization` for training batches of `stage` at `res` px, one of its resolutions.
+
+        Keys that the stage does not set have the values of their own sections.
+        """
+        own, augment = self.stages[stage], self.stages[stage].augments[res]
+        sections = {"model": self.model, "loss": self.loss, "optim": self.optim, "augment": augment}
+        values = {name: getattr(sections[section], name) for name, section in _REPLACES.items()}
+        return {**values, **own.regularization_at(res), "magnitude": augment.magnitude}
+
     def values(self) -> dict[str, Any]:
         """Every value except the name, with JSON types; stored in checkpoints."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         del values["name"]
+        # why: recipes without these keys keep the hash that they had before there were any
+        for stage in values["stages"]:
+            if regularization := _without_none(stage.pop("regularization")):
+                stage["regularization"] = regularization
+        if not values["model"]["drop_rate"]:
+            del values["model"]["drop_rate"]
         return values
 
     @classmethod
@@ -188,17 +218,19 @@ class Recipe:
     def parse(cls, table: dict[str, Any], *, name: str, where: str = "recipe") -> Recipe:
         """Build a recipe from the parsed TOML `table`. Raises `ResoluteError`, prefixed with `where`."""
         table = dict(table)
-        base = table.pop("augment", {})
         stages = table.get("stages", [])
         if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
             raise ResoluteError(f"{where}: stages: got a single value, expected [[stages]] tables; use double brackets")
-        own = [stage.get("augment", {}) for stage in stages]
-        for label, value in [("augment", base), *(("stages.augment", value) for value in own)]:
-            if not isinstance(value, dict):
-                raise ResoluteError(
-                    f"{where}: {label}: got {value!r}, expected a table such as {{ scale = [0.3, 1.0] }}; correct it"
-                )
-        table["stages"] = [{**stage, "augment": {**base, **value}} for stage, value in zip(stages, own, strict=True)]
+        tables: dict[str, list[dict[str, Any]]] = {}  # of a section: that of the run, then those of the stages
+        for section, example in (("augment", "scale = [0.3, 1.0]"), ("regularization", "drop_rate = 0.2")):
+            tables[section] = [table.pop(section, {}), *(stage.get(section, {}) for stage in stages)]
+            for number, value in enumerate(tables[section]):
+                if not isinstance(value, dict):
+                    raise ResoluteError(f"{where}: {'stages.' * (number > 0)}{section}: got {value!r}, expected a "
+                                        f"table such as {{ {example} }}; correct it")  # fmt: skip
+        base, *own = tables["augment"]
+        table["stages"] = [{**stage, "augment": {**base, **value}, "regularization": {}}
+                           for stage, value in zip(stages, own, strict=True)]  # fmt: skip
         try:
             for number, stage in enumerate(table["stages"]):
                 size = stage.get("batch_size")
@@ -209,11 +241,10 @@ class Recipe:
                 if size == "constant_pixels" and "base_batch_size" not in stage:
                     _keep_pixels(table["stages"], number)
             recipe = typing.cast(Recipe, build(cls, {**table, "name": name}, ""))
-            _refuse_without_effect(recipe, {**table, "augment": base})
+            recipe = _regularized(recipe, *tables["regularization"])
+            _refuse_without_effect(recipe, {**table, "augment": base, "regularization": tables["regularization"][0]})
             for stage, written in zip(recipe.stages, stages, strict=True):
-                for key, reason in without_effect([stage.augment]).items():
-                    if key in written.get("augment", {}):
-                        raise ResoluteError(f"stages.augment.{key}: without effect, {reason}; remove it")
+                _refuse_in_stage(recipe, stage, written)
             if recipe.data.mean_std == "pretrained":
                 recipe = _with_pretrained_mean_std(recipe)
             return recipe if recipe.scale_epochs == 1.0 else _scaled(recipe)
@@ -238,6 +269,28 @@ def _keep_pixels(stages: list[dict[str, Any]], number: int) -> None:
             base = max(1, round(size * (largest(nearest) / own) ** 2))
             stage |= {"base_batch_size": base} if isinstance(stage["res"], list) else {"batch_size": base}
             return
+
+
+def _regularized(recipe: Recipe, run: dict[str, Any], *stages: dict[str, Any]) -> Recipe:
+    """The recipe with [regularization] `run` and those of its stages, whose pairs become those of the stages.
+
+    Raises `ResoluteError` for an invalid value, and for a pair if the run has a single resolution.
+    """
+    base = build(Regularization, run, "regularization").strengths
+    sizes = [res for stage in recipe.stages for res in stage.resolutions]
+    smallest, largest = min(sizes), max(sizes)
+    regularized = []
+    for stage, own in zip(recipe.stages, stages, strict=True):
+        values = Regularization(**{**base, **build(Regularization, own, "stages.regularization").strengths})
+        for name, value in values.strengths.items():
+            check(smallest < largest or not isinstance(value, tuple), f"regularization.{name}", value,
+                  f"a number, since all stages have {largest} px")  # fmt: skip
+        low, high = (values.at(res, smallest=smallest, largest=largest)
+                     for res in (min(stage.resolutions), stage.max_res))  # fmt: skip
+        regularized.append(dataclasses.replace(stage, regularization=Regularization(
+            **{name: low[name] if low[name] == high[name] else (low[name], high[name]) for name in low}
+        )))  # fmt: skip
+    return dataclasses.replace(recipe, stages=tuple(regularized))
 
 
 def _with_pretrained_mean_std(recipe: Recipe) -> Recipe:
@@ -291,8 +344,8 @@ def _without_none(value: Any) -> Any:
 
 def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
     """Raise `ResoluteError` for a key in `table` that has no effect with the other values."""
-    augments = [stage.augment for stage in recipe.stages]
-    reasons = {
+    augments = [augment for stage in recipe.stages for augment in stage.augments.values()]
+    reasons: dict[tuple[str, str], str | Literal[False]] = {
         ("stop", "min_delta"): not recipe.stop.patience and "stop.patience is 0, off",
         ("data", "order"): all(s.order for s in recipe.stages) and "every stage has its own",
         ("data", "fraction_mode"): all(s.fraction == 1.0 for s in recipe.stages) and "every fraction is 1",
@@ -303,12 +356,29 @@ def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
     } | {("augment", key): reason for key, reason in without_effect(augments).items()}
     for section in ("model", "optim", "loss", "distill", "schedule", "ema", "precision"):
         reasons |= {(section, key): why for key, why in getattr(recipe, section).without_effect().items()}
+    reasons |= {("regularization", key): reasons.get((section, key), False) for key, section in _REPLACES.items()}
+    for name, section in _REPLACES.items():
+        if all(name in stage.regularization.strengths for stage in recipe.stages):
+            reasons[section, name] = "[regularization] replaces it in every stage"
     for (section, name), reason in reasons.items():
         if reason and name in table.get(section, {}):
             raise ResoluteError(f"{section}.{name}: without effect, {reason}; remove it")
     for mode in ("freeze", "unfreeze"):
         if recipe.freeze.mode != mode and any(f"{mode}_to" in stage for stage in table["stages"]):
             raise ResoluteError(f"stages.{mode}_to: without effect, freeze.mode is {recipe.freeze.mode}; remove it")
+
+
+def _refuse_in_stage(recipe: Recipe, stage: Stage, written: dict[str, Any]) -> None:
+    """Raise `ResoluteError` for a key of the stage's table `written` that has no effect in it."""
+    reasons: dict[str, str | Literal[False]] = {**without_effect([*stage.augments.values()])}
+    replaced = dict.fromkeys(stage.regularization.strengths, "[regularization] replaces it")
+    smoothing = recipe.loss.without_effect()["label_smoothing"]
+    for section, why in {
+        "augment": {**reasons, **replaced}, "regularization": {**reasons, "label_smoothing": smoothing}
+    }.items():  # fmt: skip
+        for name in written.get(section, {}):
+            if reason := why.get(name):
+                raise ResoluteError(f"stages.{section}.{name}: without effect, {reason}; remove it")
 
 
 def _freezes(recipe: Recipe) -> bool:

@@ -26,6 +26,7 @@ class Model:
         "best", "for files with raw and averaged weights; best: those with the better validation (checkpoints of this "
         "project), else the averaged ones"
     )  # fmt: skip
+    drop_rate: float = key(0.0, "dropout, mostly before the head, as timm's model defines it; 0 = off", ge=0, lt=1)
     drop_path_rate: float = key(
         0.0, "stochastic depth: drop rate of the last block, lower before it; 0 = off", ge=0, lt=1
     )
@@ -214,7 +215,7 @@ class Precision:
     tf32: Literal["convolutions", "all", "off"] = key(
         "convolutions", "on a GPU with amp off: operations computed in TF32 (10 instead of 23 mantissa bits)"
     )
-    compile: bool = key(False, "torch.compile: one graph per shape, all compiled during the warm-up")
+    compile: bool = key(False, "torch.compile: one graph per shape, and per drop rate, all compiled during the warm-up")
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
         return {"tf32": self.amp != "off" and f"precision.amp is {self.amp}, which is less precise"}
