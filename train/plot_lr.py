@@ -1,4 +1,7 @@
-"""`python -m train lr`: draws learning rate and momentum over all steps of a recipe and prints a summary per stage."""
+"""`python -m train lr`: draws the schedule over all steps of a recipe and prints a summary per stage.
+
+The charts share the x axis: learning rate, momentum, and the resolution and regularisation if they change.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,23 @@ from pipeline.dataset.open_dataset import open_dataset
 from pipeline.errors import ResoluteError
 from pipeline.plan.batching import run_epochs
 from pipeline.plan.stage import AUTO
-from pipeline.report.charts import Series, chart
+from pipeline.report.charts import Chart, Series, chart
 from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
 from train.recipe.schema import Recipe
 
 from .schedule import Rates, epoch_samples, epoch_steps
 
-__all__ = ["Curve", "draw", "main", "stage_lines"]
+__all__ = ["Curve", "changes", "charts", "draw", "main", "regularization_text", "stage_lines"]
 
 _MAX_POINTS = 2000  # drawn, for any number of steps; more would be below a pixel each
+# Keys of `regularization` by the chart that they are drawn in.
+_REGULARIZATION = {
+    "Drop rates, label smoothing, erasing": ("drop_rate", "drop_path_rate", "label_smoothing", "random_erasing_prob"),
+    "Mixup and cutmix": ("mixup_alpha", "cutmix_alpha"),
+    "RandAugment": ("magnitude",),
+    "Weight decay": ("weight_decay",),
+}
 
 
 class Curve:
@@ -56,6 +66,13 @@ class Curve:
         return run.at(k - run.first)[0].res
 
 
+def changes(recipe: Recipe) -> list[str]:
+    """The keys of `regularization` whose values change over the run."""
+    values = [recipe.regularization_at(number, res)
+              for number, stage in enumerate(recipe.stages) for res in stage.resolutions]  # fmt: skip
+    return [name for name in values[0] if len({each[name] for each in values}) > 1]
+
+
 def stage_lines(curve: Curve) -> list[str]:
     """One line per stage: its steps and its first, highest and last learning rate."""
     lines = []
@@ -67,31 +84,51 @@ def stage_lines(curve: Curve) -> list[str]:
             f"stage {number}: {stage.res_text}, batch {stage.batch_text}, steps {first}..{end - 1}, "
             f"LR {lrs[0]:.4g} first, {max(lrs):.4g} peak, {lrs[-1]:.4g} last"
             + (f"; {curve.recipe.freeze.mode}_to {layer}" if layer else "")
+            + regularization_text(curve.recipe, number, stage.resolutions[0], stage.resolutions[-1])
         )
     return lines
 
 
-def draw(curve: Curve, path: Path) -> None:
-    """Write the page to `path`. Raises `ResoluteError` if it cannot be written."""
+def regularization_text(recipe: Recipe, stage: int, first_res: int, last_res: int) -> str:
+    """The values that change over the run, at two resolutions (px) of the stage: "; drop_rate 0.1 to 0.2"."""
+    first, last = (recipe.regularization_at(stage, res) for res in (first_res, last_res))
+    return "".join(f"; {name} {first[name]:.4g}" + (f" to {last[name]:.4g}" if last[name] != first[name] else "")
+                   for name in changes(recipe))  # fmt: skip
+
+
+def charts(curve: Curve) -> list[Chart]:
+    """The charts of the schedule, against the optimizer step."""
     recipe, every = curve.recipe, max(1, curve.total_steps // _MAX_POINTS)
     points, marks = [], []
     for number, stage in enumerate(recipe.stages):
         first, end = curve.firsts[number : number + 2]
         marks.append((float(first), f"{stage.res_text}, batch {stage.batch_text}"))
-        points += [(float(step), *curve.at(number, step)) for step in sorted({*range(first, end, every), end - 1})]
-    steps, lrs, momenta = zip(*points, strict=True)
+        points += [(number, float(step), *curve.at(number, step))
+                   for step in sorted({*range(first, end, every), end - 1})]  # fmt: skip
+    stages, steps, lrs, momenta = zip(*points, strict=True)
     momentum = "beta 1" if recipe.optim.uses_betas else "momentum"
-    charts = [
+    drawn = [
         chart("Learning rate", [Series(name="LR", colour="a", x=steps, y=lrs)], unit="", marks=marks, wide=True),
         chart(momentum.capitalize(), [Series(name=momentum, colour="c", x=steps, y=momenta)], unit="", marks=marks,
               zero=False, wide=True),
     ]  # fmt: skip
-    if any(len(stage.resolutions) > 1 for stage in recipe.stages):
-        charts.append(chart("Resolution", [
-            Series(name="px", colour="b", x=steps, y=[float(curve.res(int(step))) for step in steps])
-        ], unit="px", marks=marks, zero=False, wide=True))  # fmt: skip
+    sizes, shown = [curve.res(int(step)) for step in steps], changes(recipe)
+    if shown or any(len(stage.resolutions) > 1 for stage in recipe.stages):
+        drawn.append(chart("Resolution", [Series(name="px", colour="b", x=steps, y=list(map(float, sizes)))],
+                           unit="px", marks=marks, zero=False, wide=True))  # fmt: skip
+    values = [recipe.regularization_at(stage, res) for stage, res in zip(stages, sizes, strict=True)]
+    for title, names in _REGULARIZATION.items():
+        series = [Series(name=name, colour=colour, x=steps, y=[each[name] for each in values])
+                  for name, colour in zip(names, "abcd", strict=False) if name in shown]  # fmt: skip
+        drawn.append(chart(title, series, unit="", marks=marks, wide=True))
+    return [*filter(None, drawn)]
+
+
+def draw(curve: Curve, path: Path) -> None:
+    """Write the page to `path`. Raises `ResoluteError` if it cannot be written."""
     with output_file(path) as file:
-        file.write(figures_page(title=f"Schedule of {recipe.name}", subtitle=_summary(curve), charts=charts))
+        file.write(figures_page(title=f"Schedule of {curve.recipe.name}", subtitle=_summary(curve),
+                                charts=charts(curve)))  # fmt: skip
 
 
 def _summary(curve: Curve) -> str:

@@ -1,5 +1,7 @@
 """`python -m train show SHARDS --recipe FILE`: contact sheet of the model's input, per stage, split and resolution.
 
+If regularisation changes over the run, the charts of `python -m train lr` come first, and each row has its values.
+
 The images come from the same loader, plan and graph as in training, so the pixels are those of a run.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +21,12 @@ from PIL import Image
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Batch, Loader
+from pipeline.report.charts import Chart
 from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
 from train.recipe.schema import Recipe
+
+from .plot_lr import Curve, changes, charts, regularization_text
 
 __all__ = ["Row", "draw", "main", "model_inputs"]
 
@@ -52,9 +58,10 @@ def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[R
             batch = next(loader)
             chosen = batch.images[:count].permute(0, 2, 3, 1).numpy()
             what = "training" if split == "train" else "validation"
+            strengths = regularization_text(recipe, stage, res, res) if split == "train" else ""
             rows.append(
                 Row(
-                    title=f"stage {stage}, {what}, {res} px, epoch {batch.spec.epoch}",
+                    title=f"stage {stage}, {what}, {res} px, epoch {batch.spec.epoch}{strengths}",
                     pixels=np.rint((chosen * std + mean) * 255).clip(0, 255).astype(np.uint8),
                     lines=tuple(_label(shards, batch, i) for i in range(len(chosen))),
                 )
@@ -80,8 +87,8 @@ def _label(shards: ShardSet, batch: Batch, i: int) -> str:
     return f"{lam:.2f} {name}\n{1 - lam:.2f} {names[int(batch.partner_labels[i])]}"
 
 
-def draw(rows: list[Row], path: Path, *, title: str) -> None:
-    """Write a page of the rows. Raises `ResoluteError` if it cannot be written."""
+def draw(rows: list[Row], path: Path, *, title: str, charts: Sequence[Chart] = ()) -> None:
+    """Write a page of the charts and the rows. Raises `ResoluteError` if it cannot be written."""
     sheets = []
     for row in rows:
         side = row.pixels.shape[1]
@@ -91,7 +98,8 @@ def draw(rows: list[Row], path: Path, *, title: str) -> None:
             for pixels, line in zip(row.pixels, row.lines, strict=True)
         ]))  # fmt: skip
     with output_file(path) as file:
-        file.write(figures_page(title=title, subtitle="first images of each stage and split", sheets=sheets))
+        file.write(figures_page(title=title, subtitle="first images of each stage and split", charts=charts,
+                                sheets=sheets))  # fmt: skip
 
 
 def _png(pixels: NDArray[np.uint8]) -> bytes:
@@ -109,5 +117,6 @@ def main(args: argparse.Namespace) -> None:
         fold=recipe.data.fold, folds=recipe.data.folds,
     )  # fmt: skip
     rows = model_inputs(shards, recipe, count=args.count)
-    draw(rows, args.out, title=f"Model input of {recipe.name}")
+    schedule = charts(Curve(recipe, len(shards.splits["train"]))) if changes(recipe) else ()
+    draw(rows, args.out, title=f"Model input of {recipe.name}", charts=schedule)
     print(f"{args.out}: {len(rows)} rows of model inputs")

@@ -38,11 +38,12 @@ EQUAL = """
 seed = 3
 model = { name = "test_convnext" }
 optim = { lr = 0.05, clip_norm = 1.0, grad_accum_steps = 2 }
-loss = { label_smoothing = 0.1, class_weights = { class0 = 0.5, class2 = 3.0 } }
+loss = { class_weights = { class0 = 0.5, class2 = 3.0 } }
 data = { sampling = "sqrt" }
 precision = { amp = "off" }
 ema = { decay = 0.9 }
-augment = { mixup_alpha = 0.2, mixup_prob = 0.5 }
+augment = { mixup_prob = 0.5 }
+regularization = { label_smoothing = [0.0, 0.1], weight_decay = [0.0, 0.01], mixup_alpha = [0.2, 0.4] }
 eval = { batch_size = 7 }
 freeze = { mode = "unfreeze" }
 """ + STAGES.replace("epochs = 1", "epochs = 1\nunfreeze_to = 'stages.2'", 1)

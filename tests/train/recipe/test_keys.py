@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import ResoluteError
 from pipeline.plan.recipe_key import range_text
-from pipeline.plan.stage import Augment, Stage
+from pipeline.plan.stage import Augment, Regularization, Stage
 from train.__main__ import main
 from train.recipe.keys import keys, table
 from train.recipe.schema import Data, Distill, Ema, Eval, Loss, Model, Optim, Recipe, Schedule, Stop
@@ -36,13 +36,14 @@ def test_the_table_has_exactly_the_keys_of_a_recipe() -> None:
         value = getattr(recipe, section.name)
         if dataclasses.is_dataclass(value):
             assert {(section.name, field.name) for field in dataclasses.fields(value)} <= listed_keys
-    assert {("augment", field.name) for field in dataclasses.fields(Augment)} <= listed_keys
+    for name, cls in (("augment", Augment), ("regularization", Regularization)):
+        assert {(name, field.name) for field in dataclasses.fields(cls)} <= listed_keys
     assert {("stages", field.name) for field in dataclasses.fields(Stage)} - {("stages", "augment")} <= listed_keys
 
 
 def test_values_out_of_range_are_refused_with_the_range() -> None:
     outside = {"gt": 0, "ge": -1, "lt": 0, "le": 1}  # added to the bound
-    for cls in (Augment, Data, Distill, Ema, Eval, Loss, Model, Optim, Schedule, Stage, Stop):
+    for cls in (Augment, Data, Distill, Ema, Eval, Loss, Model, Optim, Regularization, Schedule, Stage, Stop):
         good: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8} if cls is Stage else {}
         for field in dataclasses.fields(cls):
             bounds = field.metadata.get("bounds", {})
