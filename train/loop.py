@@ -146,13 +146,20 @@ class Learner:
 
     @property
     def stages_by_graph(self) -> list[list[int]]:
-        """Lists of stages that train the same parameters and, if the network is compiled, have the same drop rates."""
+        """Lists of stages that train the same parameters and, if the network is compiled, have the same drop rates.
+
+        The largest first, as `warmup.shapes`.
+        """
         lists: dict[tuple[Any, ...], list[int]] = {}
         for number, stages in enumerate(self.freezer.stages_by_set):
             for stage in stages:
                 rates = self.regularizer.rates(stage) if self.recipe.precision.compile else ()
                 lists.setdefault((number, rates), []).append(stage)
-        return list(lists.values())
+
+        def order(entry: tuple[tuple[Any, ...], list[int]]) -> tuple[int, int]:
+            return entry[0][0], -max(self.recipe.stages[stage].max_res for stage in entry[1])
+
+        return [stages for _, stages in sorted(lists.items(), key=order)]
 
     @property
     def momentum(self) -> float:

@@ -226,8 +226,8 @@ class Stage:
               f'or res_schedule = "step"')  # fmt: skip
         self._check_batch_size()
         for name, value in self.regularization.strengths.items():
-            check(several or not isinstance(value, tuple), f"stages.regularization.{name}", value,
-                  "a number, since the stage has a single resolution")  # fmt: skip
+            if isinstance(value, tuple):
+                check(several, f"stages.regularization.{name}", list(value), "a number, since res is one")
 
     def _check_batch_size(self) -> None:
         name, size, count = "stages.batch_size", self.batch_size, len(self.resolutions)

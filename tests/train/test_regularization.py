@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch
 from pipeline.plan.plan import BatchSpec, Plan
 from pipeline.plan.stage import Augment, Regularization, Stage
+from tests import ROOT
 from tests.support.networks import CPU, make_batch
 from tests.train.conftest import without_clocks
 from train.__main__ import main
@@ -134,6 +136,14 @@ def test_pairs_are_linear_in_the_resolution_between_the_smallest_and_largest_of_
     assert [stage.regularization.drop_rate for stage in scaled.stages] == [0.1, 0.3]
 
 
+def test_the_example_of_the_documentation_has_the_values_that_it_names() -> None:
+    text = (ROOT / "docs" / "regularisation.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    recipe = Recipe.parse(tomllib.loads(text), name="x")
+    got = [[round(recipe.regularization_at(number, res)[name], 3) for name in ("drop_rate", "magnitude", "mixup_alpha")]
+           for number, stage in enumerate(recipe.stages) for res in stage.resolutions]  # fmt: skip
+    assert got == [[0.1, 5, 0.0], [0.167, 8, 0.067], [0.233, 12, 0.133], [0.25, 15, 0.2]]
+
+
 def test_a_recipe_without_regularization_keeps_its_hash() -> None:
     recipe = _recipe()
     assert "regularization" not in recipe.values()["stages"][0]
@@ -186,9 +196,9 @@ def test_a_compiled_network_has_a_graph_per_rate_and_none_is_compiled_after_the_
         learner.recipe.precision, compile=True))  # fmt: skip
     assert plain.stages_by_graph == [[0, 1, 2]]
     learner.recipe, counter = compiled_recipe, CompileCounter()
-    assert learner.stages_by_graph == [[0], [1], [2]]
+    assert learner.stages_by_graph == [[1], [2], [0]]
     compile_network(learner.network, CPU, backend=counter)
-    for (stage,), sizes in zip(learner.stages_by_graph, ((32,), (32, 48), (48,)), strict=True):
+    for (stage,), sizes in zip(learner.stages_by_graph, ((32, 48), (48,), (32,)), strict=True):
         warm_up(learner, [(split, res, 8) for split in ("train", "val") for res in sizes], stage=stage)
     compiled = counter.frame_count
     assert compiled == 4  # training and validation, with the rates at 32 and 48 px
@@ -322,7 +332,7 @@ def _copy(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("stages", "tables", "message"), [
-    ([], {"regularization": {"drop_rate": [0.1, 0.3]}}, "regularization.drop_rate: got (0.1, 0.3), expected a number"),
+    ([], {"regularization": {"drop_rate": [0.1, 0.3]}}, "regularization.drop_rate: got [0.1, 0.3], expected a number"),
     ([], {"regularization": {"drop_rat": 0.1}}, "unknown key regularization.drop_rat; did you mean regularization"),
     ([], {"regularization": {"drop_rate": 1.0}}, "regularization.drop_rate: got 1.0, expected at least 0, below 1"),
     ([], {"regularization": {"drop_rate": [0.1]}}, "regularization.drop_rate: got [0.1], expected a list of 2 numbers"),

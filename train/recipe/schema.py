@@ -283,8 +283,9 @@ def _regularized(recipe: Recipe, run: dict[str, Any], *stages: dict[str, Any]) -
     for stage, own in zip(recipe.stages, stages, strict=True):
         values = Regularization(**{**base, **build(Regularization, own, "stages.regularization").strengths})
         for name, value in values.strengths.items():
-            check(smallest < largest or not isinstance(value, tuple), f"regularization.{name}", value,
-                  f"a number, since all stages have {largest} px")  # fmt: skip
+            if isinstance(value, tuple):
+                expected = f"a number, since all stages have {largest} px"
+                check(smallest < largest, f"regularization.{name}", list(value), expected)
         low, high = (values.at(res, smallest=smallest, largest=largest)
                      for res in (min(stage.resolutions), stage.max_res))  # fmt: skip
         regularized.append(dataclasses.replace(stage, regularization=Regularization(
