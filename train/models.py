@@ -158,7 +158,7 @@ def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
             f"({str(error).splitlines()[0][:160]}), expected either; go online once, or name a local file"
         ) from None
     except (RuntimeError, TypeError, ValueError) as error:
-        for key, name in (("drop_rate",) * 2, ("drop_path_rate",) * 2, ("aa_layer", "blurpool")):
+        for key, name in (("drop_rate", "drop_rate"), ("drop_path_rate", "drop_path_rate"), ("aa_layer", "blurpool")):
             if key in str(error) and key in ours:
                 raise ResoluteError(f"model.{name}: timm's {model.name} does not support it; remove it") from None
         known = timm.list_models(f"*{model.name[:6]}*", pretrained=pretrained)[:5]
