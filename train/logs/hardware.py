@@ -57,7 +57,7 @@ def bf16_is_emulated(device: torch.device) -> bool:
     if device.type == "cuda":
         return not cuda.has_bf16(device)
     flags = _cpu_flags()
-    return bool(flags) and not flags & {"avx512_bf16", "amx_bf16", "bf16"}
+    return len(flags) > 0 and flags.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def process_age_s() -> float:
