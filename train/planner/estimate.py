@@ -131,11 +131,11 @@ def with_doubled_batches(result: Forecast, models: Sequence[float | None], *, sh
     return dataclasses.replace(result, stages=tuple(stages))
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, *, setting: str = "--budget") -> float:
     """Seconds of a duration such as 90s, 11m or 1.5h. Raises `ResoluteError` for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     if not match or not float(match[1]):
-        raise ResoluteError(f"--budget: got {text!r}, expected a time like 90s, 11m or 1.5h; correct it")
+        raise ResoluteError(f"{setting}: got {text!r}, expected a time like 90s, 11m or 1.5h; correct it")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 

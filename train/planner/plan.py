@@ -23,7 +23,7 @@ from types import FrameType
 import torch
 
 from pipeline.dataset.open_dataset import is_foreign, open_dataset
-from pipeline.errors import ResoluteError, check
+from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.storage.atomic_file import check_output, output_file, used_folder
 from train.cross_validation import chosen_folds
@@ -49,8 +49,10 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         check_output(args.json, setting="--json", suffixes=(".json",))
     if args.suggest:
-        check(args.budget, "--suggest", "no --budget", "a time to fill, such as --budget 11m")
-        check(not os.path.lexists(args.suggest), "--suggest", f"{args.suggest}, which exists", "the name of a new file")
+        if not args.budget:
+            raise ResoluteError("--suggest: got no --budget, expected a time to fill; add --budget 11m (BUDGET=11m)")
+        if os.path.lexists(args.suggest):
+            raise ResoluteError(f"--suggest: got {args.suggest}, which exists, expected a new file; rename it")
         check_output(args.suggest, setting="--suggest", suffixes=(".toml",))
     options = Options.parsed(args)
     with join(options.device) as ranks:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ResoluteError, check
+from pipeline.errors import ResoluteError
 from pipeline.plan.stage import AUTO, Stage
 from pipeline.storage.atomic_file import output_file
 from train.logs.run_log import format_duration
@@ -101,8 +101,8 @@ class Candidates:
         table = self.with_epochs(epochs)
         intended = Recipe.parse(table, name=path.stem, where=str(path))
         text = "".join(f"# {line}\n" for line in comments) + f"\n{recipe_text(table)}"
-        check(Recipe.parse(tomllib.loads(text), name=path.stem) == intended, str(self.base.name), "values that are not "
-              "kept as TOML", "plain numbers, texts, lists and tables in kwargs")  # fmt: skip
+        if Recipe.parse(tomllib.loads(text), name=path.stem) != intended:
+            raise ResoluteError(f"{path}: got kwargs that TOML does not keep, expected plain values; simplify them")
         with output_file(path) as file:
             file.write(text.rstrip().encode() + b"\n")
 

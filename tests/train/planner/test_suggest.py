@@ -72,7 +72,7 @@ def test_a_small_budget_leaves_stages_out_and_a_smaller_one_is_refused_with_the_
     assert choose(result, weights(result), least=[2] * 3, budget_s=40)[1] == 0
     shortest = result.total_s([0, 0, 2])
     assert choose(result, weights(result), least=[2] * 3, budget_s=shortest) == [0, 0, 2]
-    with pytest.raises(ResoluteError, match="--budget: got 23.0 s, expected at least 24s, which the start and 2"):
+    with pytest.raises(ResoluteError, match=r"--budget: got 23\.0 s, expected at least 24s, which the start and 2"):
         choose(result, weights(result), least=[2] * 3, budget_s=23.0)
 
 
@@ -212,8 +212,8 @@ def test_a_proposal_needs_a_budget_and_a_new_file(
     line = ["plan", *words(tmp_path / "runs")[1:], "--recipe", str(recipe_file)]
     new = tmp_path / "new.toml"
     for more, message in (
-        (["--suggest", str(new)], "--suggest: got no --budget, expected a time to fill, such as --budget 11m"),
-        (["--suggest", str(recipe_file), "--budget", "9m"], "which exists, expected the name of a new file"),
+        (["--suggest", str(new)], "--suggest: got no --budget, expected a time to fill; add --budget 11m"),
+        (["--suggest", str(recipe_file), "--budget", "9m"], "which exists, expected a new file; rename it"),
         (["--suggest", str(tmp_path / "new.txt"), "--budget", "9m"], "expected a name that ends in .toml"),
     ):
         assert main([*line, *more]) == 2
