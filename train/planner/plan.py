@@ -87,10 +87,10 @@ def plan(
         with session(options, ranks) as run, run.ready() as loader:
             result, lines = run.forecast(loader, began=began, folds=runs), list[str]()
             if candidates and suggest and budget_s:
-                epochs = ranks.broadcast(choose(
-                    result, candidates.weights(), least=candidates.least(), budget_s=budget_s,
-                    is_valid=candidates.is_valid,
-                ))  # fmt: skip
+                # why first: all ranks have to choose the same; the candidates were validated in every epoch
+                result = dataclasses.replace(ranks.broadcast(result), eval_every=candidates.base.eval.every_epochs)
+                epochs = choose(result, candidates.weights(), least=candidates.least(), budget_s=budget_s,
+                                is_valid=candidates.is_valid)  # fmt: skip
                 lines, result = reasons(result, epochs, budget_s), proposal(result, epochs)
                 if ranks.is_main:
                     origin = _origin(candidates.base, run.plan, run.learner, options.threads)

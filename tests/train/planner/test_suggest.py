@@ -197,6 +197,9 @@ def test_the_command_writes_a_recipe_that_fits_and_nothing_else(
     assert [stage.res for stage in written.stages] == [32, 48, 64], "the set stores the two smaller ones"
     assert [stage.epochs for stage in written.stages] == [stage["epochs"] for stage in got["stages"]]
     assert 270 < got["total_s"] <= got["budget_s"] == 300
+    val_s, total = [stage["eval_s"] for stage in got["stages"]], sum(stage["epochs"] for stage in got["stages"])
+    mean_s = got["parts_s"]["validation"] / ((total + 1) // 2)
+    assert min(val_s) <= mean_s <= max(val_s), "every second epoch is validated, not each as in the measurement"
     assert got["advice"][0].startswith("rule: ")
     assert f"{new}: written" in out
     assert written.eval.every_epochs == 2
