@@ -175,7 +175,7 @@ def test_the_command_draws_the_same_page_again_and_writes_nothing_else(
     assert (tmp_path / "b.html").read_bytes() == page
     assert {path.name for path in tmp_path.iterdir()} == {"x.toml", "a.html", "b.html"}
     assert "60 steps of stage 0 (32 px, batch 16), LR 0.001 to 10, sgd, seed 0" in printed
-    (suggested,) = re.findall(r"^optim\.lr = ([0-9.e-]+): ", printed, re.M)
+    (suggested,) = re.findall(r"^optim\.lr = ([0-9.e-]+) ", printed, re.M)
     assert f"optim.lr = {suggested}" in page.decode()
     (chart,) = (json.loads(data) for data in re.findall('json">({.*?})</script>', page.decode()))
     losses, curve = chart["series"]
