@@ -17,7 +17,7 @@ lr.reads      := SHARDS VAL CLASSES TARGET RECIPE SAMPLES WORKERS
 lr-find.reads := SHARDS VAL CLASSES TARGET RECIPE DEVICE WORKERS
 train.reads   := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS FROM KEEP TENSORBOARD GPU_MEMORY_GIB CALIBRATE GPUS \
                  NODES HEAD RESTARTS WORKERS
-plan.reads    := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS GPU_MEMORY_GIB BUDGET JSON GPUS NODES HEAD RESTARTS WORKERS
+plan.reads    := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS GPU_MEMORY_GIB BUDGET SUGGEST JSON GPUS NODES HEAD RESTARTS WORKERS
 report.reads  := RUN
 predict.reads := RUN SRC VAL CLASSES TARGET OUT DEVICE
 eval.reads    := RUN SHARDS VAL CLASSES TARGET RES DEVICE WORKERS
@@ -136,10 +136,10 @@ lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] dra
 lr-find: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] LR range test on the first stage; suggests optim.lr (lr-find.html)
 	@$(PY) -m train lr-find --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,DEVICE,device)
 
-plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m] [GPU_MEMORY_GIB=24] estimate time and memory of a run
+plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m [SUGGEST=new.toml]] [GPU_MEMORY_GIB=24] estimate a run; write a recipe for BUDGET
 	@$(ENOUGH_GPUS) $(LAUNCH) train plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,BUDGET,budget) $(call option,GPU_MEMORY_GIB,gpu-memory-gib) \
-	$(call option,JSON,json)
+	$(call option,SUGGEST,suggest) $(call option,JSON,json)
 
 # GPUS=8: one process each; several machines run the same command with NODES=2 HEAD=first-machine:29400 besides
 # why the variable: a store that outlives a restart has the addresses of the dead; why --: torchrun has a --run-path

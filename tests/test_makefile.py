@@ -140,3 +140,10 @@ def test_every_command_that_reads_a_set_accepts_third_party_tars(make: Make) -> 
     prep, train = make.calls("shards", "train", "SRC=photos", "VAL=other")
     assert "--val=other" in prep
     assert "--val=other" not in train
+
+
+def test_a_plan_takes_a_budget_and_the_file_of_a_proposal(make: Make) -> None:
+    (call,) = make.calls("plan", "SHARDS=a", "BUDGET=11m", "SUGGEST=my plan.toml", "JSON=plan.json")
+    assert {"--budget=11m", "--suggest=my plan.toml", "--json=plan.json"} <= set(call)
+    (make.folder / "calls").unlink()
+    assert "SUGGEST: without effect in `make train`" in make.refusal("train", "SUGGEST=my.toml")

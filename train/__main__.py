@@ -71,6 +71,8 @@ def _add_plan_output(parser: Parser) -> None:
     _add_plan(parser)
     parser.add_argument("--budget", metavar="TIME",
         help="time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it")  # fmt: skip
+    parser.add_argument("--suggest", type=Path, metavar="FILE",
+        help="new TOML file: write the recipe with the stages and epochs that use the budget best")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the forecast to this JSON file")
 
 

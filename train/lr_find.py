@@ -1,13 +1,16 @@
 """`python -m train lr-find`: a learning rate range test on the first stage, a chart of it and one suggested `optim.lr`.
 
 The learning rate rises exponentially over the steps of a short training of the recipe's model, from its initial
-weights, on the first stage's batches and with the recipe's loss. The suggestion is the rate from which on the loss
-rises: the last one up to which the smoothed loss stays within its noise of its minimum. Nothing is written but the
-chart; on a CPU, a seed gives the same numbers each time. Rates are those of `optim.lr`: the stage's `lr_scale`,
-`schedule.batch_rule` and layer decay apply on top. A schedule that rises slowly can often take a higher peak.
+weights, on the first stage's batches and with the recipe's loss. The suggestion is half the largest rate that trains:
+the last at which the smoothed loss keeps half of its fall. If it keeps that to the end of the sweep, as it does with
+Adam, it is the rate at the lowest loss. `_TRUST` says how far that was right. Nothing is written but the chart; on a
+CPU, a seed gives the same numbers each time. Rates are those of `optim.lr`: the stage's `lr_scale`,
+`schedule.batch_rule` and layer decay apply on top.
 
-Source: Smith, arXiv 1506.01186, section 3.3 (the maximum rate is where the accuracy becomes ragged or starts to fall);
-the exponential sweep and the end at divergence as in fastai's `lr_find`.
+Sources: the sweep and its largest rate as the peak: Smith, arXiv 1506.01186, section 3.3; that the best rate is within
+about a factor of two of the largest that does not diverge: Bengio, arXiv 1206.5533, section 3.1.1; that the loss may
+rise first and fall again at a higher rate, so that its lowest value is no sign of the largest rate: Lewkowycz et al.,
+arXiv 2003.02218; the exponential sweep and its end at divergence: fastai's `lr_find`.
 """
 
 from __future__ import annotations
@@ -45,6 +48,9 @@ __all__ = ["RangeTest", "main", "range_test", "smoothed", "suggestion"]
 _DIVERGED = 4.0  # Source: fastai ParamScheduler.after_batch: smooth_loss > 4 * best_loss
 _STOP_SMOOTHING = 0.9  # weight of earlier losses when looking for divergence
 _WIDTH = 1 / 25  # standard deviation of the smoothing / number of steps of the sweep: 0.16 decades by default
+# Measured: benchmarks/results/lr-find-sweeps.json
+_TRUST = ("A start for tuning, not the optimum: in five range tests it was 0.9 to 1.6 times a good peak, once 6 times; "
+          "try a third of it and three times as much")  # fmt: skip
 # why they differ: the step of Adam and its kin does not grow with the gradient
 _RANGES = {"momentum": (1e-3, 1e1), "betas": (1e-5, 1e-1)}
 
@@ -110,10 +116,12 @@ def smoothed(losses: Sequence[float] | NDArray[np.float64], width: float) -> NDA
 
 
 def suggestion(test: RangeTest) -> float:
-    """The last learning rate, to two digits, before the smoothed loss rises above its minimum plus its noise.
+    """Half the last learning rate, to two digits, at which the smoothed loss is half-way or more from first to lowest.
 
-    The noise is the standard deviation of the losses around the smoothed ones, up to the minimum. Raises
-    `ResoluteError` if the loss does not fall by more than that, or rises nowhere or everywhere.
+    If that is the end of the sweep: the rate at the lowest loss.
+
+    Raises `ResoluteError` if the loss does not fall by more than its noise (the standard deviation of the losses around
+    the smoothed ones, up to the lowest), or does not rise by as much afterwards, or only rises.
     """
     curve = smoothed(test.losses, test.width)
     lowest = int(curve.argmin())
@@ -126,10 +134,11 @@ def suggestion(test: RangeTest) -> float:
             f"lr-find: got a loss that falls by {fall:.2g} from LR {first} to {last}, with noise of {noise:.2g}, "
             "expected a clear fall; raise --steps"
         )
-    above = np.flatnonzero(curve[lowest:] > curve[lowest] + noise)
-    if not len(above):
+    if curve[lowest:].max() <= curve[lowest] + noise:
         raise ResoluteError(f"--max-lr: got {last}, up to which the loss does not rise, expected more; raise it")
-    return float(f"{test.lrs[lowest + int(above[0]) - 1]:.2g}")
+    largest = int(np.flatnonzero(curve <= curve[0] - fall / 2)[-1])
+    lr = test.lrs[lowest] if largest + 1 == len(curve) else test.lrs[largest] / 2
+    return float(f"{lr:.2g}")
 
 
 def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, subtitle: str) -> None:
@@ -142,7 +151,7 @@ def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, su
          Series(name="smoothed", colour="a", x=test.lrs.tolist(), y=curve.tolist())],
         unit="", marks=marks, top=1.5 * float(curve[0]), zero=False, log="x", x_name="LR", wide=True,
         start=float(test.lrs[0]),
-        note="Suggested: the last rate before the smoothed loss rises above its minimum plus its noise.",
+        note=f"Suggested: half the last rate at which the smoothed loss keeps half of its fall. {_TRUST}.",
     )  # fmt: skip
     with output_file(path) as file:
         file.write(figures_page(title=title, subtitle=subtitle, charts=[drawn]))
@@ -184,7 +193,7 @@ def main(args: argparse.Namespace) -> None:
     finally:
         draw(test, args.out, suggested=suggested, title=f"Learning rate range test of {recipe.name}", subtitle=text)
         print(args.out)
-    print(f"optim.lr = {suggested:g}: the loss rises from there on (the recipe has {recipe.optim.lr:g})")
+    print(f"optim.lr = {suggested:g} (the recipe has {recipe.optim.lr:g}). {_TRUST}.")
 
 
 def _range(args: argparse.Namespace, recipe: Recipe) -> tuple[float, float]:

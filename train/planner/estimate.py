@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from pipeline.errors import ResoluteError
@@ -72,13 +73,17 @@ class Forecast:
     folds: int = 1  # number of runs, one after another
 
     def parts_s(self, epochs: Sequence[int] = ()) -> dict[str, float]:
-        """Seconds of all folds by part of the work. `epochs`: epochs per stage, if not those of the stages."""
+        """Seconds of all folds by part of the work. `epochs`: per stage (0: left out), if not those of the stages."""
         counts = list(epochs) or [stage.epochs for stage in self.stages]
-        run = [stage for stage, count in zip(self.stages, counts, strict=True) for _ in range(count)]
-        validated = [s for n, s in enumerate(run, 1) if n % self.eval_every == 0 or n == len(run)]
-        saves = sum(1 + int(stage.epoch_s // self.save_every_s) for stage in run)
-        single = {"start": self.start_s, "training": sum(stage.epoch_s for stage in run),
-               "validation": sum(stage.eval_s for stage in validated), "checkpoints": saves * self.save_s}  # fmt: skip
+        ends = list(accumulate(counts))
+        validations = [end // self.eval_every - (end - count) // self.eval_every
+                       for end, count in zip(ends, counts, strict=True)]  # fmt: skip
+        if ends[-1] % self.eval_every:
+            validations[ends.index(ends[-1])] += 1  # the last epoch is always validated
+        run = list(zip(self.stages, counts, validations, strict=True))
+        saves = sum(count * (1 + int(stage.epoch_s // self.save_every_s)) for stage, count, _ in run)
+        single = {"start": self.start_s, "training": sum(count * stage.epoch_s for stage, count, _ in run),
+                  "validation": sum(n * stage.eval_s for stage, _, n in run), "checkpoints": saves * self.save_s}
         return {name: self.folds * value for name, value in single.items()}
 
     def total_s(self, epochs: Sequence[int] = ()) -> float:
@@ -126,11 +131,11 @@ def with_doubled_batches(result: Forecast, models: Sequence[float | None], *, sh
     return dataclasses.replace(result, stages=tuple(stages))
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, *, setting: str = "--budget") -> float:
     """Seconds of a duration such as 90s, 11m or 1.5h. Raises `ResoluteError` for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     if not match or not float(match[1]):
-        raise ResoluteError(f"--budget: got {text!r}, expected a time like 90s, 11m or 1.5h; correct it")
+        raise ResoluteError(f"{setting}: got {text!r}, expected a time like 90s, 11m or 1.5h; correct it")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 

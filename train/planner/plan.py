@@ -1,10 +1,14 @@
-"""`make plan`: measures a few steps of every stage and prints the forecast of a run, without leaving any trace."""
+"""`make plan`: measures a few steps of every stage and prints the forecast of a run, without leaving any trace.
+
+With SUGGEST it writes a recipe for the budget, and nothing else (see `suggest.py`).
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import itertools
 import json
 import os
@@ -18,19 +22,22 @@ from types import FrameType
 
 import torch
 
+from pipeline.dataset.open_dataset import is_foreign, open_dataset
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.storage.atomic_file import check_output, output_file, used_folder
 from train.cross_validation import chosen_folds
 from train.distributed import Ranks, join
-from train.logs.hardware import process_age_s
+from train.logs.hardware import describe, process_age_s
 from train.loop import Learner
+from train.recipe.schema import Recipe
 from train.report.classes import HEADS, class_rows
 from train.setup import Options
 from train.trainer import session
 
 from .estimate import Forecast, advice, parse_duration, table, to_json, with_doubled_batches
 from .measure import Stopwatch, synthetic_batch
+from .suggest import Candidates, choose, proposal, reasons
 
 __all__ = ["main", "plan"]
 
@@ -41,39 +48,78 @@ def main(args: argparse.Namespace) -> int:
     """`python -m train plan`: print, and write to `--json`, the forecast of a run. Returns the exit status."""
     if args.json:
         check_output(args.json, setting="--json", suffixes=(".json",))
+    if args.suggest:
+        if not args.budget:
+            raise ResoluteError("--suggest: got no --budget, expected a time to fill; add --budget 11m (BUDGET=11m)")
+        if os.path.lexists(args.suggest):
+            raise ResoluteError(f"--suggest: got {args.suggest}, which exists, expected a new file; rename it")
+        check_output(args.suggest, setting="--suggest", suffixes=(".toml",))
     options = Options.parsed(args)
     with join(options.device) as ranks:
         chosen, folds = ([], 0) if args.folds is None else chosen_folds(args.folds)
         if chosen:
             options = dataclasses.replace(options, fold=(chosen[0], folds))
-        return plan(options, ranks, budget=args.budget, runs=max(1, len(chosen)), file=args.json)
+        return plan(options, ranks, budget=args.budget, runs=max(1, len(chosen)), file=args.json,
+                    suggest=args.suggest)  # fmt: skip
 
 
 def plan(
-    options: Options, ranks: Ranks, *, budget: str | None, runs: int = 1, file: Path | None = None
-) -> int:
+    options: Options, ranks: Ranks, *, budget: str | None, runs: int = 1, file: Path | None = None,
+    suggest: Path | None = None,
+) -> int:  # fmt: skip
     """Print the forecast of the run of `options` and, with a `budget` such as "11m", advice; returns 0.
 
     `runs`: folds to train one after another; the one of `options` is measured. `file`: for the forecast as JSON.
+    `suggest`: for a recipe that fits the budget; printed is then its forecast.
     """
     budget_s = parse_duration(budget) if budget else None
     began = time.perf_counter() - process_age_s()  # why: a run's time includes starting Python and loading torch
     with _scratch(options.folder.parent, ranks) as folder:
-        options = dataclasses.replace(options, folder=Path(folder))
+        options, base = dataclasses.replace(options, folder=Path(folder)), options.recipe
+        candidates, reading = None, time.perf_counter()
+        if suggest:
+            candidates = Candidates.load(base, _stored(options))
+            options = dataclasses.replace(options, recipe=options.folder / base.name)
+            if ranks.is_main:
+                options.recipe.write_text(candidates.text, encoding="utf-8")
+            ranks.broadcast(None)  # the file is written
+            began += time.perf_counter() - reading  # why: a training does not do this
         with session(options, ranks) as run, run.ready() as loader:
-            result = run.forecast(loader, began=began, folds=runs)
-            print(table(result))
-            print(_sampling_lines(run.plan), end="")
-            lines = []
-            if budget_s:
+            result, lines = run.forecast(loader, began=began, folds=runs), list[str]()
+            if candidates and suggest and budget_s:
+                # why first: all ranks have to choose the same; the candidates were validated in every epoch
+                result = dataclasses.replace(ranks.broadcast(result), eval_every=candidates.base.eval.every_epochs)
+                epochs = choose(result, candidates.weights(), least=candidates.least(), budget_s=budget_s,
+                                is_valid=candidates.is_valid)  # fmt: skip
+                lines, result = reasons(result, epochs, budget_s), proposal(result, epochs)
+                if ranks.is_main:
+                    origin = _origin(candidates.base, run.plan, run.learner, options.threads)
+                    candidates.write(suggest, epochs, [origin, *lines])
+                lines.append(f"{suggest}: written; make train RECIPE={suggest}")
+            elif budget_s:
                 too_long = result.total_s() > budget_s
                 doubled = _with_doubled_batches(result, run.plan, run.learner) if too_long else None
                 lines = advice(result, budget_s, doubled)
-                print("\n".join(lines), flush=True)
+            print(table(result))
+            print(_sampling_lines(run.plan), end="")
+            print("".join(f"{line}\n" for line in lines), end="", flush=True)
     if file is not None and ranks.is_main:
         with output_file(file) as opened:
             opened.write((json.dumps(to_json(result, budget_s, lines), indent=1) + "\n").encode())
     return 0
+
+
+def _stored(options: Options) -> tuple[int, ...]:
+    """The resolutions of the shard set, px; none for plain tars."""
+    return () if is_foreign(str(options.shards)) else open_dataset(options.shards).resolutions
+
+
+def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:
+    """What a proposal was made from, in one line."""
+    machine = describe(learner.device, threads=threads)
+    ranks = f", {learner.ranks.world_size} processes" if learner.ranks.world_size > 1 else ""
+    return (f"Made by `make plan SUGGEST=…` from {base.name} ({base.hash}) and the shard set {plan.shards.hash}, "
+            f"measured on {datetime.date.today()}: {machine['gpu'] or machine['cpu']}, {threads} threads{ranks}")
 
 
 def _sampling_lines(plan: Plan) -> str:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from pipeline.plan.plan import Plan
 
 __all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss", "Model", "Optim", "Precision",
-           "Recipe", "Regularization", "Schedule", "Stage", "Stop"]  # fmt: skip
+           "Recipe", "Regularization", "Schedule", "Stage", "Stop",
+           "scaled_schedule"]  # fmt: skip
 
 # Sections of the keys of `regularization`, whose values it replaces.
 _REPLACES = {"drop_rate": "model", "drop_path_rate": "model", "label_smoothing": "loss", "weight_decay": "optim",
@@ -316,25 +317,27 @@ def _scaled(recipe: Recipe) -> Recipe:
 
     Raises `ResoluteError` if no stage changes, or two milestones become equal.
     """
-    factor = Decimal(repr(recipe.scale_epochs))
-
-    def scaled(epochs: int) -> int:
-        return max(1, int((factor * epochs).quantize(Decimal(1), ROUND_HALF_UP)))
-
-    stages = tuple(dataclasses.replace(stage, epochs=scaled(stage.epochs)) for stage in recipe.stages)
+    stages = tuple(dataclasses.replace(stage, epochs=_times(stage.epochs, recipe.scale_epochs))
+                   for stage in recipe.stages)  # fmt: skip
     if [stage.epochs for stage in stages] == [stage.epochs for stage in recipe.stages]:
         raise ResoluteError(
             f"scale_epochs: without effect, {recipe.scale_epochs:g} changes no stage's epochs when rounded; remove it"
         )
-    schedule = recipe.schedule
-    warmup = None if schedule.warmup_epochs is None else recipe.scale_epochs * schedule.warmup_epochs
+    return dataclasses.replace(recipe, stages=stages, schedule=scaled_schedule(recipe.schedule, recipe.scale_epochs))
+
+
+def _times(epochs: int, factor: float) -> int:
+    return max(1, int((Decimal(repr(factor)) * epochs).quantize(Decimal(1), ROUND_HALF_UP)))
+
+
+def scaled_schedule(schedule: Schedule, factor: float) -> Schedule:
+    """The schedule for `factor` times as many epochs. Raises `ResoluteError` if two milestones become equal."""
     restarts = schedule.kind == "cosine_restarts"
-    schedule = dataclasses.replace(
-        schedule, warmup_epochs=warmup,
-        period_epochs=scaled(schedule.period_epochs) if restarts else schedule.period_epochs,
-        milestone_epochs=tuple(map(scaled, schedule.milestone_epochs)),
+    return dataclasses.replace(
+        schedule, warmup_epochs=None if schedule.warmup_epochs is None else factor * schedule.warmup_epochs,
+        period_epochs=_times(schedule.period_epochs, factor) if restarts else schedule.period_epochs,
+        milestone_epochs=tuple(_times(mark, factor) for mark in schedule.milestone_epochs),
     )  # fmt: skip
-    return dataclasses.replace(recipe, stages=stages, schedule=schedule)
 
 
 def _without_none(value: Any) -> Any:

@@ -6,8 +6,6 @@ Training does so after every epoch. The page is self-contained and needs no netw
 from __future__ import annotations
 
 import argparse
-import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from pipeline.report.page import render
 from pipeline.storage.atomic_file import output_file
 from train.logs.run_log import Columns, RunLogReader, format_duration
 from train.logs.score import METRICS, Metric, best_epoch, best_score, main_metric
+from train.recipe.toml import recipe_text
 from train.run_folder import existing_run
 
 from .classes import HEADS, class_counts, class_rows
@@ -215,29 +214,6 @@ def _metric_columns(epochs: list[dict[str, Any]], prefix: str) -> list[tuple[str
     name = "EMA " if prefix else ""
     return [(f"{name}{metric.title}", f"{prefix}{metric.key}", 2 if metric.percent else 4, metric.scale)
             for metric in (_metrics(epochs) if epochs else ())]  # fmt: skip
-
-
-def recipe_text(values: dict[str, Any], table: str = "", *, many: bool = False) -> str:
-    """The values as TOML; None and empty tables are omitted. `many`: `table` is one of an array of tables."""
-    plain = {key: value for key, value in values.items() if value is not None and not _is_table(value)}
-    text = "\n".join(f"{_toml_key(key)} = {json.dumps(value)}" for key, value in plain.items())
-    head = "" if not table else f"[[{table}]]\n" if many else f"[{table}]\n"
-    text = f"{head}{text}\n\n" if plain or many else ""
-    for key, value in values.items():
-        name = f"{table}.{key}" if table else key
-        if isinstance(value, dict):
-            text += recipe_text(value, name)
-        elif _is_table(value):
-            text += "".join(recipe_text(item, name, many=True) for item in value)
-    return text
-
-
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
 
 
 def _facts(run: RunLogReader) -> list[tuple[str, object]]:

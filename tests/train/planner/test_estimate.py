@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import random
@@ -232,12 +231,6 @@ stages = [
 ]
 """)
     return path
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.planner.measure.measure", functools.partial(measure, about_s=0.01))
-    monkeypatch.setattr(before, "_with_doubled_batches", functools.partial(before._with_doubled_batches, about_s=0.01))
 
 
 @pytest.mark.usefixtures("quick")

@@ -1,0 +1,17 @@
+"""Fixtures of the tests of the planner."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from train.planner import plan
+from train.planner.measure import measure
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements of a few steps."""
+    monkeypatch.setattr("train.planner.measure.measure", functools.partial(measure, about_s=0.01))
+    monkeypatch.setattr(plan, "_with_doubled_batches", functools.partial(plan._with_doubled_batches, about_s=0.01))

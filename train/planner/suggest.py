@@ -1,0 +1,238 @@
+"""`make plan BUDGET=11m SUGGEST=FILE`: writes a recipe whose stages use a time budget best.
+
+The rule: epochs per stage, whole numbers of at least two, that maximise `score` within the budget. The score is the sum
+over the stages of resolution * log(1 + epochs), so that
+
+- each stage gets a share of the training time in proportion to its resolution: the gain of a further epoch falls as
+  1 / epochs, and the epochs of a fast stage cost less. These are the shares of the recipes of this repository that
+  were tuned by accuracy (64, 96, 128 px: 25, 35, 40 % of the pixels, here 22, 33, 44);
+- a stage is left out if the budget is so small that the others gain more from its time; the last stage, at the full
+  resolution, always stays.
+
+Neither samples nor pixels alone can be the measure: the most samples are all at the smallest resolution, and the most
+pixels all at the one with the fastest pixels, which is often the largest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ResoluteError
+from pipeline.plan.stage import AUTO, Stage
+from pipeline.storage.atomic_file import output_file
+from train.logs.run_log import format_duration
+from train.recipe.schema import Recipe, scaled_schedule
+from train.recipe.toml import recipe_text
+
+from .estimate import Forecast
+
+__all__ = ["Candidates", "choose", "proposal", "reasons", "score"]
+
+RULE = "the largest sum over the stages of resolution * log(1 + epochs) that fits: time in proportion to resolution"
+_MIN_EPOCHS = 2
+# Source: the first resolutions of DAWNBench's 128 of 288 px, FFCV's 160 of 192, Composer's initial_scale = 0.5
+_MIN_RES_FRAC = 0.5
+_NEAR = 2  # epochs by which the exact search departs from the greedy one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """A base recipe whose stages are all candidates: its own, and stored resolutions between them.
+
+    `recipe`: parsed from `table`, the base's values with the added stages and with every epoch count resolved.
+    """
+
+    base: Recipe
+    recipe: Recipe
+    table: dict[str, Any]
+
+    @classmethod
+    def load(cls, path: Path, stored: Sequence[int]) -> Candidates:
+        """`stored`: the set's resolutions, px. Raises `ResoluteError` as `Recipe.load` does.
+
+        A stored resolution below the last stage's becomes a stage, with the other values of the next larger stage, if
+        it is at least half the last one's. Not in recipes with ramps, falling resolutions or layers frozen by stage.
+        """
+        base = Recipe.load(path)
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        table.pop("scale_epochs", None)
+        stages = [{**written, "epochs": stage.epochs}
+                  for written, stage in zip(table["stages"], base.stages, strict=True)]  # fmt: skip
+        own = [stage.max_res for stage in base.stages]
+        rises = own == sorted({*own}) and all(len(stage.resolutions) == 1 for stage in base.stages)
+        if rises and not _depend(base):
+            for res in stored:
+                if _MIN_RES_FRAC * own[-1] <= res < own[-1] and res not in own:
+                    larger = next(stage for stage in stages if stage["res"] > res)
+                    new = {name: value for name, value in larger.items() if name != "eval_res"}
+                    stages.insert(stages.index(larger), new | {"res": res})
+        table["stages"] = stages
+        recipe = Recipe.parse(_with_schedule(table, base, 1.0), name=base.name, where=str(path))
+        return cls(base=base, recipe=recipe, table=table)
+
+    @property
+    def text(self) -> str:
+        """The recipe to measure: with all candidates, each of them validated."""
+        measured = _with_schedule(self.table, self.base, 1.0)
+        return recipe_text(measured | {"eval": {**measured.get("eval", {}), "every_epochs": 1}})
+
+    def with_epochs(self, epochs: Sequence[int]) -> dict[str, Any]:
+        """The table of the base recipe with `epochs` of each candidate (0: left out)."""
+        stages = [written | {"epochs": count} | _batch_size(stage)
+                  for written, stage, count in zip(self.table["stages"], self.recipe.stages, epochs, strict=True)
+                  if count]  # fmt: skip
+        table = _with_schedule({**self.table, "stages": stages}, self.base, sum(epochs) / self.base.total_epochs)
+        if self.base.ema.last_epochs:
+            table["ema"] = {**table["ema"], "last_epochs": min(self.base.ema.last_epochs, sum(epochs))}
+        return table
+
+    def write(self, path: Path, epochs: Sequence[int], comments: Sequence[str]) -> None:
+        """Write the recipe with `epochs` of each candidate, below the `comments`. Raises `ResoluteError`.
+
+        It raises too if the epochs do not suit the rest of the recipe, such as milestones that become equal.
+        """
+        table = self.with_epochs(epochs)
+        intended = Recipe.parse(table, name=path.stem, where=str(path))
+        text = "".join(f"# {line}\n" for line in comments) + f"\n{recipe_text(table)}"
+        if Recipe.parse(tomllib.loads(text), name=path.stem) != intended:
+            raise ResoluteError(f"{path}: got kwargs that TOML does not keep, expected plain values; simplify them")
+        with output_file(path) as file:
+            file.write(text.rstrip().encode() + b"\n")
+
+    def weights(self) -> list[float]:
+        """The stages' factors in `score`: their (mean) resolutions, px."""
+        return [sum(stage.resolutions) / len(stage.resolutions) for stage in self.recipe.stages]
+
+    def least(self) -> list[int]:
+        """The stages' smallest numbers of epochs: two, or one for each resolution of a ramp by epoch."""
+        ramps = [len(s.resolutions) if s.res_schedule in (None, "epoch") else 0 for s in self.recipe.stages]
+        return [max(_MIN_EPOCHS, count) for count in ramps]
+
+    def is_valid(self, kept: Sequence[int]) -> bool:
+        """Whether a recipe of the stages `kept` alone is valid: it may set what only a stage left out has used."""
+        if len(kept) < len(self.recipe.stages) and _depend(self.recipe):
+            return False
+        epochs = [stage.epochs * (number in kept) for number, stage in enumerate(self.recipe.stages)]
+        try:
+            Recipe.parse(self.with_epochs(epochs), name=self.base.name)
+        except ResoluteError:
+            return False
+        return True
+
+
+def _depend(recipe: Recipe) -> bool:
+    """Whether stages depend on those before them: on what these have trained, or on the first one's batch size."""
+    return recipe.freeze.mode != "none" or (recipe.schedule.batch_rule != "none" and recipe.schedule.base_batch is None)
+
+
+def _batch_size(stage: Stage) -> dict[str, Any]:
+    """The key that sets a stage's batch size, if the recipe's text derives it from the stages beside it."""
+    if stage.batch_size == "constant_pixels":
+        return {"base_batch_size": stage.base_batch_size}
+    return {"batch_size": stage.batch_size} if isinstance(stage.batch_size, int) and stage.batch_size != AUTO else {}
+
+
+def _with_schedule(table: dict[str, Any], base: Recipe, factor: float) -> dict[str, Any]:
+    """A copy of the table, in whose schedule what counts epochs is that of `base` times `factor`."""
+    scaled = scaled_schedule(base.schedule, factor)
+    counts = {"warmup_epochs": scaled.warmup_epochs, "period_epochs": scaled.period_epochs,
+              "milestone_epochs": [*scaled.milestone_epochs]}  # fmt: skip
+    written = table.get("schedule", {})
+    return {**table, "schedule": {name: counts.get(name, value) for name, value in written.items()}}
+
+
+def score(epochs: Sequence[int], weights: Sequence[float]) -> float:
+    """The sum of weight * log(1 + epochs) over the stages."""
+    return sum(weight * math.log1p(count) for count, weight in zip(epochs, weights, strict=True))
+
+
+def choose(
+    result: Forecast, weights: Sequence[float], *, least: Sequence[int], budget_s: float,
+    is_valid: Callable[[Sequence[int]], bool] = lambda kept: True,
+) -> list[int]:  # fmt: skip
+    """Epochs per stage of `result` with the largest `score` within `budget_s`: 0, or at least `least`.
+
+    The last stage stays. `is_valid` takes the numbers of the stages that stay. Raises `ResoluteError`, with the
+    smallest possible budget, if none fits.
+    """
+    last, fitting, shortest = len(weights) - 1, list[list[int]](), math.inf
+    for optional in itertools.product((False, True), repeat=last):
+        kept = [number for number, stays in enumerate((*optional, True)) if stays]
+        fewest = [count * (number in kept) for number, count in enumerate(least)]
+        if is_valid(kept):
+            shortest = min(shortest, result.total_s(fewest))
+            if result.total_s(fewest) <= budget_s:
+                fitting.append(_filled(result, weights, fewest, budget_s))
+    if not fitting:
+        raise ResoluteError(
+            f"--budget: got {format_duration(budget_s)}, expected at least {math.ceil(shortest)}s, which the start and "
+            f"{_MIN_EPOCHS} epochs in each stage that has to stay take; raise it"
+        )
+    return max(fitting, key=lambda epochs: score(epochs, weights))
+
+
+def _filled(result: Forecast, weights: Sequence[float], fewest: Sequence[int], budget_s: float) -> list[int]:
+    """The best epochs of the stages in `fewest`, which fits: each next epoch goes to where it gains most per second.
+
+    Whole epochs leave time over at the end, so all combinations near that result are compared as well.
+    """
+    kept = [number for number, count in enumerate(fewest) if count]
+    costs = [stage.epoch_s + stage.eval_s / result.eval_every + result.save_s for stage in result.stages]
+    epochs, open_ = list(fewest), set(kept)
+    while open_:
+        stage = max(open_, key=lambda i: weights[i] * math.log((2 + epochs[i]) / (1 + epochs[i])) / costs[i])
+        epochs[stage] += 1
+        if result.total_s(epochs) > budget_s:
+            epochs[stage] -= 1
+            open_.remove(stage)
+    cheapest = min(kept, key=costs.__getitem__)
+    others = [number for number in kept if number != cheapest]
+    best = epochs
+    for changes in itertools.product(range(-_NEAR, _NEAR + 1), repeat=len(others)):
+        near = list(epochs)
+        for number, change in zip(others, changes, strict=True):
+            near[number] = max(fewest[number], near[number] + change)
+        near[cheapest] = fewest[cheapest]
+        spare = (budget_s - result.total_s(near)) / (costs[cheapest] * result.folds)
+        near[cheapest] += max(0, int(spare) + 2)
+        while result.total_s(near) > budget_s and near[cheapest] > fewest[cheapest]:
+            near[cheapest] -= 1
+        if result.total_s(near) <= budget_s:
+            best = max(best, near, key=lambda counts: score(counts, weights))
+    return best
+
+
+def proposal(result: Forecast, epochs: Sequence[int]) -> Forecast:
+    """The forecast of the stages with `epochs` (0: left out), numbered anew."""
+    kept = [(stage, count) for stage, count in zip(result.stages, epochs, strict=True) if count]
+    stages = tuple(
+        dataclasses.replace(
+            stage, stage=number, epochs=count,
+            ramp_steps=None if stage.ramp_steps is None else round(stage.ramp_steps * count / stage.epochs),
+        ) for number, (stage, count) in enumerate(kept)
+    )  # fmt: skip
+    return dataclasses.replace(result, stages=stages)
+
+
+def reasons(result: Forecast, epochs: Sequence[int], budget_s: float) -> list[str]:
+    """Lines that say what was chosen and why; `result` is of all candidates."""
+    chosen = proposal(result, epochs)
+    trained_s = chosen.parts_s()["training"] / chosen.folds
+    lines = [f"rule: {RULE}"]
+    for stage in chosen.stages:
+        share = stage.epochs * stage.epoch_s / trained_s
+        lines.append(f"stage {stage.stage}: {stage.epochs} epochs at {stage.res} px, {stage.epoch_s:.3g} s each, "
+                     f"{100 * share:.0f} % of the training time")  # fmt: skip
+    if left_out := [str(stage.res) for stage, count in zip(result.stages, epochs, strict=True) if not count]:
+        lines.append(f"left out: {', '.join(left_out)} px, whose time brings the other stages more")
+    parts = ", ".join(f"{name} {format_duration(value)}" for name, value in chosen.parts_s().items())
+    runs = f" in {chosen.folds} folds" if chosen.folds > 1 else ""
+    total = format_duration(chosen.total_s())
+    return [*lines, f"forecast: {total}{runs} of the budget of {format_duration(budget_s)}: {parts}"]
