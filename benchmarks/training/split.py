@@ -131,8 +131,8 @@ class Parts:
                     )
             if unknown := len(got.difference(*self.digests.values())):
                 raise ResoluteError(
-                    f"{root}: {split} holds {unknown} photos that {self.folder} does not divide, expected only those of "
-                    f"{' and '.join(allowed)}; repeat the division with all photos"
+                    f"{root}: {split} holds {unknown} photos that {self.folder} does not divide, expected only those "
+                    f"of {' and '.join(allowed)}; repeat the division with all photos"
                 )
         missing = len(self.digests[part] - held_out)
         if missing > _MISSING * len(self.digests[part]):
@@ -215,7 +215,7 @@ def _shares(text: str) -> dict[str, float]:
     except ValueError:
         values = []
     if len(values) != len(PARTS) - 1 or not all(0 < value < 1 for value in values) or sum(values) >= 1:
-        raise ResoluteError(f"--shares: got {text}, expected three fractions with a sum below 1; write it as 0.1,0.1,0.1")
+        raise ResoluteError(f"--shares: got {text}, expected three fractions, in all below 1; write 0.1,0.1,0.1")
     return dict(zip(PARTS[1:], values, strict=True))
 
 
@@ -225,17 +225,18 @@ def _run(args: argparse.Namespace) -> None:
         before = Parts.open(args.out)
         if (before.salt, dict(before.shares)) != (args.salt, shares):
             raise ResoluteError(
-                f"{args.out}: made with --salt {before.salt} --shares {','.join(map(str, before.shares.values()))}, got "
-                "others, expected the same; repeat them or choose another --out"
+                f"{args.out}: made with --salt {before.salt} --shares {','.join(map(str, before.shares.values()))}, "
+                f"got {args.salt} and {args.shares}, expected the same; repeat them or choose another --out"
             )
         known = {digest: part for part in PARTS for digest in _read_list(args.out / f"{part}.csv")}
     parts = divide(_scan(args.src), shares=shares, salt=args.salt, known=known)
     if empty := [part for part, photos in parts.items() if not photos]:
-        raise ResoluteError(f"--shares: got {args.shares}, which leave no photo for {empty[0]}; add photos or change it")
+        raise ResoluteError(f"--shares: got {args.shares}, which leaves no photo for {empty[0]}; change it")
     with write_errors(args.out):
         args.out.mkdir(parents=True, exist_ok=True)
-        for part, photos in (*parts.items(), ("rest", sorted(p for part in PARTS[:-1] for p in parts[part]))):
-            _write_list(args.out / f"{part}.csv", photos)
+        rest = sorted(photo for part in PARTS[:-1] for photo in parts[part])
+        for name, photos in (*parts.items(), ("rest", rest)):
+            _write_list(args.out / f"{name}.csv", photos)
         settings = {"salt": args.salt, "shares": shares, "photos": {part: len(each) for part, each in parts.items()}}
         atomic_write(args.out / _SETTINGS, json.dumps(settings, indent=1) + "\n")
     print(_summary(parts, known, args.out))
