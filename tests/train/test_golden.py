@@ -96,7 +96,10 @@ def draw_stripes(root: Path, *, each: int) -> Path:
 
 @pytest.mark.slow
 def test_a_progressive_run_learns_to_tell_stripes_apart(tmp_path: Path) -> None:
-    """At least 75 % of 200 photos; chance is 10 %, and seeds 0 to 4 reached 90.0, 90.5, 91.5, 88.0 and 85.0 %. Half a minute on one core."""
+    """At least 70 % of 200 photos. Chance is 10 %; seeds 0 to 4 reached 90.0, 90.5, 91.5, 88.0 and 85.0 %.
+
+    Takes half a minute on one core.
+    """
     draw_stripes(tmp_path / "photos", each=80)
     words = ["--src", tmp_path / "photos", "--out", tmp_path / "shards", "--res", "32,48", "--val-frac", "0.25",
              "--workers", "2"]  # fmt: skip
@@ -128,4 +131,4 @@ batch_size = 30
              "--device", "cpu", "--threads", "1"]  # fmt: skip
     assert main([str(word) for word in words]) == 0
     last = [record for record in read_log(tmp_path / "floor" / "run.jsonl") if record["kind"] == "epoch"][-1]
-    assert last["top1"] >= 0.75
+    assert last["top1"] >= 0.7
