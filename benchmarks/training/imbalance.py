@@ -31,7 +31,8 @@ import numpy as np
 
 from benchmarks.cli import Parser, check_numbers, command, text_table
 from benchmarks.record import check_writable, find_device, header, write
-from benchmarks.training.__main__ import Runner, _seeds, measure, train
+from benchmarks.training.__main__ import parse_seeds
+from benchmarks.training.runs import Runner, Side, measure, train
 from pipeline.cpu_count import available_cpus
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
@@ -191,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace, run: Runner) -> None:
-    seeds, names = _seeds(args.seeds), args.only.split(",")
+    seeds, names = parse_seeds(args.seeds), args.only.split(",")
     check_numbers(args, largest=1, threads=1, set_seed=0)
     if args.ratio < 1:
         raise ResoluteError(f"--ratio: got {args.ratio:g}, expected at least 1; raise it")
@@ -203,16 +204,16 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
     Recipe.load(args.recipe)
     result: dict[str, Any] = header(args, rounds=len(seeds), device=device)
     shards, sizes = make_set(args)
-    recipes = []
+    sides, shards_hash = [], ShardSet.open(shards).hash
     (args.work / "recipes").mkdir(exist_ok=True)
     for name in dict.fromkeys(["uniform", *names]):
-        recipes.append(args.work / "recipes" / f"{name}.toml")
-        recipes[-1].write_text(variant(text, *VARIANTS[name]), encoding="utf-8")
-    settings = ["--shards", str(shards), "--threads", str(args.threads), "--device", device.type]
+        recipe = args.work / "recipes" / f"{name}.toml"
+        recipe.write_text(variant(text, *VARIANTS[name]), encoding="utf-8")
+        sides.append(Side(name=name, recipe=recipe, shards=str(shards), shards_hash=shards_hash))
     runs = measure(
-        recipes, seeds, runs=args.work / "runs", run=run, settings=settings,
-        expect={"commit": result["commit"], "shards": ShardSet.open(shards).hash},
-    )  # fmt: skip
+        sides, seeds, runs=args.work / "runs", run=run, expect={"commit": result["commit"]},
+        settings=["--threads", str(args.threads), "--device", device.type],
+    )
     for each in runs:
         folder = args.work / "runs" / f"{each['recipe']}-seed{each['seed']}"
         out = folder / "predictions.csv"

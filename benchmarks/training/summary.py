@@ -1,24 +1,36 @@
-"""Summary of compared trainings: means over seeds, ratios to the first recipe, text tables and charts."""
+"""Summary of compared trainings: means over seeds with standard errors, ratios to the first side, tables and charts.
+
+    python -m benchmarks.training.summary RESULT.json [--charts page.html]     # of a result file, again
+"""
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
 import itertools
+import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import repeated, spread, text_table
+from benchmarks.cli import Parser, command, repeated, spread, text_table
+from pipeline.errors import ResoluteError
 from pipeline.report.charts import Chart, Series, chart
 from pipeline.report.page import figures_page
-from pipeline.storage.atomic_file import output_file
-from train.logs.score import best_score
+from pipeline.storage.atomic_file import check_output, output_file
 
-__all__ = ["TARGETS", "charts", "draw", "summary", "tables"]
+__all__ = ["TARGETS", "charts", "draw", "interval", "main", "summary", "tables"]
 
 # targets of a progressive recipe against one at its final resolution: top-1 points lost, and time ratios
-TARGETS = {"points": -1.0, "time_ratio": 0.65, "final_epoch_ratio": 1.01}
-_MEANS = ("top1", "ema_top1", "final_top1", "best_top1", "elapsed_s", "train_s", "eval_s", "wait_frac")
+TARGETS = {"points": -0.5, "time_ratio": 0.5, "final_step_ratio": 1.01}
+_MEANS = ("top1", "ema_top1", "final_top1", "best_top1")
+_TIMES = ("wall_s", "elapsed_s", "train_s", "eval_s", "wait_frac")
 
 Run = dict[str, Any]
 
@@ -26,8 +38,8 @@ Run = dict[str, Any]
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
     """{"baseline": name, "recipes": {name: figures}}, of runs as `measure` returns them.
 
-    Means and deviations are over seeds; `against` holds differences and ratios to the baseline's run of the same
-    seed, None for the baseline itself.
+    Accuracies are means over the seeds with standard errors, times are medians; `against` holds differences and ratios
+    to the baseline's run of the same seed, None for the baseline itself.
     """
     names = list(dict.fromkeys(run["recipe"] for run in runs))
     by_name = {name: [run for run in runs if run["recipe"] == name] for name in names}
@@ -47,6 +59,7 @@ def _figures(runs: Sequence[Run]) -> dict[str, Any]:
     ratios = ("ratio", "training_ratio", "total_ratio")
     return {
         **{name: _mean([run[name] for run in runs]) for name in _MEANS},
+        **{name: _repeated([run[name] for run in runs]) for name in _TIMES},
         "epochs": repeated([len(run["epochs"]) for run in runs]),
         "final_res": runs[0]["final_res"],
         **{name: repeated([run[name] for run in runs]) for name in ("final_image_s", "final_step_image_s")},
@@ -58,47 +71,75 @@ def _figures(runs: Sequence[Run]) -> dict[str, Any]:
 def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
     pairs = list(zip(runs, base, strict=True))
 
-    def ratio(name: str) -> dict[str, Any]:
-        return repeated([run[name] / against[name] for run, against in pairs])
+    def ratio(name: str) -> dict[str, Any] | None:
+        return _repeated([None if run[name] is None else run[name] / against[name] for run, against in pairs])
+
+    def points(name: str) -> dict[str, Any] | None:
+        are_known = all(each[name] is not None for pair in pairs for each in pair)
+        return _mean([100 * (run[name] - against[name]) for run, against in pairs]) if are_known else None
 
     comparable = all(run["final_res"] == against["final_res"] for run, against in pairs)
     results: dict[str, Any] = {
-        "points": _mean([100 * (run["final_top1"] - against["final_top1"]) for run, against in pairs]),
-        "time_ratio": ratio("elapsed_s"),
+        "points": points("final_top1"), "raw_points": points("top1"), "ema_points": points("ema_top1"),
+        "wall_ratio": ratio("wall_s"), "time_ratio": ratio("elapsed_s"),
         "final_epoch_ratio": ratio("final_image_s") if comparable else None,
         "final_step_ratio": ratio("final_step_image_s") if comparable else None,
-        "paired_epoch_ratio": _paired_epochs(pairs),
+        "paired_epoch_ratio": _paired_epochs(pairs, "train_s"),
+        "paired_step_ratio": _paired_epochs(pairs, "final_step_image_s") if comparable else None,
     }
-    final = results["final_epoch_ratio"]
+    paired, steps = results["paired_step_ratio"], results["final_step_ratio"]
+    # why the upper end: a ratio below the target that is not resolved does not meet it
+    final = paired["high"] if paired else steps["median"] if steps else math.inf
     results["missed"] = [
         name for name, bad in (
             ("accuracy", results["points"]["mean"] < TARGETS["points"]),
-            ("time", results["time_ratio"]["median"] > TARGETS["time_ratio"]),
-            ("final epoch", final is None or final["median"] > TARGETS["final_epoch_ratio"]),
+            ("time", (results["wall_ratio"] or results["time_ratio"])["median"] > TARGETS["time_ratio"]),
+            ("final step", final is None or final > TARGETS["final_step_ratio"]),
         ) if bad
     ]  # fmt: skip
     return results
 
 
-def _paired_epochs(pairs: Sequence[tuple[Run, Run]]) -> dict[str, Any] | None:
-    """Ratios of the training times of epochs with the same number, resolution and samples; of any seed."""
+def _paired_epochs(pairs: Sequence[tuple[Run, Run]], name: str) -> dict[str, Any] | None:
+    """Ratios of a time of epochs with the same number, resolution and samples, of any seed, with their `interval`."""
     if any(run["wall_s"] is not None for run, _ in pairs):
         return None  # why: minutes lie between the epochs of a pair unless the runs took turns
     ratios = [
-        epoch["train_s"] / baseline["train_s"]
+        epoch[name] / baseline[name]
         for run, against in pairs
         for epoch, baseline in zip(run["epochs"], against["epochs"], strict=False)
-        if (epoch["res"], epoch["samples"]) == (baseline["res"], baseline["samples"])
+        if (epoch["res"], epoch["samples"]) == (baseline["res"], baseline["samples"]) and epoch[name] and baseline[name]
     ]
-    return repeated(ratios) if ratios else None
+    return repeated(ratios) | interval(ratios) if ratios else None
+
+
+def interval(ratios: Sequence[float]) -> dict[str, Any]:
+    """Geometric mean of ratios, and the 95 % confidence interval of Student's t for the mean of their logarithms.
+
+    `low` and `high` are None for fewer than three. Source of the quantile: Abramowitz and Stegun, 26.7.5 (error below
+    1 % from two degrees of freedom on).
+    """
+    logs, n = [math.log(ratio) for ratio in ratios], len(ratios)
+    mean = statistics.fmean(logs)
+    result: dict[str, Any] = {"mean": math.exp(mean), "low": None, "high": None, "n": n}
+    if n > 2:
+        z, df = statistics.NormalDist().inv_cdf(0.975), n - 1
+        t = z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2) \
+            + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3) \
+            + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * df**4)
+        half = t * statistics.stdev(logs) / math.sqrt(n)
+        result |= {"low": math.exp(mean - half), "high": math.exp(mean + half)}
+    return result
 
 
 def _mean(raw: Sequence[float | None]) -> dict[str, Any] | None:
-    """All seeds' values, mean and sample standard deviation (None for one seed); None if a value is missing."""
+    """All n seeds' values, mean, standard deviation and error (None for one seed); None if a value is missing."""
     values = [value for value in raw if value is not None]
     if len(values) < len(raw):
         return None
-    return {"raw": values, "mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(raw) > 1 else None}
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return {"raw": values, "n": len(values), "mean": statistics.fmean(values), "sd": sd,
+            "se": None if sd is None else sd / math.sqrt(len(values))}  # fmt: skip
 
 
 def _repeated(raw: Sequence[float | None]) -> dict[str, Any] | None:
@@ -106,34 +147,53 @@ def _repeated(raw: Sequence[float | None]) -> dict[str, Any] | None:
     return repeated(values) if len(values) == len(raw) else None
 
 
-def tables(results: dict[str, Any]) -> str:
-    """All tables of a `summary`."""
-    base, recipes, seeds = results["baseline"], results["recipes"], len(results["seeds"])
-    many = f"{seeds} seeds, mean ± deviation" if seeds > 1 else "one seed"
-    parts = [text_table(
-        f"complete trainings, {many}",
-        ["recipe", "epochs", "top-1 %", "EMA %", "better %", "best %", "total s", "training s", "validation s",
-         "waiting %"],
-        [[name, _middle(values["epochs"]), *(_pm(values[key], 2, 100) for key in _MEANS[:4]),
-          *(_pm(values[key], 1) for key in _MEANS[4:7]), _pm(values["wait_frac"], 2, 100)]
+def tables(result: dict[str, Any]) -> str:
+    """All tables of a result, which has a `summary` and, if there were any, `split` and `tuning`."""
+    base, recipes, seeds = (result["summary"][key] for key in ("baseline", "recipes", "seeds"))
+    many = f"mean ± standard error of n = {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    parts = []
+    if "tuning" in result:
+        tuning = result["tuning"]
+        parts.append(text_table(
+            f"learning rates, top-1 % on the part tune by factor ({tuning['runs_per_side']} runs per side)",
+            ["side", *(f"{factor:g}" for factor in tuning["factors"]), "best"],
+            [[name, *(f"{100 * value:.2f}" for value in side["top1"].values()),
+              f"{side['best']:g}{', the last one tried' if side['at_edge'] else ''}"]
+             for name, side in tuning["sides"].items()],
+        ) + "\n")  # fmt: skip
+    if "split" in result:
+        split = result["split"]
+        before = ", ".join(f"{count} on {part}" for part, count in split["runs_before"].items())
+        parts.append(f"validated on the part {split['part']}; runs before: {before}")
+    parts.append(text_table(
+        f"complete trainings, {many}; medians of times",
+        ["side", "epochs", "top-1 %", "EMA top-1 %", "whole command s", "training + validation s", "training s",
+         "validation s", "waiting %"],
+        [[name, _middle(values["epochs"], 0), _pm(values["top1"], 2, 100), _pm(values["ema_top1"], 2, 100),
+          *(_middle(values[key], 1) for key in _TIMES[:4]), _middle(values["wait_frac"], 2, 100)]
          for name, values in recipes.items()],
-    )]  # fmt: skip
+    ))  # fmt: skip
     compared = {name: values["against"] for name, values in recipes.items() if values["against"]}
     if compared:
-        parts.append(text_table(
-            f"against {base}, seed by seed (points: mean ± deviation, ratios: median)",
-            ["recipe", "points", "each", "time", "final epoch", "final step", "epochs in turns", "target"],
-            [[name, _pm(values["points"], 2, sign="+"), " ".join(f"{each:+.2f}" for each in values["points"]["raw"]),
-              *(_ratio(values[f"{key}_ratio"]) for key in ("time", "final_epoch", "final_step", "paired_epoch")),
+        parts.append("\n" + text_table(
+            f"against {base}, seed by seed (points: {many}; ratios: median)",
+            ["side", "points", "EMA points", "whole command", "training + validation", "final epoch", "final step",
+             "target"],
+            [[name, *(_pm(values[key], 2, sign="+") for key in ("raw_points", "ema_points")),
+              *(_ratio(values[f"{key}_ratio"]) for key in ("wall", "time", "final_epoch", "final_step")),
               f"missed: {', '.join(values['missed'])}" if values["missed"] else "met"]
              for name, values in compared.items()],
         ))  # fmt: skip
-        parts.append(f"  targets of progressive recipes: points at least {TARGETS['points']:+.1f}, time at most "
-                     f"{TARGETS['time_ratio']:.2f}x, final epoch at most {TARGETS['final_epoch_ratio']:.2f}x; final "
-                     "epoch, step: time of an image at the last resolution")  # fmt: skip
+        kinds = {"paired_epoch_ratio": "epochs", "paired_step_ratio": "steps at the last resolution"}
+        parts += [f"  {name}: {kind} in turns {_interval(values[key])}" for name, values in compared.items()
+                  for key, kind in kinds.items() if values[key]]  # fmt: skip
+        parts.append("  final epoch, final step: time of an image at the last resolution\n"
+                     f"  targets of progressive recipes: at least {TARGETS['points']:+.1f} points (EMA where a recipe "
+                     f"has one), whole command at most {TARGETS['time_ratio']:.2f}x,\n  final step at most "
+                     f"{TARGETS['final_step_ratio']:.2f}x (in turns: upper end of the interval)")  # fmt: skip
     parts.append("\n" + text_table(
         "stages (medians of steps, then of seeds)",
-        ["recipe", "stage", "res", "batch", "ms per step", "ms per image", "lost at the change ms", "slowest / median"],
+        ["side", "stage", "res", "batch", "ms per step", "ms per image", "lost at the change ms", "slowest / median"],
         [[name, str(stage["stage"]), str(stage["res"]), str(stage["batch_size"]), _spread(stage["step_s"], 1, 1e3),
           _spread(stage["image_s"], 2, 1e3), _spread(stage["switch_cost_s"], 0, 1e3),
           _spread(stage["switch_slowest_ratio"], 2)] for name, values in recipes.items() for stage in values["stages"]],
@@ -142,7 +202,7 @@ def tables(results: dict[str, Any]) -> str:
     if planned:
         parts.append("\n" + text_table(
             "plan / outcome (median of seeds; the command also starts, warms up and saves)",
-            ["recipe", "training and validation", "training", "complete command"],
+            ["side", "training and validation", "training", "complete command"],
             [[name, *map(_ratio, plan.values())] for name, plan in planned.items()],
         ))  # fmt: skip
     return "\n".join(parts)
@@ -152,11 +212,16 @@ def _pm(value: dict[str, Any] | None, digits: int, factor: float = 1.0, *, sign:
     if value is None:
         return "-"
     mean = f"{factor * value['mean']:{sign},.{digits}f}"
-    return mean if value["sd"] is None else f"{mean} ± {factor * value['sd']:,.{digits}f}"
+    return mean if value["se"] is None else f"{mean} ± {factor * value['se']:,.{digits}f}"
 
 
-def _middle(value: dict[str, Any]) -> str:
-    return f"{value['median']:g}"
+def _middle(value: dict[str, Any] | None, digits: int, factor: float = 1.0) -> str:
+    return "-" if value is None else f"{factor * value['median']:,.{digits}f}"
+
+
+def _interval(value: dict[str, Any]) -> str:
+    sure = "" if value["low"] is None else f", 95 % confidence {value['low']:.4f} to {value['high']:.4f}"
+    return f"{value['mean']:.4f}x{sure}, {value['n']} pairs"
 
 
 def _spread(value: dict[str, Any] | None, digits: int, factor: float = 1.0) -> str:
@@ -171,32 +236,72 @@ def _ratio(value: dict[str, Any] | None) -> str:
 
 
 def charts(runs: Sequence[Run]) -> list[Chart | None]:
-    """Top-1 (of raw or averaged weights, whichever is better) and training loss against the epoch, mean of seeds."""
+    """Top-1 of raw and averaged weights against the time since the command's start, and training loss by epoch.
+
+    Accuracies and losses are means over the seeds, times are medians. Runs that took turns have no such time.
+    """
+    names = list(dict.fromkeys(run["recipe"] for run in runs))
+    last_s = max((point["wall_s"] for run in runs for point in run["curve"] or ()), default=0.0)
+    unit, unit_s = ("s", 1) if last_s < 120 else ("min", 60) if last_s < 7200 else ("h", 3600)
     top1, losses, borders = [], [], set()
-    for number, name in enumerate(dict.fromkeys(run["recipe"] for run in runs)):
-        epochs = list(zip(*(run["epochs"] for run in runs if run["recipe"] == name), strict=False))
-        numbered = [(each[0]["epoch"] + 1, each) for each in epochs]
-        validated = [(at, each) for at, each in numbered if each[0]["top1"] is not None]
-        colour, kind = "abcd"[number % 4], "dots" if number < 4 else "dash"
-        top1.append(Series(
-            name=name, colour=colour, kind=kind, x=[at for at, _ in validated],
-            y=[100 * statistics.fmean(best_score(epoch) or 0.0 for epoch in each) for _, each in validated],
-        ))  # fmt: skip
+    for number, name in enumerate(names):
+        own, colour = [run for run in runs if run["recipe"] == name], "abcd"[number % 4]
+        points = list(zip(*(run["curve"] or () for run in own), strict=False))
+        x = [statistics.median(each["wall_s"] for each in point) / unit_s for point in points]
+        for key, title, kind in (("top1", name, "dots"), ("ema_top1", f"{name}, EMA", "dash")):
+            if points and all(each[key] is not None for point in points for each in point):
+                y = [100 * statistics.fmean(each[key] for each in point) for point in points]
+                top1.append(Series(name=title, colour=colour, kind=kind, x=x, y=y))
+        epochs = list(zip(*(run["epochs"] for run in own), strict=False))
         losses.append(Series(
-            name=name, colour=colour, kind=kind, x=[at for at, _ in numbered],
-            y=[statistics.fmean(epoch["loss"] for epoch in each) for _, each in numbered],
+            name=name, colour=colour, kind="dots" if number < 4 else "dash",
+            x=[each[0]["epoch"] + 1 for each in epochs],
+            y=[statistics.fmean(epoch["loss"] for epoch in each) for each in epochs],
         ))  # fmt: skip
         borders |= {at - 0.5 for at, (before, each) in enumerate(itertools.pairwise(epochs), start=2)
                     if before[0]["stage"] != each[0]["stage"]}  # fmt: skip
-    marks, x_name = [(border, "") for border in sorted(borders)], "epoch (dashed: stage change)"
     return [
-        chart("Top-1 at the stage's resolution", top1, unit="%", marks=marks, zero=False, x_name=x_name, wide=True),
-        chart("Training loss", losses, unit="", marks=marks, zero=False, x_name=x_name, wide=True),
-    ]
+        chart("Top-1 at the validation's resolution", top1, unit="%", zero=False, start=0.0, wide=True,
+              x_name=f"{unit} since the command's start"),
+        chart("Training loss", losses, unit="", marks=[(border, "") for border in sorted(borders)], zero=False,
+              x_name="epoch (dashed: stage change)", wide=True),
+    ]  # fmt: skip
 
 
-def draw(runs: Sequence[Run], path: Path) -> None:
-    """Write a page of `charts` to `path`. Raises `ResoluteError` if it cannot be written."""
-    names = ", ".join(dict.fromkeys(run["recipe"] for run in runs))
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Write a page of the `charts` of a result to `path`, and print its name. Raises `ResoluteError` if it cannot."""
+    names = ", ".join(dict.fromkeys(run["recipe"] for run in result["runs"]))
+    subtitle = f"{names}; means of {len(result['settings']['seeds'])} seeds"
     with output_file(path) as file:
-        file.write(figures_page(title="Compared trainings", subtitle=f"{names}; mean of seeds", charts=charts(runs)))
+        file.write(figures_page(title="Compared trainings", subtitle=subtitle, charts=charts(result["runs"])))
+    print(f"written: {path}")
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.charts:
+        check_output(args.charts, setting="--charts", suffixes=(".html",))
+    try:
+        result = json.loads(args.result.read_text(encoding="utf-8"))
+        print(tables(result))
+        if args.charts:
+            draw(result, args.charts)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ResoluteError(
+            f"{args.result}: cannot be read, got {error!r}, expected a result of today's "
+            "`python -m benchmarks.training`; name another file"
+        ) from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
+    parser = Parser(prog="python -m benchmarks.training.summary", description="Print and draw a result file.",
+                    allow_abbrev=False)  # fmt: skip
+    parser.add_argument("result", type=Path, metavar="RESULT.json")
+    parser.add_argument("--charts", type=Path, metavar="FILE", help=".html page to draw")
+    return command(parser, _run, argv)
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

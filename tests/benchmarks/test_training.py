@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import statistics
+import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +18,10 @@ import pytest
 from PIL import Image
 
 from benchmarks.training import photo_tables
-from benchmarks.training.__main__ import figures, main, measure, train, with_seed
-from benchmarks.training.summary import charts, summary, tables
+from benchmarks.training.__main__ import best_factors, main
+from benchmarks.training.runs import Side, changed, figures, measure, train
+from benchmarks.training.summary import charts, interval, summary, tables
+from benchmarks.training.summary import main as show
 from pipeline.errors import ResoluteError
 from tests import ROOT
 from train.planner.estimate import Forecast, StageForecast
@@ -56,18 +59,23 @@ def tiny(folder: Path, name: str, stages: Sequence[tuple[int, int]], top: str = 
 def write_log(
     path: Path, stages: Sequence[tuple[int, float]], *, top1: float, ema: float | None = None, fraction: float = 1.0
 ) -> None:
-    """A log of two epochs of 8 steps per stage (res, seconds per step); a stage's first two steps take 1 s more."""
+    """A log of two epochs of 8 steps per stage (res, seconds per step); a stage's first two steps take 1 s more.
+
+    The first epoch begins 7 s after `began_unix_s`, now.
+    """
+    began_unix_s = time.time()
     records: list[dict[str, Any]] = [{"kind": "start", "recipe_hash": "abc"}]
     elapsed_s, epoch = 0.0, 0
     for stage, (res, step_s) in enumerate(stages):
         for each in range(2):
             times = [step_s + (each == 0 and number < 2) for number in range(int(8 * fraction))]
-            records += [{"kind": "step", "step": 0, "stage": stage, "res": res, "samples": 10, "wait_s": 0.25 * time_s,
-                         "compute_s": 0.75 * time_s} for time_s in times]  # fmt: skip
+            records += [{"kind": "step", "step": 0, "epoch": epoch, "stage": stage, "res": res, "samples": 10,
+                         "wait_s": 0.25 * time_s, "compute_s": 0.75 * time_s} for time_s in times]  # fmt: skip
             elapsed_s += sum(times) + 2.0
             validated = epoch % 2 == 1
             records.append({
-                "kind": "epoch", "epoch": epoch, "stage": stage, "res": res, "samples": 10 * len(times),
+                "kind": "epoch", "epoch": epoch, "stage": stage, "res": res, "eval_res": res,
+                "unix_s": began_unix_s + 7.0 + elapsed_s, "samples": 10 * len(times),
                 "train_s": sum(times), "wait_s": 0.25 * sum(times), "eval_s": 2.0,
                 "images_per_s": 10 * len(times) / sum(times), "loss": 2.0 - 0.1 * epoch,
                 "top1": top1 if validated else None, "ema_top1": ema if validated else None,
@@ -111,7 +119,17 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeTrainer, lis
     fixed, slow = (tiny(folder, name, [(64, 2)]) for name in ("fixed", "slow"))
     steps = tiny(folder, "steps", [(32, 2), (64, 2)])
     trainer = FakeTrainer()
-    return trainer, measure([fixed, steps, slow], [0, 1], runs=folder / "runs", settings=[], plan=True, run=trainer)
+    sides = [side(path) for path in (fixed, steps, slow)]
+    results = measure(sides, [0, 1], runs=folder / "runs", settings=[], plan=True, run=trainer)
+    for result in results:  # why: this trainer takes no time
+        assert 0 < result["wall_s"] < 1
+        assert result["plan"]["total_ratio"] == pytest.approx(50.0 / result["wall_s"])
+        result["wall_s"] = result["elapsed_s"] + 9.0
+    return trainer, results
+
+
+def side(path: Path, **more: Any) -> Side:
+    return Side(**({"name": path.stem, "recipe": path, "shards": "shards"} | more))
 
 
 def test_runs_are_interleaved_and_estimated_just_before(measured: tuple[FakeTrainer, Any]) -> None:
@@ -137,6 +155,7 @@ def test_figures_equal_those_of_the_log(tmp_path: Path) -> None:
     assert (second["switch_cost_s"], second["switch_slowest_ratio"]) == pytest.approx((2.0, 1.25))
     assert [epoch["res"] for epoch in result["epochs"]] == [32, 32, 64, 64]
     assert [epoch["top1"] for epoch in result["epochs"]] == [None, 0.5, None, 0.5]
+    assert [epoch["final_step_image_s"] for epoch in result["epochs"]] == [None, None, 0.4, 0.4]
     assert result["epochs"][0]["images_per_s"] == pytest.approx(8.0)
 
 
@@ -156,18 +175,23 @@ def test_differences_are_taken_within_a_seed(measured: tuple[Any, list[dict[str,
     assert fixed["final_top1"]["raw"] == pytest.approx([0.6, 0.65])
     assert fixed["final_top1"]["mean"] == pytest.approx(0.625)
     assert fixed["final_top1"]["sd"] == pytest.approx(np.std([0.6, 0.65], ddof=1))
+    assert fixed["final_top1"]["se"] == pytest.approx(np.std([0.6, 0.65], ddof=1) / 2**0.5)
+    assert fixed["final_top1"]["n"] == 2
     assert fixed["ema_top1"] is None
     # 0.61 and 0.66, the averages, against 0.60 and 0.65
     assert steps["against"]["points"]["raw"] == pytest.approx([1.0, 1.0])
     assert steps["against"]["points"]["sd"] == pytest.approx(0.0, abs=1e-9)
-    ratios = [a / b for a, b in zip(steps["elapsed_s"]["raw"], fixed["elapsed_s"]["raw"], strict=True)]
-    assert steps["against"]["time_ratio"] == {"raw": ratios, "median": statistics.median(ratios)}
+    assert steps["against"]["raw_points"]["raw"] == pytest.approx([-10.0, -15.0])
+    assert steps["against"]["ema_points"] is None
+    for name, key in (("wall_ratio", "wall_s"), ("time_ratio", "elapsed_s")):
+        ratios = [a / b for a, b in zip(steps[key]["raw"], fixed[key]["raw"], strict=True)]
+        assert steps["against"][name] == {"raw": ratios, "median": statistics.median(ratios)}
     assert steps["against"]["final_epoch_ratio"]["median"] == pytest.approx(1.0)
     assert steps["against"]["missed"] == ["time"]
     # half of the images an epoch: the time of an image counts, not that of an epoch
     assert slow["against"]["final_step_ratio"]["raw"] == pytest.approx([1.1, 1.1])
     assert all(1.05 < ratio < 1.2 for ratio in slow["against"]["final_epoch_ratio"]["raw"])
-    assert slow["against"]["missed"] == ["accuracy", "final epoch"]
+    assert slow["against"]["missed"] == ["accuracy", "time", "final step"]
     assert steps["stages"][1]["step_s"] == {"raw": [4.0, 8.0], "median": 6.0}
     assert [stage["switch_cost_s"] is None for stage in steps["stages"]] == [True, False]
 
@@ -177,20 +201,21 @@ def test_an_estimate_is_compared_with_the_run_without_its_start(measured: tuple[
         assert run["plan"]["predicted_s"] == 40.0
         assert run["plan"]["ratio"] == pytest.approx(40.0 / run["elapsed_s"])
         assert run["plan"]["training_ratio"] == pytest.approx(30.0 / run["train_s"])
-        assert run["plan"]["total_ratio"] == pytest.approx(50.0 / run["wall_s"])
     ratios = [run["plan"]["ratio"] for run in measured[1] if run["recipe"] == "fixed"]
     assert summary(measured[1])["recipes"]["fixed"]["plan"]["ratio"] == {"raw": ratios, "median": sum(ratios) / 2}
 
 
 def test_tables_show_every_recipe_and_what_it_missed(measured: tuple[Any, list[dict[str, Any]]]) -> None:
-    text = tables(summary(measured[1]))
+    text = tables({"summary": summary(measured[1])})
     whole, against, rest = text.partition("against fixed")[0], *text.partition("against fixed")[2].split("\nstages")
-    assert "62.50 ± 3.54" in whole
+    assert "mean ± standard error of n = 2 seeds; medians of times" in whole
+    assert "62.50 ± 2.50" in whole
+    row = next(line for line in whole.splitlines() if line.strip().startswith("steps"))
+    assert [cell for cell in row.split("  ") if "±" in cell] == ["50.00 ± 0.00", "63.50 ± 2.50"]
     assert [line.split()[0] for line in against.splitlines()[3:5]] == ["steps", "slow"]
-    assert "+1.00 +1.00" in against
-    assert "missed: accuracy, final epoch" in against
+    assert "missed: accuracy, time, final step" in against
     assert "plan / outcome" in rest
-    assert "plan / outcome" not in tables(summary([{**run, "plan": None} for run in measured[1]]))
+    assert "plan / outcome" not in tables({"summary": summary([{**run, "plan": None} for run in measured[1]])})
 
 
 def test_a_single_seed_has_no_deviation_and_another_resolution_no_ratio(
@@ -200,26 +225,75 @@ def test_a_single_seed_has_no_deviation_and_another_resolution_no_ratio(
     result = summary([*runs[:2], {**runs[2], "final_res": 48}])
     assert result["recipes"]["fixed"]["final_top1"]["sd"] is None
     assert result["recipes"]["slow"]["against"]["final_epoch_ratio"] is None
-    assert "final epoch" in result["recipes"]["slow"]["against"]["missed"]
-    assert "±" not in tables(result).split("\n", 1)[1].split("against")[0]
+    assert "final step" in result["recipes"]["slow"]["against"]["missed"]
+    assert "±" not in tables({"summary": result}).split("\n", 1)[1].split("against")[0]
 
 
 def test_the_charts_show_means_over_seeds_and_mark_stage_changes(measured: tuple[Any, list[dict[str, Any]]]) -> None:
     top1, loss = filter(None, charts(measured[1]))
     curves = {curve["name"]: curve for curve in top1.data["series"]}
-    assert (curves["fixed"]["x"], curves["fixed"]["y"]) == ([2], pytest.approx([62.5]))
-    assert curves["steps"]["y"] == pytest.approx([63.5, 63.5])
+    assert list(curves) == ["fixed", "steps", "steps, EMA", "slow"]
+    # a validation at the end: 7 s, two epochs of 8 steps of 4 s or 8 s, 2 s more in all, 2 s for each validation
+    minutes = statistics.median([7 + 64 + 2 + 4, 7 + 128 + 2 + 4]) / 60
+    assert (curves["fixed"]["x"], curves["fixed"]["y"]) == (pytest.approx([minutes], abs=0.02), pytest.approx([62.5]))
+    assert curves["steps"]["y"] == pytest.approx([50.0, 50.0])
+    assert curves["steps, EMA"]["y"] == pytest.approx([63.5, 63.5])
+    assert top1.data["x"] == "min since the command's start"
     losses = next(curve for curve in loss.data["series"] if curve["name"] == "steps")
     assert losses["x"] == [1, 2, 3, 4]
     assert losses["y"] == pytest.approx([2.0, 1.9, 1.8, 1.7])
-    (left, _, _), = top1.marks
-    assert left == f"{100 * (2.5 - top1.data['left']) / (top1.data['right'] - top1.data['left']):.2f}%"
+    (left, _, _), = loss.marks
+    assert left == f"{100 * (2.5 - loss.data['left']) / (loss.data['right'] - loss.data['left']):.2f}%"
+
+
+def test_a_ratio_has_the_interval_of_students_t_for_its_logarithm() -> None:
+    logs = np.array([0.02, -0.01, 0.0, 0.03, 0.01])
+    got = interval(np.exp(logs).tolist())
+    half = 2.7764 * logs.std(ddof=1) / 5**0.5  # t of four degrees of freedom, from a table
+    assert got["mean"] == pytest.approx(np.exp(0.01))
+    assert (got["low"], got["high"]) == pytest.approx((np.exp(0.01 - half), np.exp(0.01 + half)), rel=1e-4)
+    assert interval([1.0, 1.1]) == {"mean": pytest.approx(1.1**0.5), "low": None, "high": None, "n": 2}
+
+
+def test_only_a_resolved_ratio_of_steps_in_turns_meets_the_target(measured: tuple[Any, list[dict[str, Any]]]) -> None:
+    in_turns = [{**run, "wall_s": None, "curve": None} for run in measured[1] if run["recipe"] != "slow"]
+    for ratios, meets in (((1.0, 1.0, 1.004, 1.0), True), ((1.0, 1.03, 0.97, 1.0), False)):
+        for number, run in enumerate(in_turns):
+            run["epochs"] = [
+                {**epoch, "res": 64, "final_step_image_s": 0.4 * (ratios[number // 2 * 2 + k % 2] if number % 2 else 1)}
+                for k, epoch in enumerate(run["epochs"])
+            ]
+        against = summary(in_turns)["recipes"]["steps"]["against"]
+        assert against["paired_step_ratio"]["raw"] == pytest.approx(ratios)
+        assert ("final step" in against["missed"]) != meets
+        assert against["wall_ratio"] is None
+
+
+@pytest.mark.parametrize("optim", ["[optim]\nlr = 0.2  # why\nclip_norm = 5.0", "[optim]\nclip_norm = 5.0", ""])
+def test_a_factor_changes_only_the_learning_rate(tmp_path: Path, optim: str) -> None:
+    path = tiny(tmp_path, "some", [(32, 1)])
+    path.write_text(path.read_text().replace("[optim]\nlr = 0.1\n", f"{optim}\n"))
+    original = Recipe.load(path)
+    got = Recipe.load(changed(path, tmp_path / "copy" / "some.toml", seed=0, lr_factor=0.5))
+    assert got == replace(original, optim=replace(original.optim, lr=original.optim.lr / 2))
+    assert original.optim.lr == (0.2 if "lr" in optim else 0.5)
+
+
+def test_the_best_factor_has_the_highest_mean_and_of_equal_ones_the_smallest_change() -> None:
+    runs = [{"recipe": f"{name}-lr{factor:g}", "lr_factor": factor, "final_top1": top1}
+            for name, rows in {"a-lr": ((0.5, 0.6, 0.8), (1.0, 0.7, 0.7), (2.0, 0.1, 0.9)),
+                               "b": ((0.5, 0.1, 0.1), (1.0, 0.1, 0.2), (2.0, 0.5, 0.5))}.items()
+            for factor, *accuracies in rows for top1 in accuracies]  # fmt: skip
+    got = best_factors(runs)
+    assert [(name, each["best"], each["at_edge"]) for name, each in got.items()] == [("a-lr", 1.0, False),
+                                                                                     ("b", 2.0, True)]  # fmt: skip
+    assert got["a-lr"]["top1"] == pytest.approx({"0.5": 0.7, "1": 0.7, "2": 0.5})
 
 
 @pytest.mark.parametrize("top", ["", "seed = 7\n", "seed=7  # why not\n"])
 def test_only_the_seed_of_a_recipe_is_changed(tmp_path: Path, top: str) -> None:
     path = tiny(tmp_path, "some", [(32, 1)], top)
-    copy = with_seed(path, 3, tmp_path / "copies")
+    copy = changed(path, tmp_path / "copies" / "some.toml", seed=3)
     original, got = Recipe.load(path), Recipe.load(copy)
     assert (got.name, got.seed, got.optim, got.stages) == ("some", 3, original.optim, original.stages)
     assert tomllib.loads(copy.read_text()) == {**tomllib.loads(path.read_text()), "seed": 3}
@@ -228,15 +302,34 @@ def test_only_the_seed_of_a_recipe_is_changed(tmp_path: Path, top: str) -> None:
 def test_finished_runs_are_not_repeated_and_runs_of_other_code_refused(tmp_path: Path) -> None:
     recipe, runs = tiny(tmp_path, "fixed", [(64, 2)]), tmp_path / "runs"
     trainer = FakeTrainer()
-    first = measure([recipe], [0], runs=runs, settings=[], run=trainer, expect={"commit": "a"})
-    again = measure([recipe], [0, 1], runs=runs, settings=[], run=trainer, expect={"commit": "a"})
+    new: list[tuple[str, int]] = []
+
+    def call(seeds: Sequence[int], commit: str = "a", run: Any = trainer, **more: Any) -> list[dict[str, Any]]:
+        return measure([side(recipe, **more)], seeds, runs=runs, settings=[], run=run, expect={"commit": commit},
+                       on_run=lambda result: new.append((result["recipe"], result["seed"])))  # fmt: skip
+
+    first = call([0])
+    again = call([0, 1])
     assert again[0] == first[0]
     assert [seed for _, seed, _ in trainer.calls] == [0, 1]
-    with pytest.raises(ResoluteError, match="fixed-seed0: a run that this benchmark did not finish, or of other code"):
-        measure([recipe], [0], runs=runs, settings=[], run=trainer, expect={"commit": "b"})
+    assert new == [("fixed", 0), ("fixed", 1)]
+    for more in ({"commit": "b"}, {"shards_hash": "other"}, {"lr_factor": 2.0}):
+        with pytest.raises(ResoluteError, match="fixed-seed0: a run that this benchmark did not start, or of other co"):
+            call([0], **more)
     (runs / "fixed-seed2").mkdir()
-    with pytest.raises(ResoluteError, match="fixed-seed2: a run that this benchmark did not finish"):
-        measure([recipe], [2], runs=runs, settings=[], run=trainer)
+    with pytest.raises(ResoluteError, match="fixed-seed2: a run that this benchmark did not start"):
+        call([2])
+
+    def killed(words: Sequence[str]) -> None:
+        trainer(words)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call([3], run=killed)
+    (runs / "fixed-seed3" / "left").touch()
+    assert call([3])[0]["top1"] == pytest.approx(0.75)  # again, from its start
+    assert not (runs / "fixed-seed3" / "left").exists()
+    assert new[2:] == [("fixed", 3)]
 
 
 def test_bad_arguments_are_reported_before_any_training(
@@ -253,6 +346,11 @@ def test_bad_arguments_are_reported_before_any_training(
     assert "--turns: got --plan or --runs" in error_of([good], "--turns", "--plan")
     assert "got 1,1, expected different whole numbers" in error_of([good], "--seeds", "1,1")
     assert "at least 1" in error_of([good], "--threads", "0")
+    for flags in (["--report"], ["--part", "choose"], ["--tune-lr", "0.5,1"]):
+        assert "got one of them without --split, expected it; add --split" in error_of([good], *flags)
+    assert "--tune-lr: got 1,x, expected different factors" in error_of([good], "--tune-lr", "1,x")
+    assert "--tune-seeds: got 1 without --tune-lr" in error_of([good], "--tune-seeds", "1")
+    assert "cannot be read" in error_of([good], "--split", str(tmp_path / "none"))
     assert "no readable recipe" in error_of([tmp_path / "none.toml"])
     assert "ends in .html" in error_of([good], "--charts", str(tmp_path / "charts.png"))
     assert "No such folder" in error_of([good], "--charts", str(tmp_path / "none" / "charts.html"))
@@ -290,9 +388,16 @@ def test_the_command_line_trains_and_writes_a_result(
     assert [stage["res"] for stage in run["stages"]] == [epoch["res"] for epoch in run["epochs"]] == [32, 48]
     assert 0 <= run["final_top1"] <= 1
     assert run["wall_s"] > run["elapsed_s"] == pytest.approx(run["train_s"] + run["eval_s"])
+    times = [point["wall_s"] for point in run["curve"]]
+    assert run["elapsed_s"] < times[1] < run["wall_s"]
+    assert times[1] - times[0] >= run["epochs"][1]["train_s"] + run["epochs"][1]["eval_s"]
+    assert [point["top1"] for point in run["curve"]] == [epoch["top1"] for epoch in run["epochs"]]
     assert result["summary"] == summary(result["runs"])
-    assert tables(result["summary"]) in out
+    assert tables(result) in out
     assert "Training loss" in (tmp_path / "p.html").read_text()
+    assert show([str(tmp_path / "o.json"), "--charts", str(tmp_path / "q.html")]) == 0
+    assert tables(result) in capsys.readouterr().out
+    assert (tmp_path / "q.html").read_text() == (tmp_path / "p.html").read_text()
     assert not [folder for folder in (tmp_path, shard_root.parent) if str(folder) in text]
 
 
@@ -304,11 +409,18 @@ def test_trainings_alternate_epochs_to_the_end(
     words = ["--shards", shard_root, "--recipes", f"{fixed},{steps}", "--seeds", "0", "--turns", "--threads", 1,
              "--device", "cpu", "--out", tmp_path / "o.json"]  # fmt: skip
     assert main([str(word) for word in words]) == 0
-    assert "epochs in turns" in capsys.readouterr().out
+    assert "steps: epochs in turns" in capsys.readouterr().out
     result = json.loads((tmp_path / "o.json").read_text())
     runs = {run["recipe"]: [epoch["train_s"] for epoch in run["epochs"]] for run in result["runs"]}
     ratios = [a / b for a, b in zip(runs["steps"], runs["fixed"], strict=True)][1:]  # not of the first, at 32 px
-    assert result["summary"]["recipes"]["steps"]["against"]["paired_epoch_ratio"]["raw"] == ratios
+    against = result["summary"]["recipes"]["steps"]["against"]
+    assert against["paired_epoch_ratio"]["raw"] == ratios
+    assert against["paired_epoch_ratio"]["n"] == 2
+    steps_s = {run["recipe"]: [epoch["final_step_image_s"] for epoch in run["epochs"]] for run in result["runs"]}
+    assert steps_s["steps"][0] is None  # at 32 px
+    ratios = [a / b for a, b in zip(steps_s["steps"][1:], steps_s["fixed"][1:], strict=True)]
+    assert against["paired_step_ratio"]["raw"] == ratios
+    assert against["wall_ratio"] is None
     fixed.write_text(fixed.read_text().replace("test_resnet", "no_such_net"))
     assert main([str(word) for word in words]) == 2
     assert "training ended with status 2, expected 0: error: model: timm cannot build" in capsys.readouterr().err

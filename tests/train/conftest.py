@@ -73,7 +73,7 @@ def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
 
 def without_clocks(log: Path) -> list[dict[str, Any]]:
     """The log's records without measured times, and without checkpoint records, which depend on time."""
-    clocks = ("wait_s", "compute_s", "train_s", "eval_s", "elapsed_s", "images_per_s", "stall_frac",
+    clocks = ("wait_s", "compute_s", "train_s", "eval_s", "elapsed_s", "unix_s", "images_per_s", "stall_frac",
               "memory_bytes", "gpu_frac", "machine")  # fmt: skip
     records = [json.loads(line) for line in log.read_text().splitlines()]
     return [

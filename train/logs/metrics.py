@@ -207,7 +207,7 @@ class Meter:
 
         The metrics of the set's kind (`logs.score.METRICS`), fractions in 0 to 1, the validation losses (see
         `validation.score_batch`) and `eval_res` are None without a validation. `memory_bytes` is the peak;
-        `gpu_frac` is None without NVML.
+        `gpu_frac` is None without NVML; `unix_s` is the time of day, in s since 1970.
         """
         self.flush()
         sums = self.sums
@@ -216,6 +216,7 @@ class Meter:
             "kind": "epoch", "epoch": spec.epoch, "stage": spec.stage, "res": res,
             "batch_size": min(batch_size, sums["samples"]),  # why: a small set has smaller batches
             "eval_res": spec.res if spec.split == "val" else None,
+            "unix_s": time.time(),
             "samples": sums["samples"], "steps": sums["steps"], "train_s": sums["train_s"],
             "wait_s": sums["wait_s"], "eval_s": sums["eval_s"], "elapsed_s": self.elapsed_s,
             "images_per_s": sums["samples"] / sums["train_s"], "stall_frac": sums["wait_s"] / sums["train_s"],

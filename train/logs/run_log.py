@@ -17,7 +17,7 @@ from pipeline.errors import ResoluteError
 __all__ = ["SWITCH_STEPS", "RunLogReader", "format_duration", "switch_costs"]
 
 SWITCH_STEPS = 5  # steps after a stage change that count towards its cost
-_COLUMNS = ("step", "stage", "res", "samples", "wait_s", "compute_s", "lr", "momentum", "loss")
+_COLUMNS = ("step", "epoch", "stage", "res", "samples", "wait_s", "compute_s", "lr", "momentum", "loss")
 
 Columns = dict[str, NDArray[np.float64]]
 
