@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.cli import Parser, check_numbers, command, text_table
 from benchmarks.record import check_writable, find_device, header, write
-from benchmarks.training.__main__ import Runner, figures, train
+from benchmarks.training.runs import Runner, figures, train
 from pipeline.cpu_count import available_cpus
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.errors import ResoluteError
