@@ -153,7 +153,7 @@ def open_eval_set(
 
 
 def left_out_note(shards: ShardSet) -> str | None:
-    """What to tell about a set of `open_eval_set` that is not opened with all its photos; None if it is."""
+    """The note on a set of `open_eval_set` that is not opened with all its photos; None if it is."""
     if shards.generation + 1 == shards.generations:
         return None
     return (

@@ -115,7 +115,7 @@ def _stored(options: Options) -> tuple[int, ...]:
 
 
 def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:
-    """What a proposal was made from, in one line."""
+    """The base, set and machine of a proposal, in one line."""
     machine = describe(learner.device, threads=threads)
     ranks = f", {learner.ranks.world_size} processes" if learner.ranks.world_size > 1 else ""
     return (f"Made by `make plan SUGGEST=…` from {base.name} ({base.hash}) and the shard set {plan.shards.hash}, "
@@ -123,7 +123,7 @@ def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:
 
 
 def _sampling_lines(plan: Plan) -> str:
-    """How often a full epoch uses the samples of the most and least frequent classes; empty for uniform sampling."""
+    """Uses per full epoch of the samples of the most and least frequent classes; empty for uniform sampling."""
     if plan.sampling == "uniform":
         return ""
     rows = class_rows(plan.shards.classes, plan.class_samples, plan.mean_class_counts(), ends=_CLASSES)

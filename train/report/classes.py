@@ -1,5 +1,4 @@
-"""How many samples each class has, and how often the run has used them: a chart, a table and a finding of the report.
-"""
+"""The number of samples of each class and of their uses by the run: a chart, a table and a finding of the report."""
 
 from __future__ import annotations
 

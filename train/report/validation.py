@@ -1,4 +1,4 @@
-"""What the best validation of a run got wrong: RUN/validation.json, and its part of the report.
+"""The errors of the best validation of a run: RUN/validation.json, and its part of the report.
 
 By kind of target: confusion matrix, most confused classes with photos, accuracy per class; average precision and F1 per
 label; or predicted against true values with the distribution of the errors.

@@ -42,7 +42,7 @@ def label_kind(label: RowLabel) -> str:
 
 
 class ScannedTarget:
-    """What the labels of the images below `root` mean.
+    """The meaning of the labels of the images below `root`.
 
     `examples` maps each `label_kind` that occurs to an image with such a label; `columns` are the names of the columns
     of the targets. Raises `ResoluteError` for labels that do not go together, or do not fit `setting`.

@@ -1,4 +1,4 @@
-"""What the target columns of a table hold: a class, several classes, or numbers. Recognised from all rows, or set by
+"""The meaning of a table's target columns: a class, several classes, or numbers. Recognised from all rows, or set by
 `TARGET`.
 
 One column is a class unless its cells are numbers with fractions, or lists whose items repeat from cell to cell.
@@ -99,7 +99,7 @@ def float32(value: float) -> bool:
 
 
 class _Column:
-    """What the cells of one column are; `first` maps up to `_MAX_DISTINCT` different texts to their first line."""
+    """The meaning of the cells of a column; `first` maps up to `_MAX_DISTINCT` different texts to their first line."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -289,7 +289,7 @@ class Cells:
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What the target `columns` of the table `path` mean; `names` and `units` are those of values.
+    """The meaning of the target `columns` of the table `path`; `names` and `units` are those of values.
 
     `separator` is between the items of a cell, None if a cell is one item; `why` says in words by what the kind was
     recognised, "" if it was set.
@@ -432,7 +432,7 @@ def _has_fraction(item: str) -> bool:
 
 
 def _separator(texts: Sequence[str]) -> str | None:
-    """How cells separate the items of a list, None if they are hardly lists.
+    """The separator of the items in cells of lists, None if they are hardly lists.
 
     They are if they are in brackets, or if items recur in different cells, and different cells outnumber different
     items, as the combinations of a few labels do and the words of class names do not.

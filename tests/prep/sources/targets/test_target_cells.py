@@ -1,4 +1,4 @@
-"""What tables of targets mean: kinds that are recognised, kinds that are set, and errors that name line and column."""
+"""The meaning of tables of targets: kinds recognised, kinds set, and errors with line and column."""
 
 from __future__ import annotations
 
