@@ -89,7 +89,7 @@ def range_test(plan: Plan, loader: Loader, learner: Learner, *, low: float, high
     losses: list[float] = []
     mean, best, diverged = 0.0, math.inf, False
     for batch in tqdm(loader, total=steps, desc="lr-find", unit="batch", leave=False, disable=None):
-        loss = float(learner.train_step(batch)[0])  # sync: decides whether the sweep goes on
+        loss = float(learner.train_step(batch)[0])  # sync: decides whether the sweep continues
         lrs.append(sweep.at(len(lrs))[0])
         losses.append(loss)
         mean = _STOP_SMOOTHING * mean + (1 - _STOP_SMOOTHING) * loss

@@ -109,7 +109,7 @@ class Regularizer:
 
 
 def _places(model: Model, names: Sequence[str], *, classes: int) -> dict[str, list[tuple[str, str, float]]]:
-    """Where timm puts each of the rates: (module, attribute, its value / the rate)."""
+    """The places where timm sets each rate: (module, attribute, its value / the rate)."""
     if not names:
         return {}
     probes = dict.fromkeys(names, _PROBE)

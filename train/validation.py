@@ -103,15 +103,15 @@ class Validation:
         details: dict[str, dict[str, Any]] = {}
         names = [*(metric.key for metric in METRICS[kind]), "eval_loss"]
         for weights, prefix in (("raw", ""), ("ema", "ema_")):
-            found: dict[str, float] = {}
+            values: dict[str, float] = {}
             if weights in self._sums:
                 sums = self._ranks.sum(self._sums[weights].clone()).tolist()  # sync: the pass is over
-                found = {key: value / samples for key, value in zip(keys, sums, strict=True)}
+                values = {key: value / samples for key, value in zip(keys, sums, strict=True)}
                 outputs, targets = self._whole(weights)
                 if self._ranks.is_main:
                     more, details[weights] = _DETAILS[kind](self._head, outputs, targets)
-                    found |= more
-            metrics |= {f"{prefix}{name}": _finite(found.get(name)) for name in names}
+                    values |= more
+            metrics |= {f"{prefix}{name}": _finite(values.get(name)) for name in names}
         return self._ranks.broadcast(metrics), details
 
     def _whole(self, weights: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -131,7 +131,7 @@ def _label(path: str, row: int, columns: list[str], cells: list[Any], *, of_floa
 
 def _named(path: str, schema: Any, columns: str) -> list[str]:
     """The columns that `COLUMNS` names, the image's first."""
-    names, found = list(schema.names), []
+    names, selected = list(schema.names), []
     for name in column_names(columns):
         span = column_span(name, lambda each: names.index(each) if each in names else None)
         if span is None:
@@ -139,8 +139,8 @@ def _named(path: str, schema: Any, columns: str) -> list[str]:
                 f"{path}: has no column {name}, got {', '.join(names)}; name the image's and the label's "
                 "with COLUMNS=image,label"
             )
-        found += [names[i] for i in span]
-    return found
+        selected += [names[i] for i in span]
+    return selected
 
 
 def _guess(path: str, schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:

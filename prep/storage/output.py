@@ -153,10 +153,10 @@ class LocalStore(Store):
         except FileNotFoundError:
             holder = b""
         if holder != self._holder:
-            found = f"another prep on {describe_holder(holder)}" if holder else "no lock there"
+            lock_state = f"another prep on {describe_holder(holder)}" if holder else "no lock there"
             raise StorageError(
-                f"{self.root}: this run has lost its lock on OUT, got {found}, expected to be the only writer; nothing "
-                "more is written, run the same command again"
+                f"{self.root}: this run has lost its lock on OUT, got {lock_state}, expected to be the only writer; "
+                "nothing more is written, run the same command again"
             )
 
     def remove(self, name: str) -> None:
