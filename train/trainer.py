@@ -46,7 +46,7 @@ from .distributed import Ranks, join
 from .early_stopping import NotFinite, Progress, all_finite
 from .loop import Learner, run_batches
 from .setup import Options, set_up
-from .warmup import check_micro_batches, memory_to_spare, shapes, warm_up
+from .warmup import check_micro_batches, enough_for_a_cpu, memory_to_spare, shapes, warm_up
 
 __all__ = ["Options", "main", "run", "session"]
 
@@ -173,7 +173,7 @@ class _Session:
                 if self.options.calibrate:
                     self._calibrate(self.forecast(loader, began=began))
                 header = epoch_header(self.learner.head.target.kind)
-                print(f"warmed up every shape in {time.perf_counter() - began:.1f} s\n{header}", flush=True)
+                print(f"warmed up in {time.perf_counter() - began:.1f} s\n{header}", flush=True)
                 self.skipped = loader.skipped
                 finished = run_batches(loader, self.learner, self.meter, self._after)
         except NotFinite as error:
@@ -266,6 +266,8 @@ class _Session:
         for stages in self.learner.stages_by_graph:
             self.learner.freezer.enter(stages[0])
             todo = shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages)
+            if self.learner.device.type == "cpu" and not self.recipe.precision.compile:
+                todo = enough_for_a_cpu(todo)
             warm_up(self.learner, todo, self._check_stop, stage=stages[0])
         self._check_stop()
 

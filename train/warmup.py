@@ -1,4 +1,4 @@
-"""Warm-up: runs every shape of a run once before the clock starts, to compile kernels and allocate memory.
+"""Warm-up: runs the shapes of a run once before the clock starts, to compile kernels and allocate memory.
 
 Nothing here changes weights, statistics, gradients or random state.
 """
@@ -22,7 +22,7 @@ from .loop import Learner
 from .memory import fault_in
 from .norms import batch_norms
 
-__all__ = ["check_micro_batches", "memory_to_spare", "shapes", "untouched", "warm_up"]
+__all__ = ["check_micro_batches", "enough_for_a_cpu", "memory_to_spare", "shapes", "untouched", "warm_up"]
 
 _SPARE_FRAC = 0.25
 
@@ -39,6 +39,18 @@ def shapes(
     # why the largest first: the allocator's blocks then fit all later shapes
     order = sorted(local_sizes, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
     return [(split, res, local_sizes[split, res, size]) for split, res, size in order]
+
+
+def enough_for_a_cpu(todo: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Of shapes as from `shapes`, those worth their time on a CPU, which compiles no kernels per shape.
+
+    The largest batch of each training resolution, for memory; one sample of each validation resolution, which the
+    network might refuse.
+    """
+    largest: dict[tuple[str, int], int] = {}
+    for split, res, size in todo:
+        largest[split, res] = max(size if split == "train" else 1, largest.get((split, res), 0))
+    return [(split, res, size) for (split, res), size in largest.items()]
 
 
 def check_micro_batches(plan: Plan, learner: Learner) -> None:

@@ -19,7 +19,7 @@ from train.__main__ import main
 from train.distributed import Ranks
 from train.loop import Learner
 from train.recipe.schema import Recipe
-from train.warmup import check_micro_batches, shapes, warm_up
+from train.warmup import check_micro_batches, enough_for_a_cpu, shapes, warm_up
 
 STAGES = (Stage(res=32, epochs=2, batch_size=16), Stage(res=48, epochs=1, batch_size=20, fraction=0.5))
 
@@ -50,6 +50,11 @@ def test_warm_up_covers_all_shapes_of_the_run_or_of_some_stages(shard_set: Shard
     plan = Plan(shard_set, STAGES, eval_batch_size=7)
     specs = [spec for spec in map(plan.batch, range(plan.total_batches)) if stages is None or spec.stage in stages]
     assert set(shapes(plan, stages=stages)) == {(spec.split, spec.res, len(spec)) for spec in specs}
+
+
+def test_on_a_cpu_each_training_resolution_warms_up_its_largest_batch_and_validation_one_sample() -> None:
+    todo = [("val", 64, 40), ("train", 64, 8), ("train", 64, 3), ("val", 64, 7), ("train", 32, 16), ("val", 32, 5)]
+    assert enough_for_a_cpu(todo) == [("val", 64, 1), ("train", 64, 8), ("train", 32, 16), ("val", 32, 1)]
 
 
 @pytest.mark.parametrize("grad_accum_steps", [1, 3])
