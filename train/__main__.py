@@ -127,6 +127,11 @@ def _add_report(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="name or folder of a run")
 
 
+def _add_compare(parser: Parser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="name or folder of a run, or of a run's folds")
+    parser.add_argument("--out", type=Path, default=Path("compare.html"), metavar="FILE", help="default: %(default)s")
+
+
 def _add_lr(parser: Parser) -> None:
     _add_recipe(parser)
     source = parser.add_mutually_exclusive_group(required=True)
@@ -168,7 +173,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[Parser], None], str]] = {
     "predict": ("train.inference.predict", _add_predict, "classes, labels or values of images, from a run or folds"),
     "export": ("train.inference.export", _add_export, "write the best weights as a file that timm loads"),
     "report": ("train.report.html", _add_report, "draw RUN/report.html from its log again"),
-    "lr": ("train.plot_lr", _add_lr, "draw learning rate and momentum over all steps, without training"),
+    "compare": ("train.report.compare", _add_compare, "draw several runs on one page, with what differs in their recipes"),
+    "lr": ("train.plot_lr", _add_lr, "draw learning rate, resolution and regularisation over all steps, without training"),
     "lr-find": ("train.lr_find", _add_lr_find, "learning rate range test on the first stage; suggests optim.lr"),
     "show": ("train.show", _add_show, "draw the model's input per stage and split, with labels and mix weights"),
     "keys": ("train.recipe.keys", lambda _: None, "print every recipe key with its type, range, default and meaning"),

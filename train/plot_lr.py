@@ -1,6 +1,6 @@
 """`python -m train lr`: draws the schedule over all steps of a recipe and prints a summary per stage.
 
-The charts share the x axis: learning rate, momentum, and the resolution and regularisation if they change.
+The charts share the x axis: learning rate, momentum, resolution, and the regularisation that changes.
 """
 
 from __future__ import annotations
@@ -14,23 +14,17 @@ from pipeline.dataset.open_dataset import open_dataset
 from pipeline.errors import ResoluteError
 from pipeline.plan.batching import run_epochs
 from pipeline.plan.stage import AUTO
-from pipeline.report.charts import Chart, Series, chart
+from pipeline.report.charts import Chart
 from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
 from train.recipe.schema import Recipe
 
+from .report.curves import schedule_charts
 from .schedule import Rates, epoch_samples, epoch_steps
 
 __all__ = ["Curve", "changes", "charts", "draw", "main", "regularization_text", "stage_lines"]
 
 _MAX_POINTS = 2000  # drawn, for any number of steps; more would be below a pixel each
-# Keys of `regularization` by the chart that they are drawn in.
-_REGULARIZATION = {
-    "Drop rates, label smoothing, erasing": ("drop_rate", "drop_path_rate", "label_smoothing", "random_erasing_prob"),
-    "Mixup and cutmix": ("mixup_alpha", "cutmix_alpha"),
-    "RandAugment": ("magnitude",),
-    "Weight decay": ("weight_decay",),
-}
 
 
 class Curve:
@@ -106,22 +100,12 @@ def charts(curve: Curve) -> list[Chart]:
         points += [(number, float(step), *curve.at(number, step))
                    for step in sorted({*range(first, end, every), end - 1})]  # fmt: skip
     stages, steps, lrs, momenta = zip(*points, strict=True)
-    momentum = "beta 1" if recipe.optim.uses_betas else "momentum"
-    drawn = [
-        chart("Learning rate", [Series(name="LR", colour="a", x=steps, y=lrs)], unit="", marks=marks, wide=True),
-        chart(momentum.capitalize(), [Series(name=momentum, colour="c", x=steps, y=momenta)], unit="", marks=marks,
-              zero=False, wide=True),
-    ]  # fmt: skip
-    sizes, shown = [curve.res(int(step)) for step in steps], changes(recipe)
-    if shown or any(len(stage.resolutions) > 1 for stage in recipe.stages):
-        drawn.append(chart("Resolution", [Series(name="px", colour="b", x=steps, y=list(map(float, sizes)))],
-                           unit="px", marks=marks, zero=False, wide=True))  # fmt: skip
-    values = [recipe.regularization_at(stage, res) for stage, res in zip(stages, sizes, strict=True)]
-    for title, names in _REGULARIZATION.items():
-        series = [Series(name=name, colour=colour, x=steps, y=[each[name] for each in values])
-                  for name, colour in zip(names, "abcd", strict=False) if name in shown]  # fmt: skip
-        drawn.append(chart(title, series, unit="", marks=marks, wide=True))
-    return [*filter(None, drawn)]
+    sizes = [curve.res(int(step)) for step in steps]
+    return [*filter(None, schedule_charts(
+        steps, lrs=lrs, momenta=momenta, sizes=list(map(float, sizes)), marks=marks,
+        strengths=[recipe.regularization_at(stage, res) for stage, res in zip(stages, sizes, strict=True)],
+        momentum="beta 1" if recipe.optim.uses_betas else "momentum",
+    ))]  # fmt: skip
 
 
 def draw(curve: Curve, path: Path) -> None:

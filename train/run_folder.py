@@ -1,4 +1,4 @@
-"""Resolves RUN to a folder, in the same way for train, plan, eval, predict, export and report.
+"""Resolves RUN to a folder, in the same way for all commands.
 
 RUN is a name below `runs/` (`first`, `group/first`), a path (`runs/first`, `/data/first`, `./first`), or, where a
 command reads a checkpoint, one of its `.pt` files.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,12 +34,21 @@ def figures_page(
     *,
     title: str,
     subtitle: str,
-    charts: Sequence[Chart | None] = (),
+    numbers: Sequence[tuple[str, str]] = (),
+    findings: Sequence[str] = (),
+    charts: Iterable[Chart | None] = (),
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[Any]], str]] = (),
     sheets: Sequence[tuple[str, Sequence[Mapping[str, Any]]]] = (),
 ) -> bytes:
-    """A page of charts and of contact sheets: (heading, figures as the macro `sheet` of parts.html takes them, PNG)."""
-    template = Path(__file__).with_name("figures.html")
-    return render(template, title=title, subtitle=subtitle, charts=[*filter(None, charts)], sheets=sheets)
+    """A page of these parts, in this order; parts without content are left out.
+
+    `numbers`: tiles, as the macro of parts.html takes them. `findings`: sentences, code between backticks. `tables`:
+    (heading, heads, rows, note). `sheets`: (heading, figures as the macro `sheet` takes them, WebP).
+    """
+    return render(
+        Path(__file__).with_name("figures.html"), title=title, subtitle=subtitle, numbers=numbers, findings=findings,
+        charts=[*filter(None, charts)], tables=tables, sheets=sheets,
+    )  # fmt: skip
 
 
 @cache

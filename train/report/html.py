@@ -6,7 +6,8 @@ Training does so after every epoch. The page is self-contained and needs no netw
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from pipeline.report.charts import Chart, Series, chart, short
 from pipeline.report.page import render
 from pipeline.storage.atomic_file import output_file
 from train.logs.run_log import Columns, RunLogReader, format_duration
-from train.logs.score import METRICS, Metric, best_epoch, best_score, main_metric
+from train.logs.score import best_epoch, best_score, main_metric
+from train.recipe.schema import Recipe
 from train.recipe.toml import recipe_text
 from train.run_folder import existing_run
 
 from .classes import HEADS, class_counts, class_rows
+from .curves import metric_series, metrics_of, schedule_charts, time_unit
 from .diagnosis import diagnose, stage_rows
 from .validation import read_validation, sections
 
@@ -56,6 +59,7 @@ def _page(run: RunLogReader, name: str, validation: dict[str, Any] | None) -> by
         findings=diagnose(run),
         skipped=len(run.kind("skipped")),
         charts=filter(None, _charts(run, bins, rows)),
+        schedule=[*filter(None, _schedule(run, bins, rows))] if rows else [],
         validation=validation,
         stages=_stages(rows),
         epochs=_epochs(run.epochs),
@@ -99,7 +103,7 @@ def _charts(run: RunLogReader, bins: Columns, rows: list[dict[str, Any]]) -> Ite
     if not x:
         return
     ends = np.cumsum([row["steps"] for row in rows])
-    marks = [(float(bins["step"][bins["stage"] == row["stage"]][0]), f"{row['res']} px") for row in rows]
+    marks = _marks(bins, rows)
     ms = {name: (1e3 * bins[name]).tolist() for name in ("wait_s", "compute_s", "time_s", "time_s_max", "wait_s_max")}
     single = bool(bins["count"].max() == 1)
     usual = float(np.median(ms["time_s"]))
@@ -127,41 +131,40 @@ def _charts(run: RunLogReader, bins: Columns, rows: list[dict[str, Any]]) -> Ite
         Series(name="mean wait", colour="b", kind="area", x=x, y=ms["wait_s"]),
         *([] if single else [Series(name="longest wait of each bin", colour="soft", x=x, y=ms["wait_s_max"])]),
     ], unit="ms per step", marks=marks)  # fmt: skip
-    yield chart("Learning rate", [Series(name="LR", colour="a", x=x, y=bins["lr"].tolist())], unit="", marks=marks)
-    yield chart("Momentum", [Series(name="momentum", colour="c", x=x, y=bins["momentum"].tolist())],
-                unit="", marks=marks, zero=False)  # fmt: skip
     at = (x[0] + np.cumsum([epoch["steps"] for epoch in run.epochs]) - 1).tolist()
     yield chart("Loss", [
         Series(name="training", colour="a", x=x, y=bins["loss"].tolist()),
-        *_series(run.epochs, at, (("eval_loss", "validation", "d"), ("ema_eval_loss", "validation, EMA", "c")), 1.0),
+        *metric_series(run.epochs, at, (("eval_loss", "validation", "d"), ("ema_eval_loss", "validation, EMA", "c")), 1.0),
     ], unit="", marks=marks, zero=False)  # fmt: skip
-    last_s = run.epochs[-1]["elapsed_s"] if run.epochs else 0.0
-    unit, unit_s = ("s", 1) if last_s < 120 else ("min", 60) if last_s < 7200 else ("h", 3600)
+    unit, unit_s = time_unit(run.epochs[-1]["elapsed_s"] if run.epochs else 0.0)
     times = [epoch["elapsed_s"] / unit_s for epoch in run.epochs]
     if run.epochs:
-        metric, second = _metrics(run.epochs)[:2]
+        metric, second = metrics_of(run.epochs)[:2]
         curves = [(metric.key, metric.title, "d"), (f"ema_{metric.key}", f"{metric.title}, EMA", "c")]
         if metric.percent:
             curves.append((second.key, second.title, "soft"))
         yield chart(
             "Accuracy against time" if metric.key == "top1" else f"{metric.title} against time",
-            _series(run.epochs, times, curves, metric.scale), unit="%" if metric.percent else "", x_name=unit,
+            metric_series(run.epochs, times, curves, metric.scale), unit="%" if metric.percent else "", x_name=unit,
             start=0.0, marks=_changes(run.epochs, times), zero=metric.percent,
         )  # fmt: skip
 
 
-def _metrics(epochs: list[dict[str, Any]]) -> tuple[Metric, ...]:
-    """The metrics of the run's kind of target."""
-    return next(metrics for metrics in METRICS.values() if metrics[0] == main_metric(epochs[0]))
+def _schedule(run: RunLogReader, bins: Columns, rows: list[dict[str, Any]]) -> list[Chart | None]:
+    """Learning rate, momentum, resolution and regularisation over the steps so far."""
+    strengths: list[dict[str, float]] = []
+    with contextlib.suppress(ResoluteError):  # why: a log of another version may have keys that this one does not know
+        recipe = Recipe.from_values(run.start.get("recipe_values", {}), name="run")
+        strengths = [recipe.regularization_at(int(stage), int(res))
+                     for stage, res in zip(bins["stage"], bins["res"], strict=True)]  # fmt: skip
+    columns = {name: bins[key].tolist() for name, key in
+               (("lrs", "lr"), ("momenta", "momentum"), ("sizes", "res"))}  # fmt: skip
+    return schedule_charts(bins["step"].tolist(), **columns, strengths=strengths, marks=_marks(bins, rows))
 
 
-def _series(
-    epochs: list[dict[str, Any]], x: Sequence[float], curves: Sequence[tuple[str, str, str]], scale: float
-) -> list[Series]:
-    def values(key: str) -> list[float]:
-        return [np.nan if epoch.get(key) is None else scale * epoch[key] for epoch in epochs]
-
-    return [Series(name=name, colour=colour, kind="dots", x=x, y=values(key)) for key, name, colour in curves]
+def _marks(bins: Columns, rows: list[dict[str, Any]]) -> list[tuple[float, str]]:
+    """(first step, resolution) of each stage."""
+    return [(float(bins["step"][bins["stage"] == row["stage"]][0]), f"{row['res']} px") for row in rows]
 
 
 def _levels(rows: list[dict[str, Any]], ends: Any, key: str) -> dict[str, list[float]]:
@@ -213,7 +216,7 @@ def _epochs(epochs: list[dict[str, Any]]) -> dict[str, Any]:
 def _metric_columns(epochs: list[dict[str, Any]], prefix: str) -> list[tuple[str, str, int, float]]:
     name = "EMA " if prefix else ""
     return [(f"{name}{metric.title}", f"{prefix}{metric.key}", 2 if metric.percent else 4, metric.scale)
-            for metric in (_metrics(epochs) if epochs else ())]  # fmt: skip
+            for metric in (metrics_of(epochs) if epochs else ())]  # fmt: skip
 
 
 def _facts(run: RunLogReader) -> list[tuple[str, object]]:

@@ -23,7 +23,7 @@ def rendered(folder: Path, body: str, **values: object) -> str:
 def test_values_are_escaped_and_invisible_characters_are_shown_as_escapes(tmp_path: Path) -> None:
     value = "caf\udce9\x07\n\u202e <é> & \"q\""
     expected = "caf\\udce9\\x07\\n\\u202e &lt;é&gt; &amp; &#34;q&#34;"
-    page = rendered(tmp_path, "{{ value }}{{ table(['h'], [[value]]) }}", value=value)
+    page = rendered(tmp_path, "{{ value }}{{ table(['h'], [[value]], 'Table') }}", value=value)
     assert page.startswith(expected)
     assert f'<td class="">{expected}</td>' in page
 
@@ -36,8 +36,8 @@ def test_backticks_become_code_and_other_text_is_escaped(tmp_path: Path) -> None
 
 def test_table_cells_hold_lines_with_remarks_and_number_columns_are_marked(tmp_path: Path) -> None:
     rows = [[1, ["<a>", ("b", "(c)")]]]
-    page = rendered(tmp_path, "{{ table(['n#', 'lines'], rows) }}", rows=rows)
-    assert '<th class="n">n</th><th class="">lines</th>' in page
+    page = rendered(tmp_path, "{{ table(['n#', 'lines'], rows, 'Table') }}", rows=rows)
+    assert '<th scope="col" class="n">n</th><th scope="col" class="">lines</th>' in page
     assert '<td class="n">1</td><td class="">&lt;a&gt;<br>b <span class="soft">(c)</span></td>' in page
 
 

@@ -1,0 +1,203 @@
+"""Every HTML page in a real browser: no errors, no other host, readable in all widths and modes, usable without a mouse.
+
+    RESOLUTE_PAGES="site runs/demo/report.html" python -m pytest tests/browser
+
+checks these pages too: files, or folders with all pages in them, which are served from a loopback address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.pages import PAGES
+from tests.support.browser import BROWSER, Browser, Tab
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="opens pages in a browser: no chromium or chrome (apt install chromium)"),
+]
+OTHERS = [path for word in os.environ.get("RESOLUTE_PAGES", "").split()
+          for path in (sorted(Path(word).rglob("*.html")) if Path(word).is_dir() else [Path(word)])]  # fmt: skip
+NARROW, WIDE = 400, 1400
+MAX_BYTES = 3_000_000
+
+# why one script: it sees the page as a reader does, after layout; returns lists of what is wrong, by kind
+INSPECT = r"""(() => {
+  const wrong = {overflow: [], small: [], overlap: [], contrast: [], headings: [], tables: []};
+  const words = node => (node.tagName || "text").toLowerCase() + " " + (node.textContent || "").trim().slice(0, 60);
+  const scrolls = node => { for (let up = node.parentElement; up; up = up.parentElement)
+    if (getComputedStyle(up).overflowX !== "visible" && up !== document.body) return true; return false; };
+  if (document.documentElement.scrollWidth > innerWidth)
+    for (const node of document.body.querySelectorAll("*"))
+      if (node.getBoundingClientRect().right > innerWidth + 1 && !scrolls(node)) wrong.overflow.push(words(node));
+  const rgba = text => { const [r, g, b, a = 1] = text.match(/[\d.]+/g).map(Number); return [r, g, b, a]; };
+  const over = (top, under) => top.slice(0, 3).map((c, i) => c * top[3] + under[i] * (1 - top[3])).concat(1);
+  const behind = node => { const layers = [];
+    for (let up = node; up; up = up.parentElement) layers.push(rgba(getComputedStyle(up).backgroundColor));
+    return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255, 1]); };
+  const light = colour => { const [r, g, b] = colour.map(c => (c /= 255) <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = walker.nextNode(); text; text = walker.nextNode()) {
+    const node = text.parentElement, style = getComputedStyle(node);
+    if (!text.data.trim() || !node.checkVisibility({visibilityProperty: true}) || node.closest("script, style")) continue;
+    const drawn = node instanceof SVGElement;
+    const size = parseFloat(style.fontSize) * (drawn ? Math.abs(node.getScreenCTM().d) : 1);
+    if (size < 10) wrong.small.push(size.toFixed(1) + " px: " + words(node));
+    if (drawn) continue;
+    const back = behind(node), fore = over(rgba(style.color), back);
+    const [high, low] = [light(fore), light(back)].sort((a, b) => b - a), ratio = (high + .05) / (low + .05);
+    if (ratio < (size >= 24 ? 3 : 4.5)) wrong.contrast.push(ratio.toFixed(2) + ": " + words(node));
+  }
+  for (const axis of document.querySelectorAll(".x, .y, .marks")) {
+    const boxes = [...axis.querySelectorAll("span")].map(span => [span.getBoundingClientRect(), span.textContent])
+      .filter(([box]) => box.width);
+    for (let i = 0; i < boxes.length; i++) for (let k = 0; k < i; k++) {
+      const [[a, one], [b, two]] = [boxes[i], boxes[k]];
+      if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+        wrong.overlap.push(one + " and " + two);
+    }
+  }
+  let level = 0;
+  for (const heading of document.querySelectorAll("h1, h2, h3, h4, h5, h6")) {
+    const own = Number(heading.tagName[1]);
+    if (own > level + 1 || (own === 1 && level)) wrong.headings.push(words(heading));
+    level = own;
+  }
+  for (const table of document.querySelectorAll("table"))
+    if (!table.querySelector("th") || [...table.querySelectorAll("th")].some(head => !head.textContent.trim()))
+      wrong.tables.push(words(table));
+  return {wrong, lang: document.documentElement.lang, title: document.title, light: light(behind(document.body))};
+})()"""
+# why the index: it names an element in what Tab reaches
+TARGETS = r"""[...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex]")]
+  .filter(node => node.tabIndex >= 0 && node.checkVisibility({visibilityProperty: true}))"""
+FOCUS = f"""(() => {{ const node = document.activeElement, style = getComputedStyle(node);
+  return [{TARGETS}.indexOf(node), style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0]; }})()"""
+
+
+@dataclass
+class Seen:
+    """What a browser showed of a page: in a narrow dark window and in a wide light one."""
+
+    url: str
+    nbytes: int
+    windows: dict[int, dict[str, Any]]
+    named: list[tuple[str, str]]
+    errors: list[str]
+    requests: list[str]
+    unreached: int
+    unseen_focus: int
+
+
+def inspect(browser: Browser, url: str, nbytes: int, picture: Path) -> Seen:
+    seen = Seen(url, nbytes, {}, [], [], [], 0, 0)
+    for width in (NARROW, WIDE):
+        with browser.open(url, width=width, dark=width == NARROW) as tab:
+            tab.run("document.querySelectorAll('details').forEach(node => node.open = true)")
+            seen.windows[width] = tab.run(INSPECT)
+            tab.screenshot(picture.with_suffix(f".{width}.png"))
+            if width == NARROW:
+                seen.named = tab.accessible("image", "table", "slider", "region", "button", "link")
+                seen.unreached, seen.unseen_focus = _tab_through(tab)
+            seen.errors += tab.errors()
+            seen.requests += tab.requests()
+    return seen
+
+
+def _tab_through(tab: Tab) -> tuple[int, int]:
+    """How many elements Tab does not reach, and how many show no focus."""
+    count = tab.run(f"{TARGETS}.length")
+    reached, dull = set(), 0
+    for _ in range(count):
+        tab.press("Tab")
+        index, shown = tab.run(FOCUS)
+        reached.add(index)
+        dull += not shown
+    return count - len(reached - {-1}), dull
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def seen(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str | Path], Seen]:
+    """seen(page): what the browser showed of a page of `PAGES`, by its name, or of a file; each is opened once."""
+    folder = tmp_path_factory.mktemp("pages")
+
+    @functools.cache
+    def look(page: str | Path) -> Seen:
+        if isinstance(page, Path):
+            with served(page.parent) as address:
+                return inspect(browser, f"{address}/{page.name}", page.stat().st_size, folder / page.name)
+        path = folder / f"{page}.html"
+        path.write_bytes(PAGES[page](request, folder / page))
+        return inspect(browser, path.as_uri(), path.stat().st_size, path)
+
+    return look
+
+
+@pytest.fixture(params=[*PAGES, *OTHERS], ids=str, scope="module")
+def page(request: pytest.FixtureRequest, seen: Callable[[str | Path], Seen]) -> Seen:
+    return seen(request.param)
+
+
+def test_a_page_loads_without_errors_and_asks_no_other_host(page: Seen) -> None:
+    assert page.errors == []
+    here = page.url.rpartition("/")[0] if page.url.startswith("http") else page.url
+    assert [url for url in page.requests if not url.startswith((here, "data:"))] == []
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+@pytest.mark.parametrize("kind", ["overflow", "small", "overlap", "contrast"])
+def test_text_is_readable_in_narrow_dark_and_wide_light_windows(page: Seen, width: int, kind: str) -> None:
+    assert page.windows[width]["wrong"][kind][:10] == []
+
+
+def test_a_page_follows_the_dark_mode_of_the_system(page: Seen) -> None:
+    assert page.windows[NARROW]["light"] < 0.1
+    assert page.windows[WIDE]["light"] > 0.8
+
+
+def test_all_that_reacts_is_reached_by_tab_and_shows_its_focus(page: Seen) -> None:
+    assert (page.unreached, page.unseen_focus) == (0, 0)
+
+
+def test_a_screen_reader_gets_language_title_headings_and_names(page: Seen) -> None:
+    for window in page.windows.values():
+        assert window["lang"]
+        assert window["title"]
+        assert window["wrong"]["headings"] == []
+        assert window["wrong"]["tables"] == []
+    assert [role for role, name in page.named if not name.strip()] == []
+
+
+def test_a_page_has_less_than_three_megabytes(page: Seen) -> None:
+    assert page.nbytes < MAX_BYTES
