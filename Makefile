@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo shards verify keys show lr lr-find plan train report predict eval export bench gpu-check test test-all lint check clean
+.PHONY: help env demo shards verify keys show lr lr-find plan train report compare predict eval export bench bench-all gpu-check test test-all lint check clean
 
 # ---- variables -----------------------------------------------------------------------------------------------------
 
@@ -19,17 +19,19 @@ train.reads   := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS FROM KEEP TEN
                  NODES HEAD RESTARTS WORKERS
 plan.reads    := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS GPU_MEMORY_GIB BUDGET SUGGEST JSON GPUS NODES HEAD RESTARTS WORKERS
 report.reads  := RUN
+compare.reads := RUNS OUT
 predict.reads := RUN SRC VAL CLASSES TARGET OUT DEVICE
 eval.reads    := RUN SHARDS VAL CLASSES TARGET RES DEVICE WORKERS
 export.reads  := RUN OUT
-bench.reads   := SHARDS VAL CLASSES RES DEVICE WORKERS
+bench.reads   := SHARDS VAL CLASSES RES DEVICE MODEL OUT WORKERS
+bench-all.reads := SHARDS VAL CLASSES RES DEVICE WORKERS
 gpu-check.reads := SHARDS DEVICE OUT WORKERS
 env.reads     := CUDA
 
 # what to do instead of setting a variable that a target does not read, if not to leave it out
 FOLDS.hint := any set can be trained with folds: `make train FOLDS=5`; VAL_FRAC=0 makes one that holds out nothing
 
-TARGETS := env demo shards verify show lr lr-find train plan report predict eval export bench gpu-check
+TARGETS := env demo shards verify show lr lr-find train plan report compare predict eval export bench bench-all gpu-check
 READERS := $(TARGETS) help keys test test-all lint check clean
 VARIABLES := $(sort VENV $(foreach target,$(TARGETS),$($(target).reads)))
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
@@ -130,7 +132,7 @@ keys: $(READY)  ## all keys of a recipe, with their defaults (a Markdown table)
 show: $(READY) $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see, stage by stage (seen.html)
 	@$(PY) -m train show --recipe="$$RECIPE" $(FOREIGN) -- "$$SHARDS"
 
-lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR and momentum over all steps (lr.html)
+lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR, resolution and regularisation over all steps (lr.html)
 	@$(PY) -m train lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS" $(FOREIGN))
 
 lr-find: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] LR range test on the first stage; suggests optim.lr (lr-find.html)
@@ -167,7 +169,15 @@ export: $(READY)  ## RUN=name [OUT=model.safetensors] the best weights, and the 
 report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
 	@$(PY) -m train report -- "$$RUN"
 
-bench: $(READY) $(DATA)  ## [SHARDS=…] loader speed, cost of a change, stalls, beside a torch DataLoader (bench/)
+# why set -f: the names in RUNS are separated at spaces, and nothing else is done with them
+compare: $(READY)  ## RUNS="a b" [OUT=compare.html] accuracy, step times and recipes of several runs on one page
+	@set -f; $(PY) -m train compare $(call option,OUT,out) -- $$RUNS
+
+bench: $(READY) $(DATA)  ## [SHARDS=…] [MODEL=resnet50] in 90 s: loader, model, cost of a change, beside a DataLoader (bench/)
+	@$(PY) -m benchmarks.brief --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) \
+	$(call option,MODEL,model) $(call option,OUT,out)
+
+bench-all: $(READY) $(DATA)  ## [SHARDS=…] the same at length, in rounds with their spread, and stalls of training (bench/)
 	@$(PY) -m benchmarks --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device)
 
 # why no demo/shards: the check makes its own set in OUT unless SHARDS is set

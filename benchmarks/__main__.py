@@ -1,6 +1,6 @@
 """`python -m benchmarks --shards DIR`: loader throughput, cost of stage changes, and stalls of training.
 
-What `make bench` runs: the loader and the change are compared with torch's DataLoader on the same images. Each part
+What `make bench-all` runs: the loader and the change are compared with torch's DataLoader on the same images. Each part
 prints a table; one JSON file records every round's values, the machine and the versions.
 """
 
@@ -13,24 +13,17 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import dataclasses
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from pipeline.cpu_count import available_cpus
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import write_errors
-
-from .cli import Parser, check_numbers, chosen, command, parse_resolutions, show_progress
-from .record import check_writable, find_device, header, read_into_cache, write
+from .cli import Parser, check_numbers, chosen, command, show_progress
+from .record import check_writable, write
+from .setting import add_arguments, default_file, set_up
 
 __all__ = ["PARTS", "main"]
 
 PARTS = ("loader", "change", "training")
-_BATCH_SIZE = 64
-_RESOLUTIONS = (128, 160, 224)  # default for plain tars, which can be read at any resolution
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,19 +39,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--shards", required=True, metavar="DIR", help="shard set (folder or URL), or plain WebDataset tars")
-    add("--val", metavar="PATTERN|PART", help="plain tars: validation tars, or fraction of samples (0.05)")
-    add("--classes", metavar="FILE", help="plain tars: text file with one class name per line")
-    add("--res", metavar="PX,…", help="resolutions (default: all of the set; for plain tars 128,160,224)")
+    add_arguments(parser)
     add("--only", default=",".join(PARTS), metavar="PART,…", help="parts to run (default: %(default)s)")
     add("--seconds", type=float, default=5.0, metavar="S",
         help="length of a measurement, in loader and training (default: %(default)s)")  # fmt: skip
     add("--rounds", type=int, default=3, metavar="N", help="interleaved rounds of everything (default: %(default)s)")
-    add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
-    add("--threads", type=int, default=available_cpus(), metavar="N",
-        help="our CPU threads = the DataLoader's workers (default: all cores, %(default)s)")  # fmt: skip
-    add("--batch-size", type=int, metavar="N", help="samples per batch (default: 64, or all of a smaller set)")
-    add("--model", default="resnet10t", metavar="NAME", help="timm model of the training part (default: %(default)s)")
     add("--out", type=Path, metavar="FILE",
         help="JSON to write (default: bench/bench-cpu.json, or bench/bench-<name of the GPU>.json)")  # fmt: skip
     return parser
@@ -71,55 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     parts = chosen(args.only, PARTS)
-    check_numbers(args, rounds=1, threads=1, **({} if args.batch_size is None else {"batch_size": 2}))
+    check_numbers(args, rounds=1)
+    setting = set_up(args, rounds=args.rounds, changes="change" in parts)
     # why here: --help and command line errors should not wait for slow imports
-    import timm
-
-    from pipeline.dataset.open_dataset import open_dataset
-
     from . import change, loader
-    from .loaders.job import Job
-    from .loaders.ours import full_batches
     from .loaders.run import Runner
     from .training import stalls
 
-    if not timm.is_model(args.model):
-        raise ResoluteError(f"--model: got {args.model!r}, expected a timm model; see timm.list_models()")
-    device = find_device(args.device)
-    shards = open_dataset(args.shards, val=args.val, classes=args.classes)
-    stored = shards.resolutions or _RESOLUTIONS
-    resolutions = parse_resolutions(args.res, stored, any_size=shards.single_resolution)
-    if "change" in parts and len(resolutions) < 2:
-        raise ResoluteError(
-            f"{shards.root}: got one resolution, expected two or more for a stage change; leave change out with --only"
-        )
-    shards = dataclasses.replace(shards, resolutions=resolutions)
-    train = shards.splits["train"]
-    batch_size = min(_BATCH_SIZE, len(train)) if args.batch_size is None else args.batch_size
-    full_batches(shards, resolutions[0], batches=1, batch_size=batch_size)  # raises if the set is too small
-    head = header(args, rounds=args.rounds, device=device)
-    machine = head["machine"]
-    out: Path = args.out or _folder() / f"bench-{_slug(machine['gpu'] or 'cpu')}.json"
+    device, result = setting.device, setting.result
+    out: Path = args.out or default_file("bench", result["machine"]["gpu"] or "cpu")
     check_writable(out)
-    result: dict[str, Any] = {
-        **head,
-        "settings": {
-            "parts": parts, "device": device.type, "threads": args.threads, "batch_size": batch_size,
-            "seconds": args.seconds, "model": args.model,
-        },
-        "shards": {
-            "name": Path(shards.root).resolve().name, "hash": shards.hash, "resolutions": resolutions,
-            "train_samples": len(train),
-            "mean_bytes": {res: float(train.stored[res]["nbytes"].mean()) for res in resolutions},
-            "page_cache": read_into_cache(shards),
-        },
-    }  # fmt: skip
-    print(f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, {args.threads} threads, batch {batch_size}, "
-          f"{len(train)} training images of {result['shards']['name']}, "
-          f"rounds: {args.rounds}, load before: {machine['load_before']}")  # fmt: skip
+    result["settings"] |= {"parts": parts, "seconds": args.seconds}
     runner = Runner(
-        job=Job(shards=args.shards, val=args.val, classes=args.classes, resolutions=resolutions, seconds=args.seconds,
-                batch_size=batch_size, workers=args.threads, device=str(device)),
+        job=setting.job(args, seconds=args.seconds),
         loaders=("ours", "pillow", *(["ours-cpu-decode"] if device.type == "cuda" else [])),
         rounds=args.rounds, isolated=False,
     )  # fmt: skip
@@ -134,7 +83,7 @@ def _run(args: argparse.Namespace) -> None:
             text = change.table(values)
         else:
             values = stalls.measure(
-                shards, device=device, threads=args.threads, batch_size=batch_size, seconds=args.seconds,
+                setting.shards, device=device, threads=args.threads, batch_size=setting.batch_size, seconds=args.seconds,
                 rounds=args.rounds, model=args.model,
             )  # fmt: skip
             text = stalls.table(values)
@@ -142,18 +91,6 @@ def _run(args: argparse.Namespace) -> None:
         result[part] = {"took_s": round(time.perf_counter() - began, 1), **values}
         print(f"\n{text}", flush=True)
     write(out, result)
-
-
-def _folder() -> Path:
-    """The default folder for results, created on demand and ignored by git."""
-    folder = Path("bench")
-    with write_errors(folder):
-        folder.mkdir(exist_ok=True)
-    return folder
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("nvidia", "")).strip("-")
 
 
 if __name__ == "__main__":

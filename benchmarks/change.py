@@ -31,7 +31,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .cli import Parser, check_numbers, command, repeated, show_progress, spread, summarize, text_table
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from pipeline.plan.plan import Pass, Plan
     from pipeline.plan.stage import Stage
 
-__all__ = ["around_s", "cost_s", "first_batches", "main", "measure", "measure_kinds", "steady_s", "table"]
+__all__ = ["around_s", "cost_s", "first_batches", "main", "measure", "measure_kinds", "steady_s",
+           "summary", "table"]  # fmt: skip
 
 _FIRST = 5  # minimum number of batches counted after a change of resolution
 _FIRST_OF_KIND = 10  # the same for --kinds: more than are prefetched
@@ -104,16 +105,17 @@ def measure(runner: Runner, *, batches: int) -> dict[str, Any]:
     return {
         "batches": batches, "first": first_batches(workers),
         "consumers": {
-            name: {"step_s": step_s, "changes": _summary(raw, resolutions, workers), "batch_s": raw}
+            name: {"step_s": step_s, "changes": summary(raw, resolutions, workers), "batch_s": raw}
             for name, step_s, raw in (("drained", None, drained), ("paced", steps_s, paced))
         },
     }  # fmt: skip
 
 
-def _summary(
-    raw: dict[str, list[list[list[float]]]], resolutions: Sequence[int], workers: int
+def summary(
+    raw: Mapping[str, Sequence[Sequence[Sequence[float]]]], resolutions: Sequence[int], workers: int
 ) -> list[dict[str, Any]]:
-    def figures(run: list[list[float]], i: int) -> dict[str, float]:
+    """"changes" of `measure`, from the seconds of each loader's batches, [round][resolution][batch]."""
+    def figures(run: Sequence[Sequence[float]], i: int) -> dict[str, float]:
         slowest_s, steady = max(run[i][: first_batches(workers)]), steady_s(run[i], workers)
         return {"cost_s": cost_s(run[i], workers), "around_s": around_s(run[i - 1], run[i], workers),
                 "slowest_s": slowest_s, "slowest_ratio": slowest_s / steady, "steady_s": steady}  # fmt: skip

@@ -15,8 +15,10 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import io
+import itertools
 import math
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,15 +51,19 @@ def measure_rates(runner: Runner) -> dict[str, Any]:
     # why: two rounds of every worker's batches ahead are in the queues when the clock starts, not more
     warm_up = max(8, 8 * job.workers)
     batches = warm_up + math.ceil(job.seconds * _FASTEST / job.batch_size)
-    for res in job.resolutions:
-        raw: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for number in range(runner.rounds):
-            for name in names:
-                show_progress(f"{res} px, round {number + 1} of {runner.rounds}: {name}")
-                raw[name].append(runner.run(name, task="rate", resolutions=(res,), batches=batches, warm_up=warm_up))
-        loaders = {name: summarize(each) for name, each in raw.items()}
+    raw: dict[int, dict[str, list[dict[str, Any]]]] = {res: {name: [] for name in names} for res in job.resolutions}
+    for number in range(runner.rounds):
+        began = time.perf_counter()
+        for res, name in itertools.product(job.resolutions, names):
+            show_progress(f"{res} px, round {number + 1} of {runner.rounds}: {name}")
+            rates = runner.run(name, task="rate", resolutions=(res,), batches=batches, warm_up=warm_up)
+            raw[res][name].append(rates)
+        if 2 * time.perf_counter() - began > runner.until:
+            break
+    for res, rounds in raw.items():
+        loaders = {name: summarize(each) for name, each in rounds.items()}
         for name in names if "ours" in names else ():
-            pairs = zip(raw["ours"], raw[name], strict=True)
+            pairs = zip(rounds["ours"], rounds[name], strict=True)
             loaders[name]["ours_times"] = repeated([a["images_per_s"] / b["images_per_s"] for a, b in pairs])
         results.append({"res": res, "loaders": loaders})
     return {"warm_up_batches": warm_up, "res": results}

@@ -27,7 +27,7 @@ from benchmarks.proc import cpu_time
 from .job import Job
 from .tars import Tars
 
-__all__ = ["TASKS", "clock", "main", "run", "synchronise"]
+__all__ = ["TASKS", "adapter", "clock", "main", "run", "synchronise"]
 
 
 def synchronise(device: torch.device) -> None:
@@ -120,9 +120,14 @@ TASKS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def adapter(job: Job) -> Any:
+    """The module of the job's loader."""
+    return importlib.import_module(f"{__package__}.{job.module}")
+
+
 def run(job: Job) -> Any:
     """The result of a job, in this process."""
-    return TASKS[job.task](importlib.import_module(f"{__package__}.{job.module}"), job)
+    return TASKS[job.task](adapter(job), job)
 
 
 def main() -> int:

@@ -67,7 +67,8 @@ def stored_images(shards: ShardSet, res: int) -> Jpegs:
     split = shards.splits["train"]
     stored = np.array(split.stored[res])
     ranges = np.stack([stored[name].astype(np.int64) for name in ("shard", "offset", "nbytes")], axis=1)
-    return Jpegs([shards.path(res, shard) for shard in split.shards], ranges, split.samples["label"].tolist())
+    labels = split.samples["label"] if "label" in (split.samples.dtype.names or ()) else np.zeros(len(split), np.int64)
+    return Jpegs([shards.path(res, shard) for shard in split.shards], ranges, labels.tolist())
 
 
 def pillow(jpeg: bytes) -> Image.Image:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -30,13 +31,17 @@ _ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """Runs variants of `job`. isolated: each in a new process, with the interpreter that has the loader."""
+    """Runs variants of `job`. isolated: each in a new process, with the interpreter that has the loader.
+
+    until: time of `time.perf_counter` at which no further round begins; the first is always measured.
+    """
 
     job: Job
     loaders: tuple[str, ...]
     rounds: int
     ffcv_python: str | None = None
     isolated: bool = True
+    until: float = math.inf
 
     def run(self, name: str, **settings: Any) -> Any:
         """The result of a loader's job. Raises `ResoluteError` with its last line of output if it fails."""

@@ -38,12 +38,13 @@ _WARM_UP = {"live": 5, "cached": 2, "synthetic": 2}  # steps before timing; live
 _FASTEST = 50_000  # images/s; upper bound, so that no loader runs out of batches
 
 
-def small_recipe(stage: Stage, *, model: str, compiled: bool = False) -> Recipe:
-    """A recipe with one stage of `model`, default values, and a learning rate too low to diverge."""
-    values = {"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
+def small_recipe(*stages: Stage, model: str, compiled: bool = False) -> Recipe:
+    """A recipe with these stages of `model`, default values, and a learning rate too low to diverge."""
+    tables = [{"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
+              for stage in stages]  # fmt: skip
     return Recipe.parse(
         {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"compile": compiled},
-         "stages": [values]},
+         "stages": tables},
         name="benchmark",
     )
 

@@ -15,6 +15,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks.record import commit
+from benchmarks.setting import default_file
 from pipeline.dataset.shard_set import ShardSet
 from tests.conftest import RESOLUTIONS
 
@@ -110,7 +111,7 @@ def test_a_default_result_is_named_after_the_device(
     del arguments[2:4]
     assert command.main(arguments) == 0
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")] == ["bench/bench-cpu.json"]
-    assert command._slug("NVIDIA H200 NVL") == "h200-nvl"
+    assert str(default_file("bench", "NVIDIA H200 NVL")) == "bench/bench-h200-nvl.json"
 
 
 def test_help_names_every_part_and_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,315 @@
+"""`python -m benchmarks.brief --shards DIR`: which of loader and model is the limit, and what a stage change costs.
+
+What `make bench` runs, in about 90 s: the model's rate at each resolution, the time of every training step across the
+stage changes, with our loader and with torch's DataLoader rebuilt at each, and the rates of both loaders alone. It ends
+with a sentence and writes an HTML page, and the values as JSON beside it. `python -m benchmarks` measures the same for
+longer, in rounds whose spread it shows.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ResoluteError
+from pipeline.report.charts import Chart, Series, chart
+from pipeline.report.page import figures_page
+from pipeline.storage.atomic_file import check_output, output_file
+
+from . import change, loader
+from .cli import Parser, command, show_progress
+from .loaders.registry import LOADERS
+from .loaders.run import Runner
+from .record import check_writable, write
+from .setting import Setting, add_arguments, default_file, set_up
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.dataset.shard_set import ShardSet
+    from pipeline.loader.loader import Batch
+
+    from .loaders.job import Job
+
+__all__ = ["Figures", "Trainer", "change_steps", "main", "page", "sentence"]
+
+_PAIR = ("ours", "pillow")  # of the registry
+_MODEL_S = 1.5  # measuring the model at one resolution
+_LOADER_S = 1.5  # measuring a loader at one resolution
+_CHANGE_SHARE = 0.3  # of the time for the training steps across the stage changes
+_MOST_STEPS = 60  # of them at a resolution
+_MOST_ROUNDS = 5  # of the loaders' rates
+_BUSY = 0.5  # load average of the last minute
+_ENOUGH = 1.1  # loader's rate / model's: below it, single late batches already cost time
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
+    parser = Parser(
+        prog="python -m benchmarks.brief",
+        description="Measure on your own shards, in about 90 s: images/s of the loader beside torch's DataLoader, of "
+        "the model, and the cost of a stage change.",
+        epilog="Exit status: 0 done, 2 for a problem that the one line on stderr explains, 130 interrupted.",
+        allow_abbrev=False,
+    )
+    add_arguments(parser)
+    parser.add_argument("--seconds", type=float, default=90.0, metavar="S",
+        help="time of the whole command on a machine that is not much slower than two usual cores (default: 90)")  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: bench/bench.html)")
+    return command(parser, _run, argv)
+
+
+def _run(args: argparse.Namespace) -> None:
+    began = time.perf_counter()
+    if not 0 < args.seconds <= 3600:
+        raise ResoluteError(f"--seconds: got {args.seconds:g}, expected above 0, at most 3600; change it")
+    out: Path = args.out or default_file("bench", suffix=".html")
+    check_output(out, setting="--out", suffixes=(".html",))
+    check_writable(out.with_suffix(".json"))
+    setting = set_up(args, rounds=1, changes=True)
+    model, steps = _train(args, setting)
+    runner = Runner(
+        job=setting.job(args, seconds=min(_LOADER_S, args.seconds / 60)), loaders=_PAIR, rounds=_MOST_ROUNDS,
+        isolated=False, until=began + args.seconds,
+    )  # fmt: skip
+    rates = loader.measure_rates(runner)
+    show_progress("")
+    result = {**setting.result, "model": model, "steps": steps, "loader": rates,
+              "took_s": round(time.perf_counter() - began, 1)}  # fmt: skip
+    with output_file(out) as file:
+        file.write(page(result))
+    write(out.with_suffix(".json"), result)
+    print(f"{loader.rates_table(rates)}\n\n{sentence(result)}\n{out}")
+
+
+def _train(args: argparse.Namespace, setting: Setting) -> tuple[dict[int, float], dict[str, Any]]:
+    """{res: images/s of the model alone}, and {"batch_size", "step_s": {loader: [resolution][step]}}."""
+    import torch
+
+    from train.memory import keep_freed_memory
+
+    if setting.device.type == "cpu":
+        keep_freed_memory()
+        torch.set_num_threads(args.threads)
+    else:
+        torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
+    show_progress("warming up the model")
+    trainer = Trainer(setting.shards, model=args.model, device=setting.device, batch_size=setting.batch_size)
+    rates = {}
+    for res in setting.shards.resolutions:
+        show_progress(f"the model alone at {res} px")
+        rates[res] = trainer.rate(res, seconds=min(_MODEL_S, args.seconds / 60))
+    sample_s, budget_s = sum(1 / rate for rate in rates.values()), _CHANGE_SHARE * args.seconds / len(_PAIR)
+    count, size = change_steps(sample_s, budget_s, workers=args.threads, batch_size=setting.batch_size)
+    trainer.warm_up(size)
+    job = dataclasses.replace(setting.job(args, batches=count), batch_size=size)
+    step_s = {}
+    for name in _PAIR:
+        show_progress(f"training steps across the stage changes: {LOADERS[name].title}")
+        step_s[name] = [own[:count] for own in trainer.step_times(name, job)]
+    return rates, {"batch_size": size, "step_s": step_s}
+
+
+def change_steps(sample_s: float, budget_s: float, *, workers: int, batch_size: int) -> tuple[int, int]:
+    """(steps at each resolution, batch size) for training across the stage changes within `budget_s` s.
+
+    `sample_s`: seconds that the model takes for a sample of each resolution, in all. At least as many steps as a cost
+    can be computed from (see `change.cost_s`); if these take too long, their batches are smaller.
+    """
+    least = 2 * change.first_batches(workers) + workers
+    count = min(_MOST_STEPS, int(budget_s / (batch_size * sample_s)))
+    if count >= least:
+        return count, batch_size
+    return least, max(2, min(batch_size, int(budget_s / (least * sample_s))))
+
+
+class Trainer:
+    """Training steps of a model on batches of which only the images matter: all are of one class."""
+
+    def __init__(self, shards: ShardSet, *, model: str, device: torch.device, batch_size: int) -> None:
+        from train.loop import Learner
+
+        from .loaders.ours import full_batches, training_plan
+        from .training.stalls import small_recipe
+
+        stages = [full_batches(shards, res, batches=1, batch_size=batch_size) for res in shards.resolutions]
+        recipe = small_recipe(*stages, model=model)
+        plan = training_plan(shards, list(recipe.stages))
+        self._specs = {pass_.res: plan.batch(pass_.first) for pass_ in plan.passes}
+        self._learner = Learner(recipe, classes=len(shards.target), total_steps=plan.total_steps, device=device)
+        self._batch_size = batch_size
+        self.warm_up(batch_size)
+
+    def warm_up(self, batch_size: int) -> None:
+        from train.warmup import warm_up
+
+        warm_up(self._learner, [("train", res, batch_size) for res in sorted(self._specs, reverse=True)])
+
+    def rate(self, res: int, *, seconds: float) -> float:
+        """Images/s on one batch of random numbers."""
+        import torch
+
+        from .training.stalls import train_for
+
+        images = torch.randn(self._batch_size, 3, res, res, device=self._learner.device)
+        batches = itertools.repeat(self._batch(images.to(memory_format=torch.channels_last)))
+        return train_for(self._learner, batches, seconds=seconds, steps_before=1)["images_per_s"]
+
+    def step_times(self, name: str, job: Job) -> list[list[float]]:
+        """Seconds of each training step at each resolution of the job, waiting for the batch included."""
+        from .loaders import child
+
+        loader, times = LOADERS[name], dict[int, list[float]]()
+        module = child.adapter(dataclasses.replace(job, module=loader.module, variant=loader.variant))
+        with closing(module.stream(job)) as stream:
+            first = next(stream)  # why: the start of a run is no stage change
+            child.synchronise(self._learner.device)
+            before = time.perf_counter()
+            for images in itertools.chain([first], stream):
+                self._learner.train_step(self._batch(images))
+                child.synchronise(self._learner.device)  # sync: ends the timed interval
+                now = time.perf_counter()
+                times.setdefault(images.shape[-1], []).append(now - before)
+                before = now
+        return [*times.values()]
+
+    def _batch(self, images: torch.Tensor) -> Batch:
+        import torch
+
+        from pipeline.loader.loader import Batch
+
+        labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+        spec = dataclasses.replace(self._specs[images.shape[-1]], global_size=len(images))
+        return Batch(images=images, targets=labels, partner_labels=labels, lam=torch.ones_like(labels).float(),
+                     spec=spec)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The numbers of the page, from a result; rates in images/s, by resolution, `pair` in the order ours, DataLoader."""
+
+    loaders: dict[int, tuple[float, float]]  # alone
+    model: dict[int, float]  # alone
+    training: dict[int, tuple[float, float]]  # with each loader
+    changes: list[tuple[str, tuple[float, float], tuple[float, float]]]  # change, costs in s, and in steps
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> Figures:
+        steps, workers = result["steps"], result["settings"]["threads"]
+        resolutions = result["shards"]["resolutions"]
+        changes = change.summary({name: [run] for name, run in steps["step_s"].items()}, resolutions, workers)
+
+        def pair(values: Callable[[str], float]) -> tuple[float, float]:
+            return values(_PAIR[0]), values(_PAIR[1])
+
+        def cost(number: int, key: str) -> Callable[[str], float]:
+            return lambda name: float(changes[number]["loaders"][name][key]["median"])
+
+        return cls(
+            loaders={entry["res"]: pair(lambda name, of=entry["loaders"]: of[name]["images_per_s"]["median"])
+                     for entry in result["loader"]["res"]},
+            model={int(res): rate for res, rate in result["model"].items()},
+            training={res: pair(lambda name, i=i: steps["batch_size"] / change.steady_s(steps["step_s"][name][i], workers))
+                      for i, res in enumerate(resolutions)},
+            changes=[
+                (f"{each['from_res']} to {each['to_res']} px", pair(cost(i, "cost_s")),
+                 pair(lambda name, i=i: cost(i, "cost_s")(name) / cost(i, "steady_s")(name)))
+                for i, each in enumerate(changes)
+            ],
+        )  # fmt: skip
+
+    @property
+    def slow(self) -> list[int]:
+        """The resolutions at which the loader is the limit."""
+        return [res for res, (ours, _) in self.loaders.items() if ours < _ENOUGH * self.model[res]]
+
+
+def sentence(result: Mapping[str, Any]) -> str:
+    """The answer: the loader's rate and the model's where they are closest, and the cost of the worst stage change."""
+    figures = Figures.of(result)
+    res = min(figures.model, key=lambda res: figures.loaders[res][0] / figures.model[res])
+    ours, peer = figures.loaders[res]
+    costs = [max(0.0, *(steps[i] for _, _, steps in figures.changes)) for i in range(2)]
+    verdict = "the model is the limit at every resolution"
+    if figures.slow:
+        where = ", ".join(map(str, figures.slow))
+        verdict = f"the loader is the limit at {where} px; more cores or smaller shards (`QUALITY=…`) would help"
+    return (
+        f"At {res} px the loader feeds up to {ours:,.0f} images/s (a torch DataLoader {peer:,.0f}), "
+        f"{result['settings']['model']} needs {figures.model[res]:,.0f}; a stage change costs at most {costs[0]:.1f} steps "
+        f"(a rebuilt DataLoader {costs[1]:.1f}): {verdict}."
+    )
+
+
+def page(result: Mapping[str, Any]) -> bytes:
+    """The HTML page of a result."""
+    figures, machine, steps = Figures.of(result), result["machine"], result["steps"]
+    resolutions, size = result["shards"]["resolutions"], steps["batch_size"]
+    findings = [sentence(result)]
+    if result["settings"]["device"] == "cpu":
+        res = resolutions[-1]
+        part = 100 * figures.training[res][0] / figures.model[res]
+        findings.append(f"Loader and model share the cores: at {res} px training runs at {figures.training[res][0]:,.0f} "
+                        f"images/s, {part:.0f} % of the model alone.")  # fmt: skip
+    if machine["load_before"] > _BUSY:
+        findings.append(f"Other work ran before this measurement (load average {machine['load_before']}): repeat it on a "
+                        "quiet machine.")  # fmt: skip
+    titles = [LOADERS[name].title for name in _PAIR]
+    return figures_page(
+        title=f"Benchmark of {result['shards']['name']}",
+        subtitle=f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, {result['settings']['model']}, "
+        f"{result['date']}, commit {result['commit']}, {result['took_s']:.0f} s",
+        findings=findings, charts=_charts(figures, result, titles),
+        tables=[
+            ("Images/s", ("px#", *(f"{title}, alone#" for title in titles), "ours is times#", "model alone#",
+                          *(f"training with {title}#" for title in titles)),
+             [(res, *(f"{rate:,.0f}" for rate in figures.loaders[res]),
+               f"{figures.loaders[res][0] / figures.loaders[res][1]:.2f}", f"{figures.model[res]:,.0f}",
+               *(f"{rate:,.0f}" for rate in figures.training[res])) for res in resolutions],
+             f"Loaders: batch {result['settings']['batch_size']}, "
+             f"{len(result['loader']['res'][0]['loaders']['ours']['images_per_s']['raw'])} rounds. Training: batch {size}."),
+            ("Cost of a stage change", ("change", *(f"{title}, {unit}#" for title in titles for unit in ("ms", "steps"))),
+             [(name, *(text for cost_s, cost in zip(costs_s, costs, strict=True)
+                       for text in (f"{1e3 * cost_s:+,.0f}", f"{cost:+.1f}"))) for name, costs_s, costs in figures.changes],
+             f"Extra time of the first {change.first_batches(result['settings']['threads'])} training steps after a change. "
+             "Below one step, noise."),
+        ],
+    )  # fmt: skip
+
+
+def _charts(figures: Figures, result: Mapping[str, Any], titles: Sequence[str]) -> Iterator[Chart | None]:
+    sizes = result["shards"]["resolutions"]
+    x = [float(res) for res in sizes]
+    yield chart("Rates by resolution", [
+        *(Series(name=f"{title}, alone", colour=colour, kind="dots", x=x, y=[figures.loaders[res][i] for res in sizes])
+          for i, (title, colour) in enumerate(zip(titles, "ab", strict=True))),
+        Series(name=f"{result['settings']['model']} alone", colour="c", kind="dots", x=x,
+               y=[figures.model[res] for res in sizes]),
+        Series(name="training with ours", colour="d", kind="dots", x=x, y=[figures.training[res][0] for res in sizes]),
+    ], unit="images/s", x_name="px", wide=True)  # fmt: skip
+    step_s = result["steps"]["step_s"]
+    count = min(len(own) for run in step_s.values() for own in run)
+    steps = [float(step) for step in range(count * len(sizes))]
+    yield chart("Time of each training step", [
+        Series(name=title, colour=colour, x=steps, y=[1e3 * each for own in step_s[name] for each in own[:count]])
+        for name, title, colour in reversed([*zip(_PAIR, ("ours", f"{titles[1]}, rebuilt at each change"), "ab",
+                                                  strict=True)])
+    ], unit="ms", marks=[(float(i * count), f"{res} px") for i, res in enumerate(sizes)], wide=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

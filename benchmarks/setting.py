@@ -1,0 +1,109 @@
+"""What `make bench` and `make bench-all` have in common: arguments, the opened set, and the head of the result."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.cpu_count import available_cpus
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import write_errors
+
+from .cli import check_numbers, parse_resolutions
+from .loaders.job import Job
+from .record import find_device, header, read_into_cache
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.dataset.shard_set import ShardSet
+
+__all__ = ["Setting", "add_arguments", "default_file", "set_up"]
+
+_BATCH_SIZE = 64
+_RESOLUTIONS = (128, 160, 224)  # default for plain tars, which can be read at any resolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    device: torch.device
+    shards: ShardSet  # with the resolutions to measure
+    batch_size: int
+    result: dict[str, Any]  # the fields of a result file before its measurements
+
+    def job(self, args: argparse.Namespace, **more: Any) -> Job:
+        """The job of the loaders that are compared."""
+        return Job(shards=args.shards, val=args.val, classes=args.classes, resolutions=self.shards.resolutions,
+                   batch_size=self.batch_size, workers=args.threads, device=str(self.device), **more)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--shards", required=True, metavar="DIR", help="shard set (folder or URL), or plain WebDataset tars")
+    add("--val", metavar="PATTERN|PART", help="plain tars: validation tars, or fraction of samples (0.05)")
+    add("--classes", metavar="FILE", help="plain tars: text file with one class name per line")
+    add("--res", metavar="PX,…", help="resolutions (default: all of the set; for plain tars 128,160,224)")
+    add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
+    add("--threads", type=int, default=available_cpus(), metavar="N",
+        help="our CPU threads = the DataLoader's workers (default: all cores, %(default)s)")  # fmt: skip
+    add("--batch-size", type=int, metavar="N", help="samples per batch (default: 64, or all of a smaller set)")
+    add("--model", default="resnet10t", metavar="NAME", help="timm model of the training part (default: %(default)s)")
+
+
+def set_up(args: argparse.Namespace, *, rounds: int, changes: bool) -> Setting:
+    """Open the set of the arguments. `changes`: whether stage changes are measured, which needs two resolutions.
+
+    Raises `ResoluteError` for arguments that cannot be measured.
+    """
+    check_numbers(args, threads=1, **({} if args.batch_size is None else {"batch_size": 2}))
+    # why here: --help and command line errors should not wait for slow imports
+    import timm
+
+    from pipeline.dataset.open_dataset import open_dataset
+
+    from .loaders.ours import full_batches
+
+    if not timm.is_model(args.model):
+        raise ResoluteError(f"--model: got {args.model!r}, expected a timm model; see timm.list_models()")
+    device = find_device(args.device)
+    shards = open_dataset(args.shards, val=args.val, classes=args.classes)
+    stored = shards.resolutions or _RESOLUTIONS
+    resolutions = parse_resolutions(args.res, stored, any_size=shards.single_resolution)
+    if changes and len(resolutions) < 2:
+        raise ResoluteError(
+            f"{shards.root}: got one resolution, expected two or more for a stage change; measure its loader with "
+            "`python -m benchmarks --only loader,training`"
+        )
+    shards = dataclasses.replace(shards, resolutions=resolutions)
+    train = shards.splits["train"]
+    batch_size = min(_BATCH_SIZE, len(train)) if args.batch_size is None else args.batch_size
+    full_batches(shards, resolutions[0], batches=1, batch_size=batch_size)  # raises if the set is too small
+    head = header(args, rounds=rounds, device=device)
+    machine = head["machine"]
+    result = {
+        **head,
+        "settings": {"device": device.type, "threads": args.threads, "batch_size": batch_size, "model": args.model},
+        "shards": {
+            "name": Path(shards.root).resolve().name, "hash": shards.hash, "resolutions": resolutions,
+            "train_samples": len(train),
+            "mean_bytes": {res: float(train.stored[res]["nbytes"].mean()) for res in resolutions},
+            "page_cache": read_into_cache(shards),
+        },
+    }  # fmt: skip
+    print(f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, {args.threads} threads, batch {batch_size}, "
+          f"{len(train)} training images of {result['shards']['name']}, load before: {machine['load_before']}",
+          flush=True)  # fmt: skip
+    return Setting(device=device, shards=shards, batch_size=batch_size, result=result)
+
+
+def default_file(name: str, device_name: str | None = None, *, suffix: str = ".json") -> Path:
+    """The file `name`, with the device's name if there is one, in the folder bench, which is made; git ignores it."""
+    folder = Path("bench")
+    with write_errors(folder):
+        folder.mkdir(exist_ok=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", (device_name or "").lower().replace("nvidia", "")).strip("-")
+    return folder / f"{name}{'-' * bool(slug)}{slug}{suffix}"
