@@ -83,8 +83,8 @@ def _run(args: argparse.Namespace) -> None:
             text = change.table(values)
         else:
             values = stalls.measure(
-                setting.shards, device=device, threads=args.threads, batch_size=setting.batch_size, seconds=args.seconds,
-                rounds=args.rounds, model=args.model,
+                setting.shards, device=device, threads=args.threads, batch_size=setting.batch_size,
+                seconds=args.seconds, rounds=args.rounds, model=args.model,
             )  # fmt: skip
             text = stalls.table(values)
         show_progress("")

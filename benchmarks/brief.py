@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_arguments(parser)
     parser.add_argument("--seconds", type=float, default=90.0, metavar="S",
-        help="time of the whole command on a machine that is not much slower than two usual cores (default: 90)")  # fmt: skip
+        help="about how long the command may take (default: 90)")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: bench/bench.html)")
     return command(parser, _run, argv)
 
@@ -198,7 +198,7 @@ class Trainer:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The numbers of the page, from a result; rates in images/s, by resolution, `pair` in the order ours, DataLoader."""
+    """The numbers of the page, from a result: rates in images/s by resolution, pairs of ours and the DataLoader's."""
 
     loaders: dict[int, tuple[float, float]]  # alone
     model: dict[int, float]  # alone
@@ -214,6 +214,9 @@ class Figures:
         def pair(values: Callable[[str], float]) -> tuple[float, float]:
             return values(_PAIR[0]), values(_PAIR[1])
 
+        def steady_s(name: str, number: int) -> float:
+            return change.steady_s(steps["step_s"][name][number], workers)
+
         def cost(number: int, key: str) -> Callable[[str], float]:
             return lambda name: float(changes[number]["loaders"][name][key]["median"])
 
@@ -221,7 +224,7 @@ class Figures:
             loaders={entry["res"]: pair(lambda name, of=entry["loaders"]: of[name]["images_per_s"]["median"])
                      for entry in result["loader"]["res"]},
             model={int(res): rate for res, rate in result["model"].items()},
-            training={res: pair(lambda name, i=i: steps["batch_size"] / change.steady_s(steps["step_s"][name][i], workers))
+            training={res: pair(lambda name, i=i: steps["batch_size"] / steady_s(name, i))
                       for i, res in enumerate(resolutions)},
             changes=[
                 (f"{each['from_res']} to {each['to_res']} px", pair(cost(i, "cost_s")),
@@ -248,43 +251,50 @@ def sentence(result: Mapping[str, Any]) -> str:
         verdict = f"the loader is the limit at {where} px; more cores or smaller shards (`QUALITY=…`) would help"
     return (
         f"At {res} px the loader feeds up to {ours:,.0f} images/s (a torch DataLoader {peer:,.0f}), "
-        f"{result['settings']['model']} needs {figures.model[res]:,.0f}; a stage change costs at most {costs[0]:.1f} steps "
-        f"(a rebuilt DataLoader {costs[1]:.1f}): {verdict}."
+        f"{result['settings']['model']} needs {figures.model[res]:,.0f}; a stage change costs at most {costs[0]:.1f} "
+        f"steps (a rebuilt DataLoader {costs[1]:.1f}): {verdict}."
     )
 
 
 def page(result: Mapping[str, Any]) -> bytes:
     """The HTML page of a result."""
-    figures, machine, steps = Figures.of(result), result["machine"], result["steps"]
-    resolutions, size = result["shards"]["resolutions"], steps["batch_size"]
+    figures, machine, settings = Figures.of(result), result["machine"], result["settings"]
+    resolutions, titles = result["shards"]["resolutions"], [LOADERS[name].title for name in _PAIR]
     findings = [sentence(result)]
-    if result["settings"]["device"] == "cpu":
+    if settings["device"] == "cpu":
         res = resolutions[-1]
-        part = 100 * figures.training[res][0] / figures.model[res]
-        findings.append(f"Loader and model share the cores: at {res} px training runs at {figures.training[res][0]:,.0f} "
-                        f"images/s, {part:.0f} % of the model alone.")  # fmt: skip
+        rate = figures.training[res][0]
+        findings.append(f"Loader and model share the cores: at {res} px training runs at {rate:,.0f} images/s, "
+                        f"{100 * rate / figures.model[res]:.0f} % of the model alone.")  # fmt: skip
     if machine["load_before"] > _BUSY:
-        findings.append(f"Other work ran before this measurement (load average {machine['load_before']}): repeat it on a "
-                        "quiet machine.")  # fmt: skip
-    titles = [LOADERS[name].title for name in _PAIR]
+        findings.append(f"Other work ran before this measurement (load average {machine['load_before']}): repeat it on "
+                        "a quiet machine.")  # fmt: skip
+    rates = [
+        (res, *(f"{rate:,.0f}" for rate in figures.loaders[res]),
+         f"{figures.loaders[res][0] / figures.loaders[res][1]:.2f}",
+         f"{figures.model[res]:,.0f}", *(f"{rate:,.0f}" for rate in figures.training[res]))
+        for res in resolutions
+    ]  # fmt: skip
+    costs = [
+        (name, *(text for cost_s, cost in zip(costs_s, costs, strict=True)
+                 for text in (f"{1e3 * cost_s:+,.0f}", f"{cost:+.1f}")))
+        for name, costs_s, costs in figures.changes
+    ]  # fmt: skip
+    rounds = len(result["loader"]["res"][0]["loaders"]["ours"]["images_per_s"]["raw"])
     return figures_page(
         title=f"Benchmark of {result['shards']['name']}",
-        subtitle=f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, {result['settings']['model']}, "
+        subtitle=f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, {settings['model']}, "
         f"{result['date']}, commit {result['commit']}, {result['took_s']:.0f} s",
         findings=findings, charts=_charts(figures, result, titles),
         tables=[
             ("Images/s", ("px#", *(f"{title}, alone#" for title in titles), "ours is times#", "model alone#",
-                          *(f"training with {title}#" for title in titles)),
-             [(res, *(f"{rate:,.0f}" for rate in figures.loaders[res]),
-               f"{figures.loaders[res][0] / figures.loaders[res][1]:.2f}", f"{figures.model[res]:,.0f}",
-               *(f"{rate:,.0f}" for rate in figures.training[res])) for res in resolutions],
-             f"Loaders: batch {result['settings']['batch_size']}, "
-             f"{len(result['loader']['res'][0]['loaders']['ours']['images_per_s']['raw'])} rounds. Training: batch {size}."),
-            ("Cost of a stage change", ("change", *(f"{title}, {unit}#" for title in titles for unit in ("ms", "steps"))),
-             [(name, *(text for cost_s, cost in zip(costs_s, costs, strict=True)
-                       for text in (f"{1e3 * cost_s:+,.0f}", f"{cost:+.1f}"))) for name, costs_s, costs in figures.changes],
-             f"Extra time of the first {change.first_batches(result['settings']['threads'])} training steps after a change. "
-             "Below one step, noise."),
+                          *(f"training with {title}#" for title in titles)), rates,
+             f"Loaders: batch {settings['batch_size']}, rounds: {rounds}. "
+             f"Training: batch {result['steps']['batch_size']}."),
+            ("Cost of a stage change",
+             ("change", *(f"{title}, {unit}#" for title in titles for unit in ("ms", "steps"))), costs,
+             f"Extra time of the first {change.first_batches(settings['threads'])} training steps after a change. "
+             "Less than one step may be noise."),
         ],
     )  # fmt: skip
 

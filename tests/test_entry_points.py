@@ -39,9 +39,11 @@ COMMANDS: dict[str, Sequence[str]] = {
     "train predict": ("run", "--src", "photos"),
     "train export": ("run",),
     "train report": ("run",),
+    "train compare": ("run", "other"),
     "train lr": ("--recipe", "recipe.toml", "--samples", "9"),
     "train lr-find": ("--shards", "shards", "--recipe", "recipe.toml"),
     "benchmarks": ("--shards", "shards"),
+    "benchmarks.brief": ("--shards", "shards"),
 }
 
 

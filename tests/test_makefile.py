@@ -23,7 +23,7 @@ def test_values_are_passed_unchanged_and_never_evaluated_by_a_shell(make: Make, 
     (call,) = make.calls("shards", f"SRC={value}", f"OUT={value}", f"LABELS={value}")
     assert {f"--src={value}", f"--out={value}", f"--labels={value}"} <= set(call)
     (make.folder / "calls").unlink()
-    targets = ("train", "verify", "show", "lr", "lr-find", "plan", "eval", "bench", "predict")
+    targets = ("train", "verify", "show", "lr", "lr-find", "plan", "eval", "bench", "bench-all", "predict")
     calls = make.calls(*targets, f"SHARDS={value}", f"RUN={value}", f"SRC={value}", f"OUT={value}")
     words = {"verify": {value}, "show": {value}, "predict": {f"--src={value}", f"--out={value}", value},
              "eval": {value, f"--shards={value}"}}  # fmt: skip
@@ -103,7 +103,7 @@ def test_without_settings_the_demo_is_built_and_used(make: Make) -> None:
     photos = ["-m", "pipeline.examples.demo_photos", "--out", "demo/photos"]
     assert [call[:4] for call in make.calls("shards", "RES=64")] == [photos, ["-m", "prep", "--src=demo/photos",
                                                                               "--out=demo/shards"]]  # fmt: skip
-    for target in ("verify", "show", "lr", "lr-find", "plan", "train", "eval", "bench"):
+    for target in ("verify", "show", "lr", "lr-find", "plan", "train", "eval", "bench", "bench-all"):
         (make.folder / "calls").unlink()
         first, second, third = make.calls(target)
         assert first == photos
@@ -132,7 +132,7 @@ def test_help_names_every_variable(make: Make) -> None:
 
 
 def test_every_command_that_reads_a_set_accepts_third_party_tars(make: Make) -> None:
-    for target in ("train", "plan", "eval", "predict", "lr", "lr-find", "show", "bench"):
+    for target in ("train", "plan", "eval", "predict", "lr", "lr-find", "show", "bench", "bench-all"):
         source = "SRC" if target == "predict" else "SHARDS"
         (call,) = make.calls(target, f"{source}=wds/", "VAL=*val*", "CLASSES=names.txt")
         assert {"--val=*val*", "--classes=names.txt"} <= set(call), target
@@ -147,3 +147,15 @@ def test_a_plan_takes_a_budget_and_the_file_of_a_proposal(make: Make) -> None:
     assert {"--budget=11m", "--suggest=my plan.toml", "--json=plan.json"} <= set(call)
     (make.folder / "calls").unlink()
     assert "SUGGEST: without effect in `make train`" in make.refusal("train", "SUGGEST=my.toml")
+
+
+def test_runs_to_compare_are_separated_at_spaces_and_never_evaluated_by_a_shell(make: Make) -> None:
+    (call,) = make.calls("compare", "RUNS=first group/second * $(touch x)", "OUT=a b.html")
+    assert call == ["-m", "train", "compare", "--out=a b.html", "--", "first", "group/second", "*", "$(touch", "x)"]
+    assert not (make.folder / "x").exists()
+
+
+def test_the_short_benchmark_takes_a_model_and_a_page(make: Make) -> None:
+    (call,) = make.calls("bench", "SHARDS=a", "MODEL=resnet50", "OUT=my page.html", "RES=128,160")
+    assert call[:2] == ["-m", "benchmarks.brief"]
+    assert {"--shards=a", "--model=resnet50", "--out=my page.html", "--res=128,160"} <= set(call)

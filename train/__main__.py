@@ -161,7 +161,7 @@ def _add_show(parser: Parser) -> None:
     _add_tars(parser)
     _add_recipe(parser)
     parser.add_argument("--out", type=Path, default=Path("seen.html"), metavar="FILE", help="default: %(default)s")
-    parser.add_argument("--count", type=number(1, 1000), default=10, metavar="N",
+    parser.add_argument("--count", type=number(1, 1000), default=6, metavar="N",
         help="images per row (default: %(default)s)")  # fmt: skip
 
 
@@ -173,8 +173,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[Parser], None], str]] = {
     "predict": ("train.inference.predict", _add_predict, "classes, labels or values of images, from a run or folds"),
     "export": ("train.inference.export", _add_export, "write the best weights as a file that timm loads"),
     "report": ("train.report.html", _add_report, "draw RUN/report.html from its log again"),
-    "compare": ("train.report.compare", _add_compare, "draw several runs on one page, with what differs in their recipes"),
-    "lr": ("train.plot_lr", _add_lr, "draw learning rate, resolution and regularisation over all steps, without training"),
+    "compare": ("train.report.compare", _add_compare, "draw several runs on one page, and what differs in them"),
+    "lr": ("train.plot_lr", _add_lr, "draw learning rate, resolution and regularisation over all steps"),
     "lr-find": ("train.lr_find", _add_lr_find, "learning rate range test on the first stage; suggests optim.lr"),
     "show": ("train.show", _add_show, "draw the model's input per stage and split, with labels and mix weights"),
     "keys": ("train.recipe.keys", lambda _: None, "print every recipe key with its type, range, default and meaning"),

@@ -1,8 +1,9 @@
 """`python -m train show SHARDS --recipe FILE`: contact sheet of the model's input, per stage, split and resolution.
 
-If regularisation changes over the run, the charts of `python -m train lr` come first, and each row has its values.
+Beside each input is its original, as it is stored, with the crop outlined. If regularisation changes over the run, the
+charts of `python -m train lr` come first, and each row has its values.
 
-The images come from the same loader, plan and graph as in training, so the pixels are those of a run.
+The inputs come from the same loader, plan and graph as in training, so the pixels are those of a run.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import argparse
 import io
 import itertools
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Batch, Loader
+from pipeline.loader.reader import Reader
 from pipeline.report.charts import Chart
 from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
@@ -33,11 +37,16 @@ __all__ = ["Row", "draw", "main", "model_inputs"]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Model inputs with the normalisation undone: (N, res, res, 3) RGB uint8, and a caption for each."""
+    """Model inputs with the normalisation undone: (N, res, res, 3) RGB uint8, and a caption and the original of each.
+
+    `originals`: JPEG files as stored. `crops`: (N, 4) x, y, width, height in px of these, before a flip or shift.
+    """
 
     title: str
     pixels: NDArray[np.uint8]
     lines: tuple[str, ...]
+    originals: tuple[bytes, ...]
+    crops: NDArray[np.int32]
 
 
 def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
@@ -52,18 +61,24 @@ def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[R
             first.setdefault((pass_.stage, pass_.split, pass_.batch_at(k)[0]), pass_.first + k)
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
     rows = []
-    with Loader(plan, device="cpu", mean=recipe.data.mean, std=recipe.data.std) as loader:
+    with (
+        Loader(plan, device="cpu", mean=recipe.data.mean, std=recipe.data.std) as loader,
+        closing(Reader(shards, threads=2, padded=False)) as reader,
+    ):
         for (stage, split, res), index in sorted(first.items()):
             loader.load_state_dict({"next_batch": index})
             batch = next(loader)
             chosen = batch.images[:count].permute(0, 2, 3, 1).numpy()
             what = "training" if split == "train" else "validation"
+            stored = reader.submit(split, batch.spec.stored_res, batch.spec.ids[:count]).result()
             strengths = regularization_text(recipe, stage, res, res) if split == "train" else ""
             rows.append(
                 Row(
                     title=f"stage {stage}, {what}, {res} px, epoch {batch.spec.epoch}{strengths}",
                     pixels=np.rint((chosen * std + mean) * 255).clip(0, 255).astype(np.uint8),
                     lines=tuple(_label(shards, batch, i) for i in range(len(chosen))),
+                    originals=tuple(image.tobytes() for image in stored.images),
+                    crops=batch.spec.crops[:count],
                 )
             )
     return rows
@@ -93,19 +108,38 @@ def draw(rows: list[Row], path: Path, *, title: str, charts: Sequence[Chart] = (
     for row in rows:
         side = row.pixels.shape[1]
         sheets.append((row.title, [
-            {"data": _png(pixels), "title": line.replace("\n", ", "), "lines": line.split("\n"), "width": side,
-             "height": side}
-            for pixels, line in zip(row.pixels, row.lines, strict=True)
+            {"data": _webp(pixels), "title": line.replace("\n", ", "), "lines": line.split("\n"), "width": side,
+             "height": side, "original": _outlined(original, crop.tolist(), side)}
+            for pixels, line, original, crop in zip(row.pixels, row.lines, row.originals, row.crops, strict=True)
         ]))  # fmt: skip
     with output_file(path) as file:
-        file.write(figures_page(title=title, subtitle="first images of each stage and split", charts=charts,
-                                sheets=sheets))  # fmt: skip
+        subtitle = "first images of each stage and split, each beside its original with the crop outlined"
+        file.write(figures_page(title=title, subtitle=subtitle, charts=charts, sheets=sheets))
 
 
-def _png(pixels: NDArray[np.uint8]) -> bytes:
+def _webp(pixels: NDArray[np.uint8]) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
+    Image.fromarray(pixels).save(buffer, "WEBP", lossless=True)
     return buffer.getvalue()
+
+
+def _outlined(jpeg: bytes, crop: Sequence[int], height: int) -> dict[str, Any]:
+    """A stored image, `height` px high, with the crop (x, y, width, height in its px) outlined, for the macro `sheet`.
+
+    Images are at most twice as wide as high.
+    """
+    image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+    scale = min(height / image.height, 2 * height / image.width)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    small = image.resize(size, Image.Resampling.BICUBIC)
+    x, y, width, high = (value * scale for value in crop)
+    box = [x, y, min(size[0] - 1.0, x + width), min(size[1] - 1.0, y + high)]
+    draw = ImageDraw.Draw(small)
+    draw.rectangle(box, outline=(0, 0, 0), width=3)  # why two: visible on any background
+    draw.rectangle(box, outline=(255, 255, 255), width=1)
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=85)
+    return {"data": buffer.getvalue(), "width": size[0], "height": size[1]}
 
 
 def main(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Every HTML page in a real browser: no errors, no other host, readable in all widths and modes, usable without a mouse.
+"""Every HTML page in a real browser: no errors, no other host, readable at all widths, usable without a mouse.
 
     RESOLUTE_PAGES="site runs/demo/report.html" python -m pytest tests/browser
 
@@ -7,11 +7,8 @@ checks these pages too: files, or folders with all pages in them, which are serv
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import http.server
 import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +16,21 @@ from typing import Any
 
 import pytest
 
-from tests.browser.pages import PAGES
 from tests.support.browser import BROWSER, Browser, Tab
+from tests.support.http_server import serving
+from tests.support.pages import PAGES
+from tests.support.synthetic_log import write_log
+from train.logs.run_log import RunLogReader
+from train.report.html import write_page
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="opens pages in a browser: no chromium or chrome (apt install chromium)"),
+    pytest.mark.skipif(BROWSER is None, reason="opens pages in a browser: no chromium or chrome is installed"),
 ]
-OTHERS = [path for word in os.environ.get("RESOLUTE_PAGES", "").split()
-          for path in (sorted(Path(word).rglob("*.html")) if Path(word).is_dir() else [Path(word)])]  # fmt: skip
+# (folder that is served, page in it)
+OTHERS = [(root, path) for word in map(Path, os.environ.get("RESOLUTE_PAGES", "").split())
+          for root in [word if word.is_dir() else word.parent]
+          for path in (sorted(word.rglob("*.html")) if word.is_dir() else [word])]  # fmt: skip
 NARROW, WIDE = 400, 1400
 MAX_BYTES = 3_000_000
 
@@ -45,12 +48,14 @@ INSPECT = r"""(() => {
   const behind = node => { const layers = [];
     for (let up = node; up; up = up.parentElement) layers.push(rgba(getComputedStyle(up).backgroundColor));
     return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255, 1]); };
-  const light = colour => { const [r, g, b] = colour.map(c => (c /= 255) <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
+  const linear = c => (c /= 255) <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
+  const light = colour => { const [r, g, b] = colour.map(linear);
     return .2126 * r + .7152 * g + .0722 * b; };
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let text = walker.nextNode(); text; text = walker.nextNode()) {
     const node = text.parentElement, style = getComputedStyle(node);
-    if (!text.data.trim() || !node.checkVisibility({visibilityProperty: true}) || node.closest("script, style")) continue;
+    if (!text.data.trim() || node.closest("script, style") || !node.checkVisibility({visibilityProperty: true}))
+      continue;
     const drawn = node instanceof SVGElement;
     const size = parseFloat(style.fontSize) * (drawn ? Math.abs(node.getScreenCTM().d) : 1);
     if (size < 10) wrong.small.push(size.toFixed(1) + " px: " + words(node));
@@ -64,8 +69,8 @@ INSPECT = r"""(() => {
       .filter(([box]) => box.width);
     for (let i = 0; i < boxes.length; i++) for (let k = 0; k < i; k++) {
       const [[a, one], [b, two]] = [boxes[i], boxes[k]];
-      if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
-        wrong.overlap.push(one + " and " + two);
+      if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+          && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4) wrong.overlap.push(one + " and " + two);
     }
   }
   let level = 0;
@@ -84,6 +89,9 @@ TARGETS = r"""[...document.querySelectorAll("a[href], button, input, select, tex
   .filter(node => node.tabIndex >= 0 && node.checkVisibility({visibilityProperty: true}))"""
 FOCUS = f"""(() => {{ const node = document.activeElement, style = getComputedStyle(node);
   return [{TARGETS}.indexOf(node), style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0]; }})()"""
+
+
+READING = "document.querySelector('.read').textContent"
 
 
 @dataclass
@@ -133,30 +141,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield running
 
 
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 @pytest.fixture(scope="session")
 def seen(
     browser: Browser, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Callable[[str | Path], Seen]:
-    """seen(page): what the browser showed of a page of `PAGES`, by its name, or of a file; each is opened once."""
+) -> Callable[[Any], Seen]:
+    """seen(page): what the browser showed of a page of `PAGES`, by its name, or of `OTHERS`; each is opened once."""
     folder = tmp_path_factory.mktemp("pages")
 
     @functools.cache
-    def look(page: str | Path) -> Seen:
-        if isinstance(page, Path):
-            with served(page.parent) as address:
-                return inspect(browser, f"{address}/{page.name}", page.stat().st_size, folder / page.name)
+    def look(page: Any) -> Seen:
+        if not isinstance(page, str):
+            root, path = page
+            with serving(root) as port:
+                url = f"http://127.0.0.1:{port}/{path.relative_to(root)}"
+                return inspect(browser, url, path.stat().st_size, folder / "-".join(path.relative_to(root).parts))
         path = folder / f"{page}.html"
         path.write_bytes(PAGES[page](request, folder / page))
         return inspect(browser, path.as_uri(), path.stat().st_size, path)
@@ -165,13 +163,13 @@ def seen(
 
 
 @pytest.fixture(params=[*PAGES, *OTHERS], ids=str, scope="module")
-def page(request: pytest.FixtureRequest, seen: Callable[[str | Path], Seen]) -> Seen:
+def page(request: pytest.FixtureRequest, seen: Callable[[Any], Seen]) -> Seen:
     return seen(request.param)
 
 
 def test_a_page_loads_without_errors_and_asks_no_other_host(page: Seen) -> None:
     assert page.errors == []
-    here = page.url.rpartition("/")[0] if page.url.startswith("http") else page.url
+    here = "/".join(page.url.split("/")[:3]) if page.url.startswith("http") else page.url
     assert [url for url in page.requests if not url.startswith((here, "data:"))] == []
 
 
@@ -201,3 +199,25 @@ def test_a_screen_reader_gets_language_title_headings_and_names(page: Seen) -> N
 
 def test_a_page_has_less_than_three_megabytes(page: Seen) -> None:
     assert page.nbytes < MAX_BYTES
+
+
+def test_charts_show_their_values_at_the_pointer_and_at_the_place_set_by_keys(browser: Browser, tmp_path: Path) -> None:
+    records = write_log(tmp_path / "run")
+    steps = [record for record in records if record["kind"] == "step"]
+    log = RunLogReader(tmp_path / "run" / "run.jsonl")
+    log.read()
+    with browser.open(write_page(log, tmp_path / "run").as_uri(), width=NARROW) as tab:
+        tab.run("document.querySelector('.plot').scrollIntoView()")
+        box = tab.run("document.querySelector('.plot').getBoundingClientRect().toJSON()")
+        tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + box["width"] / 2, y=box["y"] + 10)
+        assert tab.run(READING).startswith(f"step 160 · compute {1e3 * steps[160]['compute_s']:.1f}")
+        tab.run("document.querySelector('.plot').focus()")
+        tab.press("End")
+        assert tab.run(READING).startswith(f"step 319 · compute {1e3 * steps[319]['compute_s']:.1f}")
+        tab.press("ArrowLeft")
+        assert tab.run(READING).startswith("step 318 ")
+        assert ("slider", "Values of Step time") in tab.accessible("slider")
+        others = tab.run("[...document.querySelectorAll('.read')].map(read => read.textContent)")
+        assert sum(text.startswith("step 318 ") for text in others) == 7  # all charts over steps
+        tab.press("Escape")
+        assert tab.run(READING).startswith("Longest step: ")

@@ -23,7 +23,8 @@ __all__ = ["BROWSER", "Browser", "Tab"]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 _TIMEOUT_S = 60.0
 _FLAGS = ("--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-background-networking",
-          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe")  # fmt: skip
+          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+          "--remote-debugging-pipe")  # fmt: skip
 
 
 class Browser:
@@ -62,7 +63,8 @@ class Browser:
     def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
         """The result of a command. Events that arrive before it are appended to `events`."""
         self._number += 1
-        message = {"id": self._number, "method": method, "params": params, **({"sessionId": session} if session else {})}
+        message = {"id": self._number, "method": method, "params": params}
+        message |= {"sessionId": session} if session else {}
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._receive(time.monotonic() + _TIMEOUT_S)

@@ -108,8 +108,9 @@ def page(runs: Sequence[ComparedRun]) -> bytes:
         title="Compared runs", subtitle=" · ".join(run.name for run in runs), findings=[*_findings(runs)],
         charts=_charts(runs),
         tables=[
-            ("Runs", ("run", "recipe", "device", "epochs#", f"best {metric.title}#", "in epoch#", f"last {metric.title}#",
-                      "time#", "training#", "images/s#", "waiting %#", "peak GiB#"), [_row(run) for run in runs],
+            ("Runs", ("run", "recipe", "device", "epochs#", f"best {metric.title}#", "in epoch#",
+                      f"last {metric.title}#", "time#", "training#", "images/s#", "waiting %#", "peak GiB#"),
+             [_row(run) for run in runs],
              "Time includes validation, not the start of the program."),
             (f"Time to {metric.title}", (metric.title, *(f"{run.name}#" for run in runs)), [*_levels(runs)],
              "To the end of the first epoch that reaches it."),
@@ -161,21 +162,23 @@ def _charts(runs: Sequence[ComparedRun]) -> Iterator[Chart | None]:
                                                         if epoch.get(y) is not None])
         ]  # fmt: skip
 
-    shared: dict[str, Any] = {"unit": percent, "zero": False, "wide": True}
-    yield chart(f"{name} against time", curves("elapsed_s", unit_s, scale=metric.scale), x_name=unit, start=0.0, **shared)
-    yield chart(f"{name} against epochs", curves("epoch", 1, scale=metric.scale), x_name="epoch", **shared)
+    yield chart(f"{name} against time", curves("elapsed_s", unit_s, scale=metric.scale), unit=percent, x_name=unit,
+                start=0.0, zero=False, wide=True)  # fmt: skip
+    yield chart(f"{name} against epochs", curves("epoch", 1, scale=metric.scale), unit=percent, x_name="epoch",
+                zero=False, wide=True)  # fmt: skip
     yield chart("Training loss", curves("epoch", 1, "loss"), unit="", x_name="epoch", zero=False)
     yield chart("Validation loss", curves("epoch", 1, "eval_loss"), unit="", x_name="epoch", zero=False)
     bins = [run.log.binned(_BINS) for run in runs]
     top = max(1.5e3 * float(np.quantile(each["time_s"], 0.98)) for each in bins)
-    yield chart("Step time", [
-        Series(name=run.name, **_style(number), x=each["step"].tolist(), y=(1e3 * each["time_s"]).tolist())
-        for number, (run, each) in enumerate(zip(runs, bins, strict=True))
-    ], unit="ms", top=top, wide=True, note="Means of consecutive steps where a run has more than can be drawn.")  # fmt: skip
-    yield chart("Resolution", [
-        Series(name=run.name, **_style(number), x=each["step"].tolist(), y=each["res"].tolist())
-        for number, (run, each) in enumerate(zip(runs, bins, strict=True))
-    ], unit="px", zero=False, wide=True)  # fmt: skip
+    note = "Means of consecutive steps where a run has more than can be drawn."
+    for title, key, scale, options in (
+        ("Step time", "time_s", 1e3, {"unit": "ms", "top": top, "note": note}),
+        ("Resolution", "res", 1.0, {"unit": "px", "zero": False}),
+    ):
+        yield chart(title, [
+            Series(name=run.name, **_style(number), x=each["step"].tolist(), y=(scale * each[key]).tolist())
+            for number, (run, each) in enumerate(zip(runs, bins, strict=True))
+        ], wide=True, **options)  # type: ignore[arg-type]  # fmt: skip
 
 
 def _row(run: ComparedRun) -> tuple[str, ...]:

@@ -57,8 +57,8 @@ def schedule_charts(
                 if name not in (*changing, "magnitude") and strengths[0][name]]  # fmt: skip
     note = f"Regularisation without changes: {', '.join(constant)}." if constant else ""
 
-    def draw(title: str, series: Sequence[Series], unit: str = "", *, zero: bool = True, note: str = "") -> Chart | None:
-        return chart(title, series, unit=unit, marks=marks, zero=zero, wide=True, note=note)
+    def draw(title: str, series: Sequence[Series], unit: str = "", **options: Any) -> Chart | None:
+        return chart(title, series, unit=unit, marks=marks, wide=True, **options)
 
     charts = [
         draw("Learning rate", [Series(name="LR", colour="a", x=steps, y=lrs)]),

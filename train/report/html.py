@@ -134,7 +134,9 @@ def _charts(run: RunLogReader, bins: Columns, rows: list[dict[str, Any]]) -> Ite
     at = (x[0] + np.cumsum([epoch["steps"] for epoch in run.epochs]) - 1).tolist()
     yield chart("Loss", [
         Series(name="training", colour="a", x=x, y=bins["loss"].tolist()),
-        *metric_series(run.epochs, at, (("eval_loss", "validation", "d"), ("ema_eval_loss", "validation, EMA", "c")), 1.0),
+        *metric_series(
+            run.epochs, at, (("eval_loss", "validation", "d"), ("ema_eval_loss", "validation, EMA", "c")), 1.0
+        ),
     ], unit="", marks=marks, zero=False)  # fmt: skip
     unit, unit_s = time_unit(run.epochs[-1]["elapsed_s"] if run.epochs else 0.0)
     times = [epoch["elapsed_s"] / unit_s for epoch in run.epochs]

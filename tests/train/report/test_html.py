@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import json
-import os
 import re
-import shutil
-import subprocess
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,14 +13,14 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ResoluteError
-from tests.support.synthetic_log import GPU, write_log
+from tests.support.synthetic_log import GPU, STAGES, write_log
 from train.__main__ import main
 from train.logs.run_log import RunLogReader
+from train.recipe.schema import Recipe
 from train.recipe.toml import recipe_text
 from train.report.diagnosis import diagnose
 from train.report.html import write_page
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
@@ -311,33 +307,22 @@ def test_the_values_of_a_recipe_are_shown_as_toml() -> None:
     }  # fmt: skip
 
 
-PROBE = """<!doctype html><title>-</title><iframe width="360" height="800" srcdoc="{page}"></iframe><script>
-onerror = message => { document.title = "error " + message; };
-document.querySelector("iframe").onload = event => {
-  const page = event.target.contentDocument, view = event.target.contentWindow;
-  const plot = page.querySelector(".plot"), box = plot.getBoundingClientRect();
-  plot.dispatchEvent(new view.PointerEvent("pointermove", { clientX: box.left + box.width / 2 }));
-  document.title = [page.documentElement.scrollWidth, page.querySelectorAll("svg").length, Math.round(box.height),
-    page.querySelector(".read").textContent].join("|");
-};
-</script>"""
-
-
-@pytest.mark.skipif(BROWSER is None, reason="opens the page in a browser; no chromium or chrome found")
-def test_a_browser_shows_the_page_on_a_narrow_screen_with_values_at_the_pointer(tmp_path: Path) -> None:
-    records = write_log(tmp_path, calibrated=True)
-    text, _ = _drawn(tmp_path)
-    (tmp_path / "probe.html").write_text(PROBE.replace("{page}", html.escape(text)), encoding="utf-8")
-    done = subprocess.run(
-        [str(BROWSER), "--headless", "--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else []),
-         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom",
-         (tmp_path / "probe.html").as_uri()],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
-    title = re.search("<title>(.*?)</title>", done.stdout)
-    assert title, done.stdout[:500]
-    width, charts, height, reading = title[1].split("|")
-    assert int(width) <= 360
-    assert (charts, height) == ("7", "190")
-    step = next(record for record in records if record["kind"] == "step" and record["step"] == 160)
-    assert reading.startswith(f"step 160 · compute {1e3 * step['compute_s']:.1f}")
+def test_the_schedule_has_learning_rate_resolution_and_regularisation_over_the_same_steps(tmp_path: Path) -> None:
+    records = write_log(tmp_path)
+    recipe = Recipe.parse({
+        "model": {"name": "test_resnet"}, "optim": {"weight_decay": 0.05},
+        "regularization": {"label_smoothing": [0.0, 0.2]},
+        "stages": [{"res": res, "epochs": epochs, "batch_size": batch} for res, batch, epochs in STAGES],
+    }, name="made_up")  # fmt: skip
+    records[0]["recipe_values"] = recipe.values()
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    text, page = _drawn(tmp_path)
+    steps = [record for record in records if record["kind"] == "step"]
+    smoothing = page.charts["Regularisation: drop rates, label smoothing, erasing"]
+    drawn = [page.charts[name] for name in ("Learning rate", "Momentum", "Resolution")] + [smoothing]
+    assert {(each["x"], each["left"], each["right"]) for each in drawn} == {("step", 0, len(steps) - 1)}
+    assert page.charts["Resolution"]["series"][0]["y"] == [step["res"] for step in steps]
+    expected = [recipe.regularization_at(step["stage"], step["res"])["label_smoothing"] for step in steps]
+    assert smoothing["series"][0]["y"] == pytest.approx(expected, rel=1e-4)
+    assert (expected[0], expected[-1]) == (0.0, 0.2)
+    assert "Regularisation without changes: weight_decay 0.05." in text

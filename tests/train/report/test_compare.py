@@ -1,0 +1,110 @@
+"""The page of several runs: its curves and tables are those of their logs, and it names in what the runs differ."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ResoluteError
+from tests.support.synthetic_log import write_log
+from train.__main__ import main
+from train.logs.score import best_score
+from train.report.compare import differences, first_reached_s, open_runs, page
+
+
+def _charts(text: str) -> dict[str, dict[str, object]]:
+    """The data of the charts, by title."""
+    titles = re.findall(r'aria-label="([^;"]+); x: ', text)
+    return dict(zip(titles, map(json.loads, re.findall(r'application/json">(.+?)</script>', text)), strict=True))
+
+
+def _rows(text: str, name: str) -> list[list[str]]:
+    table = text.partition(f'<table aria-label="{name}">')[2].partition("</table>")[0]
+    return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in table.split("<tr>")[1:]]
+
+
+def test_curves_and_tables_are_those_of_the_logs(tmp_path: Path) -> None:
+    kinds = {"short": {"ema": False}, "long": {"epochs_of_last": 6, "switch_s": 0.5}}
+    logs = {name: [record for record in write_log(tmp_path / name, **options) if record["kind"] == "epoch"]
+            for name, options in kinds.items()}  # fmt: skip
+    runs = open_runs([str(tmp_path / name) for name in logs])
+    text = page(runs).decode()
+    charts = _charts(text)
+    for title, x in (("Accuracy against time", "elapsed_s"), ("Accuracy against epochs", "epoch")):
+        for series, (name, epochs) in zip(charts[title]["series"], logs.items(), strict=True):
+            assert series["name"] == name
+            assert series["x"] == pytest.approx([epoch[x] for epoch in epochs], rel=1e-4)
+            assert series["y"] == pytest.approx([100 * best_score(epoch) for epoch in epochs], rel=1e-4)
+    for series, run in zip(charts["Step time"]["series"], runs, strict=True):
+        assert len(series["x"]) <= 303
+        assert max(series["y"]) == pytest.approx(1e3 * run.log.binned(300)["time_s"].max(), rel=1e-4)
+    best = max(best_score(epoch) for epoch in logs["short"])
+    reached = [next(epoch["elapsed_s"] for epoch in epochs if best_score(epoch) >= best) for epochs in logs.values()]
+    assert [first_reached_s(run, best) for run in runs] == reached
+    assert _rows(text, "Time to top-1")[-1] == [f"{100 * best:.2f} %", *(f"{s:.1f} s" for s in reached)]
+    assert [row[:2] for row in _rows(text, "Runs")[1:]] == [["short", "made_up"], ["long", "made_up"]]
+    changes = [row[9] for row in _rows(text, "Stages") if row[0] == "long"]
+    assert changes[0] == "-"
+    assert all(450 < float(cost) < 550 for cost in changes[1:])
+    assert _rows(text, "What differs in the recipes")[1:] == [["stages[2].epochs", "2", "6"]]
+    assert "The times are not comparable" not in text
+
+
+def test_differences_are_listed_by_dotted_key_with_missing_values() -> None:
+    first = {"seed": 1, "optim": {"lr": 0.5, "betas": [0.9, 0.999]}, "stages": [{"res": 32}, {"res": 64}]}
+    second = {"seed": 1, "optim": {"lr": 0.1, "betas": [0.9, 0.999]}, "stages": [{"res": 32, "fraction": None}]}
+    expected = [("optim.lr", "0.5", "0.1", "0.5"), ("stages[1].res", "64", "-", "64")]
+    assert differences([first, second, first]) == expected
+    assert differences([first, first]) == []
+
+
+def test_runs_on_other_machines_or_data_are_not_called_comparable(tmp_path: Path) -> None:
+    write_log(tmp_path / "a")
+    records = write_log(tmp_path / "b", machine={"threads": 8})
+    records[0] |= {"shards_hash": "cd"}
+    (tmp_path / "b" / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    text = page(open_runs([str(tmp_path / "a"), str(tmp_path / "b")])).decode()
+    assert "The times are not comparable: the runs differ in threads." in text
+    assert "The scores are not of the same data: ab, cd." in text
+
+
+def test_the_folds_of_a_run_are_compared_under_their_own_names(tmp_path: Path) -> None:
+    for fold in range(2):
+        write_log(tmp_path / "cv" / f"fold-{fold}", steps=4)
+    write_log(tmp_path / "fold-0", steps=4)
+    runs = open_runs([str(tmp_path / "cv"), str(tmp_path / "fold-0")])
+    assert [run.name for run in runs] == ["cv/fold-0", "cv/fold-1", f"{tmp_path.name}/fold-0"]
+
+
+def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(tmp_path / "a", steps=4)
+    for number in range(9):
+        write_log(tmp_path / f"r{number}", steps=1)
+    records = write_log(tmp_path / "values", steps=4)
+    for record in records:
+        if record["kind"] == "epoch":
+            record |= {"r2": record.pop("top1"), "rmse": record.pop("top5"), "mae": 1.0}
+            record |= {"ema_r2": record.pop("ema_top1"), "ema_rmse": record.pop("ema_top5")}
+    (tmp_path / "values" / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "run.jsonl").write_text(json.dumps(records[0]) + "\n")
+    for words, message in (
+        (["a"], "RUN: got 1 run, expected 2 to 8 different ones"),
+        (["a", "a"], "RUN: got 1 run, expected 2 to 8 different ones"),
+        ([f"r{number}" for number in range(9)], "RUN: got 9 runs, expected 2 to 8"),
+        (["a", "values"], "scored by R², expected top-1 as for a"),
+        (["a", "new"], "no validated epoch yet"),
+        (["a", "absent"], "no run or checkpoint"),
+    ):
+        with pytest.raises(ResoluteError, match=re.escape(message)):
+            open_runs([str(tmp_path / word) for word in words])
+    assert main(["compare", str(tmp_path / "a"), "--out", str(tmp_path / "c.html")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "r0"), "--out", str(tmp_path / "c.html")]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == str(tmp_path / "c.html")
+    assert printed[0].startswith("Best top-1: ")
+    assert (tmp_path / "c.html").read_text().startswith("<!doctype html>")
