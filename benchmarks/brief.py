@@ -308,7 +308,7 @@ def _charts(figures: Figures, result: Mapping[str, Any], titles: Sequence[str]) 
         Series(name=f"{result['settings']['model']} alone", colour="c", kind="dots", x=x,
                y=[figures.model[res] for res in sizes]),
         Series(name="training with ours", colour="d", kind="dots", x=x, y=[figures.training[res][0] for res in sizes]),
-    ], unit="images/s", x_name="px", wide=True)  # fmt: skip
+    ], unit="images/s", x_name="px", marks=[(res, f"{res:g} px") for res in x], wide=True)  # fmt: skip
     step_s = result["steps"]["step_s"]
     count = min(len(own) for run in step_s.values() for own in run)
     steps = [float(step) for step in range(count * len(sizes))]

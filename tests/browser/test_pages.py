@@ -73,6 +73,9 @@ INSPECT = r"""(() => {
           && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4) wrong.overlap.push(one + " and " + two);
     }
   }
+  for (const label of document.querySelectorAll(".marks *"))
+    if (label.textContent.trim() && !label.children.length && label.checkVisibility() && label.clientWidth < 30)
+      wrong.overlap.push("cut: " + label.textContent);
   let level = 0;
   for (const heading of document.querySelectorAll("h1, h2, h3, h4, h5, h6")) {
     const own = Number(heading.tagName[1]);
@@ -165,6 +168,34 @@ def seen(
 @pytest.fixture(params=[*PAGES, *OTHERS], ids=str, scope="module")
 def page(request: pytest.FixtureRequest, seen: Callable[[Any], Seen]) -> Seen:
     return seen(request.param)
+
+
+FAULTY = """<!doctype html><body style="background: #fff; color: #000; margin: 0">
+<h2>second</h2><div style="width: 2000px">wide</div><p style="font-size: 9px">small</p><p style="color: #aaa">pale</p>
+<svg viewBox="0 0 100 100" width="50" height="50"><text y="50" font-size="16">tiny</text></svg>
+<div class="x" style="position: relative"><span style="position: absolute">100,000</span><span style="position: absolute">
+200,000</span></div><table><tr><th></th></tr><tr><td>1</td></tr></table><svg role="img" width="9" height="9"></svg>
+<button style="outline: none">b</button><button tabindex="5">c</button><img src="http://127.0.0.1:9/x.png" alt="x">
+<script>console.error("wrong"); nowhere();</script></body>"""
+
+
+def test_the_inspection_sees_every_kind_of_fault(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "faulty.html").write_text(FAULTY)
+    seen = inspect(browser, (tmp_path / "faulty.html").as_uri(), 0, tmp_path / "faulty.html")
+    for window in seen.windows.values():
+        wrong = window["wrong"]
+        assert ["wide" in text for text in wrong["overflow"]] == [True]
+        assert [text.split()[0] for text in wrong["small"]] == ["9.0", "8.0"]
+        assert [text.partition(": ")[2] for text in wrong["contrast"]] == ["p pale"]
+        assert len(wrong["overlap"]) == len(wrong["headings"]) == len(wrong["tables"]) == 1
+        assert (window["lang"], window["title"]) == ("", "")
+    assert seen.windows[NARROW]["light"] > 0.9  # not dark
+    assert ("image", "") in seen.named
+    assert seen.unseen_focus == 1
+    assert any(url.startswith("http://127.0.0.1:9/") for url in seen.requests)
+    errors = " ".join(seen.errors)
+    assert "wrong" in errors
+    assert "Uncaught" in errors
 
 
 def test_a_page_loads_without_errors_and_asks_no_other_host(page: Seen) -> None:

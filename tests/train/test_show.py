@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,11 @@ def test_rows_equal_the_first_training_batches_of_each_stage(shard_set: ShardSet
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
     pixels = batch.images[:6].permute(0, 2, 3, 1).numpy() * std + mean
     assert np.abs(rows[2].pixels / 255 - pixels).max() <= 0.5 / 255 + 1e-6
+    stored = shard_set.splits["train"].stored[batch.spec.stored_res]
+    for original, sample in zip(rows[2].originals, batch.spec.ids, strict=False):
+        assert len(original) == stored["nbytes"][sample]
+        assert zlib.crc32(original) == stored["crc32"][sample]
+    np.testing.assert_array_equal(rows[2].crops, batch.spec.crops[:6])
     for i, line in enumerate(rows[2].lines):
         own, other = (shard_set.classes[int(labels[i])] for labels in (batch.labels, batch.partner_labels))
         lam = float(batch.lam[i])
@@ -77,6 +83,11 @@ def test_the_sheet_is_drawn_and_bad_arguments_are_reported_in_one_line(
     for data, pixels in zip(drawn, (pixels for row in rows for pixels in row.pixels), strict=True):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), pixels)
     assert re.findall("<h2>(.*?)</h2>", page) == [row.title for row in rows]
+    originals = re.findall('<img width="(.+?)" height="(.+?)" alt="original of the next image" src="data:image/jpeg', page)
+    assert len(originals) == len(drawn)
+    for (width, height), jpeg in zip(originals, (jpeg for row in rows for jpeg in row.originals), strict=True):
+        stored = Image.open(io.BytesIO(jpeg))
+        assert int(width) / int(height) == pytest.approx(stored.width / stored.height, rel=0.05)
     assert "<br>".join(rows[2].lines[0].split("\n")) in page
     for wrong, message in (
         (["--out", str(tmp_path / "a.nosuch")], "a.nosuch, expected a name that ends in .html"),
