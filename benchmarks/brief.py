@@ -211,26 +211,29 @@ class Figures:
         resolutions = result["shards"]["resolutions"]
         changes = change.summary({name: [run] for name, run in steps["step_s"].items()}, resolutions, workers)
 
-        def pair(values: Callable[[str], float]) -> tuple[float, float]:
-            return values(_PAIR[0]), values(_PAIR[1])
+        def pair(value: Callable[[str, int], float], number: int) -> tuple[float, float]:
+            ours, peer = (value(name, number) for name in _PAIR)
+            return ours, peer
 
-        def steady_s(name: str, number: int) -> float:
-            return change.steady_s(steps["step_s"][name][number], workers)
+        def alone(name: str, res: int) -> float:
+            entry = next(entry for entry in result["loader"]["res"] if entry["res"] == res)
+            return float(entry["loaders"][name]["images_per_s"]["median"])
 
-        def cost(number: int, key: str) -> Callable[[str], float]:
-            return lambda name: float(changes[number]["loaders"][name][key]["median"])
+        def training(name: str, number: int) -> float:
+            return steps["batch_size"] / change.steady_s(steps["step_s"][name][number], workers)
+
+        def cost_s(name: str, number: int) -> float:
+            return float(changes[number]["loaders"][name]["cost_s"]["median"])
+
+        def cost_steps(name: str, number: int) -> float:
+            return cost_s(name, number) / float(changes[number]["loaders"][name]["steady_s"]["median"])
 
         return cls(
-            loaders={entry["res"]: pair(lambda name, of=entry["loaders"]: of[name]["images_per_s"]["median"])
-                     for entry in result["loader"]["res"]},
+            loaders={res: pair(alone, res) for res in resolutions},
             model={int(res): rate for res, rate in result["model"].items()},
-            training={res: pair(lambda name, i=i: steps["batch_size"] / steady_s(name, i))
-                      for i, res in enumerate(resolutions)},
-            changes=[
-                (f"{each['from_res']} to {each['to_res']} px", pair(cost(i, "cost_s")),
-                 pair(lambda name, i=i: cost(i, "cost_s")(name) / cost(i, "steady_s")(name)))
-                for i, each in enumerate(changes)
-            ],
+            training={res: pair(training, i) for i, res in enumerate(resolutions)},
+            changes=[(f"{each['from_res']} to {each['to_res']} px", pair(cost_s, i), pair(cost_steps, i))
+                     for i, each in enumerate(changes)],
         )  # fmt: skip
 
     @property

@@ -171,10 +171,12 @@ def page(request: pytest.FixtureRequest, seen: Callable[[Any], Seen]) -> Seen:
 
 
 FAULTY = """<!doctype html><body style="background: #fff; color: #000; margin: 0">
-<h2>second</h2><div style="width: 2000px">wide</div><p style="font-size: 9px">small</p><p style="color: #aaa">pale</p>
+<h2>second</h2><div style="width: 2000px">wide</div><p style="font-size: 9px">small</p>
+<p style="color: #aaa">pale</p>
 <svg viewBox="0 0 100 100" width="50" height="50"><text y="50" font-size="16">tiny</text></svg>
-<div class="x" style="position: relative"><span style="position: absolute">100,000</span><span style="position: absolute">
-200,000</span></div><table><tr><th></th></tr><tr><td>1</td></tr></table><svg role="img" width="9" height="9"></svg>
+<div class="x" style="position: relative"><span style="position: absolute">100,000</span>
+<span style="position: absolute">200,000</span></div>
+<table><tr><th></th></tr><tr><td>1</td></tr></table><svg role="img" width="9" height="9"></svg>
 <button style="outline: none">b</button><button tabindex="5">c</button><img src="http://127.0.0.1:9/x.png" alt="x">
 <script>console.error("wrong"); nowhere();</script></body>"""
 

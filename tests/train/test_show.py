@@ -83,7 +83,8 @@ def test_the_sheet_is_drawn_and_bad_arguments_are_reported_in_one_line(
     for data, pixels in zip(drawn, (pixels for row in rows for pixels in row.pixels), strict=True):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), pixels)
     assert re.findall("<h2>(.*?)</h2>", page) == [row.title for row in rows]
-    originals = re.findall('<img width="(.+?)" height="(.+?)" alt="original of the next image" src="data:image/jpeg', page)
+    pattern = '<img width="(.+?)" height="(.+?)" alt="original of the next image" src="data:image/jpeg'
+    originals = re.findall(pattern, page)
     assert len(originals) == len(drawn)
     for (width, height), jpeg in zip(originals, (jpeg for row in rows for jpeg in row.originals), strict=True):
         stored = Image.open(io.BytesIO(jpeg))

@@ -142,7 +142,7 @@ def _findings(runs: Sequence[ComparedRun]) -> Iterator[str]:
             yield f"The scores are not of the same {what}: {', '.join(sorted(values))}."
 
 
-def _style(number: int) -> dict[str, str]:
+def _style(number: int) -> dict[str, Any]:
     return {"colour": _COLOURS[number % len(_COLOURS)], "kind": "line" if number < len(_COLOURS) else "dash"}
 
 
