@@ -38,6 +38,7 @@ MAX_BYTES = 3_000_000
 INSPECT = r"""(() => {
   const wrong = {overflow: [], small: [], overlap: [], contrast: [], headings: [], tables: []};
   const words = node => (node.tagName || "text").toLowerCase() + " " + (node.textContent || "").trim().slice(0, 60);
+  const visible = node => node.checkVisibility({visibilityProperty: true, opacityProperty: true});
   const scrolls = node => { for (let up = node.parentElement; up; up = up.parentElement)
     if (getComputedStyle(up).overflowX !== "visible" && up !== document.body) return true; return false; };
   if (document.documentElement.scrollWidth > innerWidth)
@@ -54,8 +55,7 @@ INSPECT = r"""(() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let text = walker.nextNode(); text; text = walker.nextNode()) {
     const node = text.parentElement, style = getComputedStyle(node);
-    if (!text.data.trim() || node.closest("script, style") || !node.checkVisibility({visibilityProperty: true}))
-      continue;
+    if (!text.data.trim() || node.closest("script, style") || !visible(node)) continue;
     const drawn = node instanceof SVGElement;
     const size = parseFloat(style.fontSize) * (drawn ? Math.abs(node.getScreenCTM().d) : 1);
     if (size < 10) wrong.small.push(size.toFixed(1) + " px: " + words(node));
@@ -89,7 +89,7 @@ INSPECT = r"""(() => {
 })()"""
 # why the index: it names an element in what Tab reaches
 TARGETS = r"""[...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex]")]
-  .filter(node => node.tabIndex >= 0 && node.checkVisibility({visibilityProperty: true}))"""
+  .filter(node => node.tabIndex >= 0 && node.checkVisibility({visibilityProperty: true, opacityProperty: true}))"""
 FOCUS = f"""(() => {{ const node = document.activeElement, style = getComputedStyle(node);
   return [{TARGETS}.indexOf(node), style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0]; }})()"""
 
@@ -170,6 +170,12 @@ def page(request: pytest.FixtureRequest, seen: Callable[[Any], Seen]) -> Seen:
     return seen(request.param)
 
 
+@pytest.fixture(params=PAGES, scope="module")
+def own_page(request: pytest.FixtureRequest, seen: Callable[[Any], Seen]) -> Seen:
+    """A page of our own templates; those of a site have the colours, icons and menus of its theme."""
+    return seen(request.param)
+
+
 FAULTY = """<!doctype html><body style="background: #fff; color: #000; margin: 0">
 <h2>second</h2><div style="width: 2000px">wide</div><p style="font-size: 9px">small</p>
 <p style="color: #aaa">pale</p>
@@ -207,9 +213,15 @@ def test_a_page_loads_without_errors_and_asks_no_other_host(page: Seen) -> None:
 
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
-@pytest.mark.parametrize("kind", ["overflow", "small", "overlap", "contrast"])
-def test_text_is_readable_in_narrow_dark_and_wide_light_windows(page: Seen, width: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["overflow", "small"])
+def test_text_fits_into_narrow_and_wide_windows(page: Seen, width: int, kind: str) -> None:
     assert page.windows[width]["wrong"][kind][:10] == []
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+@pytest.mark.parametrize("kind", ["overlap", "contrast", "tables"])
+def test_text_is_distinct_in_narrow_dark_and_wide_light_windows(own_page: Seen, width: int, kind: str) -> None:
+    assert own_page.windows[width]["wrong"][kind][:10] == []
 
 
 def test_a_page_follows_the_dark_mode_of_the_system(page: Seen) -> None:
@@ -217,17 +229,19 @@ def test_a_page_follows_the_dark_mode_of_the_system(page: Seen) -> None:
     assert page.windows[WIDE]["light"] > 0.8
 
 
-def test_all_that_reacts_is_reached_by_tab_and_shows_its_focus(page: Seen) -> None:
-    assert (page.unreached, page.unseen_focus) == (0, 0)
+def test_all_that_reacts_is_reached_by_tab_and_shows_its_focus(own_page: Seen) -> None:
+    assert (own_page.unreached, own_page.unseen_focus) == (0, 0)
 
 
-def test_a_screen_reader_gets_language_title_headings_and_names(page: Seen) -> None:
+def test_a_screen_reader_gets_language_title_and_headings_in_order(page: Seen) -> None:
     for window in page.windows.values():
         assert window["lang"]
         assert window["title"]
         assert window["wrong"]["headings"] == []
-        assert window["wrong"]["tables"] == []
-    assert [role for role, name in page.named if not name.strip()] == []
+
+
+def test_a_screen_reader_gets_the_names_of_images_tables_and_controls(own_page: Seen) -> None:
+    assert [role for role, name in own_page.named if not name.strip()] == []
 
 
 def test_a_page_has_less_than_three_megabytes(page: Seen) -> None:

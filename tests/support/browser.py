@@ -97,8 +97,9 @@ class Browser:
 
     @contextlib.contextmanager
     def open(self, url: str, *, width: int, height: int = 900, dark: bool = False) -> Iterator[Tab]:
-        """A tab that has loaded `url`, in a window of `width` x `height` CSS px."""
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        """A tab that has loaded `url`, in a window of `width` x `height` CSS px, without anything stored before."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         try:
             for domain in ("Page", "Runtime", "Log", "Network"):
@@ -112,7 +113,7 @@ class Browser:
             self.wait_for("Page.loadEventFired", session)
             yield Tab(self, session, url)
         finally:
-            self.call("Target.closeTarget", targetId=target)
+            self.call("Target.disposeBrowserContext", browserContextId=context)
 
 
 class Tab:
