@@ -159,9 +159,9 @@ class Tab:
     def accessible(self, *roles: str) -> list[tuple[str, str]]:
         """(role, name) of the nodes of the accessibility tree with these roles, as a screen reader gets them."""
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
-        found = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes
+        named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes
                  if not node.get("ignored")]  # fmt: skip
-        return [(role, name) for role, name in found if role in roles]
+        return [(role, name) for role, name in named if role in roles]
 
     def screenshot(self, path: Path) -> None:
         """Write a PNG of the whole page."""

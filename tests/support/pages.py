@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import random
@@ -79,8 +80,6 @@ def _names(count: int) -> list[str]:
 
 
 def _jpeg(seed: int) -> str:
-    import base64
-
     buffer = io.BytesIO()
     Image.effect_noise((112, 84), 10 + seed).save(buffer, "JPEG", quality=60)
     return base64.b64encode(buffer.getvalue()).decode()

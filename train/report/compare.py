@@ -33,7 +33,8 @@ _MAX_RUNS = 8  # colours, each as a full and as a dashed line
 _BINS = 300  # points per run of the step times
 _ROWS = 200  # settings that differ, at most
 _LEVELS = (0.5, 0.75, 0.9, 0.95, 1.0)  # of the best score of the run whose best is lowest
-_CLOCKS = ("kind", "recipe_text", "recipe_values", "class_names", "class_samples", "machine")  # no settings
+# keys of a log's first record that are no settings, or are compared apart from the others
+_APART = ("kind", "recipe", "recipe_hash", "recipe_text", "recipe_values", "class_names", "class_samples", "machine")
 _HARDWARE = ("device", "cpu", "threads", "cores", "gpu")  # in which runs differ whose times are not comparable
 
 
@@ -215,13 +216,13 @@ def _settings(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, list[tuple[str
     """(heading, rows) of the tables of what differs."""
     recipes = differences([run.log.start.get("recipe_values", {}) for run in runs])
     yield "What differs in the recipes", recipes or [("nothing", *("" for _ in runs))]
-    facts = [row for row in differences([_facts(run) for run in runs]) if row[0] not in ("recipe", "recipe_hash")]
+    facts = differences([_facts(run) for run in runs])
     yield "What differs in data, machine and versions", facts or [("nothing", *("" for _ in runs))]
 
 
 def _facts(run: ComparedRun) -> dict[str, Any]:
     start = run.log.start
-    return {**start.get("machine", {}), **{key: value for key, value in start.items() if key not in _CLOCKS}}
+    return {**start.get("machine", {}), **{key: value for key, value in start.items() if key not in _APART}}
 
 
 def differences(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
