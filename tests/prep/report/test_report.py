@@ -166,7 +166,7 @@ def test_a_thousand_classes_are_shown_as_a_curve_with_its_ends(tmp_path: Path, s
     built = BuildResult(manifest=manifest, ignored=Counter(), stats=None, kept_shards=0, elapsed_s=1.0)
     write_report(LocalStore(tmp_path / "s"), built)
     page = Page((tmp_path / "s" / "report.html").read_bytes())
-    assert page.charts[0] == "Training samples per class; x: class, by descending count"
+    assert page.charts[0] == "Training samples per class; x: class, by descending count; samples"
     assert len(page.charts) == 4
     assert "997 of 1000 classes have no training sample." in page.text
     assert page.text.count("name 999") == 1
