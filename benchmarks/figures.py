@@ -87,12 +87,12 @@ def headline() -> str:
     """The measured sentence at the top."""
     ours, fixed = _training()
     return (
-        f"Measured: 5, 4 and 3 epochs at 128, 160 and 224 px take **{_ratio(ours):.2f} times the wall time** of 12 epochs "
-        f"at 224 px ({_seconds(ours)} against {_seconds(fixed)}, validation included) and reach {_top1(ours)} % top-1 "
-        f"against {_top1(fixed)} % "
-        f"({ours['against']['points']['mean']:+.2f} ± {ours['against']['points']['sd']:.2f} points, "
-        f"{len(ours['final_top1']['raw'])} seeds, a tiny model, {_count(_read(_TRAINING)['shards']['train_samples'])} photos "
-        f"of ten classes, {_processor(_TRAINING)}; {_file(_TRAINING)})."
+        f"Measured: 5, 4 and 3 epochs at 128, 160 and 224 px take **{_ratio(ours):.2f} times the wall time** of 12 "
+        f"epochs at 224 px ({_seconds(ours)} against {_seconds(fixed)}, validation included) and reach "
+        f"{_top1(ours)} % top-1 against {_top1(fixed)} % ({ours['against']['points']['mean']:+.2f} ± {ours['against']['points']['sd']:.2f} points, "
+        f"{len(ours['final_top1']['raw'])} seeds, a tiny model, "
+        f"{_count(_read(_TRAINING)['shards']['train_samples'])} photos of ten classes, "
+        f"{_processor(_TRAINING)}; {_file(_TRAINING)})."
     )
 
 
@@ -197,8 +197,8 @@ def switch() -> str:
     lost = _switch_ms()
     return (
         f"A consumer that only takes batches of {_read('peers-switch')['settings']['batch_size']} loses "
-        f"{lost['ours']} ms at 128 → 160 and 160 → 224 px; with a rebuilt DataLoader it loses {lost['pillow']} ms, with "
-        f"timm's loader and `input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` "
+        f"{lost['ours']} ms at 128 → 160 and 160 → 224 px; with a rebuilt DataLoader it loses {lost['pillow']} ms, "
+        f"with timm's loader and `input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` "
         f"{lost['ffcv-output-size']} ms (medians of {_read('peers-switch')['settings']['rounds']} rounds, "
         f"{_file('peers-switch')})."
     )
@@ -228,8 +228,8 @@ def picture() -> str:
     }
     return (
         f"A consumer takes a fixed time per step and waits for each batch of 64. At the changes to 160 and 224 px "
-        f"the longest wait is {slowest['ours']} ms with Resolute, {slowest['peer']} ms with a DataLoader that is rebuilt "
-        f"for the new size ({_processor('bench-cpu')}, {_file('bench-cpu')}, first round)."
+        f"the longest wait is {slowest['ours']} ms with Resolute, {slowest['peer']} ms with a DataLoader that is "
+        f"rebuilt for the new size ({_processor('bench-cpu')}, {_file('bench-cpu')}, first round)."
     )
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.stage_change_picture [--result benchmarks/results/bench-cpu.json]
 
-The result file is one of `python -m benchmarks --only change`: a consumer that takes a fixed time per step, first round.
-A step's time is that fixed time and the wait for its batch.
+The result file is one of `python -m benchmarks --only change`, first round: a consumer that takes a fixed time per
+step. A step's time is that fixed time and the wait for its batch.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ def draw(result: dict[str, Any]) -> str:
     change = result.get("change") or result["switch"]
     paced = change["consumers"]["paced"]
     resolutions = change.get("resolutions") or result["shards"]["resolutions"]
+    waits = paced["batch_s"]
+    first_rounds = {"ours": waits["ours"][0], "peer": waits["peer" if "peer" in waits else "pillow"][0]}
     steps = {
         name: [
             (step_s + wait_s) * 1e3
             for step_s, waits_s in zip(paced["step_s"], stages, strict=True)
             for wait_s in waits_s
         ][_SKIPPED:]
-        for name, stages in ((name, paced["batch_s"].get(name, paced["batch_s"].get("pillow"))[0]) for name, *_ in _SERIES)
+        for name, stages in first_rounds.items()
     }
-    per_stage = len(next(iter(paced["batch_s"].values()))[0][0])
+    per_stage = len(waits["ours"][0][0])
     starts = [0, *(per_stage * stage - _SKIPPED for stage in range(1, len(resolutions)))]
     count = len(steps["ours"])
     top = (max(max(values) for values in steps.values()) // _TICK_MS + 1) * _TICK_MS
@@ -81,7 +83,8 @@ def draw(result: dict[str, Any]) -> str:
         points = " ".join(f"{x(step)},{y(ms)}" for step, ms in enumerate(steps[name]))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2" '
                      'stroke-linejoin="round"/>')  # fmt: skip
-    parts += [f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 12}" text-anchor="middle">step</text>', "</svg>"]
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts += [f'<text x="{middle}" y="{_HEIGHT - 12}" text-anchor="middle">step</text>', "</svg>"]
     return "\n".join(parts) + "\n"
 
 
