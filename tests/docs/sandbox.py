@@ -18,7 +18,7 @@ import webdataset
 
 from tests import ROOT
 from tests.conftest import make_photos
-from tests.support.commands import Ended, run
+from tests.support.commands import Command
 from tests.support.fake_make import Make
 
 __all__ = ["Sandbox"]
@@ -68,7 +68,7 @@ class Sandbox:
 
     def _python(self, words: Sequence[str], command: str) -> None:
         assert words[0] == "-m", command
-        ended: Ended = run(words[1], words[2:], folder=self.folder, scratch=self._scratch)
+        ended = Command(words[1], words[2:], folder=self.folder, scratch=self._scratch).end(seconds=600)
         assert ended.status == 0, f"{command}\n{ended.out}\n{ended.err}"
 
     # ---- what the pages expect in the folder -------------------------------------------------------------------------
