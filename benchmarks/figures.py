@@ -89,10 +89,10 @@ def headline() -> str:
     points = ours["against"]["points"]
     return (
         f"Measured on {_processor(_TRAINING)}, with a tiny model: 12 epochs at 128, 160 and 224 px take "
-        f"**{_ratio(ours):.2f} times the wall time** of 12 epochs at 224 px ({_seconds(ours)} against {_seconds(fixed)}) "
-        f"and reach {_top1(ours)} % top-1 against {_top1(fixed)} % ({points['mean']:+.2f} ± {points['sd']:.2f} points over "
-        f"{len(ours['final_top1']['raw'])} seeds, {_count(_read(_TRAINING)['shards']['train_samples'])} photos of ten "
-        f"classes, {_file(_TRAINING)})."
+        f"**{_ratio(ours):.2f} times the wall time** of 12 epochs at 224 px ({_seconds(ours)} against "
+        f"{_seconds(fixed)}) and reach {_top1(ours)} % top-1 against {_top1(fixed)} % "
+        f"({points['mean']:+.2f} ± {points['sd']:.2f} points over {len(ours['final_top1']['raw'])} seeds, "
+        f"{_count(_read(_TRAINING)['shards']['train_samples'])} photos of ten classes, {_file(_TRAINING)})."
     )
 
 
