@@ -3,7 +3,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo shards verify keys show lr lr-find plan train report compare predict eval export bench bench-all gpu-check test test-all lint check clean
+.PHONY: help env demo shards verify keys show lr lr-find plan train report compare predict eval export bench bench-all \
+        gpu-check test test-all lint docs docs-serve check clean
 
 # ---- variables -----------------------------------------------------------------------------------------------------
 
@@ -32,7 +33,7 @@ env.reads     := CUDA
 FOLDS.hint := any set can be trained with folds: `make train FOLDS=5`; VAL_FRAC=0 makes one that holds out nothing
 
 TARGETS := env demo shards verify show lr lr-find train plan report compare predict eval export bench bench-all gpu-check
-READERS := $(TARGETS) help keys test test-all lint check clean
+READERS := $(TARGETS) help keys test test-all lint docs docs-serve check clean
 VARIABLES := $(sort VENV $(foreach target,$(TARGETS),$($(target).reads)))
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
@@ -199,8 +200,17 @@ lint: $(TOOLS)  ## ruff and mypy
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
-check: lint test-all  ## lint and all tests
+# why the variable: the theme's authors announce another program on every build
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
+
+docs: $(TOOLS)  ## build the site into site/; any warning is an error
+	@$(MKDOCS) build --quiet --strict
+
+docs-serve: $(TOOLS)  ## show the site on this machine, built again at every change
+	@$(MKDOCS) serve
+
+check: lint docs test  ## the gate: lint, the site, and the tests without those that take minutes
 
 clean:  ## remove demo data, demo shards and caches; runs/ and .venv stay
-	rm -rf demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf demo build site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

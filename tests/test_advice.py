@@ -11,6 +11,7 @@ def test_extras_are_installed_from_the_checkout() -> None:
     code = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     # why the last: it would install a copy of the code beside the checkout
     wrong = ("install resolute", "resolute[", "pip install '.[")
-    advising = [path for path in [ROOT / "README.md", ROOT / "Makefile", *code] if "pip install" in path.read_text()]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    advising = [path for path in [*pages, ROOT / "Makefile", *code] if "pip install" in path.read_text()]
     assert len(advising) > 4
     assert [path for path in advising if any(words in path.read_text() for words in wrong)] == []

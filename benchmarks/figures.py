@@ -1,0 +1,321 @@
+"""The figures of README and `docs/` that come from result files, and the only place that words them.
+
+    python -m benchmarks.figures           # writes them into the pages
+    python -m benchmarks.figures --check   # only says which pages are out of date
+
+A page holds each of them between `<!-- figures: NAME -->` and `<!-- end -->`; what is between is written by this
+command. To renew a figure, add the result file, name it in the function here, and run the command.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import output_file
+
+from .cli import Parser, command
+from .record import RESULTS
+
+__all__ = ["BLOCK", "FIGURES", "PAGES", "main", "written"]
+
+_ROOT = Path(__file__).parents[1]
+PAGES = tuple(_ROOT / name for name in ("README.md", "docs/index.md", "docs/benchmarks.md"))
+BLOCK = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+_LINK = "benchmarks/results/"  # as README links to result files; pages in docs/ go up a folder
+
+
+@cache
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _file(name: str) -> str:
+    return f"[{name}.json]({_LINK}{name}.json)"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}".replace(",", "\u00a0")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
+
+
+def _processor(name: str) -> str:
+    machine = _read(name)["machine"]
+    return f"{'two' if machine['cores'] == 2 else machine['cores']} cores of an {machine['cpu'].split('(')[0]}"
+
+
+# ---- whole trainings -----------------------------------------------------------------------------------------------
+
+_TRAINING = "compare-imagenette"  # the trainings that README's first sentence, its table and the site show
+
+
+def _training() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Summaries of the progressive and of the fixed-size recipe."""
+    summary = _read(_TRAINING)["summary"]
+    return summary["recipes"]["progressive"], summary["recipes"][summary["baseline"]]
+
+
+def _ratio(recipe: Mapping[str, Any]) -> float:
+    """Time of the progressive recipe over that of the fixed-size one: of whole commands, where they were timed."""
+    return float((recipe["against"].get("wall_ratio") or recipe["against"]["time_ratio"])["median"])
+
+
+def _seconds(recipe: Mapping[str, Any]) -> str:
+    return f"{(recipe.get('wall_s') or recipe['elapsed_s'])['mean']:.0f} s"
+
+
+def _top1(recipe: Mapping[str, Any]) -> str:
+    return f"{100 * recipe['final_top1']['mean']:.2f}"
+
+
+def headline() -> str:
+    """The measured sentence at the top."""
+    ours, fixed = _training()
+    points = ours["against"]["points"]
+    return (
+        f"Measured on {_processor(_TRAINING)}, with a tiny model: 12 epochs at 128, 160 and 224 px take "
+        f"**{_ratio(ours):.2f} times the wall time** of 12 epochs at 224 px ({_seconds(ours)} against "
+        f"{_seconds(fixed)}) and reach {_top1(ours)} % top-1 against {_top1(fixed)} % "
+        f"({points['mean']:+.2f} ± {points['sd']:.2f} points over {len(ours['final_top1']['raw'])} seeds, "
+        f"{_count(_read(_TRAINING)['shards']['train_samples'])} photos of ten classes, {_file(_TRAINING)})."
+    )
+
+
+def results() -> str:
+    """README's table: five comparisons by wall time."""
+    ours, fixed = _training()
+    progressive, baseline = (
+        next(run for run in _read("imagenette-cpu")["runs"] if run["run"] == name) for name in ("main3", "fixed3")
+    )
+    switch = _switch_ms()
+    rates = [rates["peers"] for rates in _read("peers")["rates"]]
+    prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-8025")["seconds"].items()}
+
+    def images_per_s(loader: str) -> str:
+        return ", ".join(_count(rate[loader]["images_per_s"]["median"]) for rate in rates)
+
+    return _table(
+        ("", "Resolute", "beside it", "file"),
+        [
+            ("12 epochs to 224 px, a tiny model", _seconds(ours),
+             f"{_seconds(fixed)}, all epochs at 224 px", _file(_TRAINING)),
+            ("36 epochs to 128 px, ResNet-10-T, one seed",
+             f"{progressive['total_s']:.0f} s, {100 * progressive['best_top1']:.1f} % top-1",
+             f"{baseline['total_s']:.0f} s, {100 * baseline['best_top1']:.1f} %, all epochs at 128 px",
+             _file("imagenette-cpu")),
+            ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
+             f"{switch['pillow']} ms with a rebuilt DataLoader", _file("peers-switch")),
+            ("loading 128, 160, 224 px alone, images/s", images_per_s("ours"),
+             f"{images_per_s('ffcv')} with FFCV; {images_per_s('pillow')} with a DataLoader", _file("peers")),
+            (f"{_count(_read('prep-8025')['images'])} photos to three sizes", f"{prep['prep']:.0f} s",
+             f"{prep['pillow + ShardWriter']:.0f} s with Pillow and webdataset", _file("prep-8025")),
+        ],
+    )  # fmt: skip
+
+
+def training() -> str:
+    """Whole trainings on both sets, and the schedules that restart."""
+    sets = {"compare-imagenette": "imagenette", "compare-clothing10": "clothing"}
+    columns: list[list[str]] = []
+    for name in sets:
+        recipes = _read(name)["summary"]["recipes"]
+        ours, fixed = recipes["progressive"], recipes["fixed224"]
+        points = ours["against"]["points"]
+        lost = [stage["switch_cost_s"]["median"] * 1e3 for stage in ours["stages"][1:]]
+        slowest = [stage["switch_slowest_ratio"]["median"] for stage in ours["stages"][1:]]
+        columns.append([
+            f"{_top1(ours)} against {_top1(fixed)} %: {points['mean']:+.2f} ± {points['sd']:.2f} points",
+            f"{_ratio(ours):.3f}x ({_seconds(ours)} against {_seconds(fixed)})",
+            f"{', '.join(f'{abs(ms) if round(ms) == 0 else ms:.0f}' for ms in lost)} ms; slowest step "
+            f"{', '.join(f'{ratio:.2f}' for ratio in slowest)} medians",
+            *(f"{_top1(recipes[recipe])} %" for recipe in ("onecycle_stage", "cosine_stage")),
+        ])  # fmt: skip
+    names = ("accuracy", "time", "time lost at the changes to 160, 224 px",
+             "one OneCycle per stage instead of one for the run", "one cosine per stage")  # fmt: skip
+    heads = [f"{title}, {_count(_read(name)['shards']['train_samples'])} photos ({_file(name)})"
+             for name, title in sets.items()]  # fmt: skip
+    return _table(("against 12 epochs at 224 px", *heads), list(zip(names, *columns, strict=True)))
+
+
+def turns() -> str:
+    """Does an epoch cost more after changes of resolution?"""
+    ratio = _read("final-epoch")["ratio"]
+    return (
+        f"With Resolute, an epoch at 224 px after epochs at 128 and 160 px takes {ratio['median']:.3f} times "
+        f"({min(ratio['raw']):.3f} to {max(ratio['raw']):.3f}) as long as an epoch of a run at 224 px only "
+        f"({_file('final-epoch')}, {len(ratio['raw'])} pairs of epochs in turns)."
+    )
+
+
+# ---- loaders -------------------------------------------------------------------------------------------------------
+
+_LOADERS = {
+    "ours": "Resolute", "ffcv": "FFCV 1.0.2, JPEG mode", "dali": "DALI's own webdataset reader and operators",
+    "v2": "torch DataLoader, torchvision v2", "timm": "timm's loader", "pillow": "torch DataLoader, Pillow",
+    "webdataset": "webdataset's loader, Pillow",
+}  # fmt: skip
+
+
+def peers() -> str:
+    """Rates of all loaders with batches of 256."""
+    rates = _read("peers")["rates"]
+
+    def cell(rate: Mapping[str, Any], loader: str) -> str:
+        values = rate["peers"][loader]
+        return f"{_count(values['images_per_s']['median'])} ({values['cpu_s_per_1000']['median']:.2f})"
+
+    rows = [(title, *(cell(rate, loader) for rate in rates)) for loader, title in _LOADERS.items()]
+    return _table(("images/s (CPU seconds per 1 000 images)", *(f"{rate['res']} px" for rate in rates)), rows)
+
+
+def _switch_ms() -> dict[str, str]:
+    """{loader: "29 and 20"}: ms lost at both changes, medians."""
+    changes = _read("peers-switch")["changes"]["changes"]
+    return {
+        loader: " and ".join(f"{change['peers'][loader]['cost_s']['median'] * 1e3:.0f}" for change in changes)
+        for loader in changes[0]["peers"]
+    }
+
+
+def switch() -> str:
+    """Time lost by a consumer that only takes batches."""
+    lost = _switch_ms()
+    return (
+        f"A consumer that only takes batches of {_read('peers-switch')['settings']['batch_size']} loses "
+        f"{lost['ours']} ms at 128 → 160 and 160 → 224 px; with a rebuilt DataLoader it loses {lost['pillow']} ms, "
+        f"with timm's loader and `input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` "
+        f"{lost['ffcv-output-size']} ms (medians of {_read('peers-switch')['settings']['rounds']} rounds, "
+        f"{_file('peers-switch')})."
+    )
+
+
+def changes() -> str:
+    """Time lost at each kind of change."""
+    lost = {change["kind"]: change["lost_steps"]["median"] for change in _read("changes-xeon")["changes"]}
+    kinds = {
+        "a new epoch": ("epoch to epoch",), "training to validation": ("training to validation",),
+        "and back": ("validation to training",), "resolution": ("resolution, up", "resolution, down"),
+        "batch size": ("batch size, half", "batch size, double"),
+        "fraction": ("fraction 1 to 0.7", "fraction 0.7 to 1"),
+        "augmentation": ("augmentation on", "augmentation off"),
+        "order": ("order, full to block", "order, block to full"), "all at once": ("all at once",),
+    }  # fmt: skip
+    cells = [", ".join(f"{lost[name] or 0:.2f}".replace("-0.00", "0.00") for name in names) for names in kinds.values()]
+    return _table(list(kinds), [cells])
+
+
+def picture() -> str:
+    """What the picture of a stage change shows."""
+    paced = _read("bench-cpu")["switch"]["consumers"]["paced"]
+    slowest = {
+        name: " and ".join(f"{max(waits[:5]) * 1e3:.0f}" for waits in paced["batch_s"][name][0][1:])
+        for name in ("ours", "peer")
+    }
+    return (
+        f"A consumer takes a fixed time per step and waits for each batch of 64. At the changes to 160 and 224 px "
+        f"the longest wait is {slowest['ours']} ms with Resolute, {slowest['peer']} ms with a DataLoader that is "
+        f"rebuilt for the new size ({_processor('bench-cpu')}, {_file('bench-cpu')}, first round)."
+    )
+
+
+# ---- prep ----------------------------------------------------------------------------------------------------------
+
+
+def prep() -> str:
+    """Prep beside a loop of Pillow and webdataset's ShardWriter."""
+    from .prep.__main__ import FEW
+
+    result = _read("prep-8025")
+
+    def rates(tool: str) -> tuple[str, str]:
+        seconds = result["seconds"][tool]
+        took = statistics.median(seconds["seconds"])
+        steady = (result["images"] - FEW) / (took - statistics.median(seconds["few_seconds"]))
+        return f"{result['images'] / took:.0f}", f"{steady:.0f}"
+
+    def lowest(reference: str) -> str:
+        return f"{min(statistics.mean(values) for values in result['psnr_db'][reference].values()):.1f} dB"
+
+    return _table(
+        ("", "images/s", "steady", "PSNR before JPEG, lowest mean of the three sizes"),
+        [
+            ("Resolute, one pass, hashed and synced", *rates("prep"),
+             f"{lowest('bicubic')} to bicubic, {lowest('lanczos')} to Lanczos"),
+            ("Pillow Lanczos + webdataset ShardWriter, one pass", *rates("pillow + ShardWriter"), ""),
+        ],
+    )  # fmt: skip
+
+
+def soak() -> str:
+    """The latest soak over the scenarios of one machine."""
+    result = _read("soak-6")
+    findings = len(result["findings"])
+    return (
+        f"{result['kills']} kills and {result['faults']} storage faults in {result['elapsed_s'] / 60:.0f} minutes: "
+        f"{findings or 'no'} findings ({_file('soak-6')})."
+    )
+
+
+FIGURES: Mapping[str, Callable[[], str]] = {
+    figure.__name__: figure
+    for figure in (headline, results, training, turns, peers, switch, changes, picture, prep, soak)
+}
+
+
+def written(text: str, *, folder: str = "") -> str:
+    """`text` of a page with all its figures as the result files have them now.
+
+    folder: of the page, relative to the repository's root. Raises `ResoluteError` for an unknown figure.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in FIGURES:
+            raise ResoluteError(f"figures: got {name}, expected one of {', '.join(FIGURES)}; correct the page")
+        figure = FIGURES[name]().replace(f"]({_LINK}", f"]({'../' * len(Path(folder).parts)}{_LINK}")
+        return f"<!-- figures: {name} -->\n\n{figure}\n\n<!-- end -->"
+
+    return BLOCK.sub(block, text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m benchmarks.figures", description="Write the figures of README and docs/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; status 2 if a page is out of date")
+
+    def work(args: argparse.Namespace) -> None:
+        for page in PAGES:
+            text = page.read_text(encoding="utf-8")
+            new = written(text, folder=str(page.parent.relative_to(_ROOT)))
+            if new == text:
+                continue
+            if args.check:
+                raise ResoluteError(
+                    f"{page.name}: got other figures than the result files have; run `python -m benchmarks.figures`"
+                )
+            with output_file(page) as file:
+                file.write(new.encode())
+            print(f"written: {page.name}")
+
+    return command(parser, work, argv)
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

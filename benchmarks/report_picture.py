@@ -1,0 +1,80 @@
+"""Draws `docs/report.png`: the first screen of a run's report, in headless Chromium.
+
+    python -m benchmarks.report_picture runs/demo [--out docs/report.png]
+
+Meant for the report of `make train`, whose photos are generated: pictures of people's photos do not belong into the
+repository.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from pipeline.cli import guard_process
+
+    guard_process()
+
+import argparse
+import io
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import check_output, output_file
+
+from .cli import Parser, command
+
+__all__ = ["main"]
+
+_PICTURE = Path(__file__).parents[1] / "docs" / "report.png"
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+_WIDTH, _HEIGHT = 1240, 900  # px
+_MAX_BYTES = 100_000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m benchmarks.report_picture", description="Draw the first screen of a run's report.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, such as runs/demo")
+    parser.add_argument("--out", type=Path, default=_PICTURE, metavar="FILE", help="default: docs/report.png")
+
+    def work(args: argparse.Namespace) -> None:
+        check_output(args.out, setting="--out", suffixes=(".png",))
+        report = args.run / "report.html"
+        if not report.is_file():
+            raise ResoluteError(f"{report}: not found, expected the report of a run; train it first")
+        picture = _screenshot(report)
+        if len(picture) > _MAX_BYTES:
+            raise ResoluteError(f"{report}: got a picture of {len(picture)} bytes, expected at most {_MAX_BYTES}; "
+                                "choose a run with fewer epochs")  # fmt: skip
+        with output_file(args.out) as file:
+            file.write(picture)
+
+    return command(parser, work, argv)
+
+
+def _screenshot(page: Path) -> bytes:
+    """The first screen of an HTML file as PNG with 64 colours. Raises `ResoluteError` without a browser."""
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if browser is None:
+        raise ResoluteError(f"browser: not found, expected one of {', '.join(_BROWSERS)}; install the package chromium")
+    with tempfile.TemporaryDirectory() as folder:
+        shot = Path(folder) / "shot.png"
+        words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--screenshot={shot}",
+                 f"--window-size={_WIDTH},{_HEIGHT}", page.resolve().as_uri()]  # fmt: skip
+        subprocess.run(words, capture_output=True, timeout=300, check=False)
+        if not shot.exists():
+            raise ResoluteError(f"{browser}: wrote no picture of {page}, expected one; try the command by hand")
+        out = io.BytesIO()
+        Image.open(shot).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+if __name__ == "__main__":
+    from pipeline.cli import run_main
+
+    run_main(main)

@@ -1,0 +1,67 @@
+"""The commands that README, CONTRIBUTING and `docs/` show in their bash blocks, and which of them the tests run.
+
+    python -m tests.docs.commands     # lists them, page by page
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests import ROOT
+
+__all__ = ["BLOCK", "LEFT_OUT", "commands", "pages", "reason"]
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+# (page or "", regular expression of a whole command): why it does not run on tiny data
+LEFT_OUT = {
+    ("docs/distributed_prep.md", ".*"): "needs a cluster; tests/prep/test_distributed_docs.py has stand-ins",
+    ("docs/object_stores.md", ".*"): "needs a store; tests/train/test_object_store.py has one on loopback",
+    ("docs/several_gpus.md", "make train GPUS=8 .*"): "needs eight GPUs; tests/train/test_distributed.py has CPU ranks",
+    ("", "make env"): "installs the environment that the tests run in",
+    ("", "make (test|check)"): "would run this test again",
+    ("", "make bench .*"): "takes 90 s by design; tests/benchmarks/test_brief.py runs it on tiny data",
+    ("", r"python -m benchmarks\.\w+"): "writes into the checkout; tests/docs/test_figures.py compares",
+    ("docs/planning.md", "make train RECIPE=mine.toml .*"): "trains for the whole budget of eleven minutes",
+}  # fmt: skip
+
+
+def pages() -> list[Path]:
+    """All pages with commands or snippets."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in a language."""
+    return [text for name, text in BLOCK.findall(page.read_text(encoding="utf-8")) if name == language]
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of a page's bash blocks, in order, without comments."""
+    if reason(page, ""):
+        return ["\n".join(blocks(page, "bash"))]
+    lines = [line.split("  #")[0].strip() for block in blocks(page, "bash") for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def reason(page: Path, command: str) -> str | None:
+    """Why a command of a page is left out; None if it runs."""
+    name = str(page.relative_to(ROOT))
+    for (where, pattern), why in LEFT_OUT.items():
+        if where in ("", name) and re.fullmatch(pattern, command, re.DOTALL):
+            return why
+    return None
+
+
+def main() -> None:
+    for page in pages():
+        if blocks(page, "bash"):
+            print(f"{page.relative_to(ROOT)}")
+            for command in commands(page):
+                why = reason(page, command)
+                print(f"  {'left out' if why else 'run':<9} {command.splitlines()[0]}{f'   ({why})' if why else ''}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""README and site show the figures that the result files have, and README shows no other measured ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures import BLOCK, FIGURES, PAGES, written
+from benchmarks.record import RESULTS
+from benchmarks.stage_change_picture import PICTURE, draw
+from pipeline.errors import ResoluteError
+from tests import ROOT
+from tests.docs.commands import blocks
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# a number with a unit in which something is measured
+MEASURED = re.compile(r"\d[\d .,\u00a0]*(?:times|ms|s|min|h|images/s|points|%|MB|MiB|GB|GiB|dB|x)(?![\w/])")
+# facts about the environment, not measurements
+ALLOWED = ["6 GB"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_shows_the_figures_of_the_result_files(page: Path) -> None:
+    """Run `python -m benchmarks.figures` after changing a result."""
+    text = page.read_text(encoding="utf-8")
+    assert BLOCK.search(text)
+    assert text == written(text, folder=str(page.parent.relative_to(ROOT)))
+
+
+def test_every_figure_is_shown() -> None:
+    shown = {name for page in PAGES for name in BLOCK.findall(page.read_text(encoding="utf-8"))}
+    assert shown == set(FIGURES)
+
+
+def test_a_figure_that_was_changed_by_hand_is_noticed() -> None:
+    changed = README.replace("**0.", "**1.", 1)
+    assert changed != README
+    assert written(changed) == README
+    with pytest.raises(ResoluteError, match="figures: got speed, expected one of headline"):
+        written("<!-- figures: speed -->\n<!-- end -->")
+
+
+def test_readme_has_no_measured_number_of_its_own() -> None:
+    text = re.sub(r"^```.*?^```$", "", BLOCK.sub("", README), flags=re.DOTALL | re.MULTILINE)
+    assert [number for number in MEASURED.findall(text) if number not in ALLOWED] == []
+    assert MEASURED.findall("0.61 times, 20 ms, 501 s and 84.9 %") != []
+
+
+def test_the_output_in_readme_was_printed() -> None:
+    printed = (RESULTS / "demo-train.txt").read_text(encoding="utf-8").splitlines()
+    (shown,) = blocks(ROOT / "README.md", "text")
+    lines = shown.splitlines()
+    assert 8 <= len(lines) <= 12
+    assert [line for line in lines if line not in printed] == []
+
+
+def test_the_picture_is_drawn_from_its_result_file() -> None:
+    """Run `python -m benchmarks.stage_change_picture` after changing the result."""
+    assert PICTURE.read_text(encoding="utf-8") == draw(json.loads((RESULTS / "bench-cpu.json").read_text()))
+
+
+def test_readme_is_short_and_its_links_exist() -> None:
+    assert len(README.splitlines()) <= 150
+    targets = [target for target in re.findall(r"\]\(([^)#]+)", README) if "://" not in target]
+    assert len(targets) > 20
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_readme_says_that_no_licence_has_been_chosen() -> None:
+    assert "No licence has been chosen yet" in README
+    assert not list(ROOT.glob("LICEN*"))
