@@ -15,7 +15,7 @@ verify.reads  := SHARDS WORKERS
 show.reads    := SHARDS VAL CLASSES TARGET RECIPE WORKERS
 lr.reads      := SHARDS VAL CLASSES TARGET RECIPE SAMPLES WORKERS
 lr-find.reads := SHARDS VAL CLASSES TARGET RECIPE DEVICE WORKERS
-train.reads   := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS FROM KEEP TENSORBOARD GPU_MEMORY_GIB CALIBRATE GPUS \
+train.reads   := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS FROM KEEP LOGGERS GPU_MEMORY_GIB CALIBRATE GPUS \
                  NODES HEAD RESTARTS WORKERS
 plan.reads    := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS GPU_MEMORY_GIB BUDGET SUGGEST JSON GPUS NODES HEAD RESTARTS WORKERS
 report.reads  := RUN
@@ -152,9 +152,9 @@ LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-
 # why before: torchrun starts its processes again after an error, and ends in a traceback
 ENOUGH_GPUS = $(if $(GPUS),$(if $(filter cpu,$(DEVICE)),,$(PY) -m train.device --gpus="$$GPUS" &&))
 
-train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8]; again: resume
+train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8] [LOGGERS=csv,wandb]; again: resume
 	@$(ENOUGH_GPUS) $(LAUNCH) train train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
-	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call flag,TENSORBOARD,tensorboard) \
+	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call option,LOGGERS,loggers) \
 	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(call flag,CALIBRATE,calibrate)
 
 predict: $(READY)  ## RUN=name SRC=photos|shards [OUT=pred.csv] classes, labels or values; RUN of folds: their mean

@@ -83,7 +83,8 @@ def _add_train(parser: Parser) -> None:
         help="number of newest checkpoints to keep, besides the best (default: %(default)s)")  # fmt: skip
     add("--from", default="last.pt", dest="from_", metavar="FILE",
         help="checkpoint of the run to resume from (default: %(default)s)")  # fmt: skip
-    add("--tensorboard", action="store_true", help="also write TensorBoard event files to RUN/tb")
+    add("--loggers", metavar="NAME,NAME",
+        help="also log to csv (RUN/csv), tensorboard (RUN/tb), wandb, mlflow")  # fmt: skip
     add("--calibrate", action="store_true", help="measure loader and model throughput before training, for the report")
 
 

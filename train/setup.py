@@ -16,7 +16,7 @@ from pipeline.dataset.target import TargetKind
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from train.logs.hardware import bf16_is_emulated
-from train.logs.tensorboard import check_installed
+from train.logs.loggers.background import check_loggers, parse_loggers
 from train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
 from train.recipe.schema import Recipe
 
@@ -52,12 +52,11 @@ class Options:
     target: TargetKind | None = None  # plain tars: what their labels are
     fold: tuple[int, int] | None = None  # (fold, number of folds), instead of the recipe's
     gpu_memory_gib: float = 0.0  # limit for tensors; 0 = none
-    tensorboard: bool = False  # write event files to `folder`/tb
+    loggers: tuple[str, ...] = ()  # see `train.logs.loggers.background.LOGGERS`
     calibrate: bool = False  # measure loader and model throughput first, for the log and the report
 
     def __post_init__(self) -> None:
-        if self.tensorboard:
-            check_installed()
+        check_loggers(self.loggers)
         if self.keep < 1:
             raise ResoluteError(f"--keep: got {self.keep}, expected at least 1; choose another")
         if Path(self.from_).name != self.from_:
@@ -68,7 +67,8 @@ class Options:
         """The options of `python -m train train` or `plan`. Raises `ResoluteError` for an invalid run name."""
         names = {field.name for field in dataclasses.fields(cls)} & vars(args).keys()
         folder = new_run(args.recipe.stem if args.run is None else args.run, runs=args.runs)
-        return cls(folder=folder, **{name: getattr(args, name) for name in names})
+        values = {name: getattr(args, name) for name in names}
+        return cls(folder=folder, **{**values, "loggers": parse_loggers(getattr(args, "loggers", None))})
 
     @property
     def newest(self) -> Path:

@@ -31,6 +31,7 @@ from pipeline.plan.plan import BatchSpec, Plan
 from pipeline.storage.atomic_file import delete_partial, used_folder
 from pipeline.storage.lock import exclusive_lock
 from train.logs.hardware import describe, reset_peak_memory
+from train.logs.loggers.background import Loggers
 from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
 from train.logs.score import main_metric
 from train.planner.batch_size import DoesNotFit
@@ -86,7 +87,6 @@ def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
             failure = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
             raise failure.describe(opened.plan, opened.recipe, opened.learner.device) from None
         finally:
-            opened.reports.close()
             opened.log.close()
 
 
@@ -127,7 +127,7 @@ class _Session:
                 f"{options.folder}: {error.strerror}, expected a writable folder; choose another RUN"
             ) from None
         self.meter = Meter(self.log, device=learner.device, ranks=self.ranks, head=learner.head)
-        self.reports = Reports(options.folder, on=self.ranks.is_main, tensorboard=options.tensorboard)
+        self.reports = Reports(options.folder, on=self.ranks.is_main)
         self.position, self.progress = 0, Progress(
             recipe.stop, [stage.validation_res for stage in recipe.stages for _ in range(stage.epochs)]
         )
@@ -160,7 +160,8 @@ class _Session:
             print(f"{folder}: this run {how}; choose another RUN to start a new one")
             print(self.reports.summary())
             return 0
-        with self._signals():
+        loggers = self.options.loggers if self.ranks.is_main else ()
+        with self._signals(), contextlib.closing(Loggers(loggers, folder)):
             return self._train()
 
     def _train(self) -> int:

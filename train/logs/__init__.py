@@ -1,1 +1,1 @@
-"""Measurements of a run and the files that hold them: run.jsonl and TensorBoard's event files."""
+"""Measurements of a run: run.jsonl, which has them all, and loggers that show them in other tools."""

@@ -1,4 +1,4 @@
-"""A run's output, all derived from run.jsonl: the epoch table, the final summary, the HTML page and TensorBoard."""
+"""A run's output, all derived from run.jsonl: the epoch table, the final summary and the HTML page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from pipeline.dataset.target import TargetKind
 from train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs
 from train.logs.score import METRICS, Metric, best_epoch, best_score, main_metric
-from train.logs.tensorboard import TensorBoardWriter
 
 from .html import write_page
 
@@ -18,29 +17,20 @@ _WIDTH = 8  # of a metric's column; top-1 and top-5 are narrower
 
 
 class Reports:
-    """Keeps the HTML page and TensorBoard up to date. `on`: False on ranks that write nothing."""
+    """Keeps the HTML page up to date. `on`: False on ranks that write nothing."""
 
-    def __init__(self, folder: Path, *, on: bool, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, *, on: bool) -> None:
         self._folder, self._on, self._run = folder, on, RunLogReader(folder / "run.jsonl")
-        self._tensorboard = tensorboard
-        self._board: TensorBoardWriter | None = None
 
     def update(self) -> None:
-        """Read the log's new records and update page and event files."""
+        """Read the log's new records and draw the page again."""
         if self._on:
-            new = self._run.read()
+            self._run.read()
             write_page(self._run, self._folder)
-            if self._tensorboard:
-                self._board = self._board or TensorBoardWriter(self._folder / "tb")
-                self._board.add(new)
 
     def summary(self) -> str:
         self._run.read()
         return summary(self._run, self._folder)
-
-    def close(self) -> None:
-        if self._board is not None:
-            self._board.close()
 
 
 def epoch_header(kind: TargetKind) -> str:

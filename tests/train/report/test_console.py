@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import ResoluteError
-from tests.support.synthetic_log import write_log
 from train.logs.run_log import RunLogReader, switch_costs
-from train.report.console import Reports, epoch_header, epoch_line, summary
-from train.setup import Options
+from train.report.console import epoch_header, epoch_line, summary
 
 
 def _records() -> list[dict[str, Any]]:
@@ -62,35 +58,3 @@ def test_an_epochs_line_is_aligned_with_its_header_and_shows_dashes_for_missing_
     assert len(line) == len(epoch_header("class"))
     none = dict.fromkeys(("top1", "top5", "ema_top1", "ema_top5", "eval_loss", "ema_eval_loss"))
     assert epoch_line({**record, **none}).split()[11:17] == ["-"] * 6
-
-
-def _check_scalars(scalars: dict[str, dict[int, float]], records: list[dict[str, Any]]) -> None:
-    steps = [record for record in records if record["kind"] == "step"]
-    assert scalars["step/loss"] == pytest.approx({record["step"]: record["loss"] for record in steps})
-    assert scalars["step/wait_s"] == pytest.approx({record["step"]: record["wait_s"] for record in steps})
-    epochs = [record for record in records if record["kind"] == "epoch"]
-    assert scalars["epoch/top1"] == pytest.approx({5 * (e["epoch"] + 1) - 1: e["top1"] for e in epochs})
-    assert "epoch/gpu_frac" not in scalars
-
-
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="the optional package tensorboard is not "
-                    "installed; pip install -e '.[tensorboard]'")  # fmt: skip
-def test_tensorboard_shows_the_scalars_of_the_log(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    records = write_log(tmp_path, steps=5)
-    whole = (tmp_path / "run.jsonl").read_text()
-    for texts in (("".join(whole.splitlines(keepends=True)[:20]), whole), (whole,)):  # the second run is resumed
-        reports = Reports(tmp_path, on=True, tensorboard=True)
-        for text in texts:
-            (tmp_path / "run.jsonl").write_text(text)
-            reports.update()
-        reports.close()
-    events = EventAccumulator(str(tmp_path / "tb")).Reload()
-    _check_scalars({tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}, records)
-
-
-def test_the_tensorboard_flag_without_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ResoluteError, match=r"tensorboard is not installed.*pip install"):
-        Options(shards="x", recipe=Path("x"), folder=Path("x"), tensorboard=True)

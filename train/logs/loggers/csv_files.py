@@ -1,0 +1,42 @@
+"""Logger `csv`: RUN/csv/step.csv and epoch.csv with the scalars of run.jsonl, and config.csv.
+
+All files are written anew by every process of a run, so a resumed run's have each step once.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+
+from .base import Point, Run, configuration, flat
+
+__all__ = ["CsvLogger"]
+
+
+class CsvLogger:
+    """Writes a row per point. An epoch's columns are those of the first epoch: a run's metrics do not change."""
+
+    def __init__(self, run: Run) -> None:
+        self._folder = run.folder / "csv"
+        self._folder.mkdir(exist_ok=True)
+        self._columns: dict[str, list[str]] = {}
+        self.place = str(self._folder)
+        self._write("config.csv", [["name", "value"], *flat(configuration(run.start)).items()], mode="w")
+
+    def add(self, new: Sequence[Point]) -> None:
+        rows: dict[str, list[Sequence[object]]] = {}
+        for point in new:
+            if point.kind not in self._columns:
+                names = self._columns[point.kind] = list(point.values)
+                self._write(f"{point.kind}.csv", [["step", *(name.partition("/")[2] for name in names)]], mode="w")
+            values = (point.values.get(name, "") for name in self._columns[point.kind])
+            rows.setdefault(point.kind, []).append([point.step, *values])
+        for kind, lines in rows.items():
+            self._write(f"{kind}.csv", lines)
+
+    def _write(self, name: str, rows: Sequence[Sequence[object]], *, mode: str = "a") -> None:
+        with (self._folder / name).open(mode, encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
+
+    def close(self, *, finished: bool) -> None:
+        pass
