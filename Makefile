@@ -163,7 +163,7 @@ predict: $(READY)  ## RUN=name SRC=photos|shards [OUT=pred.csv] classes, labels 
 eval: $(READY) $(DATA)  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA
 	@$(PY) -m train eval --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
 
-export: $(READY)  ## RUN=name [OUT=model.safetensors] the best weights, and the timm program that loads them
+export: $(READY)  ## RUN=name [OUT=model.safetensors|model.onnx|folder] the best weights, and a program that loads them
 	@$(PY) -m train export $(call option,OUT,out) -- "$$RUN"
 
 report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch

@@ -9,12 +9,13 @@ continue. An unavailable sample is never skipped, rejected or recorded.
 from __future__ import annotations
 
 import errno
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["DamagedSample", "FileEndsEarly", "Interrupted", "Missing", "ResoluteError", "StorageError", "check",
-           "differences", "from_os_error", "is_unavailable", "strip_credentials"]  # fmt: skip
+           "check_installed", "differences", "from_os_error", "is_unavailable", "strip_credentials"]  # fmt: skip
 
 _DAMAGED_ERRNO = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]*@")
@@ -79,6 +80,13 @@ def strip_credentials(text: str) -> str:
     Applied to everything that is printed, logged, reported or recorded.
     """
     return _SECRET_QUERY.sub(r"\1=***", _USER_INFO.sub("", text))
+
+
+def check_installed(package: str, *, setting: str, extra: str) -> None:
+    """Raise `ResoluteError` if the optional `package`, which the project's `extra` installs, is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise ResoluteError(f"{setting}: the package {package} is not installed, expected it; "
+                            f"run `pip install -e '.[{extra}]'`")  # fmt: skip
 
 
 def check(good: bool, key: str, got: object, expected: str) -> None:

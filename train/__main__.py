@@ -121,7 +121,9 @@ def _add_predict(parser: Parser) -> None:
 
 def _add_export(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help=_RUN)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: model.safetensors in the run's folder")
+    parser.add_argument("--out", type=Path, metavar="FILE",
+        help="NAME.safetensors, NAME.onnx, or a folder for the Hugging Face Hub (default: model.safetensors in the "
+        "run's folder)")  # fmt: skip
 
 
 def _add_report(parser: Parser) -> None:
@@ -172,7 +174,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Parser], None], str]] = {
     "plan": ("train.planner.plan", _add_plan_output, "measure a few steps per stage and print the expected time"),
     "eval": ("train.inference.evaluate", _add_eval, "exact metrics of a run, at one or more resolutions"),
     "predict": ("train.inference.predict", _add_predict, "classes, labels or values of images, from a run or folds"),
-    "export": ("train.inference.export", _add_export, "write the best weights as a file that timm loads"),
+    "export": ("train.inference.export", _add_export, "write the best weights for timm, ONNX Runtime or Hugging Face"),
     "report": ("train.report.html", _add_report, "draw RUN/report.html from its log again"),
     "compare": ("train.report.compare", _add_compare, "draw several runs on one page, and what differs in them"),
     "lr": ("train.plot_lr", _add_lr, "draw learning rate, resolution and regularisation over all steps"),

@@ -7,7 +7,6 @@ exception of a logger is printed as one warning, and the logger is off for the r
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli import print_error
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, check_installed
 from train.logs.run_log import RunLogReader
 
 from .base import Logger, Run, points
@@ -46,9 +45,8 @@ def parse_loggers(text: str | None) -> tuple[str, ...]:
 def check_loggers(names: Sequence[str]) -> None:
     """Raise `ResoluteError` if the package of a logger is not installed."""
     for package in (LOGGERS[name][2] for name in names):
-        if package and importlib.util.find_spec(package) is None:
-            raise ResoluteError(f"--loggers: the package {package} is not installed, expected it; "
-                                f"run `pip install -e '.[{package}]'`")  # fmt: skip
+        if package:
+            check_installed(package, setting="--loggers", extra=package)
 
 
 class Loggers:

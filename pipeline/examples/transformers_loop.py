@@ -1,0 +1,79 @@
+"""Training with the `Trainer` of Hugging Face Transformers and its checkpoints.
+
+    python -m pipeline.examples.transformers_loop SHARDS --res 128,160 --checkpoint folder
+
+Trainer reads one stream of batches, and evaluates and saves at the end of each epoch, where a resumed run continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from pipeline import Loader, Plan, cuda
+
+from .start import flags, open_plan, run, soft_targets
+
+
+class StagedTrainer(Trainer):
+    def __init__(self, loader: Loader, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.loader, self.plan = loader, loader.plan
+
+    def get_train_dataloader(self) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        first = {p.first_step: p.first for p in self.plan.passes if p.split == "train"}
+        self.loader.load_state_dict({"next_batch": first[self.state.global_step]})  # that of the checkpoint, or 0
+        for batch in self.loader:
+            yield {"pixel_values": batch.images, "targets": soft_targets(batch, len(self.plan.shards.classes))}
+
+    def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        return cross_entropy(model(pixel_values=inputs["pixel_values"]).logits, inputs["targets"], label_smoothing=0.1)
+
+    @torch.inference_mode()
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self.model.eval()
+        correct = 0
+        for batch in self.loader:
+            correct += int((self.model(pixel_values=batch.images).logits.argmax(1) == batch.labels).sum())
+            if batch.spec.last:
+                break
+        self.log({"eval_top1": correct / len(self.plan.shards.splits["val"])})
+        return {}
+
+
+class EpochEnds(TrainerCallback):
+    def __init__(self, plan: Plan, stop: int | None) -> None:
+        self.ends = {p.first_step + p.batches: p.epoch + 1 == stop for p in plan.passes if p.split == "train"}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_evaluate = control.should_save = state.global_step in self.ends
+        control.should_training_stop |= self.ends.get(state.global_step, False)
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+    """Train; returns the model's state dict."""
+    args = flags(argv, __doc__)
+    torch.manual_seed(0)
+    plan, device = open_plan(args), cuda.usable(args.device)
+    sizes = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"}
+    model = ResNetForImageClassification(ResNetConfig(num_labels=len(plan.shards.classes), **sizes))
+    settings = TrainingArguments(
+        args.checkpoint, max_steps=plan.total_steps, learning_rate=0.05, optim="sgd", use_cpu=device.type == "cpu",
+        ignore_data_skip=True, save_strategy="no", save_total_limit=1, report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    with Loader(plan, device=device) as loader:
+        trainer = StagedTrainer(loader, model=model, args=settings, callbacks=[EpochEnds(plan, args.stop)])
+        trainer.train(resume_from_checkpoint=args.checkpoint.exists() and get_last_checkpoint(args.checkpoint))
+    return dict(model.state_dict())
+
+
+if __name__ == "__main__":
+    run(main)
