@@ -34,7 +34,8 @@ class MlflowLogger:
         self._id = self._sent.id or self._create(run)
         self._sent.store(self._id)
         self._client.update_run(self._id, status="RUNNING")
-        self.place = f"mlflow ui --backend-store-uri {uri}"
+        allowed = "MLFLOW_ALLOW_FILE_STORE=true " if uri.startswith("file:") else ""
+        self.place = f"{allowed}mlflow ui --backend-store-uri {uri}"
 
     def _create(self, run: Run) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "resolute")
