@@ -1,8 +1,6 @@
-"""Training with the `Trainer` of Hugging Face Transformers and its checkpoints.
+"""Training with the Trainer of Transformers, which reads one stream, and evaluates and saves after each epoch.
 
     python -m pipeline.examples.transformers_loop SHARDS --res 128,160 --checkpoint folder
-
-Trainer reads one stream of batches, and evaluates and saves at the end of each epoch, where a resumed run continues.
 """
 
 from __future__ import annotations
@@ -45,8 +43,10 @@ class StagedTrainer(Trainer):
             correct += int((self.model(pixel_values=batch.images).logits.argmax(1) == batch.labels).sum())
             if batch.spec.last:
                 break
-        self.log({"eval_top1": correct / len(self.plan.shards.splits["val"])})
-        return {}
+        metrics = {"eval_top1": correct / len(self.plan.shards.splits["val"])}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
 
 class EpochEnds(TrainerCallback):
