@@ -83,11 +83,12 @@ def test_a_hugging_face_folder_gives_the_outputs_of_the_network(
     with torch.inference_mode():
         torch.testing.assert_close(model(images), expected_outputs(saved, images, flip=False))
     assert model.pretrained_cfg["label_names"] == ["class0", "class1", "class2"]
-    resolved, ours = timm.data.resolve_model_data_config(model), preprocessing(saved)
-    assert {name: resolved[name] for name in resolved.keys() & ours.keys()} == {
-        name: ours[name] for name in resolved.keys() & ours.keys()
-    }
-    assert {"input_size", "mean", "std", "crop_pct", "interpolation"} <= resolved.keys() & ours.keys()
+    resolved, ours = (json.loads(json.dumps(settings)) for settings in (  # tuples as lists
+        timm.data.resolve_model_data_config(model), preprocessing(saved)
+    ))  # fmt: skip
+    both = resolved.keys() & ours.keys()
+    assert {"input_size", "mean", "std", "crop_pct", "interpolation"} <= both
+    assert {name: resolved[name] for name in both} == {name: ours[name] for name in both}
     config = json.loads((folder / "config.json").read_text())
     assert config["resolute"]["recipe_hash"] == saved.recipe.hash
     printed = capsys.readouterr().out
