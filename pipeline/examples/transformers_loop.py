@@ -45,7 +45,7 @@ class StagedTrainer(Trainer):
                 break
         metrics = {"eval_top1": correct / len(self.plan.shards.splits["val"])}
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
 

@@ -165,7 +165,10 @@ def export_hf(saved: SavedRun, folder: Path) -> str:
         if is_set:
             raise ResoluteError(f"--out: got a folder for a model with {setting}, which a timm folder cannot describe; "
                                 "choose NAME.onnx or NAME.safetensors")  # fmt: skip
-    network = timm.create_model(model.name, num_classes=len(saved.classes), **_options(saved))
+    origin = dict.fromkeys(("license", "origin_url", "paper_ids", "paper_name", "notes"))  # of timm's own weights
+    network = timm.create_model(
+        model.name, num_classes=len(saved.classes), pretrained_cfg_overlay=origin, **_options(saved)
+    )
     network.load_state_dict(saved.weights[saved.best_weights])
     program = _program(saved, folder, "hf")
     config = {"label_names": saved.classes, "resolute": {**_metadata(saved), "usage": program}}
