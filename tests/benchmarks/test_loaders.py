@@ -204,7 +204,8 @@ def test_a_failing_loader_is_reported_in_one_line(job: Job, monkeypatch: pytest.
 
 
 def test_ratios_are_taken_within_a_round(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {"ours": itertools.cycle([10.0, 40.0, 30.0]), "pillow": itertools.cycle([5.0, 10.0, 30.0])}
+    # of three rounds, each at both resolutions
+    rates = {"ours": iter([10.0, 10.0, 40.0, 40.0, 30.0, 30.0]), "pillow": iter([5.0, 5.0, 10.0, 10.0, 30.0, 30.0])}
 
     def run(self: Runner, name: str, **settings: Any) -> Any:
         return {"images_per_s": next(rates[name]), "cpu_s_per_1000": 2.0, "cores_busy": 1.5, "first_batch_s": 0.1,

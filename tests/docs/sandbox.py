@@ -100,7 +100,8 @@ class Sandbox:
         for label in range(3):
             folder = self.folder / "photos" / f"class{label}"
             shutil.copy(folder / "000.jpg", folder / "later.jpg")
-            (folder / "later.jpg").open("ab").write(b"another length")
+            with (folder / "later.jpg").open("ab") as file:
+                file.write(b"another length")
         (self.folder / "photos" / "class0" / "005.jpg").unlink()
 
     def add_tables(self) -> None:
