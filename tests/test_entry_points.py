@@ -17,8 +17,8 @@ from tests.conftest import make_photos
 from tests.support.trees import tree
 
 # examples to copy, programs that only other programs start, and a loop without any of our code
-NO_COMMANDS = {"pipeline/examples/accelerate_loop.py", "pipeline/examples/plain.py", "pipeline/examples/start.py",
-               "pipeline/examples/timm_loop.py", "benchmarks/loaders/child.py", "benchmarks/storage/object_store.py",
+NO_COMMANDS = {*(f"pipeline/examples/{name}.py" for name in ("accelerate_loop", "lightning_loop", "plain", "start",
+               "timm_loop", "transformers_loop")), "benchmarks/loaders/child.py", "benchmarks/storage/object_store.py",
                "benchmarks/soak/objects.py", "pipeline/cuda_stack.py",
                "benchmarks/training/plain_targets.py"}  # fmt: skip
 ENTRY_POINTS = sorted(
