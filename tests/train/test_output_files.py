@@ -88,7 +88,7 @@ def test_predict_without_a_source_is_refused(
 def test_the_default_batch_size_of_bench_is_at_most_the_set(
     shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.__main__._BATCH_SIZE", 1000)
+    monkeypatch.setattr("benchmarks.setting._BATCH_SIZE", 1000)
     monkeypatch.chdir(tmp_path)
     assert bench(["--shards", str(shard_root), "--only", "loader", "--res", "32", "--seconds", "0.02", "--rounds", "1",
                   "--threads", "1", "--device", "cpu"]) == 0  # fmt: skip

@@ -291,7 +291,7 @@ def test_printed_learning_rates_equal_the_optimizers(shard_root: Path, tmp_path:
     assert capsys.readouterr().out.replace("b.html", "a.html") == printed
     curve = Curve(Recipe.load(path), 75)
     page = (tmp_path / "a.html").read_text()
-    lr, momentum = (json.loads(data) for data in re.findall('json">({.*?})</script>', page))
+    lr, momentum, _resolution = (json.loads(data) for data in re.findall('json">({.*?})</script>', page))
     for drawn, part in ((lr, 0), (momentum, 1)):
         (series,) = drawn["series"]
         assert series["x"] == list(range(20))
