@@ -220,7 +220,7 @@ def changes() -> str:
 
 
 def picture() -> str:
-    """What the picture of a stage change shows."""
+    """The caption of the stage-change picture."""
     paced = _read("bench-cpu")["switch"]["consumers"]["paced"]
     slowest = {
         name: " and ".join(f"{max(waits[:5]) * 1e3:.0f}" for waits in paced["batch_s"][name][0][1:])

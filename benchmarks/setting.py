@@ -1,4 +1,4 @@
-"""What `make bench` and `make bench-all` have in common: arguments, the opened set, and the head of the result."""
+"""Shared by `make bench` and `make bench-all`: arguments, the opened set, and the head of the result."""
 
 from __future__ import annotations
 

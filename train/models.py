@@ -114,7 +114,7 @@ def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]
     """The reason if the model, built with `options`, refuses one of `resolutions`; None if it accepts all.
 
     Runs on the meta device, so only shapes are computed. A model that cannot run there counts as accepting all sizes:
-    the warm-up then runs every shape on the real device before the first step.
+    the warm-up then runs every resolution on the real device before the first step.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:

@@ -99,7 +99,7 @@ READING = "document.querySelector('.read').textContent"
 
 @dataclass
 class Seen:
-    """What a browser showed of a page: in a narrow dark window and in a wide light one."""
+    """Observations of a page in a browser, in a narrow dark window and in a wide light one."""
 
     url: str
     nbytes: int
@@ -127,7 +127,7 @@ def inspect(browser: Browser, url: str, nbytes: int, picture: Path) -> Seen:
 
 
 def _tab_through(tab: Tab) -> tuple[int, int]:
-    """How many elements Tab does not reach, and how many show no focus."""
+    """Number of elements that Tab does not reach, and number that show no focus."""
     count = tab.run(f"{TARGETS}.length")
     reached, dull = set(), 0
     for _ in range(count):

@@ -38,7 +38,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def follow(folder: Path, *names: str, texts: Sequence[str]) -> None:
-    """What processes of a run with these logs do, one after the other."""
+    """Send the points of these logs as consecutive processes of one run would."""
     for text in texts:
         (folder / "run.jsonl").write_text(text)
         Loggers(names, folder).close()

@@ -39,7 +39,7 @@ class Run:
 
 
 class Logger(Protocol):
-    """Where scalars go. Its constructor takes a `Run`; all calls come from one thread of its own and may block.
+    """A destination of scalars. Its constructor takes a `Run`; all calls come from one thread of its own and may block.
 
     Any exception ends the logger, never the training. Every process of a run creates the logger again and calls `add`
     with all points of run.jsonl, those of earlier processes included: a logger rewrites its files (TensorBoard, CSV) or
