@@ -21,6 +21,7 @@ from train.__main__ import main
 from train.logs.loggers import background, csv_files
 from train.logs.loggers.background import LOGGERS, Loggers
 from train.logs.loggers.base import Point, Run, configuration, flat
+from train.logs.loggers.csv_files import CsvLogger
 from train.setup import Options
 
 # why: the packages of others may warn of each other's ageing interfaces
@@ -262,3 +263,10 @@ def test_the_configuration_is_the_recipe_and_the_environment(tmp_path: Path) -> 
     assert values["recipe.data.fold"] == "null"
     assert values["recipe.stages.2.augment.mixup_alpha"] == "0.2"
     assert not any(name.startswith(("environment.recipe_text", "environment.kind")) for name in values)
+
+
+def test_csv_adds_the_columns_of_a_first_validation_to_the_epochs_before(tmp_path: Path) -> None:
+    logger = CsvLogger(Run(folder=tmp_path, start={}))
+    epochs = [{"epoch/loss": 2.0}, {"epoch/loss": 1.0, "epoch/top1": 0.5}, {"epoch/loss": 0.9}]
+    logger.add([Point(kind="epoch", step=step, values=values) for step, values in enumerate(epochs)])
+    assert (tmp_path / "csv" / "epoch.csv").read_text() == "step,loss,top1\n0,2.0,\n1,1.0,0.5\n2,0.9,\n"

@@ -14,7 +14,7 @@ __all__ = ["CsvLogger"]
 
 
 class CsvLogger:
-    """Writes a row per point. An epoch's columns are those of the first epoch: a run's metrics do not change."""
+    """Writes a row per point. Epochs without validation lack its columns: the first one with them adds them."""
 
     def __init__(self, run: Run) -> None:
         self._folder = run.folder / "csv"
@@ -26,13 +26,24 @@ class CsvLogger:
     def add(self, new: Sequence[Point]) -> None:
         rows: dict[str, list[Sequence[object]]] = {}
         for point in new:
-            if point.kind not in self._columns:
-                names = self._columns[point.kind] = list(point.values)
-                self._write(f"{point.kind}.csv", [["step", *(name.partition("/")[2] for name in names)]], mode="w")
+            if not set(point.values) <= set(self._columns.get(point.kind, ())):
+                self._write(f"{point.kind}.csv", rows.pop(point.kind, []))
+                self._add_columns(point)
             values = (point.values.get(name, "") for name in self._columns[point.kind])
             rows.setdefault(point.kind, []).append([point.step, *values])
         for kind, lines in rows.items():
             self._write(f"{kind}.csv", lines)
+
+    def _add_columns(self, point: Point) -> None:
+        """Write the file of the point's kind again with the columns that the point has and earlier ones lack."""
+        file = f"{point.kind}.csv"
+        columns = self._columns.get(point.kind, [])
+        text = (self._folder / file).read_text(encoding="utf-8") if columns else ""
+        written = list(csv.reader(text.splitlines()))[1:]
+        added = [name for name in point.values if name not in columns]
+        self._columns[point.kind] = [*columns, *added]
+        header = ["step", *(name.partition("/")[2] for name in self._columns[point.kind])]
+        self._write(file, [header, *([*row, *[""] * len(added)] for row in written)], mode="w")
 
     def _write(self, name: str, rows: Sequence[Sequence[object]], *, mode: str = "a") -> None:
         with (self._folder / name).open(mode, encoding="utf-8", newline="") as file:
