@@ -110,7 +110,7 @@ def results() -> str:
         return ", ".join(_count(rate[loader]["images_per_s"]["median"]) for rate in rates)
 
     return _table(
-        ("", "Resolute", "beside it", "file"),
+        ("measurement", "Resolute", "beside it", "file"),
         [
             ("12 epochs to 224 px, a tiny model", _seconds(ours),
              f"{_seconds(fixed)}, all epochs at 224 px", _file(_TRAINING)),
@@ -252,7 +252,7 @@ def prep() -> str:
         return f"{min(statistics.mean(values) for values in result['psnr_db'][reference].values()):.1f} dB"
 
     return _table(
-        ("", "images/s", "steady", "PSNR before JPEG, lowest mean of the three sizes"),
+        ("tool", "images/s", "steady", "PSNR before JPEG, lowest mean of the three sizes"),
         [
             ("Resolute, one pass, hashed and synced", *rates("prep"),
              f"{lowest('bicubic')} to bicubic, {lowest('lanczos')} to Lanczos"),
