@@ -261,7 +261,7 @@ def page(result: Mapping[str, Any]) -> bytes:
     figures, machine, settings = Figures.of(result), result["machine"], result["settings"]
     resolutions, titles = result["shards"]["resolutions"], [LOADERS[name].title for name in _PAIR]
     findings = [sentence(result)]
-    if settings["device"] == "cpu":
+    if settings["device"] == "cpu" and result["steps"]["batch_size"] == settings["batch_size"]:
         res = resolutions[-1]
         rate = figures.training[res][0]
         findings.append(f"Loader and model share the cores: at {res} px training runs at {rate:,.0f} images/s, "

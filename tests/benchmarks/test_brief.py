@@ -65,6 +65,12 @@ def test_the_page_has_the_sentence_the_charts_and_the_tables() -> None:
     assert not re.search("share the cores|quiet machine", brief.page(result).decode())
 
 
+def test_the_page_compares_training_with_the_model_alone_only_at_the_same_batch_size() -> None:
+    result = bench_result()
+    result["steps"]["batch_size"] //= 2
+    assert "share the cores" not in brief.page(result).decode()
+
+
 @pytest.mark.parametrize(("sample_s", "workers", "expected"), [
     (1e-4, 2, (60, 64)),  # a fast model: as many steps as are drawn
     (0.015, 2, (14, 64)),  # as few as a cost can be computed from

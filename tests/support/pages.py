@@ -115,7 +115,7 @@ def bench_result() -> dict[str, Any]:
     return {
         "command": "python -m benchmarks.brief", "date": "2026-01-02", "commit": "0123456789ab", "took_s": 88.0,
         "machine": {"cpu": "Some CPU", "cores": 2, "gpu": None, "load_before": 1.5},
-        "settings": {"device": "cpu", "threads": 2, "batch_size": 64, "model": "resnet10t"},
+        "settings": {"device": "cpu", "threads": 2, "batch_size": 32, "model": "resnet10t"},
         "shards": {"name": "some <photos>", "resolutions": sizes},
         "model": {128: 1900.0, 160: 1066.0, 224: 533.0},
         "steps": {"batch_size": 32, "step_s": {"ours": steps(0.003), "pillow": steps(0.9)}},
