@@ -1,1 +1,3 @@
-"""Examples of `Loader` in other training loops (plain PyTorch, timm, Hugging Face Accelerate), and a demo data set."""
+"""Examples of `Loader` in other training loops (plain PyTorch, timm, Lightning, Accelerate, Transformers), and a demo data
+set.
+"""
