@@ -1,3 +1,1 @@
-"""Examples of `Loader` in other training loops (plain PyTorch, timm, Lightning, Accelerate, Transformers), and a demo data
-set.
-"""
+"""Examples of `Loader` in training loops (plain PyTorch, timm, Lightning, Accelerate, Transformers), and demo photos."""
