@@ -1,1 +1,1 @@
-"""Examples of `Loader` in training loops (plain PyTorch, timm, Lightning, Accelerate, Transformers), and demo photos."""
+"""Examples of `Loader` in training loops (plain PyTorch, timm, Lightning, Accelerate, Transformers); demo photos."""
