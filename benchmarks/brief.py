@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Figures", "Trainer", "change_steps", "main", "page", "sentence"]
 
-_PAIR = ("ours", "pillow")  # of the registry
+_PAIR = ("ours", "pillow")  # names in `LOADERS`
 _MODEL_S = 1.5  # measuring the model at one resolution
 _LOADER_S = 1.5  # measuring a loader at one resolution
 _CHANGE_SHARE = 0.3  # of the time for the training steps across the stage changes
-_MOST_STEPS = 60  # of them at a resolution
-_MOST_ROUNDS = 5  # of the loaders' rates
-_BUSY = 0.5  # load average of the last minute
+_MOST_STEPS = 60  # training steps at a resolution
+_MOST_ROUNDS = 5  # of measuring the loaders' rates
+_BUSY = 0.5  # load average of the last minute; above it, other work ran
 _ENOUGH = 1.1  # loader's rate / model's: below it, single late batches already cost time
 
 
@@ -287,8 +287,8 @@ def page(result: Mapping[str, Any]) -> bytes:
         f"{result['date']}, commit {result['commit']}, {result['took_s']:.0f} s",
         findings=findings, charts=_charts(figures, result, titles),
         tables=[
-            ("Images/s", ("px#", *(f"{title}, alone#" for title in titles), "ours is times#", "model alone#",
-                          *(f"training with {title}#" for title in titles)), rates,
+            ("Images/s", ("px#", *(f"{title}, alone#" for title in titles), f"{titles[0]} / {titles[1]}#",
+                          "model alone#", *(f"training with {title}#" for title in titles)), rates,
              f"Loaders: batch {settings['batch_size']}, rounds: {rounds}. "
              f"Training: batch {result['steps']['batch_size']}."),
             ("Cost of a stage change",

@@ -299,18 +299,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; status 2 if a page is out of date")
 
     def work(args: argparse.Namespace) -> None:
+        stale = []
         for page in PAGES:
             text = page.read_text(encoding="utf-8")
             new = written(text, folder=str(page.parent.relative_to(_ROOT)))
             if new == text:
                 continue
             if args.check:
-                raise ResoluteError(
-                    f"{page.name}: got other figures than the result files have; run `python -m benchmarks.figures`"
-                )
+                stale.append(str(page.relative_to(_ROOT)))
+                continue
             with output_file(page) as file:
                 file.write(new.encode())
-            print(f"written: {page.name}")
+            print(f"written: {page.relative_to(_ROOT)}")
+        if stale:
+            raise ResoluteError(f"{', '.join(stale)}: got other figures than the result files have, expected the same; "
+                                "run `python -m benchmarks.figures`")  # fmt: skip
 
     return command(parser, work, argv)
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.report_picture runs/demo [--out docs/report.png]
 
-Meant for the report of `make train`, whose photos are generated: pictures of people's photos do not belong into the
+Meant for the report of `make train`, whose photos are generated: pictures of people's photos do not belong in the
 repository.
 """
 
@@ -14,6 +14,7 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import argparse
+import contextlib
 import io
 import shutil
 import subprocess
@@ -66,7 +67,8 @@ def _screenshot(page: Path) -> bytes:
         shot = Path(folder) / "shot.png"
         words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--screenshot={shot}",
                  f"--window-size={_WIDTH},{_HEIGHT}", page.resolve().as_uri()]  # fmt: skip
-        subprocess.run(words, capture_output=True, timeout=300, check=False)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(words, capture_output=True, timeout=300, check=False)
         if not shot.exists():
             raise ResoluteError(f"{browser}: wrote no picture of {page}, expected one; try the command by hand")
         out = io.BytesIO()

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import output_file
 
 from .cli import Parser, command
@@ -95,9 +96,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="result of `python -m benchmarks` (default: %(default)s)")  # fmt: skip
 
     def work(args: argparse.Namespace) -> None:
-        result = json.loads(args.result.read_text(encoding="utf-8"))
+        try:
+            picture = draw(json.loads(args.result.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError):
+            raise ResoluteError(f"{args.result}: not such a result, expected one of `python -m benchmarks` with the "
+                                "part change; choose another") from None  # fmt: skip
         with output_file(PICTURE) as file:
-            file.write(draw(result).encode())
+            file.write(picture.encode())
 
     return command(parser, work, argv)
 

@@ -133,10 +133,11 @@ def _outlined(jpeg: bytes, crop: Sequence[int], height: int) -> dict[str, Any]:
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     small = image.resize(size, Image.Resampling.BICUBIC)
     x, y, width, high = (value * scale for value in crop)
-    box = [x, y, min(size[0] - 1.0, x + width), min(size[1] - 1.0, y + high)]
-    draw = ImageDraw.Draw(small)
-    draw.rectangle(box, outline=(0, 0, 0), width=3)  # why two: visible on any background
-    draw.rectangle(box, outline=(255, 255, 255), width=1)
+    right, bottom = min(size[0] - 1.0, x + width), min(size[1] - 1.0, y + high)
+    box = [min(x, right), min(y, bottom), right, bottom]  # why min: a panorama may be drawn less than a crop's px high
+    canvas = ImageDraw.Draw(small)
+    canvas.rectangle(box, outline=(0, 0, 0), width=3)  # why two: visible on any background
+    canvas.rectangle(box, outline=(255, 255, 255), width=1)
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=85)
     return {"data": buffer.getvalue(), "width": size[0], "height": size[1]}

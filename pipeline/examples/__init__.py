@@ -1,1 +1,1 @@
-"""Examples of `Loader` in other training loops (plain PyTorch, timm, Hugging Face Accelerate), and a demo data set."""
+"""Examples of `Loader` in training loops (plain PyTorch, timm, Lightning, Accelerate, Transformers); demo photos."""

@@ -21,7 +21,7 @@ import numpy as np
 import simplejpeg
 from tqdm import tqdm
 
-from pipeline.cli import Parser, command
+from pipeline.cli import Parser, command, number
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import write_errors
@@ -92,11 +92,13 @@ def _draw_photo(out: Path, seed: int, number: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
     parser = Parser(prog="python -m pipeline.examples.demo_photos", description="Generate labelled demo photos.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--images", type=int, default=3000, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one per CPU core)")
+    parser.add_argument("--seed", type=number(0, 2**63), default=0, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--workers", type=number(0, 1024), default=0, metavar="N",
+        help="processes (default: one per CPU core)")  # fmt: skip
     return command(parser, _run, arguments)
 
 

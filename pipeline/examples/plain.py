@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
 from pipeline import Loader, cuda
+from pipeline.storage.atomic_file import output_file
 
 from .start import flags, open_plan, run, soft_targets
 
@@ -53,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
             if spec.last:  # every validation sample has been seen exactly once
                 print(f"epoch {spec.epoch} {spec.res} px: top-1 {correct / samples:.2%}")
                 correct = 0
-                torch.save({name: value.state_dict() for name, value in checkpointed.items()}, args.checkpoint)
+                with output_file(args.checkpoint) as file:  # why: a run that is killed here keeps the last checkpoint
+                    torch.save({name: value.state_dict() for name, value in checkpointed.items()}, file)
                 if spec.epoch + 1 == args.stop:
                     break
     return dict(model.state_dict())

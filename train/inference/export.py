@@ -284,7 +284,7 @@ def _is_onnx(path: Path) -> bool:
 def _is_hf(folder: Path) -> bool:
     try:
         return "resolute" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):  # a TypeError: the JSON is a number
         return False
 
 

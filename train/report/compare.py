@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ResoluteError, check
+from pipeline.errors import ResoluteError
 from pipeline.report.charts import Chart, Series, chart
 from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
@@ -62,9 +62,18 @@ class ComparedRun:
         """Validated epochs, each with the better score of raw and averaged weights."""
         return [(epoch, score) for epoch in self.epochs if (score := best_score(epoch)) is not None]
 
-    @property
+    @cached_property
+    def best_epoch(self) -> dict[str, Any]:
+        """The epoch whose weights the run keeps as its best."""
+        best = best_epoch(self.epochs)
+        assert best is not None  # why: `open_runs` refuses runs without a validation
+        return best
+
+    @cached_property
     def best(self) -> float:
-        return max(score for _, score in self.scores)
+        score = best_score(self.best_epoch)
+        assert score is not None
+        return score
 
 
 def open_runs(targets: Sequence[str]) -> list[ComparedRun]:
@@ -73,10 +82,12 @@ def open_runs(targets: Sequence[str]) -> list[ComparedRun]:
     for target in targets:
         folder = existing_run(target)
         for part in [folder] if (folder / "run.jsonl").exists() else sorted(folder.glob("fold-*")) or [folder]:
-            logs[part] = RunLogReader(part / "run.jsonl")
-            logs[part].read()
-    expected = f"2 to {_MAX_RUNS} different ones"
-    check(2 <= len(logs) <= _MAX_RUNS, "RUN", f"{len(logs)} {'run' if len(logs) == 1 else 'runs'}", expected)
+            if not any(part.resolve() == listed.resolve() for listed in logs):
+                logs[part] = RunLogReader(part / "run.jsonl")
+                logs[part].read()
+    if not 2 <= len(logs) <= _MAX_RUNS:
+        raise ResoluteError(f"RUN: got {len(logs)} {'run' if len(logs) == 1 else 'runs'}, expected 2 to {_MAX_RUNS} "
+                            "different ones; name others")  # fmt: skip
     runs = [ComparedRun(name, log) for name, log in zip(_names([*logs]), logs.values(), strict=True)]
     for run in runs:
         if not run.epochs or not run.scores:
@@ -137,8 +148,8 @@ def _findings(runs: Sequence[ComparedRun]) -> Iterator[str]:
     hardware = [row[0] for row in differences([_facts(run) for run in runs]) if row[0] in _HARDWARE]
     if hardware:
         yield f"The times are not comparable: the runs differ in {', '.join(hardware)}."
-    for what, keys in (("data", ("shards_hash",)), ("validation resolutions", ("eval_res",))):
-        values = {str(run.log.start.get(key, run.scores[-1][0].get(key))) for run in runs for key in keys}
+    for what, key in (("data", "shards_hash"), ("validation resolutions", "eval_res")):
+        values = {str(run.log.start.get(key, run.scores[-1][0].get(key))) for run in runs}
         if len(values) > 1:
             yield f"The scores are not of the same {what}: {', '.join(sorted(values))}."
 
@@ -185,11 +196,9 @@ def _charts(runs: Sequence[ComparedRun]) -> Iterator[Chart | None]:
 def _row(run: ComparedRun) -> tuple[str, ...]:
     start, metric = run.log.start, run.metric
     train_s, wait_s, samples = (sum(epoch[key] for epoch in run.epochs) for key in ("train_s", "wait_s", "samples"))
-    best = best_epoch(run.epochs)
-    assert best is not None
     return (
         run.name, str(start.get("recipe", "")), str(start.get("device", "")), f"{len(run.epochs)}",
-        metric.text(best_score(best) or 0.0), f"{best['epoch']}", metric.text(run.scores[-1][1]),
+        metric.text(run.best), f"{run.best_epoch['epoch']}", metric.text(run.scores[-1][1]),
         format_duration(run.epochs[-1]["elapsed_s"]), format_duration(train_s), f"{samples / train_s:,.0f}",
         f"{100 * wait_s / train_s:.2f}", f"{max(epoch.get('memory_bytes') or 0 for epoch in run.epochs) / 2**30:.2f}",
     )  # fmt: skip

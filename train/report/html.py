@@ -82,7 +82,8 @@ def _headline(run: RunLogReader, rows: list[dict[str, Any]]) -> list[tuple[str, 
         tiles += [(metric.text(scores[-1]), f"{metric.title} at the end"),
                   (metric.text(best_score(best) or 0.0), f"best {metric.title}, epoch {best['epoch']}")]  # fmt: skip
     if epochs:
-        tiles.append((format_duration(epochs[-1]["elapsed_s"]), f"for {len(epochs)} epochs, validation included"))
+        count = f"{len(epochs)} {'epoch' if len(epochs) == 1 else 'epochs'}"
+        tiles.append((format_duration(epochs[-1]["elapsed_s"]), f"for {count}, validation included"))
     if rows:
         images = sum(row["images_per_s"] * row["train_s"] for row in rows)
         tiles += [

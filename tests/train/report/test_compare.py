@@ -93,7 +93,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, capsys: 
     (tmp_path / "new" / "run.jsonl").write_text(json.dumps(records[0]) + "\n")
     for words, message in (
         (["a"], "RUN: got 1 run, expected 2 to 8 different ones"),
-        (["a", "a"], "RUN: got 1 run, expected 2 to 8 different ones"),
+        (["a", "r0/../a"], "RUN: got 1 run, expected 2 to 8 different ones; name others"),
         ([f"r{number}" for number in range(9)], "RUN: got 9 runs, expected 2 to 8"),
         (["a", "values"], "scored by R², expected top-1 as for a"),
         (["a", "new"], "no validated epoch yet"),

@@ -14,7 +14,7 @@ __all__ = ["CsvLogger"]
 
 
 class CsvLogger:
-    """Writes a row per point. Epochs without validation lack its columns: the first one with them adds them."""
+    """Writes a row per point. The first epoch with a validation adds its columns, which are empty in other epochs."""
 
     def __init__(self, run: Run) -> None:
         self._folder = run.folder / "csv"
