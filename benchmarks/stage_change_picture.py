@@ -42,15 +42,16 @@ def draw(result: dict[str, Any]) -> str:
     resolutions = change.get("resolutions") or result["shards"]["resolutions"]
     waits = paced["batch_s"]
     first_rounds = {"ours": waits["ours"][0], "peer": waits["peer" if "peer" in waits else "pillow"][0]}
+    # why the least: the picture puts the changes at the same place for both loaders
+    per_stage = min(len(waits_s) for stages in first_rounds.values() for waits_s in stages)
     steps = {
         name: [
             (step_s + wait_s) * 1e3
             for step_s, waits_s in zip(paced["step_s"], stages, strict=True)
-            for wait_s in waits_s
+            for wait_s in waits_s[:per_stage]
         ][_SKIPPED:]
         for name, stages in first_rounds.items()
     }
-    per_stage = len(waits["ours"][0][0])
     starts = [0, *(per_stage * stage - _SKIPPED for stage in range(1, len(resolutions)))]
     count = len(steps["ours"])
     top = (max(max(values) for values in steps.values()) // _TICK_MS + 1) * _TICK_MS
