@@ -137,7 +137,7 @@ def _tab_through(tab: Tab) -> tuple[int, int]:
         tab.press("Tab")
         index, shown = tab.run(FOCUS)
         reached.add(index)
-        dull += not shown
+        dull += index >= 0 and not shown
     return count - len(reached - {-1}), dull
 
 
@@ -189,7 +189,8 @@ FAULTY = """<!doctype html><body style="background: #fff; color: #000; margin: 0
 <div class="x" style="position: relative"><span style="position: absolute">100,000</span>
 <span style="position: absolute">200,000</span></div>
 <table><tr><th></th></tr><tr><td>1</td></tr></table><svg role="img" width="9" height="9"></svg>
-<button style="outline: none">b</button><button tabindex="5">c</button><img src="http://127.0.0.1:9/x.png" alt="x">
+<button style="outline: none">b</button><button tabindex="5">c</button><div inert><button>d</button></div>
+<img src="http://127.0.0.1:9/x.png" alt="x">
 <script>console.error("wrong"); nowhere();</script></body>"""
 
 
@@ -206,6 +207,7 @@ def test_the_inspection_sees_every_kind_of_fault(browser: Browser, tmp_path: Pat
     assert seen.windows[NARROW]["light"] > 0.9  # not dark
     assert ("image", "") in seen.named
     assert seen.unseen_focus == 1
+    assert seen.unreached == 1
     assert any(url.startswith("http://127.0.0.1:9/") for url in seen.requests)
     errors = " ".join(seen.errors)
     assert "wrong" in errors
