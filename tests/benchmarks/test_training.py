@@ -427,8 +427,8 @@ def test_trainings_alternate_epochs_to_the_end(
 
 
 def test_comparison_recipes_differ_only_in_the_named_property() -> None:
-    recipes = {path.stem: Recipe.load(path) for path in RECIPES.glob("*.toml") if path.stem != "imbalance"}
-    assert set(recipes) == {"fixed224", "progressive", "onecycle_stage", "cosine_stage", "unfreeze", "freeze"}
+    names = ("fixed224", "progressive", "onecycle_stage", "cosine_stage", "unfreeze", "freeze")
+    recipes = {name: Recipe.load(RECIPES / f"{name}.toml") for name in names}
     progressive = recipes["progressive"]
     same = {"name": "progressive", "schedule": progressive.schedule, "freeze": progressive.freeze}
     for name, recipe in recipes.items():
@@ -437,6 +437,14 @@ def test_comparison_recipes_differ_only_in_the_named_property() -> None:
         assert (RECIPES / f"{name}.toml").read_text().startswith("# python -m benchmarks.training: ")
         stages = tuple(replace(stage, freeze_to=None, unfreeze_to=None) for stage in recipe.stages)
         assert replace(recipe, stages=progressive.stages if name == "fixed224" else stages, **same) == progressive
+
+
+def test_the_fixed_size_baseline_of_imagenette_differs_only_in_its_stages() -> None:
+    folder = ROOT / "train" / "recipes"
+    ours, fixed = (Recipe.load(folder / f"imagenette_cpu{end}.toml") for end in ("", "_fixed192"))
+    last, (only,) = ours.stages[-1], fixed.stages
+    assert only == replace(last, epochs=ours.total_epochs)
+    assert replace(fixed, name=ours.name, stages=ours.stages) == ours
 
 
 def test_tables_of_photos_have_the_labels_and_numbers_of_their_pixels(tmp_path: Path) -> None:
