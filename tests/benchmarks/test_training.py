@@ -439,14 +439,6 @@ def test_comparison_recipes_differ_only_in_the_named_property() -> None:
         assert replace(recipe, stages=progressive.stages if name == "fixed224" else stages, **same) == progressive
 
 
-def test_the_fixed_size_baseline_of_imagenette_differs_only_in_its_stages() -> None:
-    folder = ROOT / "train" / "recipes"
-    ours, fixed = (Recipe.load(folder / f"imagenette_cpu{end}.toml") for end in ("", "_fixed192"))
-    last, (only,) = ours.stages[-1], fixed.stages
-    assert only == replace(last, epochs=ours.total_epochs)
-    assert replace(fixed, name=ours.name, stages=ours.stages) == ours
-
-
 def test_tables_of_photos_have_the_labels_and_numbers_of_their_pixels(tmp_path: Path) -> None:
     colours = {"red": (200, 0, 0), "grey": (90, 90, 90)}
     for name, colour in colours.items():

@@ -38,7 +38,7 @@ HEADINGS = {path.stem: path.read_text().partition("\n[")[0] for path in PATHS}
 IMAGENET, CIFAR = (1_281_167, 50_000), (50_000, 10_000)
 # training and validation photos of other sets
 SIZES = {"demo": (2_700, 300), "dogs_efficientnet_b4": (6_000, 3_000), "cifar10": CIFAR,
-         "imagenette_cpu": (2_911, 720), "imagenette_cpu_fixed192": (2_911, 720),
+         "imagenette_cpu": (2_911, 720),
          "imagenette_cpu_whole": (9_469, 3_925), "imagenette_cpu_quick": (9_469, 3_925)}  # fmt: skip
 STAND_INS = {"resnet": "test_resnet", "deit": "test_vit", "convnext": "test_convnext",
              "efficientnet": "test_efficientnet"}  # fmt: skip
@@ -112,7 +112,7 @@ PASSES = {
     "imagenet_rn50": 38.75, "imagenet_rn50_fixed224": 50, "imagenet_rn50_ffcv": 88, "imagenet_rn18_ffcv": 88,
     "imagenet_rn50_rsb_a3": 100, "imagenet_rn50_torchvision_v2": 600, "imagenet_rn50_efficienttrain": 455,
     "imagenet_deit3_small": 800, "imagenet_convnextv2_atto": 600, "cifar10": 24, "dogs_efficientnet_b4": 14,
-    "imagenette_cpu": 128, "imagenette_cpu_fixed192": 128, "imagenette_cpu_whole": 40, "imagenette_cpu_quick": 13,
+    "imagenette_cpu": 96, "imagenette_cpu_whole": 33, "imagenette_cpu_quick": 9,
 }  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def test_the_lr_warm_up_of_the_imagenet_recipe_equals_its_comment() -> None:
 def test_the_shards_of_the_heading_hold_every_resolution_of_the_recipe(name: str) -> None:
     command = re.search(r"make shards .*RES=([\d,]+)", HEADINGS[name])
     if command is None:
-        assert name in ("demo", "imagenette_cpu_fixed192")
+        assert name == "demo"
     else:
         assert max(RECIPES[name].resolutions) <= max(map(int, command[1].split(",")))
 
