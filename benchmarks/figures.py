@@ -99,9 +99,7 @@ def headline() -> str:
 def results() -> str:
     """README's table: five comparisons by wall time."""
     ours, fixed = _training()
-    progressive, baseline = (
-        next(run for run in _read("imagenette-cpu")["runs"] if run["run"] == name) for name in ("main3", "fixed3")
-    )
+    old, new = _IMAGENETTE[:2]
     switch = _switch_ms()
     rates = [rates["peers"] for rates in _read("peers")["rates"]]
     prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-8025")["seconds"].items()}
@@ -114,10 +112,8 @@ def results() -> str:
         [
             ("12 epochs to 224 px, a tiny model", _seconds(ours),
              f"{_seconds(fixed)}, all epochs at 224 px", _file(_TRAINING)),
-            ("36 epochs to 128 px, ResNet-10-T, one seed",
-             f"{progressive['total_s']:.0f} s, {100 * progressive['best_top1']:.1f} % top-1",
-             f"{baseline['total_s']:.0f} s, {100 * baseline['best_top1']:.1f} %, all epochs at 128 px",
-             _file("imagenette-cpu")),
+            (f"Imagenette, {_photos(new)[0]} photos, {_epochs(new)}", f"{_wall_s(new) / 60:.0f} min, {_accuracy(new)} top-1",
+             f"{_wall_s(old) / 60:.0f} min, {_accuracy(old)}: the recipe before, {_epochs(old)}", _file(new[0])),
             ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
              f"{switch['pillow']} ms with a rebuilt DataLoader", _file("peers-switch")),
             ("loading 128, 160, 224 px alone, images/s", images_per_s("ours"),
@@ -150,6 +146,52 @@ def training() -> str:
     heads = [f"{title}, {_count(_read(name)['shards']['train_samples'])} photos ({_file(name)})"
              for name, title in sets.items()]  # fmt: skip
     return _table(("against 12 epochs at 224 px", *heads), list(zip(names, *columns, strict=True)))
+
+
+# recipes for Imagenette: the result file, and the recipe's name in it; the first is the budget of the others
+_IMAGENETTE = [("imagenette-small", "imagenette_old"), ("imagenette-small", "imagenette_cpu"),
+               ("imagenette-whole", "imagenette_cpu_whole"), ("imagenette-whole", "imagenette_cpu_quick")]  # fmt: skip
+
+
+def _runs(side: tuple[str, str]) -> list[Mapping[str, Any]]:
+    """All seeds: those of the timed file, and of NAME-seeds.json, whose runs shared the machine and have no times."""
+    file, recipe = side
+    files = [name for name in (file, f"{file}-seeds") if (RESULTS / f"{name}.json").exists()]
+    return [run for name in files for run in _read(name)["runs"] if run["recipe"] == recipe]
+
+
+def _accuracy(side: tuple[str, str], key: str = "ema_top1") -> str:
+    values = [100 * run[key] for run in _runs(side)]
+    if len(values) < 2:
+        return f"{values[0]:.1f} % (one seed)"
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.fmean(values):.1f} ± {error:.1f} % ({len(values)} seeds)"
+
+
+def _wall_s(side: tuple[str, str]) -> float:
+    return float(_read(side[0])["summary"]["recipes"][side[1]]["wall_s"]["median"])
+
+
+def _epochs(side: tuple[str, str]) -> str:
+    run = _runs(side)[0]
+    return f"{len(run['epochs'])} epochs to {run['final_res']} px"
+
+
+def _photos(side: tuple[str, str]) -> tuple[str, str]:
+    """Numbers of photos to train and to validate on."""
+    shards = _read(side[0])["shards"][side[1]]
+    return _count(shards["train_samples"]), _count(shards["val_samples"])
+
+
+def imagenette() -> str:
+    """Accuracy and time of the recipes for Imagenette, within the time of the first."""
+    rows = [
+        (f"`{side[1]}.toml`", *_photos(side), _epochs(side), _accuracy(side), _accuracy(side, "top1"),
+         f"{_wall_s(side) / 60:.1f} min, {_wall_s(side) / _wall_s(_IMAGENETTE[0]):.2f}x", _file(side[0]))
+        for side in _IMAGENETTE
+    ]  # fmt: skip
+    return _table(("recipe", "training photos", "validated on", "length", "top-1, averaged weights ± standard error",
+                   "last weights", "whole command", "file"), rows)  # fmt: skip
 
 
 def turns() -> str:
@@ -273,7 +315,7 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (headline, results, training, turns, peers, switch, changes, picture, prep, soak)
+    for figure in (headline, results, training, imagenette, turns, peers, switch, changes, picture, prep, soak)
 }
 
 

@@ -51,8 +51,6 @@ _COMMANDS = {
     "compare-clothing10": f"benchmarks.training --shards clothing10 --plan --recipes {','.join(_COMPARED)}",
     "compare-imagenette": f"benchmarks.training --shards imagenette224 --plan --recipes {','.join(_COMPARED[:4])}",
     "final-epoch": f"benchmarks.training --shards imagenette224 --turns --recipes {','.join(_COMPARED[:2])}",
-    "imagenette-cpu": "benchmarks.training --shards imagenette --seeds 0 --recipes "
-                      "benchmarks/recipes/imagenette_old_fixed128.toml,benchmarks/recipes/imagenette_old.toml",
     "order": "benchmarks.storage.order",
     "peers": "benchmarks.loader --shards shards --batch-size 256 --seconds 3 --rounds 2 --ffcv-python PY",
     "peers-64": "benchmarks.loader --shards shards --seconds 4 --only ours,dali,ffcv --ffcv-python PY",
