@@ -112,7 +112,8 @@ def results() -> str:
         [
             ("12 epochs to 224 px, a tiny model", _seconds(ours),
              f"{_seconds(fixed)}, all epochs at 224 px", _file(_TRAINING)),
-            (f"Imagenette, {_photos(new)[0]} photos, {_epochs(new)}", f"{_wall_s(new) / 60:.0f} min, {_accuracy(new)} top-1",
+            (f"Imagenette, {_photos(new)[0]} photos, {_epochs(new)}",
+             f"{_wall_s(new) / 60:.0f} min, {_accuracy(new)} top-1",
              f"{_wall_s(old) / 60:.0f} min, {_accuracy(old)}: the recipe before, {_epochs(old)}", _file(new[0])),
             ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
              f"{switch['pillow']} ms with a rebuilt DataLoader", _file("peers-switch")),
