@@ -113,7 +113,7 @@ def results() -> str:
             ("12 epochs to 224 px, a tiny model", _seconds(ours),
              f"{_seconds(fixed)}, all epochs at 224 px", _file(_TRAINING)),
             (f"Imagenette, {_photos(new)[0]} photos, {_epochs(new)}",
-             f"{_wall_s(new) / 60:.0f} min, {_accuracy(new)} top-1",
+             f"{_wall_s(new) / 60:.0f} min, top-1 {_accuracy(new)}",
              f"{_wall_s(old) / 60:.0f} min, {_accuracy(old)}: the recipe before, {_epochs(old)}", _file(new[0])),
             ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
              f"{switch['pillow']} ms with a rebuilt DataLoader", _file("peers-switch")),
@@ -154,28 +154,28 @@ _IMAGENETTE = [("imagenette-small", "imagenette_old"), ("imagenette-small", "ima
                ("imagenette-whole", "imagenette_cpu_whole"), ("imagenette-whole", "imagenette_cpu_quick")]  # fmt: skip
 
 
-def _runs(side: tuple[str, str]) -> list[Mapping[str, Any]]:
-    """All seeds: those of the timed file, and of NAME-seeds.json, whose runs shared the machine and have no times."""
+def _summary(side: tuple[str, str]) -> Mapping[str, Any]:
     file, recipe = side
-    files = [name for name in (file, f"{file}-seeds") if (RESULTS / f"{name}.json").exists()]
-    return [run for name in files for run in _read(name)["runs"] if run["recipe"] == recipe]
+    return _read(file)["summary"]["recipes"][recipe]
 
 
 def _accuracy(side: tuple[str, str], key: str = "ema_top1") -> str:
-    values = [100 * run[key] for run in _runs(side)]
-    if len(values) < 2:
-        return f"{values[0]:.1f} % (one seed)"
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.fmean(values):.1f} ± {error:.1f} % ({len(values)} seeds)"
+    top1 = _summary(side)[key]
+    error = "" if top1["se"] is None else f" ± {100 * top1['se']:.1f}"
+    return f"{100 * top1['mean']:.1f}{error} % ({_seeds(len(top1['raw']))})"
+
+
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"
 
 
 def _wall_s(side: tuple[str, str]) -> float:
-    return float(_read(side[0])["summary"]["recipes"][side[1]]["wall_s"]["median"])
+    return float(_summary(side)["wall_s"]["median"])
 
 
 def _epochs(side: tuple[str, str]) -> str:
-    run = _runs(side)[0]
-    return f"{len(run['epochs'])} epochs to {run['final_res']} px"
+    own = _summary(side)
+    return f"{own['epochs']['median']:.0f} epochs to {own['final_res']} px"
 
 
 def _photos(side: tuple[str, str]) -> tuple[str, str]:

@@ -120,13 +120,14 @@ def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]
         try:
             with torch.device("meta"):
                 network = timm.create_model(model.name, **{**model.kwargs, **options}).eval()
-        except (NotImplementedError, RuntimeError):  # why: models whose constructor reads tensor values fail on meta
+        except (NotImplementedError, RuntimeError):
+            # why: constructors that read tensor values fail on meta; an error of the model itself recurs in `_create`
             return None
         for res in sorted(set(resolutions)):
             try:
                 network(torch.empty(2, 3, res, res, device="meta"))
-            except NotImplementedError:  # why: an operator without a meta kernel; the warm-up runs this size for real
-                continue
+            except NotImplementedError:
+                continue  # why: an operator cannot run on meta, which says nothing about the size; the warm-up tries it
             except (AssertionError, RuntimeError, ValueError) as error:
                 return f"{res} px: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
     return None

@@ -19,7 +19,7 @@ from tests import SHARED_DATA
 
 FOLDER = SHARED_DATA / "difficult"
 # why: most of these files are not ours to pass on; test_decode.py makes one of each kind itself and always runs
-ABSENT = "the 80 files are not in this checkout (third-party, no licence); test_decode.py makes files of the same kinds"
+ABSENT = "the 80 photos are other people's and may not be published here; test_decode.py makes files of these kinds"
 INDEX = (FOLDER / "INDEX.tsv").read_text() if FOLDER.is_dir() else ""
 ROWS = list(csv.DictReader(INDEX.splitlines(), delimiter="\t"))
 # `bad` in the index, but accepted: no decoder complains, and the image is complete.
@@ -79,7 +79,6 @@ def decode_with_pillow(path: Path) -> NDArray[np.uint8]:
 
 def of(*cases: str) -> pytest.MarkDecorator:
     files = [row["file"] for row in ROWS if row["case"] in cases]
-    # where the files are not: skipped by name, since without them there is nothing to decode
     missing = pytest.param("", marks=pytest.mark.skip(reason=ABSENT))
     return pytest.mark.parametrize("name", files or [missing])
 
