@@ -333,6 +333,8 @@ def written(text: str, *, folder: str = "") -> str:
         figure = FIGURES[name]().replace(f"]({_LINK}", f"]({'../' * len(Path(folder).parts)}{_LINK}")
         return f"<!-- figures: {name} -->\n\n{figure}\n\n<!-- end -->"
 
+    if text.count("<!-- figures:") != len(BLOCK.findall(text)):
+        raise ResoluteError("figures: got a block without its end, expected <!-- end --> after each; correct the page")
     return BLOCK.sub(block, text)
 
 

@@ -66,7 +66,8 @@ def test_unknown_variables_are_refused_with_a_suggestion(make: Make, words: list
 @pytest.mark.parametrize(
     ("words", "name"),
     [(["train", "SRC=photos"], "SRC"), (["verify", "OUT=shards"], "OUT"), (["shards", "SRC=a", "SHARDS=b"], "SHARDS"),
-     (["keys", "RECIPE=x"], "RECIPE"), (["test", "WORKERS=2"], "WORKERS")],
+     (["keys", "RECIPE=x"], "RECIPE"), (["test", "WORKERS=2"], "WORKERS"),
+     (["bench", "SHARDS=mine", "WORKERS=2"], "WORKERS")],
 )  # fmt: skip
 def test_variables_without_effect_are_refused(make: Make, words: list[str], name: str) -> None:
     assert f"{name}: without effect in `make {words[0]}`" in make.refusal(*words)

@@ -8,8 +8,10 @@ for checkpointing instead.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -38,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     rank, world_size = accelerator.process_index, accelerator.num_processes
     with Loader(plan, device=accelerator.device, rank=rank, world_size=world_size) as loader:
         accelerator.register_for_checkpointing(loader, schedule)
-        if args.checkpoint.exists():
-            accelerator.load_state(str(args.checkpoint))
+        if checkpoints := sorted(args.checkpoint.glob("epoch-*")):
+            accelerator.load_state(str(checkpoints[-1]))
         correct = torch.zeros((), dtype=torch.int64, device=accelerator.device)
         for batch in loader:
             spec = batch.spec
@@ -60,11 +62,26 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
                 total = int(accelerator.reduce(correct))
                 accelerator.print(f"epoch {spec.epoch} {spec.res} px: top-1 {total / samples:.2%}")
                 correct.zero_()
-                accelerator.save_state(str(args.checkpoint))
+                save(accelerator, args.checkpoint, spec.epoch)
                 if spec.epoch + 1 == args.stop:
                     break
     accelerator.end_training()
     return dict(accelerator.unwrap_model(model).state_dict())
+
+
+def save(accelerator: Accelerator, folder: Path, epoch: int) -> None:
+    """Write the checkpoint `folder`/epoch-N, then delete earlier ones, so that a killed run keeps the last."""
+    part, earlier = folder / "part", sorted(folder.glob("epoch-*"))
+    if accelerator.is_main_process:
+        shutil.rmtree(part, ignore_errors=True)  # of a run that was killed while it wrote
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(part))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        part.rename(folder / f"epoch-{epoch:04}")
+        for checkpoint in earlier:
+            shutil.rmtree(checkpoint)
+    accelerator.wait_for_everyone()
 
 
 if __name__ == "__main__":

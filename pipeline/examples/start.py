@@ -16,8 +16,11 @@ from pipeline.cli import Parser, print_error, run_main
 __all__ = ["flags", "open_plan", "run", "soft_targets"]
 
 
-def flags(argv: Sequence[str] | None, description: str | None) -> argparse.Namespace:
-    """Parse the command line. Raises `ResoluteError` if it is invalid."""
+def flags(argv: Sequence[str] | None, description: str | None, *, resumes: bool = True) -> argparse.Namespace:
+    """Parse the command line, with --checkpoint and --stop if the example `resumes`.
+
+    Raises `ResoluteError` if it is invalid.
+    """
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("shards", metavar="SHARDS")
@@ -25,9 +28,10 @@ def flags(argv: Sequence[str] | None, description: str | None) -> argparse.Names
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     add("--epochs", type=int, default=2, help="of each stage (default: %(default)s)")
     add("--batch-size", type=int, default=64, help="over all processes (default: %(default)s)")
-    add("--checkpoint", type=Path, default=Path("example-run"),
-        help="to write after each epoch, and to resume from if it exists (default: %(default)s)")  # fmt: skip
-    add("--stop", type=int, metavar="N", help="end after N epochs; a later run continues")
+    if resumes:
+        add("--checkpoint", type=Path, default=Path("example-run"),
+            help="to write after each epoch, and to resume from if it exists (default: %(default)s)")  # fmt: skip
+        add("--stop", type=int, metavar="N", help="end after N epochs; a later run continues")
     return parser.parse_args(argv)
 
 

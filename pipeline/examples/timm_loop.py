@@ -44,7 +44,7 @@ class PassLoader:
 
 def main(argv: Sequence[str] | None = None) -> AverageMeter:
     """Train; returns the top-1 accuracy in percent of the last validation."""
-    args = flags(argv, __doc__)
+    args = flags(argv, __doc__, resumes=False)
     device = cuda.usable(args.device)
     plan = open_plan(args)
     classes = len(plan.shards.classes)

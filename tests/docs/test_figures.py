@@ -41,6 +41,8 @@ def test_a_figure_that_was_changed_by_hand_is_noticed() -> None:
     assert written(changed) == README
     with pytest.raises(ResoluteError, match="figures: got speed, expected one of headline"):
         written("<!-- figures: speed -->\n<!-- end -->")
+    with pytest.raises(ResoluteError, match="figures: got a block without its end"):
+        written("<!-- figures: headline -->\n")
 
 
 def test_readme_has_no_measured_number_of_its_own() -> None:

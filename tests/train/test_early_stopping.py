@@ -18,7 +18,7 @@ from tests.train.conftest import SMALL, without_clocks
 from train import loop
 from train.__main__ import main
 from train.early_stopping import Progress, all_finite
-from train.logs.score import best_epoch
+from train.logs.score import best_epoch, best_score
 from train.recipe.schema import Recipe, Stop
 
 
@@ -73,6 +73,11 @@ def test_reports_name_the_best_epoch_of_best_pt() -> None:
         assert best is not None
         assert best["epoch"] == stopped_at(top1, res=res)[1]
     assert best_epoch([{"epoch": 0, "top1": None, "ema_top1": None, "eval_res": None}]) is None
+
+
+def test_scores_that_are_not_finite_do_not_count() -> None:
+    assert best_score({"r2": math.nan, "ema_r2": 0.25}) == 0.25
+    assert best_score({"r2": math.nan, "ema_r2": None}) is None
 
 
 def test_ema_weights_count_if_they_are_better() -> None:

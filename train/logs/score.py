@@ -5,6 +5,7 @@ Every metric is better if it is higher, or does not decide. Those of averaged we
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,9 +48,10 @@ def main_metric(epoch: Mapping[str, Any]) -> Metric:
 
 
 def best_score(epoch: Mapping[str, Any]) -> float | None:
-    """The better deciding metric of raw and averaged weights; None without a validation."""
+    """The better deciding metric of raw and averaged weights; None without a validation, or if neither is finite."""
     key = main_metric(epoch).key
-    return max((epoch[name] for name in (key, f"ema_{key}") if epoch[name] is not None), default=None)
+    scores = [epoch[name] for name in (key, f"ema_{key}") if epoch[name] is not None]
+    return max(filter(math.isfinite, scores), default=None)
 
 
 def best_epoch(epochs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:

@@ -28,6 +28,8 @@ def test_a_run_resumed_with_another_number_of_processes_gives_the_same_weights(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("epoch 0 32 px: top-1 ")
+    (tmp_path / "two" / "part").mkdir()  # what a run that is killed while it saves leaves
     resumed = accelerate_loop.main([*words, str(tmp_path / "two")])
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["epoch-0001"]
     for name, weights in single.items():
         torch.testing.assert_close(resumed[name], weights, rtol=1e-3, atol=1e-4)
