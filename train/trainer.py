@@ -154,15 +154,15 @@ class _Session:
         self.skipped_logged = 0  # number of them in the log
 
     def fit(self) -> int:
-        plan, folder = self.plan, self.options.folder
-        if self.position >= plan.total_batches or self.progress.ended:
+        loggers = self.options.loggers if self.ranks.is_main else ()
+        with self._signals(), contextlib.closing(Loggers(loggers, self.options.folder)):
+            if self.position < self.plan.total_batches and not self.progress.ended:
+                return self._train()
+            # why with loggers: those that were not set in training get the whole log
             how = f"stopped early ({self.progress.ended})" if self.progress.ended else "is finished"
-            print(f"{folder}: this run {how}; choose another RUN to start a new one")
+            print(f"{self.options.folder}: this run {how}; choose another RUN to start a new one")
             print(self.reports.summary())
             return 0
-        loggers = self.options.loggers if self.ranks.is_main else ()
-        with self._signals(), contextlib.closing(Loggers(loggers, folder)):
-            return self._train()
 
     def _train(self) -> int:
         plan, folder = self.plan, self.options.folder

@@ -213,9 +213,10 @@ def test_a_training_with_failing_and_hanging_loggers_ends_with_the_same_weights_
     assert without_clocks(plain / "run.jsonl") == without_clocks(logged / "run.jsonl")
     weights = [torch.load(folder / "last.pt", weights_only=True)["model"] for folder in (plain, logged)]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert len(read_csv(logged / "csv" / "step.csv")) == sum(
-        record["kind"] == "step" for record in without_clocks(logged / "run.jsonl")
-    )
+    steps = sum(record["kind"] == "step" for record in without_clocks(logged / "run.jsonl"))
+    assert len(read_csv(logged / "csv" / "step.csv")) == steps
+    assert main([*words(tmp_path / "plain"), "--loggers", "csv"]) == 0  # a finished run
+    assert len(read_csv(plain / "csv" / "step.csv")) == steps
 
 
 def test_a_full_disk_ends_a_logger_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +228,7 @@ def test_a_full_disk_ends_a_logger_only(tmp_path: Path, capsys: pytest.CaptureFi
     assert line.startswith("warning: logger csv: is off, the training continues without it (OSError: [Errno 28]")
 
 
-def test_nothing_of_the_training_calls_a_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_is_called_in_its_own_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_log(tmp_path, steps=5)
     callers = set()
 
