@@ -42,8 +42,14 @@ def _resolutions(text: str) -> tuple[int, ...]:
 
 
 def open_plan(args: argparse.Namespace) -> Plan:
-    """A plan with a stage for each resolution of the command line. Raises `ResoluteError` if the set lacks one."""
+    """A plan with a stage for each resolution of the command line.
+
+    Raises `ResoluteError` if the set lacks one, or has labels or values instead of classes.
+    """
     shards = ShardSet.open(args.shards, resolutions=args.res)
+    if shards.target.kind != "class":
+        raise ResoluteError(f"{args.shards}: got {shards.target.kind} as targets, expected a class per sample; the "
+                            "examples train classifiers: use `make train`, or another set")  # fmt: skip
     augment = Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
     resolutions = args.res or shards.resolutions[:2]
     stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=augment) for res in resolutions]

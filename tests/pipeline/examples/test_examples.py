@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import Augment, Loader, Plan, ShardSet, Stage
+from pipeline import Augment, Loader, Plan, ResoluteError, ShardSet, Stage
 from pipeline.examples import plain, timm_loop
 from pipeline.examples.start import soft_targets
 from tests import ROOT
 from tests.support.commands import Ended
+from tests.train.test_targets import of_kind
 
 WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25"]
 
@@ -111,3 +112,9 @@ def test_bad_arguments_of_an_example_are_reported_in_one_line(
     assert ended.status == 2, ended.err
     assert message in ended.err
     assert len(ended.err.splitlines()) == 1
+
+
+def test_an_example_refuses_a_set_without_classes(shard_root: Path, tmp_path: Path) -> None:
+    labels = of_kind("labels", shard_root, tmp_path / "set")
+    with pytest.raises(ResoluteError, match="got labels as targets, expected a class per sample"):
+        plain.main([labels.root, "--checkpoint", str(tmp_path / "x.pt")])
