@@ -186,8 +186,8 @@ class _Row(NamedTuple):
 _OLD, _NEW, *_OTHERS = [
     _Row("imagenette_old", "imagenette-small", "imagenette-small"),  # its time is the budget of the others
     _Row("imagenette_cpu", "imagenette-small", "imagenette-small-seeds"),
-    _Row("imagenette_cpu_whole", "imagenette-whole", "imagenette-whole"),
-    _Row("imagenette_cpu_quick", "imagenette-whole", "imagenette-whole"),
+    _Row("imagenette_cpu_whole", "imagenette-whole", "imagenette-whole-seeds"),
+    _Row("imagenette_cpu_quick", "imagenette-whole", "imagenette-whole-seeds"),
 ]
 
 
