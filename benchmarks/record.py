@@ -163,11 +163,12 @@ def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1) -> No
 
 
 def read_into_cache(shards: ShardSet) -> str:
-    """Read all training shards once, "warmed", if they take at most a quarter of the memory; else "as found".
+    """Read all shards once, "warmed", if they take at most a quarter of the memory; else "as found".
 
     Otherwise the first measurement would pay for a cold page cache.
     """
-    paths = {shards.path(res, shard) for res in shards.resolutions for shard in shards.splits["train"].shards}
+    paths = {shards.path(res, shard) for res in shards.resolutions for split in shards.splits.values()
+             for shard in split.shards}  # fmt: skip
     if sum(path.stat().st_size for path in paths) > _ram_bytes() // 4:
         return "as found"
     read_files(paths)

@@ -82,7 +82,7 @@ def _add_train(parser: Parser) -> None:
     add("--keep", type=number(1, 10**6), default=2, metavar="N",
         help="number of newest checkpoints to keep, besides the best (default: %(default)s)")  # fmt: skip
     add("--from", default="last.pt", dest="from_", metavar="FILE",
-        help="checkpoint of the run to resume from (default: %(default)s)")  # fmt: skip
+        help="checkpoint of the run to resume from once; later ones are discarded (default: %(default)s)")  # fmt: skip
     add("--loggers", metavar="NAME,NAME",
         help="also log to csv (RUN/csv), tensorboard (RUN/tb), wandb, mlflow")  # fmt: skip
     add("--calibrate", action="store_true", help="measure loader and model throughput before training, for the report")

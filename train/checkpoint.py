@@ -21,10 +21,11 @@ import torch
 from pipeline.errors import ResoluteError, StorageError, differences
 from pipeline.storage.atomic_file import atomic_file, atomic_link, write_errors
 
-__all__ = ["FORMAT", "DamagedCheckpoint", "keep_newest", "link", "load", "newest", "peek", "resume", "save",
+__all__ = ["FORMAT", "LAST", "DamagedCheckpoint", "keep_newest", "link", "load", "newest", "peek", "resume", "save",
            "step_file"]  # fmt: skip
 
 FORMAT = "resolute-checkpoint-2"
+LAST = "last.pt"
 _SEAL_BYTES = 64  # SHA-256 in hex digits
 _WRONG_CONTENT = (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError,
                   zipfile.BadZipFile)  # fmt: skip
@@ -85,7 +86,7 @@ def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
     except _WRONG_CONTENT as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DamagedCheckpoint(
-            f"{path}: damaged or no checkpoint ({reason[:100]}), expected {FORMAT}; delete it or use another RUN"
+            f"{path}: damaged, or not a checkpoint ({reason[:100]}), expected {FORMAT}; delete it or use another RUN"
         ) from None
     if file_format != FORMAT:
         raise DamagedCheckpoint(f"{path}: got format {file_format}, expected {FORMAT}; use another RUN")
@@ -113,7 +114,7 @@ def newest(folder: Path, name: str) -> Path:
     """The file to resume from: `name`, or the newest step file if the first save was cut before `last.pt` was linked.
     """
     path, names = folder / name, _names(folder)
-    if name != "last.pt" or name in names:
+    if name != LAST or name in names:
         return path
     return next((step_file(folder, step) for step in _steps(folder)), path)
 
@@ -125,7 +126,7 @@ def resume(path: Path, *, expect: dict[str, Any]) -> dict[str, Any] | None:
     """
     folder = path.parent
     if not any(name.endswith(".pt") for name in _names(folder)):
-        if path.name != "last.pt":
+        if path.name != LAST:
             raise ResoluteError(f"--from: got {path}, which does not exist, expected a checkpoint of the run; omit it")
         return None
     try:

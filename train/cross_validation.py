@@ -15,6 +15,7 @@ from pipeline.storage.atomic_file import output_file
 from train.logs.metrics import read_log
 from train.logs.score import METRICS, best_epoch, best_score, main_metric
 
+from .checkpoint import LAST
 from .distributed import Ranks
 from .trainer import Options, run
 
@@ -40,8 +41,13 @@ def chosen_folds(text: str) -> tuple[list[int], int]:
 def cross_validate(options: Options, chosen: list[int], folds: int, ranks: Ranks | None = None) -> int:
     """Train or resume each fold of `chosen` in its own folder; `folds` is the number of folds.
 
-    Returns 0, or the exit status of the fold that was stopped.
+    Returns 0, or the exit status of the fold that was stopped. Raises `ResoluteError` for `--from` with several folds.
     """
+    if options.from_ != LAST and len(chosen) > 1:
+        raise ResoluteError(
+            f"--from: got {options.from_} for {len(chosen)} folds, expected one fold, such as --folds 0/{folds}; "
+            "choose one"
+        )
     for k in chosen:
         status = run(dataclasses.replace(options, folder=options.folder / f"fold-{k}", fold=(k, folds)), ranks)
         if status:

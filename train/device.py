@@ -54,7 +54,8 @@ def _pick(name: str, ranks: Ranks | None) -> torch.device:
         raise ResoluteError(f"--device: got {name}, expected auto, cpu, cuda or cuda:N; choose one")
     if kind == "cuda" and int(number or 0) >= cuda.device_count():
         raise ResoluteError(
-            f"--device {name}: got {cuda.device_count()} CUDA devices, expected that one; use --device cpu"
+            f"--device: got {name} on a machine with {cuda.device_count()} CUDA devices, expected one of them; use "
+            "--device cpu"
         )
     return cuda.select(name) if kind == "cuda" else torch.device(name)
 

@@ -76,7 +76,7 @@ class NotFinite(ResoluteError):
     @classmethod
     def after(cls, plan: Plan, step: int, *, lr: float) -> NotFinite:
         """The error for weights that are not finite after optimizer step `step`."""
-        pass_ = next(s for s in reversed(plan.passes) if s.split == "train" and s.first_step <= step)
+        pass_ = next(s for s in reversed(plan.passes) if s.split == "train" and s.first_step <= max(0, step))
         index = pass_.first + step - pass_.first_step
         return cls("weights are not finite", {
             "index": index, "step": step, "epoch": pass_.epoch, "stage": pass_.stage, "res": plan.res_at(index)[0],
@@ -93,8 +93,8 @@ class NotFinite(ResoluteError):
         return ResoluteError(
             f"{folder}: {self.what} at step {self.step['step']} (epoch {self.step['epoch']}, {self.step['res']} px, lr "
             f"{self.step['lr']:.4g}, samples {', '.join(names[:3])}{more}, all in {path.name}), expected finite "
-            "numbers; the same command resumes from the last checkpoint, before this step: lower optim.lr or set "
-            "optim.clip_norm"
+            "numbers; lower optim.lr or set optim.clip_norm, and start another RUN (the same command would resume "
+            "before this step, with the same recipe)"
         )
 
 

@@ -33,7 +33,8 @@ from .regularization import Regularizer, strongest
 from .schedule import Rates
 from .validation import BatchScores, score_batch
 
-__all__ = ["Learner", "autocast", "autocast_dtype", "eval_logits", "image_dtype", "in_layout", "run_batches"]
+__all__ = ["Learner", "autocast", "autocast_dtype", "eval_logits", "image_dtype", "in_layout",
+           "micro_batches", "run_batches"]  # fmt: skip
 
 
 class Learner:
@@ -129,7 +130,7 @@ class Learner:
         loss_of = self._losses[self.regularizer.at(stage, res)["label_smoothing"]]
         self.network.train()
         network, total = self.ranks.wrap(self.network), torch.zeros((), device=self.device)
-        parts = list(self._parts(batch, self.recipe.optim.grad_accum_steps))
+        parts = list(self._micro_batches(batch))
         for i, (images, targets, partner_labels, lam) in enumerate(parts, 1):
             with self.autocast(), self.ranks.averaging(network, now=i == len(parts)):
                 logits = network(images)
@@ -181,11 +182,11 @@ class Learner:
         }
         return score_batch(self.head, outputs, batch.targets)
 
-    def _parts(self, batch: Batch, count: int) -> Iterable[tuple[torch.Tensor, ...]]:
+    def _micro_batches(self, batch: Batch) -> Iterable[tuple[torch.Tensor, ...]]:
         # why: only classes have labels of the partners
         partners = batch.partner_labels if batch.targets.dim() == 1 else batch.lam
         tensors = (in_layout(batch.images, self.recipe.precision), batch.targets, partners, batch.lam)
-        return zip(*(tensor.chunk(count) for tensor in tensors), strict=True)
+        return zip(*(micro_batches(tensor, self.recipe) for tensor in tensors), strict=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -208,6 +209,15 @@ class Learner:
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and self.device.type == "cuda":
             cuda.set_rng_state(state["cuda_rng"], self.device)
+
+
+def micro_batches(tensor: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, ...]:
+    """The parts of a step's `tensor` for `optim.grad_accum_steps`, at most that many.
+
+    With `norm = "sync"`, which communicates in each forward pass, ranks with one sample more have as many parts.
+    """
+    count = recipe.optim.grad_accum_steps
+    return tensor.tensor_split(min(count, len(tensor))) if recipe.model.norm == "sync" else tensor.chunk(count)
 
 
 def image_dtype(precision: Precision, device: torch.device) -> torch.dtype:

@@ -35,7 +35,7 @@ from pipeline.report.charts import Series, chart
 from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
 from train.planner.batch_size import DoesNotFit
-from train.recipe.schema import Recipe, Schedule
+from train.recipe.schema import Ema, Recipe, Schedule
 
 from .distributed import Ranks
 from .loop import Learner
@@ -69,7 +69,7 @@ class _Sweep(Rates):
     """Exponentially rising learning rates at a constant momentum."""
 
     def __init__(self, rates: Rates, *, low: float, high: float, steps: int, momentum: float) -> None:
-        self._factors = rates._factors  # of its own class
+        self._factors, self._has_momentum = rates._factors, rates._has_momentum  # of its own class
         self._low, self._growth, self._momentum = low, (high / low) ** (1 / (steps - 1)), momentum
 
     def at(self, step: int) -> tuple[float, float]:
@@ -128,14 +128,14 @@ def suggestion(test: RangeTest) -> float:
     noise = float(np.std(test.losses[: lowest + 1] - curve[: lowest + 1]))
     first, last, fall = f"{test.lrs[0]:.3g}", f"{test.lrs[-1]:.3g}", float(curve[0] - curve[lowest])
     if lowest < test.width:
-        raise ResoluteError(f"--min-lr: got {first}, from which on the loss only rises, expected less; lower it")
+        raise ResoluteError(f"--min-lr: got {first}, but the loss only rises from there, expected it to fall; lower it")
     if fall <= noise:
         raise ResoluteError(
             f"lr-find: got a loss that falls by {fall:.2g} from LR {first} to {last}, with noise of {noise:.2g}, "
             "expected a clear fall; raise --steps"
         )
     if curve[lowest:].max() <= curve[lowest] + noise:
-        raise ResoluteError(f"--max-lr: got {last}, up to which the loss does not rise, expected more; raise it")
+        raise ResoluteError(f"--max-lr: got {last}, but the loss has not risen by then, expected it to; raise it")
     largest = int(np.flatnonzero(curve <= curve[0] - fall / 2)[-1])
     lr = test.lrs[lowest] if largest + 1 == len(curve) else test.lrs[largest] / 2
     return float(f"{lr:.2g}")
@@ -167,11 +167,12 @@ def main(args: argparse.Namespace) -> None:
             val=args.val, classes=args.classes, target=args.target,
         )  # fmt: skip
         recipe, shards, plan, learner = set_up(options, Ranks())
-    epochs = max(recipe.stages[0].epochs, -(-args.steps // plan.first_pass("train", 0).batches))
-    # why no schedule: the sweep replaces it, and its milestones may lie beyond the end of this recipe
+    fewest = plan.first_pass("train", 0).samples // max(shape.batch_size for shape in plan.stages[0].shapes)
+    epochs = max(recipe.stages[0].epochs, -(-args.steps // max(1, fewest)))
+    # why no schedule and no EMA: the sweep uses neither, and their milestones or `last_epochs` may not suit this recipe
     first = dataclasses.replace(
         recipe, stages=(dataclasses.replace(recipe.stages[0], epochs=epochs),), schedule=Schedule(),
-        eval=dataclasses.replace(recipe.eval, every_epochs=epochs),
+        ema=Ema(), eval=dataclasses.replace(recipe.eval, every_epochs=epochs),
     )  # fmt: skip
     plan = first.plan(shards, auto_order=plan.order)
     check_micro_batches(plan, learner)

@@ -57,6 +57,7 @@ class Rates:
             rise = self._progress.at(rise) if self._progress is not None else rise
             self._pieces = _pieces(schedule, optim, epochs=epochs, steps=steps, rise=rise)
         self._firsts = [first for first, _ in self._pieces]
+        self._has_momentum = bool(optim.momentum)  # why not the group's: it is 0 at the peak if `base_momentum` is
         base = schedule.base_batch or stages[0].shapes[0].batch_size
         power = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[schedule.batch_rule]
         self._factors = [{shape.res: stage.lr_scale * (shape.batch_size / base) ** power for shape in stage.shapes}
@@ -83,7 +84,7 @@ class Rates:
         lr *= self.factor(stage, res)
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)  # of `optim.layer_decay` and `head_lr_scale`
-            if group.get("momentum"):
+            if "momentum" in group and self._has_momentum:
                 group["momentum"] = momentum
             elif "betas" in group:
                 group["betas"] = (momentum, group["betas"][1])

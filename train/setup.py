@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +47,7 @@ class Options:
     save_every_s: float = 300.0
     save_every_steps: int = 0  # 0 = by time only
     keep: int = 2  # newest checkpoints to keep, besides the best
-    from_: str = "last.pt"  # file name of the checkpoint to resume from, in `folder`
+    from_: str = checkpoint.LAST  # file name of the checkpoint to resume from, in `folder`
     val: str | None = None  # plain tars: pattern of the validation tars, or the fraction of samples to hold out
     classes: str | None = None  # plain tars: text file with one class name per line
     target: TargetKind | None = None  # plain tars: what their labels are
@@ -61,6 +62,11 @@ class Options:
             raise ResoluteError(f"--keep: got {self.keep}, expected at least 1; choose another")
         if Path(self.from_).name != self.from_:
             raise ResoluteError(f"--from: got {self.from_}, expected a file name in {self.folder}; omit the path")
+        if self.from_ != checkpoint.LAST and (restarts := int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))):
+            raise ResoluteError(
+                f"--from: got {self.from_} with up to {restarts} restarts, expected none, since each would begin at "
+                "that checkpoint again; set RESTARTS=0 (torchrun --max-restarts=0)"
+            )
 
     @classmethod
     def parsed(cls, args: argparse.Namespace) -> Options:

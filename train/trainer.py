@@ -42,6 +42,7 @@ from train.report.console import Reports, epoch_header, epoch_line
 from train.report.validation import confused_photos, write_validation
 
 from . import checkpoint
+from .checkpoint import LAST
 from .device import device_name
 from .distributed import Ranks, join
 from .early_stopping import NotFinite, Progress, all_finite
@@ -83,7 +84,9 @@ def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
         try:
             yield opened
         except (DoesNotFit, torch.OutOfMemoryError) as error:
-            spec = opened.plan.batch(opened.position, rank=ranks.rank, world_size=ranks.world_size)
+            # why min: the metrics of the last epoch are computed after the last batch
+            index = min(opened.position, opened.plan.total_batches - 1)
+            spec = opened.plan.batch(index, rank=ranks.rank, world_size=ranks.world_size)
             failure = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
             raise failure.describe(opened.plan, opened.recipe, opened.learner.device) from None
         finally:
@@ -119,6 +122,10 @@ class _Session:
         state = None
         try:
             state = checkpoint.resume(options.newest, expect=self.identity)
+            if self.ranks.is_main and options.from_ != LAST:
+                # why first: from here on, the run resumes from it without --from, even if it is killed before its next
+                # save
+                checkpoint.link(options.newest, options.folder / LAST)
             path = options.folder / "run.jsonl"
             log_bytes = state["meter"]["log_bytes"] if state else 0
             self.log = RunLogWriter(path, keep_bytes=log_bytes) if self.ranks.is_main else NullLogWriter(path)
@@ -180,16 +187,15 @@ class _Session:
         except NotFinite as error:
             raise error.describe(plan, folder) from None
         except _Stopped:
-            print(f"{folder}: stopped by {self._signal_name} before its first batch; the same command continues")
+            print(f"{folder}: stopped by {self._signal_name} before its first batch; {self._advice}")
             return 128 + self.stopped_by
         finally:
             if self.bar is not None:
                 self.bar.close()
-        if not finished and not self.progress.ended:
+        if not finished and not self.progress.ended and self.position < plan.total_batches:
             self._save()
             self.reports.update()
-            print(f"{folder}: stopped by {self._signal_name} and saved at batch {self.position}; the same command "
-                  "continues")  # fmt: skip
+            print(f"{folder}: stopped by {self._signal_name} and saved at batch {self.position}; {self._advice}")
             return 128 + self.stopped_by
         if self.ranks.is_main:
             print(self.reports.summary())
@@ -336,7 +342,7 @@ class _Session:
         if self.ranks.is_main:
             digest = checkpoint.save(file, state)
             # why this order: a kill between the two repeats the epoch
-            for name in ("best.pt", "last.pt") if best else ("last.pt",):
+            for name in ("best.pt", LAST) if best else (LAST,):
                 checkpoint.link(file, folder / name)
             checkpoint.keep_newest(folder, self.options.keep, newest=step)
             self._log_checkpoint(file.name, digest)
@@ -374,14 +380,18 @@ class _Session:
             # why os._exit: hanging storage must not delay the second Ctrl-C, and no traceback should be printed; files
             # are written atomically, and the lock ends with the process
             with contextlib.suppress(OSError):
-                os.write(2, f"{self.options.folder}: stopped at once, without a save; the same command "
-                            "continues\n".encode())  # fmt: skip
+                os.write(2, f"{self.options.folder}: stopped immediately, without saving; {self._advice}\n".encode())
             os._exit(128 + number)
         self.stopped_by = number
 
     @property
     def _signal_name(self) -> str:
         return signal.Signals(self.stopped_by).name
+
+    @property
+    def _advice(self) -> str:
+        how = "" if self.options.from_ == LAST else " without --from (make: FROM)"
+        return f"run the same command{how} to resume"
 
     def _progress(self, spec: BatchSpec, batches: int) -> None:
         if self.bar is None or spec.index == self.plan.pass_at(spec.index).first:

@@ -216,9 +216,11 @@ def _label_details(head: Head, logits: torch.Tensor, positives: torch.Tensor) ->
 
 
 def _value_details(head: Head, predicted: torch.Tensor, true: torch.Tensor) -> Details:
-    """Per column mean absolute and root mean squared error in its unit, and R², 1 - squared error / variance, as
-    sklearn.metrics.r2_score; points for a scatter and a The metrics are means over
-    the columns, that of R² over those that are not constant in the split, if any."""
+    """Metrics and details of each column: MAE and RMSE in its unit, R² (1 - squared error / variance, as
+    sklearn.metrics.r2_score), points for a scatter plot, and a histogram of the errors.
+
+    The metrics are means over the columns, that of R² over those that are not constant in the split, if any.
+    """
     predicted, true = predicted.double().cpu(), true.double().cpu()
     errors = predicted - true
     mae, rmse = errors.abs().mean(0), (errors**2).mean(0).sqrt()

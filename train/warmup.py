@@ -18,7 +18,7 @@ from train.logs.hardware import peak_memory_bytes
 from train.planner.batch_size import DoesNotFit
 from train.recipe.schema import Recipe
 
-from .loop import Learner
+from .loop import Learner, micro_batches
 from .memory import fault_in
 from .norms import batch_norms
 
@@ -134,7 +134,7 @@ def warm_up(
             if precision.channels_last:
                 images = images.to(memory_format=torch.channels_last)
             try:
-                for part in images.chunk(learner.recipe.optim.grad_accum_steps if split == "train" else 1):
+                for part in micro_batches(images, learner.recipe) if split == "train" else [images]:
                     with torch.inference_mode(split != "train"), learner.autocast():
                         logits = network(part)
                         if learner.teacher is not None and split == "train":

@@ -15,8 +15,8 @@ division; the result names the part and the number of runs before. With --tune-l
 factors on its learning rate on the part tune first, and the table uses the best factor of each.
 
 "Final epoch" is the time per image in the epochs at the last resolution, which should not depend on how a run got
-there. With --plan, `python -m train plan` forecasts every run. With --turns the trainings of a seed alternate by epochs
-(a b, b a, a b, …), each including its validation, and epoch n of a side is compared with epoch n of the first: while
+there. With --plan, `python -m train plan` forecasts every run. With --turns the trainings of a seed alternate
+after each validation (a b, b a, a b, …), and epoch n of a side is compared with epoch n of the first: while
 one works, the others are paused, so that the ratio, which has a confidence interval, shows only how a run got there.
 """
 
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         help="CPU threads per run (default: all, %(default)s)")  # fmt: skip
     add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
     add("--plan", action="store_true", help="forecast every run before it, and compare the forecast with the outcome")
-    add("--turns", action="store_true", help="alternate the trainings of a seed by epochs, for exact ratios of epochs")
+    add("--turns", action="store_true", help="alternate a seed's trainings after each validation, for precise ratios")
     add("--runs", type=Path, metavar="FOLDER", help="folder to keep the runs in (default: they are deleted)")
     add("--charts", type=Path, metavar="FILE", help="draw top-1 against time and loss against the epoch into an .html "
         "page; `python -m benchmarks.training.summary` draws it later")  # fmt: skip
@@ -149,15 +149,22 @@ def _opened(args: argparse.Namespace, parts: Parts | None, part: str) -> tuple[l
 
     Raises `ResoluteError` early if a resolution or fold of a recipe is missing, or a set holds photos that it must not.
     """
-    sides, sets = [], {}
+    sides, sets, folds_before = [], {}, None
     for side in _sides(args, part):
         recipe = Recipe.load(side.recipe)
         fold, folds = recipe.data.fold, recipe.data.folds
+        folds_before = folds_before or (fold, folds)
         open_dataset(side.shards, resolutions=recipe.resolutions, fold=fold, folds=folds)
+        if (fold, folds) != folds_before:
+            raise ResoluteError(f"{side.recipe}: got data.fold = {fold} of {folds}, expected {folds_before[0]} of "
+                                f"{folds_before[1]} as in the first recipe; use the same")  # fmt: skip
         if parts and folds:
             raise ResoluteError(f"{side.recipe}: got data.folds = {folds} with --split, expected none; leave one out")
         if side.shards not in sets:
-            sets[side.shards] = open_dataset(side.shards, fold=fold, folds=folds)
+            sets[side.shards] = opened = open_dataset(side.shards, fold=fold, folds=folds)
+            if opened.target.kind != "class":
+                raise ResoluteError(f"{side.shards}: got samples with {opened.target.kind}, expected one class each; "
+                                    "name another set")  # fmt: skip
             if parts:
                 parts.check(side.shards, part)
         sides.append(dataclasses.replace(side, shards_hash=sets[side.shards].hash))
@@ -214,8 +221,10 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
         def trained(sides: Sequence[Side], seeds: Sequence[int], part: str, **how: Any) -> list[dict[str, Any]]:
             on_run: Callable[[dict[str, Any]], None] = lambda result: None  # noqa: E731
             return measure(
-                sides, seeds, runs=root / part, run=run, **how, expect={"commit": result["commit"]},
+                sides, seeds, runs=root / part, run=run, **how,
+                expect={"commit": result["commit"], "cpu": result["machine"]["cpu"]},
                 settings=["--threads", str(args.threads), "--device", device.type],
+                may_diverge=part == "tune" and bool(factors),
                 on_run=partial(_logged, parts, part, result["commit"]) if parts else on_run,
             )  # fmt: skip
 
@@ -232,8 +241,8 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
         result["runs"] = trained(sides, seeds, part, plan=args.plan, turns=args.turns)
     show_progress("")
     result["summary"] = summary(result["runs"])
-    print(f"\n{tables(result)}", flush=True)
     write(out, result)
+    print(f"\n{tables(result)}", flush=True)
     if args.charts:
         draw(result, args.charts)
 

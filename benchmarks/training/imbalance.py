@@ -77,6 +77,8 @@ def select(
         raise ResoluteError(
             f"--val-list: got {sorted(missing)[0] if missing else 'no photos'}, expected photos of --photos; correct it"
         )
+    if empty := found.keys() - {name.partition("/")[0] for name in held_out}:
+        raise ResoluteError(f"--val-list: got no photo of {sorted(empty)[0]}, expected some of each class; add them")
     sizes = class_sizes([*found], largest=largest, ratio=ratio, seed=seed)
     chosen = {}
     for name, size in sizes.items():
@@ -214,11 +216,13 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
         sides, seeds, runs=args.work / "runs", run=run, expect={"commit": result["commit"]},
         settings=["--threads", str(args.threads), "--device", device.type],
     )
+    # why not the better ones: they would be chosen by these photos
+    weights = "ema" if Recipe.load(args.recipe).ema.on else "raw"
     for each in runs:
         folder = args.work / "runs" / f"{each['recipe']}-seed{each['seed']}"
         out = folder / "predictions.csv"
-        run(["predict", str(folder / "last.pt"), "--src", str(shards), "--out", str(out), "--threads",
-             str(args.threads), "--device", device.type])  # fmt: skip
+        run(["predict", str(folder / "last.pt"), "--src", str(shards), "--out", str(out), "--weights",
+             weights, "--threads", str(args.threads), "--device", device.type])  # fmt: skip
         each |= accuracies(out, sizes)
     result |= {
         "settings": {"largest": args.largest, "ratio": args.ratio, "set_seed": args.set_seed, "seeds": seeds,

@@ -6,7 +6,8 @@ TABLE is a folder of `benchmarks.training.photo_tables`. Of the recipe, which `p
 photos for the comparison, it reads the model, [optim] lr, weight_decay and momentum (SGD with Nesterov momentum),
 augment.scale, precision.amp and the stages; the schedule is torch's OneCycleLR with the recipe's defaults, the losses
 are BCE (loss.sum_classes) and MSE of standardised values, and the photos are decoded from the files in every epoch. It
-prints mAP, or R², RMSE and MAE of each value, of the last epoch's weights on val.txt. Nothing of Resolute is imported.
+prints mAP, or R², RMSE and MAE of each value, of the last epoch's weights on val.txt. Of Resolute it uses only the
+recipe's file format and its choice of autocast.
 """
 
 from __future__ import annotations

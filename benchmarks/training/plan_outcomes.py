@@ -129,13 +129,17 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
                 except ResoluteError as error:
                     raise ResoluteError(f"{base.stem}, {shards.name}, {budget}: {error}") from None
             result["runs"].append(done)
+            result["summary"] = _summary(result["runs"])
+            write(args.out, result)  # why after each: a later case may fail
             print(f"{base.stem}, {shards.name}, {budget}: forecast {done['forecast_s']:.1f} s, wall "
                   f"{done['wall_s']:.1f} s", flush=True)  # fmt: skip
-    result["summary"] = {name: {"median": statistics.median(run[name] for run in result["runs"]),
-                                "extremes": [pick(run[name] for run in result["runs"]) for pick in (min, max)]}
-                         for name in ("ratio", "used")}  # fmt: skip
     print(f"\n{table(result['runs'])}")
-    write(args.out, result)
+
+
+def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {name: {"median": statistics.median(run[name] for run in runs),
+                   "extremes": [pick(run[name] for run in runs) for pick in (min, max)]}
+            for name in ("ratio", "used")}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.cli import show_progress
 from pipeline.errors import ResoluteError
+from pipeline.storage.atomic_file import atomic_write
 from train.logs.run_log import RunLogReader, switch_costs
 from train.recipe.schema import Recipe
 
@@ -53,7 +54,10 @@ class Side:
 def train(words: Sequence[str]) -> None:
     """Run `python -m train` in its own process. Raises `ResoluteError` with its last line on stderr if it fails."""
     process = _start(["train", *words])
-    _, errors = process.communicate()
+    try:
+        _, errors = process.communicate()
+    finally:
+        process.kill()  # why: else it would train on beside the next one, after a Ctrl-C that it did not get
     _check(process, errors)
 
 
@@ -64,7 +68,7 @@ def _check(process: subprocess.Popen[str], errors: str, name: str = "") -> None:
 
 
 def train_in_turns(runs: Mapping[str, Sequence[str]]) -> None:
-    """Run one training per list of words, alternating by epochs. Raises `ResoluteError` as `train` does."""
+    """Run one training per list of words, alternating by validations. Raises `ResoluteError` as `train` does."""
     processes: dict[str, subprocess.Popen[str]] = {}
 
     def take_turn(name: str) -> bool:
@@ -89,7 +93,7 @@ def train_in_turns(runs: Mapping[str, Sequence[str]]) -> None:
 
 
 def _is_turn_over(name: str, process: subprocess.Popen[str]) -> bool:
-    """Wait for the end of an epoch (true) or of the training (false)."""
+    """Wait for the end of a validation (true) or of the training (false)."""
     assert process.stdout
     for line in process.stdout:
         if line.strip() == _TURN:
@@ -109,20 +113,20 @@ def _start(words: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def take_turns(words: Sequence[str]) -> int:
-    """Run `python -m train train` in this process; after each epoch it prints a marker and waits for a line."""
+    """Run `python -m train train` in this process; after each validation it prints a marker and waits for a line."""
     from train import trainer
     from train.__main__ import main as train
 
     after_batch = trainer._Session._after
 
-    def wait_after_epoch(session: Any, spec: Any) -> bool:
+    def wait_after_validation(session: Any, spec: Any) -> bool:
         continues = after_batch(session, spec)
         if spec.last and spec.split == "val" and continues and spec.index + 1 < session.plan.total_batches:
             print(_TURN, flush=True)
             sys.stdin.readline()
         return continues
 
-    trainer._Session._after = wait_after_epoch  # type: ignore[assignment, method-assign]
+    trainer._Session._after = wait_after_validation  # type: ignore[assignment, method-assign]
     return train(["train", *words])
 
 
@@ -204,13 +208,14 @@ def _stages(log: RunLogReader) -> list[dict[str, Any]]:
 
 def measure(
     sides: Sequence[Side], seeds: Sequence[int], *, runs: Path, settings: Sequence[str], plan: bool = False,
-    turns: bool = False, run: Runner = train, expect: Mapping[str, Any] | None = None,
+    turns: bool = False, may_diverge: bool = False, run: Runner = train, expect: Mapping[str, Any] | None = None,
     on_run: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The results of every run, in the order of training. `settings`: arguments of every training, such as --threads.
 
     A run that an earlier call finished in `runs` under the same `expect` is reused, and one that it did not finish is
-    repeated; never with `turns`. `on_run` is called with the result of each new run.
+    repeated; never with `turns`. With `may_diverge`, a run whose loss is not finite has an accuracy of 0 instead of
+    raising `ResoluteError`. `on_run` is called with the result of each new run that did not.
     """
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -233,6 +238,11 @@ def measure(
                         _NOT_TIMED if turns else _timed(words[name], runs / name, key, plan=plan, run=run)
                     )
                 except ResoluteError as error:
+                    if may_diverge and (runs / name / "not_finite.json").exists():
+                        print(f"{side.name}, seed {seed}: diverged, counts as top-1 0 %", flush=True)
+                        results.append({"recipe": side.name, "seed": seed, "lr_factor": side.lr_factor,
+                                        "final_top1": 0.0, "diverged": True})  # fmt: skip
+                        continue
                     raise ResoluteError(f"{side.name}, seed {seed}: {error}") from None
                 result = {"recipe": side.name, "seed": seed, "lr_factor": side.lr_factor,
                           **figures(runs / name / "run.jsonl")}  # fmt: skip
@@ -243,7 +253,7 @@ def measure(
                 result["plan"] = _against_plan(note["forecast"], result) if plan else None
                 if earlier is None:
                     on_run(result)
-                    (runs / name / _NOTE).write_text(json.dumps(note | {"key": key}), encoding="utf-8")
+                    atomic_write(runs / name / _NOTE, json.dumps(note | {"key": key}))
                 print(f"{side.name}, seed {seed}: top-1 {100 * result['final_top1']:.2f} % in {result['elapsed_s']:.1f}"
                       f" s{', of an earlier call' if earlier else ''}", flush=True)  # fmt: skip
                 results.append(result)
@@ -280,7 +290,7 @@ def _earlier(folder: Path, key: dict[str, Any]) -> dict[str, Any] | None:
 def _timed(words: Sequence[str], folder: Path, key: dict[str, Any], *, plan: bool, run: Runner) -> dict[str, Any]:
     """Train into `folder`, with a forecast first if `plan`. Raises `ResoluteError` if either fails."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _NOTE).write_text(json.dumps({"key": key}), encoding="utf-8")
+    atomic_write(folder / _NOTE, json.dumps({"key": key}))
     forecast = None
     if plan:
         with tempfile.TemporaryDirectory() as scratch:

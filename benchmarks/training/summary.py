@@ -101,16 +101,20 @@ def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
 
 
 def _paired_epochs(pairs: Sequence[tuple[Run, Run]], name: str) -> dict[str, Any] | None:
-    """Ratios of a time of epochs with the same number, resolution and samples, of any seed, with their `interval`."""
+    """Each seed's ratio of a time of epochs with the same number, resolution and samples, with their `interval`.
+
+    `epochs`: pairs of epochs of all seeds.
+    """
     if any(run["wall_s"] is not None for run, _ in pairs):
         return None  # why: minutes lie between the epochs of a pair unless the runs took turns
-    ratios = [
+    seeds = [[
         epoch[name] / baseline[name]
-        for run, against in pairs
         for epoch, baseline in zip(run["epochs"], against["epochs"], strict=False)
         if (epoch["res"], epoch["samples"]) == (baseline["res"], baseline["samples"]) and epoch[name] and baseline[name]
-    ]
-    return repeated(ratios) | interval(ratios) if ratios else None
+    ] for run, against in pairs]  # fmt: skip
+    # why one ratio per seed: epochs of the same two processes share what these do to the speed
+    ratios = [statistics.geometric_mean(ratios) for ratios in seeds if ratios]
+    return repeated(ratios) | interval(ratios) | {"epochs": sum(map(len, seeds))} if ratios else None
 
 
 def interval(ratios: Sequence[float]) -> dict[str, Any]:
@@ -221,7 +225,7 @@ def _middle(value: dict[str, Any] | None, digits: int, factor: float = 1.0) -> s
 
 def _interval(value: dict[str, Any]) -> str:
     sure = "" if value["low"] is None else f", 95 % confidence {value['low']:.4f} to {value['high']:.4f}"
-    return f"{value['mean']:.4f}x{sure}, {value['n']} pairs"
+    return f"{value['mean']:.4f}x{sure}, {value['n']} seeds, {value['epochs']} pairs of epochs"
 
 
 def _spread(value: dict[str, Any] | None, digits: int, factor: float = 1.0) -> str:

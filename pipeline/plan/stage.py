@@ -60,7 +60,7 @@ class Augment:
         "`jitter` is set"
     )  # fmt: skip
     num_ops: int = key(2, "randaugment: operations per sample", ge=1, le=4)
-    magnitude: int = key(9, "randaugment: strength, 0: no change", ge=0, le=BINS - 1)
+    magnitude: int = key(9, "randaugment: strength of its operations", ge=0, le=BINS - 1)
     magnitude_std: float = key(
         0.0, "randaugment: standard deviation of each operation's magnitude, rounded and clipped to 0 to 30; timm's "
         "mstd0.5 is 1.5", ge=0, le=BINS - 1
@@ -253,6 +253,11 @@ class Stage:
         first, last = self.res
         sign = 1 if last > first else -1
         return tuple(range(first, last + sign, sign * self.res_step))
+
+    @property
+    def min_epochs(self) -> int:
+        """The fewest epochs it can have: one, or one for each resolution of a ramp by epoch."""
+        return len(self.resolutions) if self.res_schedule in (None, "epoch") else 1
 
     @property
     def max_res(self) -> int:

@@ -89,7 +89,7 @@ def test_damaged_files_and_other_formats_are_refused_by_name(saved: Path, damage
         assert torch.load(saved, weights_only=True)["weights"][500] != 500  # torch alone does not detect it
     else:
         torch.save({"state_dict": {}}, saved)
-    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"last\.pt: damaged or no checkpoint"):
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"last\.pt: damaged, or not a checkpoint"):
         checkpoint.load(saved, expect=IDENTITY)
 
 
@@ -99,7 +99,7 @@ def test_code_in_a_checkpoint_is_not_executed(saved: Path) -> None:
             return os.mkdir, (str(saved.parent / "pwned"),)
 
     checkpoint.save(saved, {"x": Evil()})
-    with pytest.raises(checkpoint.DamagedCheckpoint, match="damaged or no checkpoint"):
+    with pytest.raises(checkpoint.DamagedCheckpoint, match="damaged, or not a checkpoint"):
         checkpoint.load(saved, expect={})
     assert not (saved.parent / "pwned").exists()
 

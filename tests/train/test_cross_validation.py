@@ -57,6 +57,13 @@ def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
     assert alone[0]["recipe_hash"] == fold[0]["recipe_hash"]
 
 
+def test_several_folds_do_not_resume_from_a_named_checkpoint(
+    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(folded, tmp_path, "--folds", "0,2/3", "--from", "best.pt") == 2
+    assert "--from: got best.pt for 2 folds, expected one fold, such as --folds 0/3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("folds", ["1", "x", "", "all", "0,2", "3/3", "0,0/3", "0,00/3", "/3", "1/2/3", "99999999999"])
 def test_folds_that_cannot_be_are_refused(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], folds: str

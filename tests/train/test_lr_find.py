@@ -104,8 +104,8 @@ def test_smoothing_keeps_a_constant_and_limits_what_diverged() -> None:
 
 
 @pytest.mark.parametrize(("losses", "diverged", "message"), [
-    (np.linspace(2.3, 1.0, 100), False, r"--max-lr: got 10, up to which the loss does not rise, expected more; raise"),
-    (np.linspace(2.3, 9.0, 100), True, r"--min-lr: got 0\.001, from which on the loss only rises, expected less"),
+    (np.linspace(2.3, 1.0, 100), False, r"--max-lr: got 10, but the loss has not risen by then, expected it to; raise"),
+    (np.linspace(2.3, 9.0, 100), True, r"--min-lr: got 0\.001, but the loss only rises from there, expected it"),
     (2.3 + np.sin(np.arange(100.0) ** 2), False, r"lr-find: got a loss that falls by .* with noise of .*raise --steps"),
 ])  # fmt: skip
 def test_a_curve_without_a_valley_gives_no_suggestion(
@@ -184,11 +184,21 @@ def test_the_command_draws_the_same_page_again_and_writes_nothing_else(
     assert curve["y"][0] > min(curve["y"])
 
 
-def test_a_schedule_by_epochs_does_not_hinder_the_sweep(shard_root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("average", ["decay = 0.9", "last_epochs = 3"])
+def test_a_schedule_by_epochs_does_not_hinder_the_sweep(shard_root: Path, tmp_path: Path, average: str) -> None:
     words = _words(tmp_path, shard_root, "--steps", "25", "--min-lr", "0.01", "--max-lr", "100",
-                   optim='[schedule]\nkind = "step"\nmilestone_epochs = [2]\n[ema]\ndecay = 0.9\n')  # fmt: skip
+                   optim=f'[schedule]\nkind = "step"\nmilestone_epochs = [2]\n[ema]\n{average}\n')  # fmt: skip
     assert main(words) in (0, 2)  # 2: so few steps may show no valley
     assert (tmp_path / "a.html").exists()
+
+
+def test_a_falling_ramp_with_larger_batches_has_enough_training_steps(shard_root: Path, tmp_path: Path) -> None:
+    words = _words(tmp_path, shard_root, "--steps", "40")
+    recipe = tmp_path / "x.toml"
+    recipe.write_text(recipe.read_text().replace("res = 32\nepochs = 2\nbatch_size = 16",
+                                                 "res = [48, 32]\nepochs = 2\nbatch_size = [4, 32]"))
+    assert main(words) in (0, 2)  # 2: such batches may show no valley
+    assert "40 steps of stage 0" in (tmp_path / "a.html").read_text()
 
 
 @pytest.mark.parametrize(("more", "message"), [

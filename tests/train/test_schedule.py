@@ -225,6 +225,20 @@ def test_a_schedule_does_not_add_momentum_to_plain_sgd() -> None:
     assert optimizer.param_groups[0]["momentum"] == 0.0
 
 
+def test_momentum_rises_again_after_a_peak_without_momentum() -> None:
+    schedule = Schedule(base_momentum=0.0, pct_start=0.25)
+    rates = Rates(schedule, OPTIM, STAGES, total_steps=35, epoch_steps=[7] * 5)
+    optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
+    got, zero = [], torch.zeros(())
+    for step in range(35):
+        rates.apply(optimizer, step, stage=0)
+        if step == 8:
+            optimizer.param_groups[0]["momentum"] = float(zero)  # as at a peak that is a whole step
+        got.append(optimizer.param_groups[0]["momentum"])
+    assert got[9:] == pytest.approx([rates.at(step)[1] for step in range(9, 35)])
+    assert got[-1] > 0.5
+
+
 def _recipe(**schedule: Any) -> Recipe:
     stages = [{"res": s.res, "epochs": s.epochs, "batch_size": s.batch_size} for s in STAGES]
     return Recipe.parse({"schedule": schedule, "stages": stages}, name="x")

@@ -53,7 +53,13 @@ def train_process(words: Words, forked: Started) -> Started:
 @pytest.fixture(scope="module")
 def killed(words: Words, forked: Started) -> Started:
     """killed(runs, "module:Owner:function:nth call:signal"): `train_process` with that signal at that call."""
-    return lambda runs, *cue: forked("tests.support.signal_at_call", *cue, *words(runs))
+    return lambda runs, *cue: forked("tests.support.signal_at_call", *_with_words(cue, words(runs)))
+
+
+def _with_words(cue: tuple[str, ...], words: list[str]) -> list[str]:
+    """The words of a command line behind those of the signal; options in `cue` are the command's."""
+    first = next((k for k, word in enumerate(cue) if word.startswith("--") and word != "--nohup"), len(cue))
+    return [*cue[:first], *words, *cue[first:]]
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +158,7 @@ def test_ctrl_c_during_warm_up_stops_before_the_next_shape(
 ) -> None:
     cut = killed(tmp_path, "torch:Tensor:backward:1:2")  # that of the first shape
     assert cut.status == 130, cut.err
-    assert "stopped by SIGINT before its first batch; the same command continues" in cut.out
+    assert "stopped by SIGINT before its first batch; run the same command to resume" in cut.out
     assert "warmed up" not in cut.out
     assert "Traceback" not in cut.err
     assert main(words(tmp_path)) == 0
@@ -166,7 +172,7 @@ def test_a_second_ctrl_c_ends_the_run_immediately_without_a_traceback(
     cut = killed(tmp_path, f"{STEP}:1:{first},2")
     assert cut.status == 130
     assert "Traceback" not in cut.err
-    assert cut.err.endswith("stopped at once, without a save; the same command continues\n")
+    assert cut.err.endswith("stopped immediately, without saving; run the same command to resume\n")
 
 
 def test_a_closed_stdout_reader_does_not_end_the_run(finished: Path, words: Words, tmp_path: Path) -> None:
@@ -266,10 +272,30 @@ def test_resuming_from_the_checkpoint_before_a_damaged_one_gives_the_same_run(
         file.write_bytes(file.read_bytes()[:-1000])
     assert main(words(tmp_path)) == 2
     err = capsys.readouterr().err
-    assert "last.pt: damaged or no checkpoint" in err
+    assert "last.pt: damaged, or not a checkpoint" in err
     assert "step-00000024.pt (step 24) is good: resume with --from step-00000024.pt" in err
     done = train_process(tmp_path, "--from", "step-00000024.pt")
     assert done.status == 0, done.err
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+@pytest.mark.parametrize(("cue", "status"), [(f"{STEP}:1:9", 137), (f"{STEP}:1:2", 130)])
+def test_a_run_that_went_back_to_a_checkpoint_resumes_from_there_without_from(
+    finished: Path, killed: Started, train_process: Started, words: Words, tmp_path: Path, cue: str, status: int,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(finished, tmp_path / "tiny")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert main([*words(tmp_path), "--from", "step-00000024.pt"]) == 2
+    assert "--from: got step-00000024.pt with up to 3 restarts, expected none" in capsys.readouterr().err
+    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS")
+    cut = killed(tmp_path, cue, "--from", "step-00000024.pt")
+    assert cut.status == status, cut.err
+    if status == 130:
+        assert "run the same command without --from (make: FROM) to resume" in cut.out
+    done = train_process(tmp_path)
+    assert done.status == 0, done.err
+    assert "resuming at batch" in done.out
     assert_equal_runs(tmp_path / "tiny", finished)
 
 

@@ -66,7 +66,8 @@ def with_batch_sizes(
             f"stages[{sizes.index(AUTO)}].batch_size: got auto on a {device.type.upper()}, where memory does not limit "
             "the batch, expected a number; set one in the recipe"
         )
-    plan, fits = probe(_sized(recipe, [size or 8 * world_size for size in sizes]))
+    small = world_size * max(8, recipe.optim.grad_accum_steps)
+    plan, fits = probe(_sized(recipe, [size or small for size in sizes]))
     for pass_ in sorted(plan.passes, key=lambda pass_: -pass_.res):  # why: a ramp's largest resolution counts
         number = pass_.stage
         if pass_.split == "train" and sizes[number] == AUTO:

@@ -176,21 +176,26 @@ def table(result: Forecast) -> str:
     return "\n".join([*lines, f"total {format_duration(result.total_s())}{runs}: {parts}"])
 
 
-def advice(result: Forecast, budget_s: float, doubled: Forecast | None) -> list[str]:
-    """Whether the run fits `budget_s`, and if not, what would; `doubled`: the forecast with doubled batch sizes."""
+def advice(
+    result: Forecast, budget_s: float, doubled: Forecast | None, *, least: Sequence[int] = ()
+) -> list[str]:
+    """Whether the run fits `budget_s`, and if not, what would; `doubled`: the forecast with doubled batch sizes.
+
+    `least`: the fewest epochs of each stage, if not one.
+    """
     total, budget = result.total_s(), format_duration(budget_s)
     if total <= budget_s:
         return [f"fits the budget of {budget}: {format_duration(budget_s - total)} to spare"]
     lines = [f"does not fit the budget of {budget}: {format_duration(total - budget_s)} too long. Options:"]
     planned = [stage.epochs for stage in result.stages]
-    fewer = (_apportioned(planned, n) for n in range(sum(planned) - 1, len(planned) - 1, -1))
+    fewest = list(least) or [1] * len(planned)
+    fewer = (_apportioned(planned, n, fewest) for n in range(sum(planned) - 1, sum(fewest) - 1, -1))
     fitting = next((epochs for epochs in fewer if result.total_s(epochs) <= budget_s), None)
     if fitting:
         fitting_s = format_duration(result.total_s(fitting))
         lines.append(f"- fewer epochs: {_list(fitting)} instead of {_list(planned)}: {fitting_s}")
     else:
-        shortest = result.total_s([1] * len(planned))
-        lines.append(f"- fewer epochs: not enough, one epoch per stage takes {format_duration(shortest)}")
+        lines.append(f"- fewer epochs: not enough, {_list(fewest)} take {format_duration(result.total_s(fewest))}")
     if result.folds > 1:
         fold_s = total / result.folds
         folds = int(budget_s // fold_s)
@@ -205,14 +210,14 @@ def advice(result: Forecast, budget_s: float, doubled: Forecast | None) -> list[
     return lines
 
 
-def _apportioned(planned: list[int], total: int) -> list[int]:
-    """`total` epochs in the proportions of `planned`, at least one each, by the largest remainder method."""
-    shares = [max(1.0, n * total / sum(planned)) for n in planned]
+def _apportioned(planned: list[int], total: int, least: list[int]) -> list[int]:
+    """`total` epochs in the proportions of `planned`, at least `least`, by the largest remainder method."""
+    shares = [max(float(low), n * total / sum(planned)) for n, low in zip(planned, least, strict=True)]
     epochs = [int(share) for share in shares]
     for i in sorted(range(len(planned)), key=lambda i: epochs[i] - shares[i])[: max(0, total - sum(epochs))]:
         epochs[i] += 1
     while sum(epochs) > total:
-        epochs[epochs.index(max(epochs))] -= 1
+        epochs[max((i for i in range(len(planned)) if epochs[i] > least[i]), key=epochs.__getitem__)] -= 1
     return epochs
 
 

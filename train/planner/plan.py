@@ -99,7 +99,7 @@ def plan(
             elif budget_s:
                 too_long = result.total_s() > budget_s
                 doubled = _with_doubled_batches(result, run.plan, run.learner) if too_long else None
-                lines = advice(result, budget_s, doubled)
+                lines = advice(result, budget_s, doubled, least=[stage.min_epochs for stage in run.plan.stages])
             print(table(result))
             print(_sampling_lines(run.plan), end="")
             print("".join(f"{line}\n" for line in lines), end="", flush=True)

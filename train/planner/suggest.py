@@ -16,10 +16,11 @@ pixels all at the one with the fastest pixels, which is often the largest.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import itertools
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,14 @@ from .estimate import Forecast
 
 __all__ = ["Candidates", "choose", "proposal", "reasons", "score"]
 
-RULE = "the largest sum over the stages of resolution * log(1 + epochs) that fits: time in proportion to resolution"
+RULE = ("the largest sum of resolution * log(1 + epochs) over the stages within the budget, so that a stage's time is "
+        "roughly proportional to its resolution")  # fmt: skip
 _MIN_EPOCHS = 2
 # Source: the first resolutions of DAWNBench's 128 of 288 px, FFCV's 160 of 192, Composer's initial_scale = 0.5
 _MIN_RES_FRAC = 0.5
 _NEAR = 2  # epochs by which the exact search departs from the greedy one
+# limits of the search, which all recipes of up to five stages are below: it would take hours for twenty stages
+_REFINED, _COMBINED, _ANY = 16, 4, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +116,7 @@ class Candidates:
 
     def least(self) -> list[int]:
         """The stages' smallest numbers of epochs: two, or one for each resolution of a ramp by epoch."""
-        ramps = [len(s.resolutions) if s.res_schedule in (None, "epoch") else 0 for s in self.recipe.stages]
-        return [max(_MIN_EPOCHS, count) for count in ramps]
+        return [max(_MIN_EPOCHS, stage.min_epochs) for stage in self.recipe.stages]
 
     def is_valid(self, kept: Sequence[int]) -> bool:
         """Whether a recipe of the stages `kept` alone is valid: it may set what only a stage left out has used."""
@@ -162,40 +165,59 @@ def choose(
     The last stage stays. `is_valid` takes the numbers of the stages that stay. Raises `ResoluteError`, with the
     smallest possible budget, if none fits.
     """
-    last, fitting, shortest = len(weights) - 1, list[list[int]](), math.inf
-    for optional in itertools.product((False, True), repeat=last):
-        kept = [number for number, stays in enumerate((*optional, True)) if stays]
+    fitting, shortest = list[tuple[list[int], list[int]]](), math.inf
+    for kept in _selections(len(weights)):
         fewest = [count * (number in kept) for number, count in enumerate(least)]
         if is_valid(kept):
             shortest = min(shortest, result.total_s(fewest))
             if result.total_s(fewest) <= budget_s:
-                fitting.append(_filled(result, weights, fewest, budget_s))
+                fitting.append((fewest, _filled(result, weights, fewest, budget_s)))
     if not fitting:
         raise ResoluteError(
-            f"--budget: got {format_duration(budget_s)}, expected at least {math.ceil(shortest)}s, which the start and "
-            f"{_MIN_EPOCHS} epochs in each stage that has to stay take; raise it"
+            f"--budget: got {format_duration(budget_s)}, expected at least {math.ceil(shortest)}s: the start plus the "
+            "fewest epochs of every stage that must stay; raise it"
         )
-    return max(fitting, key=lambda epochs: score(epochs, weights))
+    best = heapq.nlargest(_REFINED, fitting, key=lambda each: score(each[1], weights))
+    return max((_refined(result, weights, fewest, epochs, budget_s) for fewest, epochs in best),
+               key=lambda epochs: score(epochs, weights))  # fmt: skip
+
+
+def _selections(count: int) -> Iterator[list[int]]:
+    """The numbers of the stages that stay: any of up to ten, of more all but the first ones; the last one stays."""
+    if count > _ANY:
+        yield from ([*range(first, count)] for first in range(count))
+        return
+    for optional in itertools.product((False, True), repeat=count - 1):
+        yield [number for number, stays in enumerate((*optional, True)) if stays]
+
+
+def _costs(result: Forecast) -> list[float]:
+    """Seconds of another epoch of each stage."""
+    return [stage.epoch_s + stage.eval_s / result.eval_every + result.save_s for stage in result.stages]
 
 
 def _filled(result: Forecast, weights: Sequence[float], fewest: Sequence[int], budget_s: float) -> list[int]:
-    """The best epochs of the stages in `fewest`, which fits: each next epoch goes to where it gains most per second.
-
-    Whole epochs leave time over at the end, so all combinations near that result are compared as well.
-    """
-    kept = [number for number, count in enumerate(fewest) if count]
-    costs = [stage.epoch_s + stage.eval_s / result.eval_every + result.save_s for stage in result.stages]
-    epochs, open_ = list(fewest), set(kept)
+    """Epochs of the stages in `fewest`, which fits: each next epoch goes to where it gains most per second."""
+    costs, epochs = _costs(result), list(fewest)
+    open_ = {number for number, count in enumerate(fewest) if count}
     while open_:
         stage = max(open_, key=lambda i: weights[i] * math.log((2 + epochs[i]) / (1 + epochs[i])) / costs[i])
         epochs[stage] += 1
         if result.total_s(epochs) > budget_s:
             epochs[stage] -= 1
             open_.remove(stage)
+    return epochs
+
+
+def _refined(
+    result: Forecast, weights: Sequence[float], fewest: Sequence[int], epochs: list[int], budget_s: float
+) -> list[int]:
+    """The best of `epochs`, from `_filled`, and its neighbours: whole epochs leave time over that others may use."""
+    costs, kept = _costs(result), [number for number, count in enumerate(fewest) if count]
     cheapest = min(kept, key=costs.__getitem__)
     others = [number for number in kept if number != cheapest]
     best = epochs
-    for changes in itertools.product(range(-_NEAR, _NEAR + 1), repeat=len(others)):
+    for changes in _changes(len(others)):
         near = list(epochs)
         for number, change in zip(others, changes, strict=True):
             near[number] = max(fewest[number], near[number] + change)
@@ -207,6 +229,17 @@ def _filled(result: Forecast, weights: Sequence[float], fewest: Sequence[int], b
         if result.total_s(near) <= budget_s:
             best = max(best, near, key=lambda counts: score(counts, weights))
     return best
+
+
+def _changes(count: int) -> Iterator[tuple[int, ...]]:
+    """Changes of the epochs of `count` stages: all combinations of few stages, those of any two of many."""
+    near = range(-_NEAR, _NEAR + 1)
+    if count <= _COMBINED:
+        yield from itertools.product(near, repeat=count)
+        return
+    for one, other in itertools.combinations(range(count), 2):
+        for change, opposite in itertools.product(near, repeat=2):
+            yield tuple(change if k == one else opposite if k == other else 0 for k in range(count))
 
 
 def proposal(result: Forecast, epochs: Sequence[int]) -> Forecast:
@@ -231,7 +264,7 @@ def reasons(result: Forecast, epochs: Sequence[int], budget_s: float) -> list[st
         lines.append(f"stage {stage.stage}: {stage.epochs} epochs at {stage.res} px, {stage.epoch_s:.3g} s each, "
                      f"{100 * share:.0f} % of the training time")  # fmt: skip
     if left_out := [str(stage.res) for stage, count in zip(result.stages, epochs, strict=True) if not count]:
-        lines.append(f"left out: {', '.join(left_out)} px, whose time brings the other stages more")
+        lines.append(f"left out: {', '.join(left_out)} px: its time gains more in the other stages")
     parts = ", ".join(f"{name} {format_duration(value)}" for name, value in chosen.parts_s().items())
     runs = f" in {chosen.folds} folds" if chosen.folds > 1 else ""
     total = format_duration(chosen.total_s())

@@ -106,7 +106,7 @@ class Recipe:
     seed: int = key(0, "of initial weights, sample order and augmentation", ge=0, le=2**63 - 1)
     scale_epochs: float = key(
         1.0, "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `period_epochs` and "
-        "`milestone_epochs`; whole numbers are rounded to the nearest, halves up, to at least 1", gt=0
+        "`milestone_epochs`; whole numbers are rounded to the nearest, halves up, to at least 1", gt=0, le=MAX_EPOCHS
     )  # fmt: skip
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)

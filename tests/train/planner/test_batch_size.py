@@ -84,6 +84,13 @@ def test_auto_stages_get_the_largest_fitting_size_and_numbers_are_kept(shard_set
         with_batch_sizes(recipe("auto"), probe=probing(shard_set, {0: 0}), **words)
 
 
+def test_auto_suits_any_number_of_micro_batches(shard_set: ShardSet) -> None:
+    accumulating = Recipe.parse({"optim": {"grad_accum_steps": 24}, "stages": [
+        {"res": 32, "epochs": 1, "batch_size": "auto"}]}, name="x")  # fmt: skip
+    got = with_batch_sizes(accumulating, device=GPU, saved_recipe=lambda: None, probe=probing(shard_set, {0: 40}))
+    assert sizes(got) == [40]
+
+
 def test_a_resumed_run_keeps_its_batch_sizes(shard_set: ShardSet) -> None:
     def never(_: Recipe) -> Any:
         raise AssertionError

@@ -173,6 +173,13 @@ def test_the_advised_number_of_epochs_is_the_largest_that_fits() -> None:
         assert result.total_s(epochs) + sum(s.epoch_s + s.eval_s for s in result.stages) + dearest > budget
 
 
+def test_the_advised_epochs_keep_the_fewest_of_each_stage() -> None:
+    result = forecast_of((8, 8, 80, pace(900, 30, 20)), (16, 2, 80, pace(900, 30, 20)))  # 2 + 10 * 6 s
+    lines = advice(result, 35.0, None, least=[4, 1])
+    assert any("fewer epochs: 4, 1 instead of 8, 2: 32.0 s" in line for line in lines)
+    assert any("not enough, 4, 1 take 32.0 s" in line for line in advice(result, 31.0, None, least=[4, 1]))
+
+
 def test_advice_that_is_not_sufficient_says_so() -> None:
     result = forecast_of((8, 3, 80, pace(900, 30, 20)), folds=4)  # 4 * 20 s
     assert result.total_s() == pytest.approx(80.0)
@@ -181,7 +188,7 @@ def test_advice_that_is_not_sufficient_says_so() -> None:
     assert any("fewer epochs: 1 instead of 3: 32.0 s" in line for line in lines)
     assert any("fewer folds: 2 of 4: 40.0 s" in line for line in lines)
     lines = advice(result, 10.0, None)
-    assert any("fewer epochs: not enough, one epoch per stage takes 32.0 s" in line for line in lines)
+    assert any("fewer epochs: not enough, 1 take 32.0 s" in line for line in lines)
     assert any("fewer folds: not enough, one fold takes 20.0 s" in line for line in lines)
 
 

@@ -57,6 +57,18 @@ def test_no_other_epochs_within_the_budget_score_more(seed: int) -> None:
         assert score(epochs, weights(result)) == pytest.approx(brute_force(result, budget_s), rel=1e-12)
 
 
+def test_twenty_stages_are_searched_in_a_bounded_number_of_forecasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, most in ((10, 60_000), (20, 100_000)):
+        result = machine(*(4000.0 / (1 + k) for k in range(count)), res=tuple(range(64, 64 + 16 * count, 16)))
+        calls, total_s = [], Forecast.total_s
+        monkeypatch.setattr(Forecast, "total_s", lambda self, *a, t=total_s, c=calls: c.append(1) or t(self, *a))
+        epochs = choose(result, weights(result), least=[2] * count, budget_s=300)
+        monkeypatch.undo()
+        assert len(calls) < most
+        assert result.total_s(epochs) <= 300 < result.total_s([*epochs[:-1], epochs[-1] + 1])
+        assert min(epochs) >= 2 or count == 20
+
+
 def test_time_is_shared_in_proportion_to_resolution_whatever_the_speeds() -> None:
     for rates in ((4000.0, 1700.0, 1000.0), (900.0, 1100.0, 300.0)):
         result = machine(*rates, every=10)
@@ -72,7 +84,7 @@ def test_a_small_budget_leaves_stages_out_and_a_smaller_one_is_refused_with_the_
     assert choose(result, weights(result), least=[2] * 3, budget_s=40)[1] == 0
     shortest = result.total_s([0, 0, 2])
     assert choose(result, weights(result), least=[2] * 3, budget_s=shortest) == [0, 0, 2]
-    with pytest.raises(ResoluteError, match=r"--budget: got 23\.0 s, expected at least 24s, which the start and 2"):
+    with pytest.raises(ResoluteError, match=r"--budget: got 23\.0 s, expected at least 24s: the start plus the fewest"):
         choose(result, weights(result), least=[2] * 3, budget_s=23.0)
 
 
@@ -89,7 +101,7 @@ def test_the_reasons_name_stages_times_and_what_is_left_out() -> None:
     lines = reasons(result, [9, 0, 2], 45.0)
     assert lines[0].startswith("rule: ")
     assert lines[1] == "stage 0: 9 epochs at 64 px, 1 s each, 31 % of the training time"
-    assert lines[3] == "left out: 96 px, whose time brings the other stages more"
+    assert lines[3] == "left out: 96 px: its time gains more in the other stages"
     assert lines[4].startswith("forecast: 34.1 s of the budget of 45.0 s: start 3.0 s, training 29.0 s, validation")
     chosen = proposal(result, [9, 0, 2])
     assert [(stage.stage, stage.res, stage.epochs) for stage in chosen.stages] == [(0, 64, 9), (1, 128, 2)]
