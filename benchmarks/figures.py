@@ -16,6 +16,7 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -70,13 +71,26 @@ def _training() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return summary["recipes"]["progressive"], summary["recipes"][summary["baseline"]]
 
 
-def _ratio(recipe: Mapping[str, Any]) -> float:
-    """Time of the progressive recipe over that of the fixed-size one: of whole commands, where they were timed."""
-    return float((recipe["against"].get("wall_ratio") or recipe["against"]["time_ratio"])["median"])
+def _wall_s(name: str) -> tuple[list[float], list[float]]:
+    """Wall times of the progressive and of the fixed-size commands, in s, in the order of the seeds."""
+    progressive, fixed = ({run["seed"]: run["wall_s"] for run in _read(name)["runs"] if run["recipe"] == recipe}
+                          for recipe in ("progressive", "fixed224"))  # fmt: skip
+    return list(progressive.values()), [fixed[seed] for seed in progressive]
 
 
-def _seconds(recipe: Mapping[str, Any]) -> str:
-    return f"{(recipe.get('wall_s') or recipe['elapsed_s'])['mean']:.0f} s"
+def _ratio(name: str) -> float:
+    return statistics.median(ours / fixed for ours, fixed in zip(*_wall_s(name), strict=True))
+
+
+def _seconds(name: str) -> tuple[str, str]:
+    ours, fixed = (f"{statistics.median(seconds):.0f} s" for seconds in _wall_s(name))
+    return ours, fixed
+
+
+def _points(recipe: Mapping[str, Any]) -> str:
+    """Mean difference to the baseline and its standard error."""
+    raw = recipe["against"]["points"]["raw"]
+    return f"{statistics.fmean(raw):+.2f} ± {statistics.stdev(raw) / math.sqrt(len(raw)):.2f}"
 
 
 def _top1(recipe: Mapping[str, Any]) -> str:
@@ -85,20 +99,19 @@ def _top1(recipe: Mapping[str, Any]) -> str:
 
 def headline() -> str:
     """The measured sentence at the top."""
-    ours, fixed = _training()
-    points = ours["against"]["points"]
+    (ours, fixed), (ours_s, fixed_s) = _training(), _seconds(_TRAINING)
     return (
         f"Measured on {_processor(_TRAINING)}, with a tiny model: 12 epochs at 128, 160 and 224 px take "
-        f"**{_ratio(ours):.2f} times the wall time** of 12 epochs at 224 px ({_seconds(ours)} against "
-        f"{_seconds(fixed)}) and reach {_top1(ours)} % top-1 against {_top1(fixed)} % "
-        f"({points['mean']:+.2f} ± {points['sd']:.2f} points over {len(ours['final_top1']['raw'])} seeds, "
-        f"{_count(_read(_TRAINING)['shards']['train_samples'])} photos of ten classes, {_file(_TRAINING)})."
+        f"**{_ratio(_TRAINING):.2f} times the wall time** of 12 epochs at 224 px ({ours_s} against {fixed_s}) and "
+        f"reach {_top1(ours)} % top-1 against {_top1(fixed)} % ({_points(ours)} points, mean and standard error of "
+        f"{len(ours['final_top1']['raw'])} seeds, {_count(_read(_TRAINING)['shards']['train_samples'])} photos of ten "
+        f"classes, {_file(_TRAINING)})."
     )
 
 
 def results() -> str:
     """README's table: five comparisons by wall time."""
-    ours, fixed = _training()
+    ours_s, fixed_s = _seconds(_TRAINING)
     switch = _switch_ms()
     rates = [rates["peers"] for rates in _read("peers")["rates"]]
     prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-8025")["seconds"].items()}
@@ -109,8 +122,7 @@ def results() -> str:
     return _table(
         ("measurement", "Resolute", "beside it", "file"),
         [
-            ("12 epochs to 224 px, a tiny model", _seconds(ours),
-             f"{_seconds(fixed)}, all epochs at 224 px", _file(_TRAINING)),
+            ("12 epochs to 224 px, a tiny model", ours_s, f"{fixed_s}, all epochs at 224 px", _file(_TRAINING)),
             (f"Imagenette, {_NEW.photos[0]} photos, {_NEW.length}", f"{_NEW.wall_s / 60:.0f} min, top-1 {_NEW.top1()}",
              f"{_OLD.wall_s / 60:.0f} min, {_OLD.top1()}: the recipe before, {_OLD.length}", _NEW.files),
             ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
@@ -130,12 +142,12 @@ def training() -> str:
     for name in sets:
         recipes = _read(name)["summary"]["recipes"]
         ours, fixed = recipes["progressive"], recipes["fixed224"]
-        points = ours["against"]["points"]
+        ours_s, fixed_s = _seconds(name)
         lost = [stage["switch_cost_s"]["median"] * 1e3 for stage in ours["stages"][1:]]
         slowest = [stage["switch_slowest_ratio"]["median"] for stage in ours["stages"][1:]]
         columns.append([
-            f"{_top1(ours)} against {_top1(fixed)} %: {points['mean']:+.2f} ± {points['sd']:.2f} points",
-            f"{_ratio(ours):.3f}x ({_seconds(ours)} against {_seconds(fixed)})",
+            f"{_top1(ours)} against {_top1(fixed)} %: {_points(ours)} points",
+            f"{_ratio(name):.3f}x ({ours_s} against {fixed_s})",
             f"{', '.join(f'{abs(ms) if round(ms) == 0 else ms:.0f}' for ms in lost)} ms; slowest step "
             f"{', '.join(f'{ratio:.2f}' for ratio in slowest)} medians",
             *(f"{_top1(recipes[recipe])} %" for recipe in ("onecycle_stage", "cosine_stage")),
