@@ -42,8 +42,8 @@ _MIN_EPOCHS = 2
 # Source: the first resolutions of DAWNBench's 128 of 288 px, FFCV's 160 of 192, Composer's initial_scale = 0.5
 _MIN_RES_FRAC = 0.5
 _NEAR = 2  # epochs by which the exact search departs from the greedy one
-# limits of the search, which all recipes of up to five stages are below: it would take hours for twenty stages
-_REFINED, _COMBINED, _ANY = 16, 4, 10
+# limits of the search, which recipes of up to four stages do not reach: it would take hours for twenty
+_REFINED, _COMBINED, _ANY = 8, 4, 10
 
 
 @dataclass(frozen=True, kw_only=True)
