@@ -19,6 +19,7 @@ import json
 import math
 import re
 import statistics
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -157,6 +158,33 @@ def training() -> str:
     heads = [f"{title}, {_count(_read(name)['shards']['train_samples'])} photos ({_file(name)})"
              for name, title in sets.items()]  # fmt: skip
     return _table(("against 12 epochs at 224 px", *heads), list(zip(names, *columns, strict=True)))
+
+
+# progressive against fixed size with tuned learning rates: result files, and their photos in words
+_HALVES = {"half-clothing": "clothing"}
+
+
+def halves() -> str:
+    """Progressive against fixed size, each with its own tuned learning rate, on all sets."""
+    rows = []
+    for name, title in _HALVES.items():
+        result = _read(name)
+        ours, fixed = (result["summary"]["recipes"][side] for side in ("progressive", "fixed224"))
+        photos, against = result["shards"]["progressive"], ours["against"]
+        points, ratio = against["points"], against["wall_ratio"]
+        rows.append((
+            f"{title}, {_count(photos['train_samples'])}", f"{photos['val_samples']}",
+            *(f"{100 * side['final_top1']['mean']:.1f} %" for side in (ours, fixed)),
+            f"{points['mean']:+.1f} ± {points['se']:.1f} points",
+            f"{ratio['median']:.2f}x ({ours['wall_s']['median']:.0f} s against {fixed['wall_s']['median']:.0f} s)",
+            " and ".join(f"{_tuned_rate(result, side):g}" for side in ("progressive", "fixed224")), _file(name),
+        ))  # fmt: skip
+    return _table(("training photos", "validated on", "96 to 224 px", "224 px", "difference ± standard error",
+                   "whole command", "learning rates", "file"), rows)  # fmt: skip
+
+
+def _tuned_rate(result: Mapping[str, Any], side: str) -> float:
+    return float(tomllib.loads(result["recipes"][side])["optim"]["lr"] * result["tuning"]["sides"][side]["best"])
 
 
 class _Row(NamedTuple):
@@ -335,7 +363,7 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (headline, results, training, imagenette, turns, peers, switch, changes, picture, prep, soak)
+    for figure in (headline, results, halves, training, imagenette, turns, peers, switch, changes, picture, prep, soak)
 }
 
 
