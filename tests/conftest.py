@@ -35,7 +35,7 @@ def pytest_runtest_setup() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` without a GPU: they run CUDA kernels (JPEG decoder, resize, float16 batches)."""
-    skip = pytest.mark.skip(reason="needs an NVIDIA GPU; tests/pipeline/graph checks graph and kernels on a CPU")
+    skip = pytest.mark.skip(reason="no NVIDIA GPU here; tests/pipeline/graph runs the same graph and kernels on a CPU")
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(skip)

@@ -121,13 +121,14 @@ def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]
             with torch.device("meta"):
                 network = timm.create_model(model.name, **{**model.kwargs, **options}).eval()
         except (NotImplementedError, RuntimeError):
-            # why: constructors that read tensor values fail on meta; an error of the model itself recurs in `_create`
+            # why: a constructor that reads tensor values fails on meta; `_create` reports faults of the model itself
             return None
         for res in sorted(set(resolutions)):
             try:
                 network(torch.empty(2, 3, res, res, device="meta"))
             except NotImplementedError:
-                continue  # why: an operator cannot run on meta, which says nothing about the size; the warm-up tries it
+                # why: an operator without a meta version says nothing about the size; the warm-up runs it for real
+                continue
             except (AssertionError, RuntimeError, ValueError) as error:
                 return f"{res} px: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
     return None

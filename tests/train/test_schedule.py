@@ -229,11 +229,11 @@ def test_momentum_rises_again_after_a_peak_without_momentum() -> None:
     schedule = Schedule(base_momentum=0.0, pct_start=0.25)
     rates = Rates(schedule, OPTIM, STAGES, total_steps=35, epoch_steps=[7] * 5)
     optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
-    got, zero = [], torch.zeros(())
+    got = []
     for step in range(35):
         rates.apply(optimizer, step, stage=0)
         if step == 8:
-            optimizer.param_groups[0]["momentum"] = float(zero)  # as at a peak that is a whole step
+            optimizer.param_groups[0]["momentum"] = 0.0  # as at a peak that is a whole step
         got.append(optimizer.param_groups[0]["momentum"])
     assert got[9:] == pytest.approx([rates.at(step)[1] for step in range(9, 35)])
     assert got[-1] > 0.5

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors import safe_open
+from torch import nn
 
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.dataset.target import Target
@@ -104,6 +106,20 @@ def test_eval_gives_the_metrics_of_the_best_validation(kind: str, shards: ShardS
     saved = open_saved_run(run)
     rows = json.loads(out.read_text())["rows"]
     assert max(row[saved.metric.key] for row in rows) == pytest.approx(saved.best_score, abs=1e-5)
+
+
+def test_eval_shows_outputs_that_are_not_finite(
+    kind: str, shards: ShardSet, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def broken(network: nn.Module, images: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((len(images), {"labels": len(LABELS), "values": 2}[kind]), torch.inf)
+
+    monkeypatch.setattr("train.inference.evaluate.eval_logits", broken)
+    words = ["eval", run, "--shards", shards.root, "--json", tmp_path / "e.json", "--device", "cpu"]
+    assert main([str(word) for word in words]) == 0
+    out = capsys.readouterr().out
+    assert ("MAE -, RMSE -" in out) == (kind == "values")
 
 
 def test_predictions_are_in_the_form_of_the_target(kind: str, shards: ShardSet, run: Path, tmp_path: Path) -> None:

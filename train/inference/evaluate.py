@@ -101,5 +101,10 @@ def _number(metric: Metric, value: float | None) -> str:
 
 def _table(details: dict[str, Any]) -> list[str]:
     """Lines of the metrics of each value; none for classes and labels, whose tables are in the JSON file."""
-    return [f"  {column['name']}: MAE {column['mae']:.5g}, RMSE {column['rmse']:.5g}{column['unit'] and ' '}"
-            f"{column['unit']}, R² {column['r2']:.4f}" for column in details.get("columns", ())]  # fmt: skip
+
+    def number(value: float | None, digits: str) -> str:
+        return "-" if value is None else f"{value:{digits}}"  # None: not finite
+
+    return [f"  {column['name']}: MAE {number(column['mae'], '.5g')}, RMSE {number(column['rmse'], '.5g')}"
+            f"{column['unit'] and ' '}{column['unit']}, R² {number(column['r2'], '.4f')}"
+            for column in details.get("columns", ())]  # fmt: skip

@@ -42,8 +42,10 @@ _MIN_EPOCHS = 2
 # Source: the first resolutions of DAWNBench's 128 of 288 px, FFCV's 160 of 192, Composer's initial_scale = 0.5
 _MIN_RES_FRAC = 0.5
 _NEAR = 2  # epochs by which the exact search departs from the greedy one
-# limits of the search, which recipes of up to four stages do not reach: it would take hours for twenty
-_REFINED, _COMBINED, _ANY = 8, 4, 10
+# limits of the search, which recipes of up to four stages do not reach; its work would grow as 6^stages
+_MAX_REFINED = 8  # selections of stages whose epochs are refined: those of the highest scores
+_MAX_COMBINED = 4  # stages whose epochs are changed in all combinations; of more, two at a time
+_MAX_OPTIONAL = 10  # stages of which any may be left out; of more, only the first ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,14 +179,14 @@ def choose(
             f"--budget: got {format_duration(budget_s)}, expected at least {math.ceil(shortest)}s: the start plus the "
             "fewest epochs of every stage that must stay; raise it"
         )
-    best = heapq.nlargest(_REFINED, fitting, key=lambda each: score(each[1], weights))
+    best = heapq.nlargest(_MAX_REFINED, fitting, key=lambda each: score(each[1], weights))
     return max((_refined(result, weights, fewest, epochs, budget_s) for fewest, epochs in best),
                key=lambda epochs: score(epochs, weights))  # fmt: skip
 
 
 def _selections(count: int) -> Iterator[list[int]]:
     """The numbers of the stages that stay: any of up to ten, of more all but the first ones; the last one stays."""
-    if count > _ANY:
+    if count > _MAX_OPTIONAL:
         yield from ([*range(first, count)] for first in range(count))
         return
     for optional in itertools.product((False, True), repeat=count - 1):
@@ -234,7 +236,7 @@ def _refined(
 def _changes(count: int) -> Iterator[tuple[int, ...]]:
     """Changes of the epochs of `count` stages: all combinations of few stages, those of any two of many."""
     near = range(-_NEAR, _NEAR + 1)
-    if count <= _COMBINED:
+    if count <= _MAX_COMBINED:
         yield from itertools.product(near, repeat=count)
         return
     for one, other in itertools.combinations(range(count), 2):

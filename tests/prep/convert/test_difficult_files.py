@@ -19,7 +19,7 @@ from tests import SHARED_DATA
 
 FOLDER = SHARED_DATA / "difficult"
 # why: most of these files are not ours to pass on; test_decode.py makes one of each kind itself and always runs
-ABSENT = "the 80 photos are other people's and may not be published here; test_decode.py makes files of these kinds"
+ABSENT = "the 80 photos are not here: others own them; test_decode.py makes files of the same kinds and checks those"
 INDEX = (FOLDER / "INDEX.tsv").read_text() if FOLDER.is_dir() else ""
 ROWS = list(csv.DictReader(INDEX.splitlines(), delimiter="\t"))
 # `bad` in the index, but accepted: no decoder complains, and the image is complete.
