@@ -154,7 +154,7 @@ LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-
 	--rdzv-backend c10d --rdzv-endpoint="$$HEAD" --rdzv-id="$${RUN-resolute}",--standalone) -m --,-m)
 
 # why before: torchrun starts its processes again after an error, and ends in a traceback
-ENOUGH_GPUS = $(if $(GPUS),$(if $(filter cpu,$(DEVICE)),,$(PY) -m train.device --gpus="$$GPUS" &&))
+ENOUGH_GPUS = $(if $(GPUS),$(if $(filter cpu,$(DEVICE)),,$(PY) -m train.devices.device --gpus="$$GPUS" &&))
 
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8] [LOGGERS=csv,wandb]; again: resume
 	@$(ENOUGH_GPUS) $(LAUNCH) train train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \

@@ -95,7 +95,7 @@ def _train(args: argparse.Namespace, setting: Setting) -> tuple[dict[int, float]
     """{res: images/s of the model alone}, and {"batch_size", "step_s": {loader: [resolution][step]}}."""
     import torch
 
-    from train.memory import keep_freed_memory
+    from train.devices.memory import keep_freed_memory
 
     if setting.device.type == "cpu":
         keep_freed_memory()

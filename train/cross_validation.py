@@ -12,11 +12,11 @@ from typing import Any
 
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import output_file
+from train.devices.distributed import Ranks
 from train.logs.metrics import read_log
 from train.logs.score import METRICS, best_epoch, best_score, main_metric
 
 from .checkpoint import LAST
-from .distributed import Ranks
 from .trainer import Options, run
 
 __all__ = ["chosen_folds", "cross_validate", "outcome"]

@@ -17,20 +17,20 @@ from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch
 from pipeline.plan.plan import BatchSpec
+from train.devices.distributed import Ranks
 from train.logs.hardware import bf16_is_emulated
 from train.logs.metrics import Meter
+from train.loss.distillation import build_teacher, distilled
+from train.loss.losses import build_loss
+from train.model.build import build_ema, build_model, compile_network, ema_decay, set_tf32
+from train.model.freeze import Freezer
+from train.model.head import CLASSES, Head
+from train.model.norms import batch_norms, statistics_kept
+from train.model.regularization import Regularizer, strongest
+from train.optim.optimizer import build_optimizer, build_shaping
+from train.optim.schedule import Rates
 from train.recipe.schema import Precision, Recipe
 
-from .distillation import build_teacher, distilled
-from .distributed import Ranks
-from .freeze import Freezer
-from .head import CLASSES, Head
-from .losses import build_loss
-from .models import build_ema, build_model, compile_network, ema_decay, set_tf32
-from .norms import batch_norms, statistics_kept
-from .optim import build_optimizer, build_shaping
-from .regularization import Regularizer, strongest
-from .schedule import Rates
 from .validation import BatchScores, score_batch
 
 __all__ = ["Learner", "autocast", "autocast_dtype", "eval_logits", "image_dtype", "in_layout",

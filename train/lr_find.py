@@ -34,12 +34,12 @@ from pipeline.plan.plan import Plan
 from pipeline.report.charts import Series, chart
 from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
+from train.devices.distributed import Ranks
+from train.optim.schedule import Rates, peak_momentum
 from train.planner.batch_size import DoesNotFit
 from train.recipe.schema import Ema, Recipe, Schedule
 
-from .distributed import Ranks
 from .loop import Learner
-from .schedule import Rates, peak_momentum
 from .setup import Options, set_up
 from .warmup import check_micro_batches
 

@@ -17,10 +17,10 @@ from pipeline.plan.stage import AUTO
 from pipeline.report.charts import Chart
 from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
+from train.optim.schedule import Rates, epoch_samples, epoch_steps
 from train.recipe.schema import Recipe
 
 from .report.curves import schedule_charts
-from .schedule import Rates, epoch_samples, epoch_steps
 
 __all__ = ["Curve", "changes", "charts", "draw", "main", "regularization_text", "stage_lines"]
 

@@ -16,19 +16,19 @@ from pipeline.dataset.shard_set import ShardSet, stored_resolutions
 from pipeline.dataset.target import TargetKind
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
+from train.devices.device import pick_device
+from train.devices.distributed import Ranks
+from train.devices.memory import keep_freed_memory
 from train.logs.hardware import bf16_is_emulated
 from train.logs.loggers.background import check_loggers, parse_loggers
+from train.loss.class_weights import class_weights
+from train.model.head import Head
+from train.model.regularization import strongest
 from train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
 from train.recipe.schema import Recipe
 
 from . import checkpoint
-from .class_weights import class_weights
-from .device import pick_device
-from .distributed import Ranks
-from .head import Head
 from .loop import Learner
-from .memory import keep_freed_memory
-from .regularization import strongest
 from .run_folder import new_run
 
 __all__ = ["Options", "set_up"]

@@ -30,6 +30,8 @@ from pipeline.loader.loader import Loader
 from pipeline.plan.plan import BatchSpec, Plan
 from pipeline.storage.atomic_file import delete_partial, used_folder
 from pipeline.storage.lock import exclusive_lock
+from train.devices.device import device_name
+from train.devices.distributed import Ranks, join
 from train.logs.hardware import describe, reset_peak_memory
 from train.logs.loggers.background import Loggers
 from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
@@ -43,8 +45,6 @@ from train.report.validation import confused_photos, write_validation
 
 from . import checkpoint
 from .checkpoint import LAST
-from .device import device_name
-from .distributed import Ranks, join
 from .early_stopping import NotFinite, Progress, all_finite
 from .loop import Learner, run_batches
 from .setup import Options, set_up

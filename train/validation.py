@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from train.devices.distributed import Ranks
 from train.logs.score import METRICS
-
-from .distributed import Ranks
-from .head import Head
+from train.model.head import Head
 
 __all__ = ["BatchScores", "Validation", "average_precision", "metrics_of", "score_batch"]
 

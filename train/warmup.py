@@ -14,13 +14,13 @@ from torch import nn
 from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Pass, Plan
+from train.devices.memory import fault_in
 from train.logs.hardware import peak_memory_bytes
+from train.model.norms import batch_norms
 from train.planner.batch_size import DoesNotFit
 from train.recipe.schema import Recipe
 
 from .loop import Learner, micro_batches
-from .memory import fault_in
-from .norms import batch_norms
 
 __all__ = ["check_micro_batches", "enough_for_a_cpu", "memory_to_spare", "shapes", "untouched", "warm_up"]
 

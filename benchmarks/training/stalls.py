@@ -26,8 +26,8 @@ from benchmarks.loaders.ours import full_batches, training_plan
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Batch, Loader
 from pipeline.plan.stage import Stage
+from train.devices.memory import keep_freed_memory
 from train.loop import Learner, autocast_dtype
-from train.memory import keep_freed_memory
 from train.recipe.schema import Recipe
 from train.warmup import warm_up
 

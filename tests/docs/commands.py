@@ -18,7 +18,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LEFT_OUT = {
     ("docs/distributed_prep.md", ".*"): "needs a cluster; tests/prep/test_distributed_docs.py has stand-ins",
     ("docs/object_stores.md", ".*"): "needs a store; tests/train/test_object_store.py has one on loopback",
-    ("docs/several_gpus.md", "make train GPUS=8 .*"): "needs eight GPUs; tests/train/test_distributed.py has CPU ranks",
+    ("docs/several_gpus.md", "make train GPUS=8 .*"): "needs eight GPUs; CPU: tests/train/devices/test_distributed.py",
     ("", "make env"): "installs the environment that the tests run in",
     ("", "make (test|check)"): "would run this test again",
     ("", "make bench .*"): "takes 90 s by design; tests/benchmarks/test_brief.py runs it on tiny data",

@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline.loader.loader import Batch
 from pipeline.plan.plan import BatchSpec
-from train.models import build_model
+from train.model.build import build_model
 from train.recipe.schema import Model
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import pipeline.loader.loader
 import prep.prepare
 import prep.report.report
 import prep.verify
-import train.distributed
+import train.devices.distributed
 import train.inference.evaluate
 import train.inference.export
 import train.inference.predict

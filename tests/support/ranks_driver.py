@@ -23,7 +23,7 @@ from pipeline.loader.loader import Batch
 from train import loop
 from train import trainer as runs
 from train.__main__ import main
-from train.distributed import Ranks, join
+from train.devices.distributed import Ranks, join
 
 
 def work(folder: str, how: str, cue: int, *lines: Any) -> None:

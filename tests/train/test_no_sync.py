@@ -26,11 +26,11 @@ from pipeline.plan.stage import Augment, Stage
 from tests.support.device_trace import DEVICE, DeviceTrace, functions_called, unmarked_syncs
 from tests.support.gpu_on_cpu import GpuLoader
 from tests.support.networks import make_batch
-from train.distributed import Ranks
-from train.head import CLASSES, Head
+from train.devices.distributed import Ranks
 from train.logs.hardware import GpuUtilization
 from train.logs.metrics import Meter, NullLogWriter
 from train.loop import Learner, run_batches
+from train.model.head import CLASSES, Head
 from train.recipe.schema import Recipe
 from train.trainer import _Session
 

@@ -15,8 +15,8 @@ from pipeline.errors import ResoluteError
 from prep.__main__ import main as prep
 from tests.support.commands import Ended
 from tests.train.conftest import without_clocks
+from train.optim.schedule import Rates, epoch_samples, epoch_steps
 from train.recipe.schema import Recipe
-from train.schedule import Rates, epoch_samples, epoch_steps
 from train.warmup import shapes
 
 RECIPE = """

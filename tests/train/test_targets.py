@@ -25,9 +25,9 @@ from tests.support.retarget import retarget
 from tests.train.conftest import stages, without_clocks
 from train import checkpoint
 from train.__main__ import main
-from train.head import Head
 from train.inference.saved_run import open_saved_run
 from train.logs.metrics import read_log
+from train.model.head import Head
 from train.recipe.schema import Distill, Loss
 
 LABELS = ("first", "second", "any", "never")

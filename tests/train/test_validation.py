@@ -11,8 +11,8 @@ import torch
 
 from pipeline.dataset.target import Target
 from pipeline.plan.batching import rank_bounds
-from train.distributed import Ranks
-from train.head import Head
+from train.devices.distributed import Ranks
+from train.model.head import Head
 from train.validation import Validation, average_precision, score_batch
 
 RNG = np.random.default_rng(5)

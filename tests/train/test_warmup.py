@@ -16,7 +16,7 @@ from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
 from train.__main__ import main
-from train.distributed import Ranks
+from train.devices.distributed import Ranks
 from train.loop import Learner
 from train.recipe.schema import Recipe
 from train.warmup import check_micro_batches, enough_for_a_cpu, shapes, warm_up

@@ -14,7 +14,7 @@ import torch
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import check_output, output_file
-from train.device import pick_device
+from train.devices.device import pick_device
 from train.logs.score import METRICS, Metric
 from train.loop import eval_logits
 from train.run_folder import existing_run

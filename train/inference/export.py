@@ -23,8 +23,8 @@ from safetensors.torch import save
 
 from pipeline.errors import ResoluteError, check_installed
 from pipeline.storage.atomic_file import check_output, output_file, write_errors
-from train.head import Head
-from train.models import size_options
+from train.model.build import size_options
+from train.model.head import Head
 from train.run_folder import existing_run
 
 from .saved_run import SavedRun, open_saved_run

@@ -35,10 +35,10 @@ from prep.sources.fetch import fetch
 from prep.sources.image_folder import walk
 from prep.sources.image_ref import MISSING, PLAIN, ByteRange
 from prep.sources.names import SUFFIXES, is_image
-from train.device import pick_device
-from train.head import Head
+from train.devices.device import pick_device
 from train.logs.score import METRICS
 from train.loop import eval_logits
+from train.model.head import Head
 from train.run_folder import existing_run
 from train.validation import metrics_of
 

@@ -18,10 +18,10 @@ from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from train.checkpoint import load
-from train.head import Head
 from train.logs.score import METRICS, Metric
 from train.loop import image_dtype
-from train.models import build_model
+from train.model.build import build_model
+from train.model.head import Head
 from train.recipe.schema import Recipe
 
 __all__ = ["Overlap", "SavedRun", "Weights", "left_out_note", "open_eval_set", "open_saved_run", "training_overlap",

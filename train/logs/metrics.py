@@ -19,9 +19,9 @@ import torch
 from pipeline import cuda
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import BatchSpec
-from train.distributed import Ranks
+from train.devices.distributed import Ranks
 from train.early_stopping import NotFinite
-from train.head import CLASSES, Head
+from train.model.head import CLASSES, Head
 from train.validation import BatchScores, Validation
 
 from .hardware import GpuUtilization, peak_memory_bytes, reset_peak_memory

@@ -24,9 +24,9 @@ from pipeline import cuda
 from pipeline.loader.loader import Batch, Loader
 from pipeline.plan.plan import BatchSpec, Plan
 from pipeline.plan.stage import BatchShape
-from train.head import CLASSES, Head
 from train.logs.hardware import peak_memory_bytes, reset_peak_memory
 from train.loop import Learner
+from train.model.head import CLASSES, Head
 
 __all__ = ["Decode", "Leg", "Pace", "Stopwatch", "choose_decode", "combined", "legs", "measure", "measure_stages",
            "restored", "synthetic", "synthetic_batch"]  # fmt: skip

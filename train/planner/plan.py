@@ -27,7 +27,7 @@ from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.storage.atomic_file import check_output, output_file, used_folder
 from train.cross_validation import chosen_folds
-from train.distributed import Ranks, join
+from train.devices.distributed import Ranks, join
 from train.logs.hardware import describe, process_age_s
 from train.loop import Learner
 from train.recipe.schema import Recipe

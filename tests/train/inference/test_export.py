@@ -26,7 +26,7 @@ from train.__main__ import main
 from train.inference.evaluate import evaluate
 from train.inference.export import export, preprocessing
 from train.inference.saved_run import SavedRun, open_saved_run
-from train.models import build_model
+from train.model.build import build_model
 from train.recipe.schema import Model, Recipe
 
 CPU = torch.device("cpu")

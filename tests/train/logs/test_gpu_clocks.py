@@ -13,7 +13,7 @@ import torch
 from pipeline.loader.loader import Batch
 from tests.support.fake_cuda import FakeCuda
 from tests.support.networks import make_batch
-from train.distributed import Ranks
+from train.devices.distributed import Ranks
 from train.logs.metrics import Meter, RunLogWriter, read_log
 from train.logs.run_log import RunLogReader, switch_costs
 from train.loop import run_batches

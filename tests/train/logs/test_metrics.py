@@ -19,7 +19,7 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
-from train.distributed import Ranks
+from train.devices.distributed import Ranks
 from train.logs.metrics import Meter, RunLogWriter, read_log
 from train.trainer import _Session
 

@@ -15,7 +15,7 @@ from pipeline.dataset.shard_set import ShardSet
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
 from train.__main__ import main
-from train.distributed import Ranks
+from train.devices.distributed import Ranks
 from train.inference.saved_run import open_saved_run
 from train.planner.measure import Stopwatch, choose_decode
 from train.setup import Options

@@ -22,13 +22,13 @@ from torch.optim import lr_scheduler
 from pipeline.dataset.shard_set import ShardSet, Split
 from tests import ROOT
 from tests.train.test_targets import of_kind
-from train.freeze import trainable_sets
 from train.logs.metrics import read_log
-from train.models import build_model
-from train.optim import build_optimizer
+from train.model.build import build_model
+from train.model.freeze import trainable_sets
+from train.optim.optimizer import build_optimizer
+from train.optim.schedule import epoch_samples, epoch_steps
 from train.plot_lr import Curve
 from train.recipe.schema import Recipe
-from train.schedule import epoch_samples, epoch_steps
 from train.trainer import Options, run
 
 FOLDER = ROOT / "train" / "recipes"

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from pipeline.errors import ResoluteError
 from tests.support.networks import CPU, names_of, random_images, tiny_network
-from train.models import build_model
-from train.norms import GhostBatchNorm, batch_norms, set_norms
+from train.model.build import build_model
+from train.model.norms import GhostBatchNorm, batch_norms, set_norms
 from train.recipe.schema import Model
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import ResoluteError
-from train.optim import build_shaping
+from train.optim.optimizer import build_shaping
 from train.recipe.schema import Optim
 
 

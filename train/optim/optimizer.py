@@ -12,9 +12,8 @@ from timm.utils import dispatch_clip_grad
 from torch import nn
 
 from pipeline.errors import ResoluteError
+from train.model.build import head_parameters
 from train.recipe.schema import Optim
-
-from .models import head_parameters
 
 __all__ = ["Lookahead", "build_optimizer", "build_shaping"]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeline.loader.loader import Batch
 from tests.train.conftest import without_clocks
-from tests.train.test_freeze import EACH, _batch, _learner, _recipe
+from tests.train.model.test_freeze import EACH, _batch, _learner, _recipe
 from train import loop
 from train.__main__ import main
 from train.loop import Learner

@@ -16,8 +16,8 @@ from pipeline.errors import ResoluteError
 from pipeline.loader.loader import Batch
 from pipeline.plan.stage import Stage
 from tests.support.networks import CPU, make_batch
-from train.freeze import Freezer, layers, trainable_sets
 from train.loop import Learner
+from train.model.freeze import Freezer, layers, trainable_sets
 from train.recipe.schema import Freeze, Recipe
 
 EACH = 2  # steps of each stage

@@ -8,8 +8,8 @@ import torch
 from pipeline import cuda
 from pipeline.errors import ResoluteError
 from tests.support.fake_cuda import GIB, FakeCuda
-from train.device import device_name, main, pick_device
-from train.distributed import Ranks
+from train.devices.device import device_name, main, pick_device
+from train.devices.distributed import Ranks
 from train.logs import hardware
 from train.logs.hardware import bf16_is_emulated, describe, peak_memory_bytes, reset_peak_memory
 from train.loop import autocast_dtype

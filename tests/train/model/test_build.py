@@ -18,7 +18,7 @@ from pipeline.errors import ResoluteError
 from tests.support.commands import Ended
 from tests.support.networks import CPU, make_batch, names_of, save_weights, tiny_network
 from train.loop import Learner
-from train.models import build_model, compile_network, ema_decay, set_tf32, size_options
+from train.model.build import build_model, compile_network, ema_decay, set_tf32, size_options
 from train.recipe.schema import Data, Ema, Model, Precision, Recipe
 from train.warmup import warm_up
 
@@ -185,7 +185,7 @@ def test_the_tf32_setting_can_be_read_back_through_torchs_older_functions(
 ) -> None:
     """Inductor's autotuning reads the precision of matrix products, and raises if newer settings were mixed in."""
     code = (
-        "import torch; from train.models import set_tf32; "
+        "import torch; from train.model.build import set_tf32; "
         f"set_tf32({tf32!r}, torch.device('cuda', 0)); "
         "print((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))"
     )

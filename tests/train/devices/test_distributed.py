@@ -26,7 +26,7 @@ from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_make import Make
 from tests.train.conftest import stages, without_clocks
 from train.__main__ import main
-from train.distributed import Ranks, _raise_once
+from train.devices.distributed import Ranks, _raise_once
 from train.loop import Learner
 from train.recipe.schema import Recipe
 from train.warmup import shapes
@@ -244,7 +244,7 @@ def test_every_rank_warms_up_the_same_number_of_shapes(shard_set: ShardSet) -> N
 def test_make_passes_the_arguments_of_a_run_to_torchrun(tmp_path: Path, more: list[str]) -> None:
     """No argument is parsed as torchrun's own, such as --run as its --run-path."""
     check, call = Make(tmp_path).calls("train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more)
-    assert check == ["-m", "train.device", "--gpus=2"]
+    assert check == ["-m", "train.devices.device", "--gpus=2"]
     assert call[:2] == ["-m", "torch.distributed.run"]
     got = torch.distributed.run.parse_args(call[2:])
     assert (got.module, got.training_script, got.nproc_per_node) == (True, "train", "2")

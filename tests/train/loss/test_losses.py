@@ -11,8 +11,8 @@ from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
 from torch.nn import functional
 
 from pipeline.dataset.target import Target
-from train.head import Head
-from train.losses import build_loss, mixed_cross_entropy
+from train.loss.losses import build_loss, mixed_cross_entropy
+from train.model.head import Head
 from train.recipe.schema import Loss
 
 N, CLASSES = 9, 5

@@ -21,10 +21,10 @@ from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
 from train.__main__ import main
-from train.optim import build_optimizer
+from train.optim.optimizer import build_optimizer
+from train.optim.schedule import Rates, epoch_samples, epoch_steps
 from train.plot_lr import Curve, stage_lines
 from train.recipe.schema import Optim, Recipe, Schedule
-from train.schedule import Rates, epoch_samples, epoch_steps
 
 STAGES = (Stage(res=32, epochs=3, batch_size=8), Stage(res=48, epochs=2, batch_size=16, lr_scale=0.5))
 STEPS = [7, 7, 7, 5, 5]

@@ -20,10 +20,10 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
 from tests.support.networks import CPU, make_batch, save_weights, tiny_network
 from tests.train.test_loop import TABLE
-from train.class_weights import class_weights
-from train.head import Head
 from train.loop import Learner
-from train.losses import build_loss
+from train.loss.class_weights import class_weights
+from train.loss.losses import build_loss
+from train.model.head import Head
 from train.recipe.schema import Loss, Recipe
 
 NAMES = ("cat", "dog", "sea lion", "none")

@@ -14,7 +14,7 @@ from torch import nn
 from pipeline.errors import ResoluteError
 from train.recipe.schema import Model, Recipe
 
-from .models import without_weights
+from .build import without_weights
 
 __all__ = ["Regularizer", "strongest"]
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from pipeline.errors import ResoluteError
 from pipeline.plan.stage import Stage
-from train.optim import Lookahead, build_optimizer
+from train.optim.optimizer import Lookahead, build_optimizer
+from train.optim.schedule import Rates
 from train.recipe.schema import Optim, Recipe, Schedule
-from train.schedule import Rates
 
 
 def test_norms_and_biases_have_no_weight_decay() -> None:

@@ -28,7 +28,7 @@ from tests.support.networks import CPU, make_batch
 from tests.train.conftest import without_clocks
 from train.__main__ import main
 from train.loop import Learner
-from train.models import compile_network
+from train.model.build import compile_network
 from train.planner.measure import restored
 from train.plot_lr import Curve, stage_lines
 from train.recipe.schema import Recipe

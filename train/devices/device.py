@@ -1,7 +1,7 @@
 """Selects the device of a run from `--device`; never falls back from a GPU to the CPU silently.
 
-`python -m train.device --gpus 8` fails with a one-line error on a machine with fewer GPUs; `make train GPUS=8` runs it
-first.
+`python -m train.devices.device --gpus 8` fails with a one-line error on a machine with fewer GPUs; `make train GPUS=8`
+runs it first.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def device_name(device: torch.device) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m train.device", description="Check that this machine has a GPU for each process.")
+    about = "Check that this machine has a GPU for each process."
+    parser = Parser(prog="python -m train.devices.device", description=about)
     parser.add_argument("--gpus", required=True, metavar="N", help="number of processes on this machine, one per GPU")
     return command(parser, _check_gpus, arguments)
 

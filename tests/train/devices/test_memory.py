@@ -14,7 +14,7 @@ from tests import ROOT
 _CODE = """
 import json, resource, sys
 import numpy as np
-from train.memory import fault_in, keep_freed_memory
+from train.devices.memory import fault_in, keep_freed_memory
 
 took = keep_freed_memory() if sys.argv[1] in ("kept", "more") else None
 if sys.argv[1] == "loader":

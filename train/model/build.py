@@ -19,9 +19,9 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from pipeline.errors import ResoluteError, StorageError
+from train import checkpoint
 from train.recipe.schema import Ema, Model
 
-from . import checkpoint
 from .norms import set_norms
 
 __all__ = ["build_ema", "build_model", "compile_network", "ema_decay", "head_parameters", "set_tf32",

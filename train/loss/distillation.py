@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.errors import ResoluteError
+from train.model.build import build_model
 from train.recipe.schema import Data, Distill, Model
-
-from .models import build_model
 
 __all__ = ["Teacher", "build_teacher", "distilled"]
 

@@ -1,0 +1,1 @@
+"""Where a run computes: its device, its processes, and their memory."""

@@ -1,0 +1,1 @@
+"""The network: building it, its norms, its head, freezing, and regularisation that depends on the stage."""

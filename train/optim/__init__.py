@@ -1,0 +1,1 @@
+"""The optimizer with its parameter groups, and the learning rate of each step."""
