@@ -16,7 +16,6 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import json
-import math
 import re
 import statistics
 import tomllib
@@ -63,56 +62,53 @@ def _processor(name: str) -> str:
 
 # ---- whole trainings -----------------------------------------------------------------------------------------------
 
-_TRAINING = "compare-imagenette"  # the trainings that README's first sentence, its table and the site show
+# progressive against fixed size: result files, and their photos in words; the first is in README's first sentence
+_HALVES = {"half-imagenette": "Imagenette", "half-imagenette-more": "Imagenette, other photos",
+           "half-clothing": "clothing"}  # fmt: skip
+_TRAINING = next(iter(_HALVES))
 
 
-def _training() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _sides(name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Summaries of the progressive and of the fixed-size recipe."""
-    summary = _read(_TRAINING)["summary"]
-    return summary["recipes"]["progressive"], summary["recipes"][summary["baseline"]]
+    recipes = _read(name)["summary"]["recipes"]
+    return recipes["progressive"], recipes["fixed224"]
 
 
-def _wall_s(name: str) -> tuple[list[float], list[float]]:
-    """Wall times of the progressive and of the fixed-size commands, in s, in the order of the seeds."""
-    progressive, fixed = ({run["seed"]: run["wall_s"] for run in _read(name)["runs"] if run["recipe"] == recipe}
-                          for recipe in ("progressive", "fixed224"))  # fmt: skip
-    return list(progressive.values()), [fixed[seed] for seed in progressive]
+def _seconds(recipe: Mapping[str, Any]) -> str:
+    return f"{recipe['wall_s']['median']:.0f} s"
 
 
-def _ratio(name: str) -> float:
-    return statistics.median(ours / fixed for ours, fixed in zip(*_wall_s(name), strict=True))
-
-
-def _seconds(name: str) -> tuple[str, str]:
-    ours, fixed = (f"{statistics.median(seconds):.0f} s" for seconds in _wall_s(name))
-    return ours, fixed
+def _percent(top1: Mapping[str, Any]) -> str:
+    return f"{100 * top1['mean']:.1f}"
 
 
 def _points(recipe: Mapping[str, Any]) -> str:
     """Mean difference to the baseline and its standard error."""
-    raw = recipe["against"]["points"]["raw"]
-    return f"{statistics.fmean(raw):+.2f} ± {statistics.stdev(raw) / math.sqrt(len(raw)):.2f}"
+    points = recipe["against"]["points"]
+    return f"{points['mean']:+.1f} ± {points['se']:.1f}"
 
 
-def _top1(recipe: Mapping[str, Any]) -> str:
-    return f"{100 * recipe['final_top1']['mean']:.2f}"
+def _tuned_rate(name: str, side: str) -> float:
+    result = _read(name)
+    return float(tomllib.loads(result["recipes"][side])["optim"]["lr"] * result["tuning"]["sides"][side]["best"])
 
 
 def headline() -> str:
     """The measured sentence at the top."""
-    (ours, fixed), (ours_s, fixed_s) = _training(), _seconds(_TRAINING)
+    ours, fixed = _sides(_TRAINING)
     return (
-        f"Measured on {_processor(_TRAINING)}, with a tiny model: 12 epochs at 128, 160 and 224 px take "
-        f"**{_ratio(_TRAINING):.2f} times the wall time** of 12 epochs at 224 px ({ours_s} against {fixed_s}) and "
-        f"reach {_top1(ours)} % top-1 against {_top1(fixed)} % ({_points(ours)} points, mean and standard error of "
-        f"{len(ours['final_top1']['raw'])} seeds, {_count(_read(_TRAINING)['shards']['train_samples'])} photos of ten "
-        f"classes, {_file(_TRAINING)})."
+        f"Measured on {_processor(_TRAINING)}, with a tiny model: 12 epochs at 96 to 224 px take "
+        f"**{ours['against']['wall_ratio']['median']:.2f} times the wall time** of 12 epochs at 224 px "
+        f"({_seconds(ours)} against {_seconds(fixed)}) and reach {_percent(ours['final_top1'])} % top-1 against "
+        f"{_percent(fixed['final_top1'])} % ({_points(ours)} points, mean and standard error of "
+        f"{ours['final_top1']['n']} seeds, {_count(_read(_TRAINING)['shards']['progressive']['train_samples'])} photos "
+        f"of ten classes, {_file(_TRAINING)})."
     )
 
 
 def results() -> str:
     """README's table: five comparisons by wall time."""
-    ours_s, fixed_s = _seconds(_TRAINING)
+    ours, fixed = _sides(_TRAINING)
     switch = _switch_ms()
     rates = [rates["peers"] for rates in _read("peers")["rates"]]
     prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-8025")["seconds"].items()}
@@ -123,7 +119,8 @@ def results() -> str:
     return _table(
         ("measurement", "Resolute", "beside it", "file"),
         [
-            ("12 epochs to 224 px, a tiny model", ours_s, f"{fixed_s}, all epochs at 224 px", _file(_TRAINING)),
+            ("12 epochs to 224 px, a tiny model", _seconds(ours), f"{_seconds(fixed)}, all epochs at 224 px",
+             _file(_TRAINING)),
             (f"Imagenette, {_NEW.photos[0]} photos, {_NEW.length}", f"{_NEW.wall_s / 60:.0f} min, top-1 {_NEW.top1()}",
              f"{_OLD.wall_s / 60:.0f} min, {_OLD.top1()}: the recipe before, {_OLD.length}", _NEW.files),
             ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
@@ -137,54 +134,34 @@ def results() -> str:
 
 
 def training() -> str:
-    """Whole trainings on both sets, and the schedules that restart."""
-    sets = {"compare-imagenette": "imagenette", "compare-clothing10": "clothing"}
-    columns: list[list[str]] = []
-    for name in sets:
-        recipes = _read(name)["summary"]["recipes"]
-        ours, fixed = recipes["progressive"], recipes["fixed224"]
-        ours_s, fixed_s = _seconds(name)
-        lost = [stage["switch_cost_s"]["median"] * 1e3 for stage in ours["stages"][1:]]
-        slowest = [stage["switch_slowest_ratio"]["median"] for stage in ours["stages"][1:]]
-        columns.append([
-            f"{_top1(ours)} against {_top1(fixed)} %: {_points(ours)} points",
-            f"{_ratio(name):.3f}x ({ours_s} against {fixed_s})",
-            f"{', '.join(f'{abs(ms) if round(ms) == 0 else ms:.0f}' for ms in lost)} ms; slowest step "
-            f"{', '.join(f'{ratio:.2f}' for ratio in slowest)} medians",
-            *(f"{_top1(recipes[recipe])} %" for recipe in ("onecycle_stage", "cosine_stage")),
-        ])  # fmt: skip
-    names = ("accuracy", "time", "time lost at the changes to 160, 224 px",
-             "one OneCycle per stage instead of one for the run", "one cosine per stage")  # fmt: skip
-    heads = [f"{title}, {_count(_read(name)['shards']['train_samples'])} photos ({_file(name)})"
-             for name, title in sets.items()]  # fmt: skip
-    return _table(("against 12 epochs at 224 px", *heads), list(zip(names, *columns, strict=True)))
-
-
-# progressive against fixed size with tuned learning rates: result files, and their photos in words
-_HALVES = {"half-clothing": "clothing"}
-
-
-def halves() -> str:
     """Progressive against fixed size, each with its own tuned learning rate, on all sets."""
     rows = []
     for name, title in _HALVES.items():
-        result = _read(name)
-        ours, fixed = (result["summary"]["recipes"][side] for side in ("progressive", "fixed224"))
-        photos, against = result["shards"]["progressive"], ours["against"]
-        points, ratio = against["points"], against["wall_ratio"]
+        ours, fixed = _sides(name)
+        photos, ratio = _read(name)["shards"]["progressive"], ours["against"]["wall_ratio"]
         rows.append((
-            f"{title}, {_count(photos['train_samples'])}", f"{photos['val_samples']}",
-            *(f"{100 * side['final_top1']['mean']:.1f} %" for side in (ours, fixed)),
-            f"{points['mean']:+.1f} ± {points['se']:.1f} points",
-            f"{ratio['median']:.2f}x ({ours['wall_s']['median']:.0f} s against {fixed['wall_s']['median']:.0f} s)",
-            " and ".join(f"{_tuned_rate(result, side):g}" for side in ("progressive", "fixed224")), _file(name),
+            f"{title}, {_count(photos['train_samples'])}", _count(photos["val_samples"]),
+            *(f"{_percent(side['final_top1'])} %" for side in (ours, fixed)),
+            f"{_points(ours)} ({ours['final_top1']['n']} seeds)",
+            f"{ratio['median']:.2f}x ({_seconds(ours)} against {_seconds(fixed)})",
+            " and ".join(f"{_tuned_rate(name, side):g}" for side in ("progressive", "fixed224")), _file(name),
         ))  # fmt: skip
-    return _table(("training photos", "validated on", "96 to 224 px", "224 px", "difference ± standard error",
+    return _table(("training photos", "validated on", "96 to 224 px", "224 px", "difference in points ± standard error",
                    "whole command", "learning rates", "file"), rows)  # fmt: skip
 
 
-def _tuned_rate(result: Mapping[str, Any], side: str) -> float:
-    return float(tomllib.loads(result["recipes"][side])["optim"]["lr"] * result["tuning"]["sides"][side]["best"])
+def schedules() -> str:
+    """Schedules that restart at each stage, with the recipes before."""
+    sets = {"compare-imagenette": "imagenette", "compare-clothing10": "clothing"}
+    words = {"progressive": "one OneCycle over the run", "onecycle_stage": "one OneCycle per stage",
+             "cosine_stage": "one cosine per stage"}  # fmt: skip
+    heads = [f"top-1, {title}, {_count(_read(name)['shards']['train_samples'])} photos ({_file(name)})"
+             for name, title in sets.items()]  # fmt: skip
+    rows = []
+    for recipe, title in words.items():
+        sides = [_read(name)["summary"]["recipes"][recipe]["final_top1"] for name in sets]
+        rows.append((title, *(f"{_percent(top1)} %" for top1 in sides)))
+    return _table(("schedule", *heads), rows)
 
 
 class _Row(NamedTuple):
@@ -363,7 +340,8 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (headline, results, halves, training, imagenette, turns, peers, switch, changes, picture, prep, soak)
+    for figure in (headline, results, training, schedules, imagenette, turns, peers, switch, changes, picture, prep,
+                   soak)
 }
 
 

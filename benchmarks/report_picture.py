@@ -1,9 +1,10 @@
-"""Draws `docs/report.png`: the first screen of a run's report, in headless Chromium.
+"""Draws the first screen of a run's report, or of another HTML page, in headless Chromium.
 
     python -m benchmarks.report_picture runs/demo [--out docs/report.png]
+    python -m benchmarks.report_picture charts.html --out benchmarks/results/half-imagenette.png
 
-Meant for the report of `make train`, whose photos are generated: pictures of people's photos do not belong in the
-repository.
+The first is meant for the report of `make train`, whose photos are generated: pictures of people's photos do not belong
+in the repository. The second takes the page that `python -m benchmarks.training.summary RESULT --charts` writes.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ _MAX_BYTES = 100_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.report_picture", description="Draw the first screen of a run's report.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, such as runs/demo")
+    parser = Parser(prog="python -m benchmarks.report_picture", description="Draw the first screen of an HTML page.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, such as runs/demo, or an .html page")
     parser.add_argument("--out", type=Path, default=_PICTURE, metavar="FILE", help="default: docs/report.png")
 
     def work(args: argparse.Namespace) -> None:
         check_output(args.out, setting="--out", suffixes=(".png",))
-        report = args.run / "report.html"
+        report = args.run if args.run.suffix == ".html" else args.run / "report.html"
         if not report.is_file():
-            raise ResoluteError(f"{report}: not found, expected the report of a run; train it first")
+            raise ResoluteError(f"{report}: not found, expected a report or a page; train the run, or draw the page")
         picture = _screenshot(report)
         if len(picture) > _MAX_BYTES:
             raise ResoluteError(f"{report}: got a picture of {len(picture)} bytes, expected at most {_MAX_BYTES}; "

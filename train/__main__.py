@@ -151,9 +151,9 @@ def _add_lr_find(parser: Parser) -> None:
     _add_recipe(parser)
     _add_device(parser)
     add("--min-lr", type=number(1e-12, 1e6, float), metavar="LR",
-        help="first learning rate (default: 0.001, for optimizers with betas 1e-5)")  # fmt: skip
+        help="first learning rate (default: 0.001; 1e-5 for optimizers with betas)")  # fmt: skip
     add("--max-lr", type=number(1e-12, 1e6, float), metavar="LR",
-        help="last learning rate (default: 10, for optimizers with betas 0.1)")  # fmt: skip
+        help="last learning rate (default: 10; 0.1 for optimizers with betas)")  # fmt: skip
     add("--steps", type=number(25, 10**6), default=200, metavar="N",
         help="optimizer steps of the sweep (default: %(default)s)")  # fmt: skip
     add("--out", type=Path, default=Path("lr-find.html"), metavar="FILE", help="default: %(default)s")

@@ -1,11 +1,11 @@
 """`python -m train lr-find`: a learning rate range test on the first stage, a chart of it and one suggested `optim.lr`.
 
 The learning rate rises exponentially over the steps of a short training of the recipe's model, from its initial
-weights, on the first stage's batches and with the recipe's loss. The suggestion is half the largest rate that trains:
-the last at which the smoothed loss keeps half of its fall. If it keeps that to the end of the sweep, as it does with
-Adam, it is the rate at the lowest loss. `_TRUST` says how far that was right. Nothing is written but the chart; on a
-CPU, a seed gives the same numbers each time. Rates are those of `optim.lr`: the stage's `lr_scale`,
-`schedule.batch_rule` and layer decay apply on top.
+weights, on the first stage's batches and with the recipe's loss. The largest usable rate is the last at which the
+smoothed loss is at least half-way down from its first to its lowest value; the suggestion is half of it. If that is the
+end of the sweep, as with Adam, the suggestion is the rate at the lowest loss. `_TRUST` says how far that was right.
+Nothing is written but the chart; on a CPU, a seed gives the same numbers each time. Rates are those of `optim.lr`: the
+stage's `lr_scale`, `schedule.batch_rule` and layer decay apply on top.
 
 Sources: the sweep and its largest rate as the peak: Smith, arXiv 1506.01186, section 3.3; that the best rate is within
 about a factor of two of the largest that does not diverge: Bengio, arXiv 1206.5533, section 3.1.1; that the loss may
@@ -49,8 +49,8 @@ _DIVERGED = 4.0  # Source: fastai ParamScheduler.after_batch: smooth_loss > 4 * 
 _STOP_SMOOTHING = 0.9  # weight of earlier losses when looking for divergence
 _WIDTH = 1 / 25  # standard deviation of the smoothing / number of steps of the sweep: 0.16 decades by default
 # Measured: benchmarks/results/lr-find-sweeps.json
-_TRUST = ("A start for tuning, not the optimum: in five range tests it was 0.9 to 1.6 times a good peak, once 6 times; "
-          "try a third of it and three times as much")  # fmt: skip
+_TRUST = ("A start for tuning, not the optimum: in four of five range tests it was 0.6 to 1.8 times the peak in use, "
+          "in the fifth 6 times; try a third of it and three times as much")  # fmt: skip
 # why they differ: the step of Adam and its kin does not grow with the gradient
 _RANGES = {"momentum": (1e-3, 1e1), "betas": (1e-5, 1e-1)}
 
@@ -151,7 +151,7 @@ def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, su
          Series(name="smoothed", colour="a", x=test.lrs.tolist(), y=curve.tolist())],
         unit="", marks=marks, top=1.5 * float(curve[0]), zero=False, log="x", x_name="LR", wide=True,
         start=float(test.lrs[0]),
-        note=f"Suggested: half the last rate at which the smoothed loss keeps half of its fall. {_TRUST}.",
+        note=f"Suggested: half the last rate at which the smoothed loss is half-way down or lower. {_TRUST}.",
     )  # fmt: skip
     with output_file(path) as file:
         file.write(figures_page(title=title, subtitle=subtitle, charts=[drawn]))

@@ -5,19 +5,20 @@
 
 A side is a recipe, and a shard set of its own if it has one (`new.toml=other_shards`); all sets validate on the same
 photos. Each seed trains all sides one after another (a b c, a b c, …). Accuracies are means ± standard errors over the
-seeds, of the weights and of their average (EMA) apart. Times are medians: of the whole command, from its start to its
-exit, and of its parts. Differences and ratios are taken within a seed, so that a temporarily slow machine affects both
-runs. With --runs, the same command continues an unfinished table of the same commit.
+seeds, of the weights and of their average (EMA) separately. Times are medians: of the whole command, from its start to
+its exit, and of its parts. Differences and ratios are taken within a seed, so that a temporarily slow machine affects
+both runs. With --runs, the same command continues an unfinished table of the same commit.
 
-With --split, sets are held against a division of the photos (`benchmarks.training.split`): runs validate on the part
-tune, with --part choose on that one, and only with --report on the reported one. Each run is logged beside the
+With --split, each set is checked against a division of the photos (`benchmarks.training.split`). Runs validate on the
+part tune, or on choose (--part choose) or report (--report). Each run is logged beside the
 division; the result names the part and the number of runs before. With --tune-lr, each side is trained with the same
 factors on its learning rate on the part tune first, and the table uses the best factor of each.
 
 "Final epoch" is the time per image in the epochs at the last resolution, which should not depend on how a run got
 there. With --plan, `python -m train plan` forecasts every run. With --turns the trainings of a seed alternate
 after each validation (a b, b a, a b, …), and epoch n of a side is compared with epoch n of the first: while
-one works, the others are paused, so that the ratio, which has a confidence interval, shows only how a run got there.
+one works, the others are paused, so that changes of the machine's speed cancel out of the ratio, which has a confidence
+interval; a ratio of 1 means that the earlier stages do not matter.
 """
 
 from __future__ import annotations
@@ -190,11 +191,11 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
     if args.threads < 1:
         raise ResoluteError(f"--threads: got {args.threads}, expected at least 1; raise it")
     if args.turns and (args.plan or args.runs):
-        raise ResoluteError("--turns: got --plan or --runs, expected neither; leave one out")
+        raise ResoluteError("--turns: got --plan or --runs as well, expected neither; omit them, or --turns")
     if not args.split and (args.part or args.report or args.tune_lr):
         raise ResoluteError("--part, --report, --tune-lr: got one of them without --split, expected it; add --split")
     if args.tune_seeds != "0" and not factors:
-        raise ResoluteError(f"--tune-seeds: got {args.tune_seeds} without --tune-lr, expected it; leave one out")
+        raise ResoluteError(f"--tune-seeds: got {args.tune_seeds} without --tune-lr, expected both; add --tune-lr")
     parts = Parts.open(args.split) if args.split else None
     part = ("report" if args.report else args.part or "tune") if parts else ""
     device = find_device(args.device)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.training.imbalance --photos imagenette224,imagenette224_more --val-list val.txt --work FOLDER
 
-Of each class a number of training photos is kept that falls exponentially from class to class, from --largest down to
---largest / --ratio; which class is the how manieth, and which photos are kept, is drawn with a fixed seed. The
+The number of training photos falls exponentially from class to class, from --largest to --largest / --ratio. The order
+of the classes and the choice of photos are drawn with a fixed seed. The
 validation photos are those of the list, equally many of each class. `prep` makes the set. Then each seed trains the
 recipe as it is, and with `data.sampling` "sqrt", "balanced", and `loss.class_weights = "balanced"`, one after another;
 differences are taken within a seed. Head and tail: the three largest and the three smallest classes.

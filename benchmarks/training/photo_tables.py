@@ -5,7 +5,7 @@
 
 labels   Each sample is two photos side by side, drawn with a fixed seed from the same split, each cropped to its centre
          of 1:2 and resized to 128 x 256 px. Its labels are the classes of both, so it has one or two. The classes are
-         the names of the folders. Half of the samples show a photo twice in the data set on average.
+         the names of the folders. A photo can be in several samples.
 values   Each sample is one photo, unchanged (a link). `brightness` is the mean luma 0.299 R + 0.587 G + 0.114 B of its
          pixels, 0 to 255, and `colourfulness` is sqrt(var(rg) + var(yb)) + 0.3 sqrt(mean(rg)^2 + mean(yb)^2) with
          rg = R - G and yb = (R + G) / 2 - B. Source: Hasler and Süsstrunk, "Measuring colourfulness in natural images",

@@ -28,6 +28,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from pipeline.plan.stage import Augment
 from train.loop import autocast_dtype
 from train.recipe.schema import Precision
 
@@ -92,7 +93,7 @@ def train(table: Path, recipe: dict[str, Any], *, seed: int, workers: int) -> di
     mean, std = truth.mean(0).float(), truth.std(0, correction=0).float()
     end = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)]
     for stage in stages:
-        scale = {**recipe.get("augment", {}), **stage.get("augment", {})}.get("scale", (0.35, 1.0))
+        scale = {**recipe.get("augment", {}), **stage.get("augment", {})}.get("scale", Augment.scale)
         crop = v2.RandomResizedCrop(stage["res"], scale=tuple(scale), antialias=True)
         data = _Table(table / "photos", rows["train"], v2.Compose([crop, v2.RandomHorizontalFlip(), *end]))
         loader = DataLoader(data, stage["batch_size"], shuffle=True, num_workers=workers)

@@ -1,7 +1,7 @@
 """Complete trainings as processes, one after another or in turns, and the figures of their logs.
 
 A side is a recipe and its shard set. `measure` trains each side with each seed, in rounds (a b c, a b c, …), each as
-`python -m train train` in its own process, and continues what an earlier call has not finished.
+`python -m train train` in its own process; runs that an earlier call finished are reused.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def measure(
 
     A run that an earlier call finished in `runs` under the same `expect` is reused, and one that it did not finish is
     repeated; never with `turns`. With `may_diverge`, a run whose loss is not finite has an accuracy of 0 instead of
-    raising `ResoluteError`. `on_run` is called with the result of each new run that did not.
+    raising `ResoluteError`. `on_run` is called with the result of each new run that did not diverge.
     """
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -278,8 +278,8 @@ def _earlier(folder: Path, key: dict[str, Any]) -> dict[str, Any] | None:
         note = {"key": None}
     if note["key"] != key:
         raise ResoluteError(
-            f"{folder}: a run that this benchmark did not start, or of other code, data or settings, expected its "
-            "own; remove it or choose another --runs"
+            f"{folder}: a run that this benchmark did not start, or with other code, data or settings, expected "
+            "its own; remove it or choose another --runs"
         )
     if "wall_s" in note:
         return note

@@ -8,7 +8,7 @@ report   read once, for the published figures
 
 FOLDER holds train.csv, tune.csv, choose.csv, report.csv, and rest.csv (all but report, to train on for the report):
 lists that prep reads (path, label), with the first 16 hex digits of each file's SHA-256. A photo's part is decided by a
-salted hash of its name CLASS/NAME, within each class: the first hashes are reported, the next choose, then tune, so
+salted hash of its name CLASS/NAME, within each class: the lowest go to report, the next to choose, then to tune, so
 that every part has its share of each class to within rounding. If FOLDER exists, its photos keep their parts, and new
 ones fill the parts up to their shares. Byte-identical photos get the part of the first of them.
 

@@ -101,7 +101,7 @@ def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
 
 
 def _paired_epochs(pairs: Sequence[tuple[Run, Run]], name: str) -> dict[str, Any] | None:
-    """Each seed's ratio of a time of epochs with the same number, resolution and samples, with their `interval`.
+    """Ratio per seed of a time, over epochs equal in number, resolution and samples, with its `interval`.
 
     `epochs`: pairs of epochs of all seeds.
     """

@@ -23,7 +23,7 @@ __all__ = ["AUGMENT_STRENGTHS", "AUTO", "BATCH_SIZES", "MAX_BATCH", "MAX_EPOCHS"
 AUTO = 0  # batch size "auto": measured before training
 # Sanity limits: larger values would fail in a library or never finish starting.
 _MAX_RES, MAX_BATCH, MAX_EPOCHS = 16_384, 2**20, 100_000
-BATCH_SIZES = f'1 to {MAX_BATCH}, or "auto"; with several resolutions also "constant_pixels", or a list of sizes'
+BATCH_SIZES = f'1 to {MAX_BATCH}, "auto" or "constant_pixels"; with several resolutions also a list of sizes'
 
 _THREE_AUGMENT_JITTER = (0.3, 0.3, 0.3, 0.0)  # Source: Touvron et al., DeiT III, arXiv 2204.07118, section 3
 BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torchvision

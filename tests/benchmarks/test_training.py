@@ -329,7 +329,7 @@ def test_finished_runs_are_not_repeated_and_runs_of_other_code_refused(tmp_path:
     assert [seed for _, seed, _ in trainer.calls] == [0, 1]
     assert new == [("fixed", 0), ("fixed", 1)]
     for more in ({"commit": "b"}, {"shards_hash": "other"}, {"lr_factor": 2.0}):
-        with pytest.raises(ResoluteError, match="fixed-seed0: a run that this benchmark did not start, or of other co"):
+        with pytest.raises(ResoluteError, match="fixed-seed0: a run that this benchmark did not start, or with oth"):
             call([0], **more)
     (runs / "fixed-seed2").mkdir()
     with pytest.raises(ResoluteError, match="fixed-seed2: a run that this benchmark did not start"):

@@ -49,9 +49,9 @@ def _all_values(recipe: Recipe) -> Iterable[dict[str, float]]:
 class Regularizer:
     """Sets the rates of a network's dropout and stochastic depth, and the weight decay of its optimizer.
 
-    Both are built with the values of `strongest`, and nothing is rebuilt. Rates are set on timm's modules, in the
-    proportions that timm gives them: stochastic depth rises linearly with the depth. Parameters without weight decay
-    stay without.
+    Network and optimizer are built with the values of `strongest`; nothing is rebuilt. Rates are set on timm's modules,
+    in the proportions that timm gives them: stochastic depth rises linearly with the depth. Parameters without weight
+    decay stay without it.
     """
 
     def __init__(

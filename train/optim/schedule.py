@@ -79,7 +79,7 @@ class Rates:
         return next(iter(factors.values())) if res is None else factors[res]
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int, *, stage: int, res: int | None = None) -> float:
-        """Set learning rate and momentum of every parameter group for `step`; returns it without groups' `lr_scale`."""
+        """Set rate and momentum of every parameter group for `step`; returns the rate before the groups' factors."""
         lr, momentum = self.at(step)
         lr *= self.factor(stage, res)
         for group in optimizer.param_groups:

@@ -63,8 +63,8 @@ def with_batch_sizes(
         return _sized(recipe, [size or old_size for size, old_size in zip(sizes, old, strict=True)])
     if device.type != "cuda":
         raise ResoluteError(
-            f"stages[{sizes.index(AUTO)}].batch_size: got auto on a {device.type.upper()}, where memory does not limit "
-            "the batch, expected a number; set one in the recipe"
+            f"stages[{sizes.index(AUTO)}].batch_size: got auto on a {device.type.upper()}, where the largest batch "
+            "is not searched, expected a number; set one in the recipe"
         )
     small = world_size * max(8, recipe.optim.grad_accum_steps)
     plan, fits = probe(_sized(recipe, [size or small for size in sizes]))
@@ -111,7 +111,7 @@ def largest_that_fits(fits: Callable[[int], bool], *, max_size: int) -> int:
 
 
 def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
-    """A probe that runs two training steps of `learner` at a stage's largest resolution; it is unusable afterwards.
+    """A probe that runs two training steps of `learner` at a stage's largest resolution, which spoil the learner.
 
     Two steps, because the optimizer's state exists only from the second on.
     """

@@ -29,7 +29,7 @@ __all__ = [
 class StageForecast:
     """The forecast of one stage; `images` per epoch, `eval_images` per validation.
 
-    With several resolutions, `res` is the largest, and `batch_size` the mean one.
+    With several resolutions, `res` is the largest, and `batch_size` the mean.
     """
 
     stage: int

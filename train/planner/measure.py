@@ -85,7 +85,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """A part of a stage whose batches have the same shapes, and the longest run of batches of it."""
+    """A part of a stage whose batches have the same shapes, and its longest run of consecutive batches."""
 
     shapes: tuple[BatchShape, ...]
     samples: int  # in the whole stage
@@ -102,7 +102,7 @@ class Leg:
 def legs(plan: Plan, stage: int) -> list[Leg]:
     """The legs of a stage in the order of the run: one, or, of a ramp, one for each resolution.
 
-    Of more than `_MAX_LEGS` resolutions, neighbours are joined and the middle one stands for them.
+    Beyond `_MAX_LEGS` resolutions, neighbours are grouped, and each group is measured at its middle one.
     """
     by_shapes: dict[tuple[BatchShape, ...], Leg] = {}
     for pass_ in plan.passes:
@@ -192,8 +192,8 @@ def measure(
 ) -> Pace:  # fmt: skip
     """Measure a leg of a stage (None: the first) in its share of about `about_s` s, or a few steps of each kind.
 
-    `train` and `validate` (None: not measured) run a step; `memory` returns the peak memory in bytes. Of several
-    synthetic batches, one for each shape of the leg, steps take one after another.
+    `train` and `validate` (None: not measured) run a step; `memory` returns the peak memory in bytes. Several
+    synthetic batches, one for each shape of the leg, are used in turn.
     """
     parts = legs(plan, stage)
     whole = leg or parts[0]

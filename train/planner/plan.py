@@ -70,7 +70,7 @@ def plan(
     """Print the forecast of the run of `options` and, with a `budget` such as "11m", advice; returns 0.
 
     `runs`: folds to train one after another; the one of `options` is measured. `file`: for the forecast as JSON.
-    `suggest`: for a recipe that fits the budget; printed is then its forecast.
+    `suggest`: for a recipe that fits the budget; its forecast is then printed.
     """
     budget_s = parse_duration(budget) if budget else None
     began = time.perf_counter() - process_age_s()  # why: a run's time includes starting Python and loading torch
@@ -95,7 +95,7 @@ def plan(
                 if ranks.is_main:
                     origin = _origin(candidates.base, run.plan, run.learner, options.threads)
                     candidates.write(suggest, epochs, [origin, *lines])
-                lines.append(f"{suggest}: written; make train RECIPE={suggest}")
+                lines.append(f"{suggest}: written; make train RECIPE={suggest} SHARDS={options.shards}")
             elif budget_s:
                 too_long = result.total_s() > budget_s
                 doubled = _with_doubled_batches(result, run.plan, run.learner) if too_long else None

@@ -4,8 +4,8 @@ The rule: epochs per stage, whole numbers of at least two, that maximise `score`
 over the stages of resolution * log(1 + epochs), so that
 
 - each stage gets a share of the training time in proportion to its resolution: the gain of a further epoch falls as
-  1 / epochs, and the epochs of a fast stage cost less. These are the shares of the recipes of this repository that
-  were tuned by accuracy (64, 96, 128 px: 25, 35, 40 % of the pixels, here 22, 33, 44);
+  1 / epochs, and the epochs of a fast stage cost less. `benchmarks/recipes/imagenette_old.toml`, tuned by accuracy, is
+  close (64, 96, 128 px: 25, 35, 40 % of the pixels, here 22, 33, 44); later recipes give the last stages less;
 - a stage is left out if the budget is so small that the others gain more from its time; the last stage, at the full
   resolution, always stays.
 
@@ -50,7 +50,7 @@ _MAX_OPTIONAL = 10  # stages of which any may be left out; of more, only the fir
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """A base recipe whose stages are all candidates: its own, and stored resolutions between them.
+    """A base recipe whose stages are all candidates: its own, and new ones at stored resolutions.
 
     `recipe`: parsed from `table`, the base's values with the added stages and with every epoch count resolved.
     """
@@ -64,7 +64,8 @@ class Candidates:
         """`stored`: the set's resolutions, px. Raises `ResoluteError` as `Recipe.load` does.
 
         A stored resolution below the last stage's becomes a stage, with the other values of the next larger stage, if
-        it is at least half the last one's. Not in recipes with ramps, falling resolutions or layers frozen by stage.
+        it is at least half the last one's. Not in recipes with ramps, with resolutions that do not rise, or with
+        stages that depend on each other (`_depend`).
         """
         base = Recipe.load(path)
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -108,7 +109,7 @@ class Candidates:
         intended = Recipe.parse(table, name=path.stem, where=str(path))
         text = "".join(f"# {line}\n" for line in comments) + f"\n{recipe_text(table)}"
         if Recipe.parse(tomllib.loads(text), name=path.stem) != intended:
-            raise ResoluteError(f"{path}: got kwargs that TOML does not keep, expected plain values; simplify them")
+            raise ResoluteError(f"{path}: got kwargs that TOML cannot hold, expected plain values; simplify them")
         with output_file(path) as file:
             file.write(text.rstrip().encode() + b"\n")
 
@@ -145,7 +146,7 @@ def _batch_size(stage: Stage) -> dict[str, Any]:
 
 
 def _with_schedule(table: dict[str, Any], base: Recipe, factor: float) -> dict[str, Any]:
-    """A copy of the table, in whose schedule what counts epochs is that of `base` times `factor`."""
+    """A copy of the table, with the epoch counts of its schedule replaced by those of `base` times `factor`."""
     scaled = scaled_schedule(base.schedule, factor)
     counts = {"warmup_epochs": scaled.warmup_epochs, "period_epochs": scaled.period_epochs,
               "milestone_epochs": [*scaled.milestone_epochs]}  # fmt: skip
@@ -185,7 +186,7 @@ def choose(
 
 
 def _selections(count: int) -> Iterator[list[int]]:
-    """The numbers of the stages that stay: any of up to ten, of more all but the first ones; the last one stays."""
+    """The numbers of the stages that stay, the last among them: any of up to ten; of more, only leading ones go."""
     if count > _MAX_OPTIONAL:
         yield from ([*range(first, count)] for first in range(count))
         return
@@ -266,7 +267,7 @@ def reasons(result: Forecast, epochs: Sequence[int], budget_s: float) -> list[st
         lines.append(f"stage {stage.stage}: {stage.epochs} epochs at {stage.res} px, {stage.epoch_s:.3g} s each, "
                      f"{100 * share:.0f} % of the training time")  # fmt: skip
     if left_out := [str(stage.res) for stage, count in zip(result.stages, epochs, strict=True) if not count]:
-        lines.append(f"left out: {', '.join(left_out)} px: its time gains more in the other stages")
+        lines.append(f"left out: {', '.join(left_out)} px: their time gains more in the other stages")
     parts = ", ".join(f"{name} {format_duration(value)}" for name, value in chosen.parts_s().items())
     runs = f" in {chosen.folds} folds" if chosen.folds > 1 else ""
     total = format_duration(chosen.total_s())

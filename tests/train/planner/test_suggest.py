@@ -101,7 +101,7 @@ def test_the_reasons_name_stages_times_and_what_is_left_out() -> None:
     lines = reasons(result, [9, 0, 2], 45.0)
     assert lines[0].startswith("rule: ")
     assert lines[1] == "stage 0: 9 epochs at 64 px, 1 s each, 31 % of the training time"
-    assert lines[3] == "left out: 96 px: its time gains more in the other stages"
+    assert lines[3] == "left out: 96 px: their time gains more in the other stages"
     assert lines[4].startswith("forecast: 34.1 s of the budget of 45.0 s: start 3.0 s, training 29.0 s, validation")
     chosen = proposal(result, [9, 0, 2])
     assert [(stage.stage, stage.res, stage.epochs) for stage in chosen.stages] == [(0, 64, 9), (1, 128, 2)]
