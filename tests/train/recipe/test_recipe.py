@@ -38,7 +38,7 @@ ONE_STAGE = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}
         ({"seed": -1}, "seed: got -1, expected 0 to 9223372036854775807"),
         ({"data": {"std": [0.0, 0.0, 0.0]}}, "data.std: got [0.0, 0.0, 0.0], expected each above 0"),
         ({"stages": [{"res": 32, "epochs": 1, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected 1 "
-         'to 1048576, or "auto"'),
+         'to 1048576, "auto" or "constant_pixels"'),
         ({"stages": [{"res": 32, "epochs": 10**15, "batch_size": 8}]}, "stages.epochs: got 1000000000000000, expected "
          "1 to 100000"),
         ({"stages": [{"res": 32, "epochs": 60_000, "batch_size": 8}] * 2}, "stages.epochs: got 120000, expected at "
