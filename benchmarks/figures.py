@@ -220,12 +220,12 @@ def imagenette() -> str:
 
 
 def turns() -> str:
-    """Does an epoch cost more after changes of resolution?"""
-    ratio = _read("final-epoch")["ratio"]
+    """Does a step cost more after changes of resolution?"""
+    ratio = _read("final-step")["summary"]["recipes"]["turns_progressive"]["against"]["paired_step_ratio"]
     return (
-        f"With Resolute, an epoch at 224 px after epochs at 128 and 160 px takes {ratio['median']:.3f} times "
-        f"({min(ratio['raw']):.3f} to {max(ratio['raw']):.3f}) as long as an epoch of a run at 224 px only "
-        f"({_file('final-epoch')}, {len(ratio['raw'])} pairs of epochs in turns)."
+        f"With Resolute, a step at 224 px after epochs at 96, 128 and 160 px takes {ratio['mean']:.3f} times as long as "
+        f"a step of a run at 224 px only (95 % confidence interval {ratio['low']:.3f} to {ratio['high']:.3f}, "
+        f"{ratio['n']} pairs of runs that take turns every few steps, {_file('final-step')})."
     )
 
 

@@ -15,10 +15,10 @@ division; the result names the part and the number of runs before. With --tune-l
 factors on its learning rate on the part tune first, and the table uses the best factor of each.
 
 "Final epoch" is the time per image in the epochs at the last resolution, which should not depend on how a run got
-there. With --plan, `python -m train plan` forecasts every run. With --turns the trainings of a seed alternate
-after each validation (a b, b a, a b, …), and epoch n of a side is compared with epoch n of the first: while
-one works, the others are paused, so that changes of the machine's speed cancel out of the ratio, which has a confidence
-interval; a ratio of 1 means that the earlier stages do not matter.
+there. With --plan, `python -m train plan` forecasts every run. With --turns the trainings of a seed alternate every
+few steps (a b, b a, a b, …), and epoch n of a side is compared with epoch n of the first: while one works, the others
+are paused, so that changes of the machine's speed cancel out of the ratio, which has a confidence interval; a ratio of
+1 means that the earlier stages do not matter.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         help="CPU threads per run (default: all, %(default)s)")  # fmt: skip
     add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
     add("--plan", action="store_true", help="forecast every run before it, and compare the forecast with the outcome")
-    add("--turns", action="store_true", help="alternate a seed's trainings after each validation, for precise ratios")
+    add("--turns", action="store_true", help="alternate a seed's trainings every few steps, for precise ratios")
     add("--runs", type=Path, metavar="FOLDER", help="folder to keep the runs in (default: they are deleted)")
     add("--charts", type=Path, metavar="FILE", help="draw top-1 against time and loss against the epoch into an .html "
         "page; `python -m benchmarks.training.summary` draws it later")  # fmt: skip

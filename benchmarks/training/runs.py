@@ -36,6 +36,7 @@ _NOTE = "compare.json"  # in the folder of a run: the benchmark's own record, wi
 # of a training that alternated with others
 _NOT_TIMED: dict[str, Any] = {"wall_s": None, "began_unix_s": None, "load_before": None, "forecast": None}
 _TURN = "turn is over"  # printed by a training that waits for its next turn
+_TURN_STEPS = 8  # optimizer steps: a few seconds, in which the speed of a shared machine hardly changes
 
 Runner = Callable[[Sequence[str]], None]  # takes the arguments of `python -m train`
 
@@ -68,7 +69,7 @@ def _check(process: subprocess.Popen[str], errors: str, name: str = "") -> None:
 
 
 def train_in_turns(runs: Mapping[str, Sequence[str]]) -> None:
-    """Run one training per list of words, alternating by validations. Raises `ResoluteError` as `train` does."""
+    """Run one training per list of words, alternating every few steps. Raises `ResoluteError` as `train` does."""
     processes: dict[str, subprocess.Popen[str]] = {}
 
     def take_turn(name: str) -> bool:
@@ -93,7 +94,7 @@ def train_in_turns(runs: Mapping[str, Sequence[str]]) -> None:
 
 
 def _is_turn_over(name: str, process: subprocess.Popen[str]) -> bool:
-    """Wait for the end of a validation (true) or of the training (false)."""
+    """Wait for the end of a turn (true) or of the training (false)."""
     assert process.stdout
     for line in process.stdout:
         if line.strip() == _TURN:
@@ -113,21 +114,28 @@ def _start(words: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def take_turns(words: Sequence[str]) -> int:
-    """Run `python -m train train` in this process; after each validation it prints a marker and waits for a line."""
+    """Run `python -m train train` in this process; after each turn it prints a marker and waits for a line.
+
+    A turn is `_TURN_STEPS` optimizer steps or a validation. Waiting is not part of a step's time.
+    """
     from train import trainer
     from train.__main__ import main as train
 
     after_batch = trainer._Session._after
 
-    def wait_after_validation(session: Any, spec: Any) -> bool:
+    def wait_after_turn(session: Any, spec: Any) -> bool:
         continues = after_batch(session, spec)
-        if spec.last and spec.split == "val" and continues and spec.index + 1 < session.plan.total_batches:
+        if continues and _ends_turn(spec) and spec.index + 1 < session.plan.total_batches:
             print(_TURN, flush=True)
             sys.stdin.readline()
         return continues
 
-    trainer._Session._after = wait_after_validation  # type: ignore[assignment, method-assign]
+    trainer._Session._after = wait_after_turn  # type: ignore[assignment, method-assign]
     return train(["train", *words])
+
+
+def _ends_turn(spec: Any) -> bool:
+    return bool((spec.step + 1) % _TURN_STEPS == 0 if spec.split == "train" else spec.last)
 
 
 def changed(recipe: Path, path: Path, *, seed: int, lr_factor: float = 1.0) -> Path:

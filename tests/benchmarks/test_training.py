@@ -19,10 +19,13 @@ from PIL import Image
 
 from benchmarks.training import photo_tables
 from benchmarks.training.__main__ import best_factors, main
-from benchmarks.training.runs import Side, changed, figures, measure, train
+from benchmarks.training.runs import Side, _ends_turn, changed, figures, measure, train
 from benchmarks.training.summary import charts, interval, summary, tables
 from benchmarks.training.summary import main as show
+from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
+from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
 from tests import ROOT
 from train.planner.estimate import Forecast, StageForecast
 from train.planner.estimate import to_json as plan_to_json
@@ -416,8 +419,23 @@ def test_the_command_line_trains_and_writes_a_result(
     assert not [folder for folder in (tmp_path, shard_root.parent) if str(folder) in text]
 
 
+def test_turns_are_a_few_steps_or_a_validation(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=4, batch_size=4)], eval_batch_size=4)
+    turns: list[list[str]] = [[]]
+    for index in range(plan.total_batches):
+        spec = plan.batch(index)
+        turns[-1].append(spec.split)
+        if _ends_turn(spec):
+            turns.append([])
+    assert max(turn.count("train") for turn in turns) == 8
+    assert [turn for turn in turns if "val" in turn and turn[-1] != "val"] == []
+    assert sum("val" in turn for turn in turns) == 4  # no turn has two validations
+    assert turns.pop() == []  # nothing remains after the last validation
+    assert min(map(len, turns)) > 0
+
+
 @pytest.mark.slow
-def test_trainings_alternate_epochs_to_the_end(
+def test_trainings_alternate_to_the_end(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fixed, steps = tiny(tmp_path, "fixed", [(48, 3)]), tiny(tmp_path, "steps", [(32, 1), (48, 2)])
@@ -442,6 +460,10 @@ def test_trainings_alternate_epochs_to_the_end(
 
 
 def test_comparison_recipes_differ_only_in_the_named_property() -> None:
+    turns = [Recipe.load(RECIPES / f"turns_{name}.toml") for name in ("fixed224", "progressive")]
+    assert replace(turns[0], stages=turns[1].stages, name="turns_progressive") == turns[1]
+    assert turns[0].total_epochs == turns[1].total_epochs
+    assert {stage.res for stage in turns[0].stages} == {224} == {turns[1].stages[-1].res}
     names = ("fixed224", "progressive", "onecycle_stage", "cosine_stage", "unfreeze", "freeze")
     recipes = {name: Recipe.load(RECIPES / f"{name}.toml") for name in names}
     progressive = recipes["progressive"]

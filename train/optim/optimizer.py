@@ -7,15 +7,30 @@ from collections.abc import Callable
 from typing import Any
 
 import timm.optim
+import timm.optim.muon
 import torch
 from timm.utils import dispatch_clip_grad
 from torch import nn
 
 from pipeline.errors import ResoluteError
+from train.logs.hardware import bf16_is_emulated
 from train.model.build import head_parameters
 from train.recipe.schema import Optim
 
 __all__ = ["Lookahead", "build_optimizer", "build_shaping"]
+
+_timms_iteration = timm.optim.muon.zeropower_via_newtonschulz
+
+
+def _orthogonal(gradient: torch.Tensor, *args: Any, **settings: Any) -> torch.Tensor:
+    """timm's Newton-Schulz iteration for Muon, in float32 where bf16 is emulated (on such a CPU 20 times as fast)."""
+    if bf16_is_emulated(gradient.device):
+        settings["dtype"] = torch.float32
+    return _timms_iteration(gradient, *args, **settings)
+
+
+# why replaced: timm's Muon has no setting for the dtype
+timm.optim.muon.zeropower_via_newtonschulz = _orthogonal
 
 
 def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from timm.optim.muon import _COEFFICIENTS
 from torch import nn
 
 from pipeline.errors import ResoluteError
@@ -105,8 +106,8 @@ def test_a_model_without_head_refuses_a_learning_rate_for_it() -> None:
 def test_muon_makes_orthogonal_steps_of_matrices() -> None:
     """The step is the orthogonal factor of the averaged gradient (Jordan, kellerjordan.github.io/posts/muon).
 
-    timm finds it by five Newton-Schulz iterations in bfloat16, and scales it by 0.2 sqrt(max(rows, columns)), as in Liu
-    et al., arXiv 2502.16982, equation 4.
+    timm finds it by five Newton-Schulz iterations, and scales it by 0.2 sqrt(max(rows, columns)), as in Liu et al.,
+    arXiv 2502.16982, equation 4.
     """
     network, lr, momentum = nn.Linear(24, 16, bias=False), 0.1, 0.9
     optimizer = build_optimizer(Optim(name="muon", lr=lr, momentum=momentum, weight_decay=0.0), network)
@@ -120,6 +121,23 @@ def test_muon_makes_orthogonal_steps_of_matrices() -> None:
         left, _, right = torch.linalg.svd(average, full_matrices=False)
         expected = -lr * 0.2 * 24**0.5 * left @ right
         assert (network.weight.detach() - before - expected).norm() < 0.15 * expected.norm()
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_muon_iterates_in_float32_where_bf16_is_emulated(monkeypatch: pytest.MonkeyPatch, emulated: bool) -> None:
+    monkeypatch.setattr("train.optim.optimizer.bf16_is_emulated", lambda device: emulated)
+    network = nn.Linear(24, 16, bias=False)
+    optimizer = build_optimizer(Optim(name="muon", lr=0.1, weight_decay=0.0), network)
+    before = network.weight.detach().clone()
+    gradient = network.weight.grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    x = gradient.double() / gradient.double().norm()
+    for a, b, c in _COEFFICIENTS["quintic"]:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    expected = -0.1 * 0.2 * 24**0.5 * x
+    error = ((network.weight.detach() - before - expected).norm() / expected.norm()).item()
+    assert error < 1e-5 if emulated else 1e-4 < error < 0.1
 
 
 @pytest.mark.parametrize(("name", "near"), [("adamww", "adamw"), ("moun", "muon"), ("SGD", "sgd")])
