@@ -223,8 +223,8 @@ def turns() -> str:
     """Does a step cost more after changes of resolution?"""
     ratio = _read("final-step")["summary"]["recipes"]["turns_progressive"]["against"]["paired_step_ratio"]
     return (
-        f"With Resolute, a step at 224 px after epochs at 96, 128 and 160 px takes {ratio['mean']:.3f} times as long as "
-        f"a step of a run at 224 px only (95 % confidence interval {ratio['low']:.3f} to {ratio['high']:.3f}, "
+        f"With Resolute, a step at 224 px after epochs at 96, 128 and 160 px takes {ratio['mean']:.3f} times as long "
+        f"as a step of a run at 224 px only (95 % confidence interval {ratio['low']:.3f} to {ratio['high']:.3f}, "
         f"{ratio['n']} pairs of runs that take turns every few steps, {_file('final-step')})."
     )
 

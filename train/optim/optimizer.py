@@ -7,31 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import timm.optim
-import timm.optim.muon
 import torch
 from timm.utils import dispatch_clip_grad
 from torch import nn
 
 from pipeline.errors import ResoluteError
-from train.logs.hardware import bf16_is_emulated
 from train.model.build import head_parameters
 from train.recipe.schema import Optim
 
+from .muon import replace_emulated_bf16
+
 __all__ = ["Lookahead", "build_optimizer", "build_shaping"]
-
-_timms_iteration = timm.optim.muon.zeropower_via_newtonschulz
-
-
-def _orthogonal(gradient: torch.Tensor, *args: Any, **settings: Any) -> torch.Tensor:
-    """timm's Newton-Schulz iteration for Muon, in float32 where bf16 is emulated (on such a CPU 20 times as fast)."""
-    if bf16_is_emulated(gradient.device):
-        settings["dtype"] = torch.float32
-    return _timms_iteration(gradient, *args, **settings)
-
-
-# why replaced: timm's Muon has no setting for the dtype
-timm.optim.muon.zeropower_via_newtonschulz = _orthogonal
-
 
 def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
     """The optimizer `optim.name` of timm's registry with timm's parameter groups, wrapped in Lookahead if on.
@@ -44,6 +30,7 @@ def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
     """
     # why "momentum": timm's "sgd" is Nesterov's, which requires momentum
     name = "momentum" if optim.name == "sgd" and not optim.momentum else optim.name
+    replace_emulated_bf16()
     info = timm.optim.get_optimizer_info(name)
     if info.second_order or (info.has_betas and info.num_betas != 2):
         raise _unusable(optim, "second-order, or more than two betas")

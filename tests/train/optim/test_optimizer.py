@@ -14,6 +14,7 @@ from torch import nn
 
 from pipeline.errors import ResoluteError
 from pipeline.plan.stage import Stage
+from train.optim.muon import orthogonalize
 from train.optim.optimizer import Lookahead, build_optimizer
 from train.optim.schedule import Rates
 from train.recipe.schema import Optim, Recipe, Schedule
@@ -123,21 +124,41 @@ def test_muon_makes_orthogonal_steps_of_matrices() -> None:
         assert (network.weight.detach() - before - expected).norm() < 0.15 * expected.norm()
 
 
+def _newton_schulz(gradient: torch.Tensor) -> torch.Tensor:
+    """The textbook iteration in float64."""
+    x = gradient.double() / gradient.double().norm()
+    for a, b, c in _COEFFICIENTS["quintic"]:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
 @pytest.mark.parametrize("emulated", [True, False])
 def test_muon_iterates_in_float32_where_bf16_is_emulated(monkeypatch: pytest.MonkeyPatch, emulated: bool) -> None:
-    monkeypatch.setattr("train.optim.optimizer.bf16_is_emulated", lambda device: emulated)
+    monkeypatch.setattr("train.optim.muon.bf16_is_emulated", lambda device: emulated)
     network = nn.Linear(24, 16, bias=False)
     optimizer = build_optimizer(Optim(name="muon", lr=0.1, weight_decay=0.0), network)
     before = network.weight.detach().clone()
     gradient = network.weight.grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
     optimizer.step()
-    x = gradient.double() / gradient.double().norm()
-    for a, b, c in _COEFFICIENTS["quintic"]:
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    expected = -0.1 * 0.2 * 24**0.5 * x
+    expected = -0.1 * 0.2 * 24**0.5 * _newton_schulz(gradient)
     error = ((network.weight.detach() - before - expected).norm() / expected.norm()).item()
     assert error < 1e-5 if emulated else 1e-4 < error < 0.1
+
+
+@pytest.mark.parametrize("rank", [1, 10, 40])
+@pytest.mark.parametrize("shape", [(40, 360), (360, 40), (40, 40)])
+def test_orthogonalisation_by_the_gram_matrix_equals_the_textbook_iteration(shape: tuple[int, int], rank: int) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    left, right = (torch.randn(side, rank, generator=generator) for side in shape)
+    gradient = left * torch.logspace(0, -4, rank) @ right.T
+    expected = _newton_schulz(gradient if shape[0] <= shape[1] else gradient.T)
+    expected = expected if shape[0] <= shape[1] else expected.T
+    for batch in (gradient, torch.stack([gradient, 7 * gradient])):
+        got = orthogonalize(batch, _COEFFICIENTS["quintic"])
+        for each in got if got.dim() == 3 else [got]:
+            assert (each - expected).norm() < 1e-3 * expected.norm()
+    assert not orthogonalize(torch.zeros(shape), _COEFFICIENTS["quintic"]).any()
 
 
 @pytest.mark.parametrize(("name", "near"), [("adamww", "adamw"), ("moun", "muon"), ("SGD", "sgd")])
