@@ -165,11 +165,15 @@ def schedules() -> str:
 
 
 class _Row(NamedTuple):
-    """A recipe for Imagenette, and its result files: a run alone on the machine, and the accuracy of several seeds."""
+    """A recipe for Imagenette, and its result files.
+
+    `timed`: a run alone on the machine; `seeds`: the accuracy of several; `budget`: the old recipe on that machine.
+    """
 
     recipe: str
     timed: str
     seeds: str
+    budget: str
 
     @property
     def time(self) -> Mapping[str, Any]:
@@ -182,6 +186,14 @@ class _Row(NamedTuple):
     @property
     def wall_s(self) -> float:
         return float(self.time["wall_s"]["median"])
+
+    @property
+    def time_ratio(self) -> float:
+        return self.wall_s / float(_read(self.budget)["summary"]["recipes"]["imagenette_old"]["wall_s"]["median"])
+
+    @property
+    def processor(self) -> str:
+        return "with bf16" if _read(self.timed)["machine"]["bf16"] else "without"
 
     @property
     def photos(self) -> tuple[str, str]:
@@ -201,10 +213,11 @@ class _Row(NamedTuple):
 
 
 _OLD, _NEW, *_OTHERS = [
-    _Row("imagenette_old", "imagenette-small", "imagenette-small"),  # its time is the budget of the others
-    _Row("imagenette_cpu", "imagenette-small", "imagenette-small-seeds"),
-    _Row("imagenette_cpu_whole", "imagenette-whole", "imagenette-whole-seeds"),
-    _Row("imagenette_cpu_quick", "imagenette-whole", "imagenette-whole-seeds"),
+    _Row("imagenette_old", "imagenette-small", "imagenette-small", "imagenette-small"),
+    _Row("imagenette_cpu", "imagenette-small", "imagenette-small-seeds", "imagenette-small"),
+    _Row("imagenette_old", "imagenette-old-bf16", "imagenette-old-bf16", "imagenette-old-bf16"),
+    _Row("imagenette_cpu_whole", "imagenette-whole", "imagenette-whole-seeds", "imagenette-old-bf16"),
+    _Row("imagenette_cpu_quick", "imagenette-whole", "imagenette-whole-seeds", "imagenette-old-bf16"),
 ]
 
 
@@ -212,11 +225,11 @@ def imagenette() -> str:
     """Accuracy and time of the recipes for Imagenette."""
     rows = [
         (f"`{row.recipe}.toml`", *row.photos, row.length, row.top1(), row.top1("top1"),
-         f"{row.wall_s / 60:.1f} min, {row.wall_s / _OLD.wall_s:.2f}x", row.files)
+         row.processor, f"{row.wall_s / 60:.1f} min, {row.time_ratio:.2f}x", row.files)
         for row in (_OLD, _NEW, *_OTHERS)
     ]  # fmt: skip
     return _table(("recipe", "training photos", "validated on", "length", "top-1, averaged weights ± standard error",
-                   "last weights", "whole command", "files"), rows)  # fmt: skip
+                   "last weights", "CPU", "whole command", "files"), rows)  # fmt: skip
 
 
 def turns() -> str:

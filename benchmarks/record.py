@@ -50,7 +50,6 @@ _COMMANDS = {
     "changes": "benchmarks.change --shards shards --kinds --batch-size 32",
     "compare-clothing10": f"benchmarks.training --shards clothing10 --plan --recipes {','.join(_COMPARED)}",
     "compare-imagenette": f"benchmarks.training --shards imagenette224 --plan --recipes {','.join(_COMPARED[:4])}",
-    "final-epoch": f"benchmarks.training --shards imagenette224 --turns --recipes {','.join(_COMPARED[:2])}",
     "order": "benchmarks.storage.order",
     "peers": "benchmarks.loader --shards shards --batch-size 256 --seconds 3 --rounds 2 --ffcv-python PY",
     "peers-64": "benchmarks.loader --shards shards --seconds 4 --only ours,dali,ffcv --ffcv-python PY",
@@ -106,6 +105,10 @@ def machine(device: torch.device | None) -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),  # load average of the last minute: above 0, other work ran
         "gpu": None,
     }
+    if device and device.type == "cpu":
+        from train.logs.hardware import bf16_is_emulated
+
+        record["bf16"] = not bf16_is_emulated(device)  # which changes the speed of networks by different factors
     if device and device.type == "cuda":
         import torch
 
