@@ -12,7 +12,6 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import json
-import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from pipeline.cpu_count import available_cpus
 from pipeline.dataset.format import FORMAT, VERSION, is_sealed
 from pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
 from pipeline.errors import ResoluteError, from_os_error, strip_credentials
+from pipeline.fork_server import fork_server
 from pipeline.storage.atomic_file import PARTIAL
 from prep.shards.existing_set import CHANGES, DAMAGED, MANIFEST
 from prep.shards.file_check import Damage, check_file, init_worker, read_with_retry
@@ -124,7 +124,7 @@ def _unexpected_files(store: Store, files: Mapping[str, Any]) -> list[str]:
 
 def _in_processes(store: Store, files: Mapping[str, FileInfo], workers: int) -> Iterator[tuple[str, str | None]]:
     """Yield each file with its fault as it completes. An interrupt ends the workers in the middle of a tar."""
-    context = multiprocessing.get_context("forkserver")
+    context = fork_server()
     stop = context.Event()
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=init_worker, initargs=(stop,))
     try:

@@ -16,8 +16,8 @@ FILES = sorted(p for part in ("pipeline", "prep", "train", "benchmarks") for p i
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
 LIGHT = ("pipeline.storage", "pipeline.dataset", "pipeline.plan")
 # modules of the pipeline that prep may import
-SHARED = ("pipeline.cli", "pipeline.cpu_count", "pipeline.errors", "pipeline.jit", "pipeline.storage",
-          "pipeline.dataset", "pipeline.plan.order", "pipeline.plan.rng", "pipeline.report")  # fmt: skip
+SHARED = ("pipeline.cli", "pipeline.cpu_count", "pipeline.errors", "pipeline.fork_server", "pipeline.jit",
+          "pipeline.storage", "pipeline.dataset", "pipeline.plan.order", "pipeline.plan.rng", "pipeline.report")  # fmt: skip
 
 
 def is_within(module: str, packages: tuple[str, ...]) -> bool:

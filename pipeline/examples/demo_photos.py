@@ -9,7 +9,6 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import json
-import multiprocessing
 import shutil
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from tqdm import tqdm
 from pipeline.cli import Parser, command, number
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
+from pipeline.fork_server import fork_server
 from pipeline.storage.atomic_file import write_errors
 
 from .demo_scene import CLASSES, draw
@@ -64,7 +64,7 @@ def make_demo(out: Path, *, images: int, seed: int, workers: int) -> bool:
         (partial_folder / STAMP).write_text(stamp)
         for name in CLASSES:
             (partial_folder / name).mkdir()
-    context = multiprocessing.get_context("forkserver")
+    context = fork_server()
     draw_one = partial(_draw_photo, partial_folder, seed)
     with ProcessPoolExecutor(workers, mp_context=context) as pool, write_errors(partial_folder):
         try:

@@ -14,13 +14,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.errors import ResoluteError
+from pipeline.fork_server import fork_server
 from prep.convert.batch import Batch, BatchResult, EncodeOptions, receive_answer
 from prep.sources.image_ref import ByteRange
 
@@ -154,9 +154,8 @@ class Pool:
         serve: Serve = _serve,
         hang_s: float = HANG_S,
     ) -> None:
-        self._context: Any = multiprocessing.get_context(method)
-        if method == "forkserver":  # why: the fork server imports it and compiles its kernel once for all workers
-            self._context.set_forkserver_preload(_PRELOAD)
+        # why preloaded: the fork server imports it and compiles its kernel once for all workers
+        self._context: Any = fork_server(_PRELOAD) if method == "forkserver" else multiprocessing.get_context(method)
         self._serve = serve
         self._hang_s = hang_s
         # results that wait for that of an earlier batch: enough to hide a slow one, few enough for memory
@@ -289,8 +288,7 @@ class Pool:
 
 def start_fork_server() -> None:
     """Start the fork server now, so that it imports what workers need while this process prepares the work."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
-    forkserver.ensure_running()
+    fork_server(_PRELOAD)
 
 
 @contextmanager

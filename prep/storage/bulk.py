@@ -6,7 +6,6 @@ few hundred requests per second whatever the latency. Thousands of objects are t
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,6 +14,7 @@ from functools import partial
 
 from pipeline.cpu_count import available_cpus
 from pipeline.errors import ResoluteError
+from pipeline.fork_server import fork_server
 from prep.execute.child import init_child
 from prep.execute.thread_map import thread_map
 
@@ -55,7 +55,7 @@ def read_many(store: Store, names: Sequence[str], *, nbytes: int = 0) -> Iterato
         return
     step = max(1, min(_CHUNK_FILES, _CHUNK_BYTES // max(1, nbytes)))
     chunks = (names[i : i + step] for i in range(0, len(names), step))
-    context = multiprocessing.get_context("forkserver")
+    context = fork_server()
     # why the environment: the fork server has that of its own start; credentials may have been set since
     environ = dict(os.environ)
     with ProcessPoolExecutor(processes, mp_context=context, initializer=init_child, initargs=(environ,)) as pool:
