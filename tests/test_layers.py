@@ -17,7 +17,8 @@ NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuff
 LIGHT = ("pipeline.storage", "pipeline.dataset", "pipeline.plan")
 # modules of the pipeline that prep may import
 SHARED = ("pipeline.cli", "pipeline.cpu_count", "pipeline.errors", "pipeline.fork_server", "pipeline.jit",
-          "pipeline.storage", "pipeline.dataset", "pipeline.plan.order", "pipeline.plan.rng", "pipeline.report")  # fmt: skip
+          "pipeline.storage", "pipeline.dataset", "pipeline.plan.order", "pipeline.plan.rng",
+          "pipeline.report")  # fmt: skip
 
 
 def is_within(module: str, packages: tuple[str, ...]) -> bool:
