@@ -1,8 +1,8 @@
 """Muon's orthogonalisation in float32, for devices that emulate bf16: replaces timm's, which always iterates in bf16.
 
-Without bf16 instructions timm's is many times as slow as in float32 (`bf16_is_emulated` has a measurement). This one also
-iterates on the Gram matrix, which is small, instead of on the gradient: 1.5 times as fast for a (192, 1728) convolution
-(benchmarks/results/LOG.md, "Muon instead of SGD").
+Without bf16 instructions timm's is many times as slow as in float32 (`bf16_is_emulated` has a measurement). This one
+also iterates on the Gram matrix, which is small, instead of on the gradient: 1.5 times as fast for a (192, 1728)
+convolution (benchmarks/results/LOG.md, "Muon instead of SGD").
 """
 
 from __future__ import annotations
