@@ -14,7 +14,8 @@ __all__ = ["fork_server"]
 def fork_server(preload: Sequence[str] = ()) -> ForkServerContext:
     """The context of the running fork server, started if necessary, with the modules `preload` imported.
 
-    why blocked: processes inherit it; without it, a worker interrupted during its imports would print a traceback.
+    It starts with SIGINT blocked, and workers inherit that: interrupted during its imports, a worker would otherwise
+    print a traceback.
     """
     context = multiprocessing.get_context("forkserver")
     if preload:
