@@ -197,7 +197,10 @@ def _median(values: NDArray[np.float64]) -> float | None:
 
 
 def _stages(log: RunLogReader) -> list[dict[str, Any]]:
-    """Medians of each stage's steps, and the extra cost of its first steps; None for the first stage."""
+    """Medians of each stage's steps, and the extra cost of its first steps; None for the first stage.
+
+    `ramp_changes`: the costs of changes of resolution inside the stage, see `switch_costs`.
+    """
     steps = log.steps
     changes = switch_costs(steps["stage"], steps["time_s"], steps["res"])
     costs = {cost["stage"]: cost for cost in changes if not cost["in_stage"]}
@@ -210,6 +213,7 @@ def _stages(log: RunLogReader) -> list[dict[str, Any]]:
             "steps": int(own.sum()), "step_s": float(np.median(steps["time_s"][own])),
             "image_s": float(np.median(steps["time_s"][own] / steps["samples"][own])),
             "switch_cost_s": cost.get("cost_s"), "switch_slowest_ratio": cost.get("slowest_ratio"),
+            "ramp_changes": [change for change in changes if change["stage"] == stage and change["in_stage"]],
         })  # fmt: skip
     return stages
 

@@ -162,6 +162,21 @@ def test_figures_equal_those_of_the_log(tmp_path: Path) -> None:
     assert result["epochs"][0]["images_per_s"] == pytest.approx(8.0)
 
 
+def test_a_change_of_resolution_inside_a_stage_has_its_own_cost(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write_log(path, [(32, 1.0)], top1=0.5)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    slow, usual = ([record for record in records if record["kind"] == "step" and record["epoch"] == epoch]
+                   for epoch in (0, 1))  # fmt: skip
+    others = [record for record in records if record["kind"] != "step"]
+    ramp = [*usual, *(record | {"res": 64} for record in slow)]  # why this order: the first epoch's first steps are slow
+    path.write_text("".join(json.dumps(record) + "\n" for record in (others[0], *ramp, *others[1:])))
+    (stage,) = figures(path)["stages"]
+    (change,) = stage["ramp_changes"]
+    assert (change["res"], change["cost_s"], change["slowest_ratio"]) == (64, 2.0, 2.0)
+    assert stage["switch_cost_s"] is None
+
+
 def test_an_unfinished_log_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write_log(path, [(32, 1.0)], top1=0.5)
