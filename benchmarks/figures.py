@@ -16,6 +16,7 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import json
+import math
 import re
 import statistics
 import tomllib
@@ -167,13 +168,12 @@ def schedules() -> str:
 class _Row(NamedTuple):
     """A recipe for Imagenette, and its result files.
 
-    `timed`: a run alone on the machine; `seeds`: the accuracy of several; `budget`: the old recipe on that machine.
+    `timed`: a run alone on the machine; `seeds`: the accuracy of several.
     """
 
     recipe: str
     timed: str
     seeds: str
-    budget: str
 
     @property
     def time(self) -> Mapping[str, Any]:
@@ -189,11 +189,7 @@ class _Row(NamedTuple):
 
     @property
     def time_ratio(self) -> float:
-        return self.wall_s / float(_read(self.budget)["summary"]["recipes"]["imagenette_old"]["wall_s"]["median"])
-
-    @property
-    def processor(self) -> str:
-        return "with bf16" if _read(self.timed)["machine"]["bf16"] else "without"
+        return self.wall_s / _OLD.wall_s
 
     @property
     def photos(self) -> tuple[str, str]:
@@ -213,11 +209,10 @@ class _Row(NamedTuple):
 
 
 _OLD, _NEW, *_OTHERS = [
-    _Row("imagenette_old", "imagenette-small", "imagenette-small", "imagenette-small"),
-    _Row("imagenette_cpu", "imagenette-small", "imagenette-small-seeds", "imagenette-small"),
-    _Row("imagenette_old", "imagenette-old-bf16", "imagenette-old-bf16", "imagenette-old-bf16"),
-    _Row("imagenette_cpu_whole", "imagenette-whole", "imagenette-whole-seeds", "imagenette-old-bf16"),
-    _Row("imagenette_cpu_quick", "imagenette-whole", "imagenette-whole-seeds", "imagenette-old-bf16"),
+    _Row("imagenette_old", "imagenette-small", "imagenette-small"),
+    _Row("imagenette_cpu", "imagenette-small", "imagenette-small-seeds"),
+    _Row("imagenette_cpu_whole", "imagenette-whole", "imagenette-whole-seeds"),
+    _Row("imagenette_cpu_quick", "imagenette-whole", "imagenette-whole-seeds"),
 ]
 
 
@@ -225,11 +220,53 @@ def imagenette() -> str:
     """Accuracy and time of the recipes for Imagenette."""
     rows = [
         (f"`{row.recipe}.toml`", *row.photos, row.length, row.top1(), row.top1("top1"),
-         row.processor, f"{row.wall_s / 60:.1f} min, {row.time_ratio:.2f}x", row.files)
+         f"{row.wall_s / 60:.1f} min, {row.time_ratio:.2f}x", row.files)
         for row in (_OLD, _NEW, *_OTHERS)
     ]  # fmt: skip
     return _table(("recipe", "training photos", "validated on", "length", "top-1, averaged weights ± standard error",
-                   "last weights", "CPU", "whole command", "files"), rows)  # fmt: skip
+                   "last weights", "whole command", "files"), rows)  # fmt: skip
+
+
+# techniques of techniques.json in words, by the names of its runs; the rows' order
+_TECHNIQUES = {
+    "base": "Muon, RandAugment, label smoothing, EMA: the baseline",
+    "sgd": "SGD instead of Muon", "adamw": "AdamW instead of Muon",
+    "flat_cosine": "flat-then-cosine learning rate instead of OneCycle",
+    "swa": "mean of the last four epochs' weights instead of the EMA",
+    "no_smoothing": "without label smoothing", "no_policy": "without RandAugment",
+    "trivialaugment": "TrivialAugment instead of RandAugment", "magnitude_std": "RandAugment's `magnitude_std = 1.5`",
+    "rising_magnitude": "RandAugment's magnitude from 4 at 64 px to 12 at 96 px",
+    "erasing": "random erasing of a quarter of the samples", "cutmix": "CutMix of half of the samples",
+    "mixup": "mixup of all samples, alpha 0.2", "alternate_flip": "alternating flips",
+    "simple_crop": "simple random crops", "drop_path": "stochastic depth, 0.1",
+    "sam": "*SAM, radius 0.05*, twice the time per step", "easy": "*without the easiest quarter of each batch*",
+    "repeat": "*repeated augmentation, twice per batch*", "dirac": "*convolutions that start as identities*",
+    "whiten": "*first convolution that starts with whitening filters*",
+}  # fmt: skip
+
+
+def techniques() -> str:
+    """What each technique changes, by itself, in a short training."""
+    runs = {name: {run["seed"]: run for run in _read("techniques")["runs"] if run["technique"] == name}
+            for name in _TECHNIQUES}  # fmt: skip
+    base = runs.pop("base")
+
+    def points(name: str, key: str) -> list[float]:
+        return [100 * (run[key] - base[seed][key]) for seed, run in runs[name].items()]
+
+    def column(key: str) -> tuple[str, dict[str, str]]:
+        # why pooled: three values alone tell too little of their own deviation
+        squares = sum(statistics.variance(points(name, key)) * (len(runs[name]) - 1) for name in runs)
+        sd = math.sqrt(squares / sum(len(own) - 1 for own in runs.values()))
+        return f"{100 * statistics.fmean(run[key] for run in base.values()):.1f} %", {
+            name: f"{statistics.fmean(points(name, key)):+.1f} ± {sd / math.sqrt(len(own)):.1f}"
+            for name, own in runs.items()
+        }  # fmt: skip
+
+    averaged, last = column("ema_top1"), column("top1")
+    rows = [(_TECHNIQUES["base"], averaged[0], last[0], str(len(base)))]
+    rows += [(_TECHNIQUES[name], averaged[1][name], last[1][name], str(len(own))) for name, own in runs.items()]
+    return _table(("change", "averaged weights", "last weights", "seeds"), rows)
 
 
 def turns() -> str:
@@ -353,7 +390,7 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (headline, results, training, schedules, imagenette, turns, peers, switch, changes, picture, prep,
+    for figure in (headline, results, training, schedules, imagenette, techniques, turns, peers, switch, changes, picture, prep,
                    soak)
 }
 
