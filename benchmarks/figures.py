@@ -227,6 +227,19 @@ def imagenette() -> str:
                    "last weights", "whole command", "files"), rows)  # fmt: skip
 
 
+def proposals() -> str:
+    """Recipes proposed for time budgets: forecast and outcome."""
+    rows = [
+        (f"`{run['base']}.toml`", f"{run['budget_s']:g} s",
+         ", ".join(f"{stage['res']} px x {stage['epochs']}" for stage in run["forecast"]["stages"]),
+         f"{run['forecast_s']:.0f} s", f"{run['wall_s']:.0f} s", f"{run['ratio']:.2f}",
+         f"{100 * run['final_top1']:.1f} %")
+        for run in _read("plan-outcomes")["runs"]
+    ]  # fmt: skip
+    return _table(("base recipe", "budget", "proposed epochs", "forecast", "measured", "forecast / measured", "top-1"),
+                  rows)  # fmt: skip
+
+
 # techniques of techniques.json in words, by the names of its runs; the rows' order
 _TECHNIQUES = {
     "base": "Muon, RandAugment, label smoothing, EMA: the baseline",
@@ -390,7 +403,7 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (headline, results, training, schedules, imagenette, techniques, turns, peers, switch, changes, picture, prep,
+    for figure in (headline, results, training, schedules, imagenette, proposals, techniques, turns, peers, switch, changes, picture, prep,
                    soak)
 }
 
