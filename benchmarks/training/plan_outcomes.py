@@ -36,7 +36,7 @@ from train.recipe.schema import Recipe
 __all__ = ["main", "outcome", "table"]
 
 TARGET = 0.1  # largest error of a forecast
-_FIGURES = ("elapsed_s", "train_s", "eval_s", "final_top1", "stages")
+_FIGURES = ("elapsed_s", "train_s", "eval_s", "final_top1", "stages", "epochs")
 
 
 def outcome(
