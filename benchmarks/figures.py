@@ -122,8 +122,8 @@ def results() -> str:
         [
             ("12 epochs to 224 px, a tiny model", _seconds(ours), f"{_seconds(fixed)}, all epochs at 224 px",
              _file(_TRAINING)),
-            (f"Imagenette, {_NEW.photos[0]} photos, {_NEW.length}", f"{_NEW.wall_s / 60:.0f} min, top-1 {_NEW.top1()}",
-             f"{_OLD.wall_s / 60:.0f} min, {_OLD.top1()}: the recipe before, {_OLD.length}", _NEW.files),
+            (f"Imagenette, {_NEW.photos[0]} photos, {_NEW.length}", f"{_NEW.wall_s / 60:.1f} min, top-1 {_NEW.top1()}",
+             f"{_OLD.wall_s / 60:.1f} min, {_OLD.top1()}: the recipe before, {_OLD.length}", _NEW.files),
             ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
              f"{switch['pillow']} ms with a rebuilt DataLoader", _file("peers-switch")),
             ("loading 128, 160, 224 px alone, images/s", images_per_s("ours"),
@@ -269,7 +269,8 @@ def techniques() -> str:
 
     def column(key: str) -> tuple[str, dict[str, str]]:
         # why pooled: three values alone tell too little of their own deviation
-        squares = sum(statistics.variance(points(name, key)) * (len(runs[name]) - 1) for name in runs)
+        squares = sum(statistics.variance(points(name, key)) * (len(own) - 1)
+                      for name, own in runs.items() if len(own) > 1)
         sd = math.sqrt(squares / sum(len(own) - 1 for own in runs.values()))
         return f"{100 * statistics.fmean(run[key] for run in base.values()):.1f} %", {
             name: f"{statistics.fmean(points(name, key)):+.1f} ± {sd / math.sqrt(len(own)):.1f}"
@@ -403,8 +404,8 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (headline, results, training, schedules, imagenette, proposals, techniques, turns, peers, switch, changes, picture, prep,
-                   soak)
+    for figure in (headline, results, training, schedules, imagenette, proposals, techniques, turns, peers, switch,
+                   changes, picture, prep, soak)
 }
 
 

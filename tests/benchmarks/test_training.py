@@ -169,7 +169,7 @@ def test_a_change_of_resolution_inside_a_stage_has_its_own_cost(tmp_path: Path) 
     slow, usual = ([record for record in records if record["kind"] == "step" and record["epoch"] == epoch]
                    for epoch in (0, 1))  # fmt: skip
     others = [record for record in records if record["kind"] != "step"]
-    ramp = [*usual, *(record | {"res": 64} for record in slow)]  # why this order: the first epoch's first steps are slow
+    ramp = [*usual, *(record | {"res": 64} for record in slow)]  # why: the first epoch's first steps are slow
     path.write_text("".join(json.dumps(record) + "\n" for record in (others[0], *ramp, *others[1:])))
     (stage,) = figures(path)["stages"]
     (change,) = stage["ramp_changes"]
