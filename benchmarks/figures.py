@@ -269,8 +269,7 @@ def techniques() -> str:
 
     def column(key: str) -> tuple[str, dict[str, str]]:
         # why pooled: three values alone tell too little of their own deviation
-        squares = sum(statistics.variance(points(name, key)) * (len(own) - 1)
-                      for name, own in runs.items() if len(own) > 1)
+        squares = sum(statistics.variance(points(name, key)) * (len(own) - 1) for name, own in runs.items())
         sd = math.sqrt(squares / sum(len(own) - 1 for own in runs.values()))
         return f"{100 * statistics.fmean(run[key] for run in base.values()):.1f} %", {
             name: f"{statistics.fmean(points(name, key)):+.1f} ± {sd / math.sqrt(len(own)):.1f}"
