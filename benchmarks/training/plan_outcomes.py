@@ -53,6 +53,7 @@ def outcome(
     plan_s, load, began = time.perf_counter() - began, os.getloadavg()[0], time.perf_counter()
     run(["train", *words, "--recipe", str(recipe), "--run", "run"])
     wall_s, forecast = time.perf_counter() - began, json.loads(file.read_text(encoding="utf-8"))
+    del forecast["advice"]  # why: it names a temporary folder
     measured = figures(folder / "runs" / "run" / "run.jsonl")
     trained_s = {"training": measured["train_s"], "validation": measured["eval_s"]}
     return {

@@ -20,7 +20,7 @@ def fake(words: Sequence[str]) -> None:
     if words[0] == "plan":
         assert flags["--budget"] == "1m"
         Path(flags["--suggest"]).write_text("# a proposal\n")
-        Path(flags["--json"]).write_text(json.dumps(to_json(FORECAST, 60.0, ["rule: x"])))
+        Path(flags["--json"]).write_text(json.dumps(to_json(FORECAST, 60.0, [flags["--suggest"] + ": written"])))
     else:
         assert Path(flags["--recipe"]).read_text() == "# a proposal\n"
         folder = Path(flags["--runs"]) / flags["--run"]
@@ -52,6 +52,7 @@ def test_all_cases_and_budgets_are_in_the_result(
     assert [(run["base"], run["set"]) for run in result["runs"]] == [("a", shard_root.name)] * 4
     assert result["summary"]["ratio"]["median"] > 1
     assert str(tmp_path) not in out.read_text()
+    assert "proposal.toml" not in out.read_text()  # it was in a temporary folder
     assert "forecast 50.0 s" in capsys.readouterr().out
 
 
