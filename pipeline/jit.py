@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from numba import njit
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
-__all__ = ["c_function", "compiled"]
+__all__ = ["c_function", "compiled", "numba_interrupts"]
 
 
 def _stamp() -> tuple[tuple[str, int, int], ...]:
@@ -52,6 +52,20 @@ def c_function(function: Callable[..., Any], signature: Any) -> Any:
         _extend_stamp(c_func)
     c_func.compile()
     return c_func
+
+
+@contextlib.contextmanager
+def numba_interrupts() -> Iterator[None]:
+    """Raise what a signal handler raised while numba prepared a call, such as Ctrl-C's KeyboardInterrupt.
+
+    numba ignores such an exception, upon which Python raises a SystemError with the exception as its cause.
+    """
+    try:
+        yield
+    except SystemError as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
 
 
 def _extend_stamp(function: Any) -> None:

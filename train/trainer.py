@@ -192,6 +192,8 @@ class _Session:
         finally:
             if self.bar is not None:
                 self.bar.close()
+        if finished and self.position < plan.total_batches:
+            raise RuntimeError(f"{folder}: the loader ended at batch {self.position}, expected {plan.total_batches}")
         if not finished and not self.progress.ended and self.position < plan.total_batches:
             self._save()
             self.reports.update()

@@ -7,6 +7,7 @@ largest batch, so it serves all stages and nothing is allocated at a stage chang
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from typing import Any
 
@@ -25,39 +26,49 @@ class BufferPool:
     """
 
     def __init__(self, *, nbytes: int, count: int) -> None:
-        self._nbytes = nbytes
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=count)
-        for _ in range(count):
-            self._free.append(np.empty(nbytes, np.uint8))
-            self._free[-1][::_PAGE_BYTES] = 0  # why: fault the pages in now, not during a step
+        self._nbytes, self._count = nbytes, count
+        self._lent: set[_Return] = set()
+        self._free: deque[_Return] = deque()
+        loans = [self._lend() for _ in range(count)]
+        for loan in loans:
+            loan.memory[::_PAGE_BYTES] = 0  # why: fault the pages in now, not during a step
 
     def take(self, shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
         """An uninitialised array of `shape`; its memory is reused once no array or tensor refers to it."""
         nbytes = np.dtype(dtype).itemsize * math.prod(shape)
         if nbytes > self._nbytes:
             self._nbytes = nbytes + nbytes // 8  # why more: sizes of encoded batches vary
-            self._free.clear()
-        try:
-            memory = self._free.pop()  # why the last: most likely still in the CPU's cache
-        except IndexError:
-            memory = np.empty(self._nbytes, np.uint8)
-        return np.asarray(_Loan(memory, self))[:nbytes].view(dtype).reshape(shape)
+        return np.asarray(self._lend())[:nbytes].view(dtype).reshape(shape)
 
-    def give_back(self, memory: NDArray[np.uint8]) -> None:
-        """For `_Loan` only. Any thread may call it, at any time."""
-        if len(memory) == self._nbytes:
-            self._free.append(memory)
+    def _lend(self) -> _Loan:
+        loan = _Loan(self._free_memory())
+        returned = _Return(loan, self._free.append)
+        returned.memory = loan.memory
+        self._lent.add(returned)
+        return loan
+
+    def _free_memory(self) -> NDArray[np.uint8]:
+        while len(self._free) > self._count:
+            self._lent.discard(self._free.popleft())
+        while self._free:
+            returned = self._free.pop()  # why the last: most likely still in the CPU's cache
+            self._lent.discard(returned)
+            if len(returned.memory) == self._nbytes:
+                return returned.memory
+        return np.empty(self._nbytes, np.uint8)
 
 
 class _Loan:
-    """Base object of all arrays on a buffer; when the last of them is gone, it returns the buffer to the pool."""
+    """Base object of all arrays on a buffer."""
 
-    def __init__(self, memory: NDArray[np.uint8], pool: BufferPool) -> None:
-        self._memory, self._pool = memory, pool
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self.memory, self.__array_interface__ = memory, memory.__array_interface__
 
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return self._memory.__array_interface__
 
-    def __del__(self) -> None:
-        self._pool.give_back(self._memory)
+class _Return(weakref.ref[_Loan]):
+    """Appended to the pool's free buffers when its loan is gone, that is, when the last array on it is.
+
+    why not `__del__`: Python would handle Ctrl-C in it, and ignore what the handler raises. This runs no Python code.
+    """
+
+    memory: NDArray[np.uint8]

@@ -19,6 +19,7 @@ from nvidia.dali.pipeline import do_not_convert
 from nvidia.dali.plugin.numba import NumbaFunction
 
 from pipeline.graph.kernels.augment import apply_ops, blend
+from pipeline.graph.kernels.pread import TAG_BYTES
 from pipeline.graph.kernels.resize import normalise_rows, resize
 from pipeline.jit import c_function, compiled
 from pipeline.plan import autoaugment as p
@@ -105,12 +106,13 @@ def crop(rows: Any) -> tuple[Any, Any]:
     return rows[_CROP : _CROP + 2], rows[_CROP + 2 : _SLOTS]
 
 
-def augment(images: Any, rows: Any) -> Any:
+def augment(images: Any, rows: Any, jpegs: Any) -> Any:
     """Node: crops (h, w, 3) uint8 -> resize, flips, operations, erasing; and normalisation of what `mix` does not need.
 
-    Its output is the batch tag, (1,) int64: DALI does not own the images, so their memory can be pooled.
+    Its output is the batch tag, (1,) int64, or -1 if the row and the encoded image in `jpegs`, see `EncodedImages`,
+    have different ones. DALI does not own the images, so their memory can be pooled.
     """
-    return _node(_run_augment, (images, dali.UINT8, 3), (rows, dali.INT32, 1))
+    return _node(_run_augment, (images, dali.UINT8, 3), (rows, dali.INT32, 1), (jpegs, dali.UINT8, 1))
 
 
 def mix(tags: Any, rows: Any) -> Any:
@@ -189,7 +191,11 @@ def _run_augment(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id
     image, words = carray(ins[0], (of[0][0], of[0][1], 3), np.uint8), of[1][0]
     longs, row = carray(ins[1], words // 2, np.int64), carray(ins[1], words, np.int32)
     floats = carray(ins[1], words, np.float32)
-    carray(outs[0], 1, np.int64)[0] = longs[_TAG]
+    nbytes, jpeg_tag = of[2][0], np.int64(0)
+    jpeg = carray(ins[2], nbytes, np.uint8)
+    for i in range(TAG_BYTES):  # why not as an int32: its address may be odd
+        jpeg_tag |= np.int64(jpeg[nbytes - TAG_BYTES + i]) << 8 * i
+    carray(outs[0], 1, np.int64)[0] = longs[_TAG] if longs[_TAG] == jpeg_tag else -1
     res, flip, vflip = row[_RES], row[_FLIP] > 0, row[_VFLIP] > 0
     out, scale, shift = _float_image(longs[_OUT], res), floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM]
     slots = (words - _SLOTS) // (1 + p.VALUES)

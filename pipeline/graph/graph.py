@@ -2,12 +2,14 @@
 
 Everything that varies is input data: crop, resolution, flips, augmentation, mixing and even the batch size come with
 each batch, so a stage change is just another batch. Training and validation share the graph. Operations that no stage
-uses are not part of it.
+uses are not part of it. Every encoded image and every row of parameters carries the number of its batch to the output,
+where it is checked.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +25,7 @@ from pipeline.plan.sampling import Features
 
 from . import augment_nodes as ops
 from . import cpu_nodes as cpu
-from .kernels.pread import EncodedImages
+from .kernels.pread import TAG_BYTES, EncodedImages
 
 __all__ = ["Graph", "gpu_inputs"]
 
@@ -33,7 +35,8 @@ Device = Literal["cpu", "gpu"]
 _JPEG = {"jpeg": (types.UINT8, 1)}
 _CPU_INPUTS = {"rows": (types.INT32, 1)}  # see cpu_nodes.py
 _GPU_INPUTS = {
-    "window": (types.INT32, 1),  # y, x, height, width of the crop in the stored image; bytes of the encoded image
+    # y, x, height, width of the crop in the stored image; bytes of the encoded image; number of the batch
+    "window": (types.INT32, 1),
     # relative y0, x0, y1, x1 of the region to resize, where x0 > x1 flips horizontally and y0 > y1 vertically; output
     # height and width
     "view": (types.FLOAT, 1),
@@ -53,7 +56,13 @@ generated_code.load_source = _load_and_delete
 
 
 class Graph:
-    """A built DALI pipeline: turns encoded images into normalised (N, res, res, 3) batches, in order."""
+    """A built DALI pipeline: turns encoded images into normalised (N, res, res, 3) batches, in order.
+
+    intact  False after an exception in a method (Ctrl-C, an error of an operator): then DALI and this object may
+            disagree on what is fed, scheduled or returned, and only `build` and `close` may be called
+    """
+
+    intact: bool
 
     def __init__(
         self, *, batch_size: int, threads: int, device_id: int | None, decode: Device, depth: int,
@@ -75,6 +84,7 @@ class Graph:
         self._on_cpu, self._depth, self._features = device_id is None, depth, features
         # of each batch in flight: memory that its run uses; on a CPU, its output; on a GPU, parameters of the kernels
         self._in_flight: deque[tuple[Any, NDArray[np.float32] | None, Any]] = deque()
+        self._pipe: Any = None
         self._kernels = None
         if device_id is not None and ops.uses_triton(features):
             from .gpu_augment import GpuAugment  # why here: only this needs Triton
@@ -93,11 +103,18 @@ class Graph:
             self._raw = BufferPool(nbytes=largest_bytes // 4, count=depth) if features != Features() else None
         # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
         # why exec_dynamic: outputs own their memory, so a torch view of one stays valid while it lives
-        self._pipe = _graph(
-            batch_size=batch_size, num_threads=threads + self._on_cpu, device_id=device_id, prefetch_queue_depth=depth,
-            exec_dynamic=True, decode_device="mixed" if decode == "gpu" else "cpu", features=features,
-            on_cpu=self._on_cpu, mean=mean, std=std, half=half, hw_decoder_load=hw_decoder_load,
+        self._define = partial(
+            _graph, batch_size=batch_size, num_threads=threads + self._on_cpu, device_id=device_id,
+            prefetch_queue_depth=depth, exec_dynamic=True, decode_device="mixed" if decode == "gpu" else "cpu",
+            features=features, on_cpu=self._on_cpu, mean=mean, std=std, half=half, hw_decoder_load=hw_decoder_load,
         )  # fmt: skip
+        self.build()
+
+    def build(self) -> None:
+        """Build the pipeline, in place of an earlier one, whose batches in flight are discarded. Then call `prime`."""
+        self.intact = False
+        self.close()
+        self._pipe = self._define()
         self._pipe.build()
 
     def prime(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
@@ -109,12 +126,15 @@ class Graph:
         for _ in range(self._depth):
             self._feed(spec, jpegs, nbytes)
         self._pipe.schedule_run()
+        self.intact = True
         self.drain()
 
     def start(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
         """Start to process a batch, whose encoded images have `nbytes` (N,); at most `depth` may be in flight."""
+        self.intact = False
         self._feed(spec, jpegs, nbytes)
         self._pipe.schedule_run()
+        self.intact = True
 
     def take(self, spec: BatchSpec, stream: torch.cuda.Stream | None) -> torch.Tensor:
         """Return the oldest batch in flight, which must be `spec`: (N, res, res, 3) normalised images. Blocks.
@@ -122,29 +142,34 @@ class Graph:
         On a GPU the host does not wait for the images; they are ordered on `stream`. Their memory stays valid as long
         as the tensor lives. Raises RuntimeError if DALI returned another batch.
         """
-        (output,) = self._pipe.share_outputs(cuda_stream=stream)
+        self.intact = False
+        *outputs, tags = self._pipe.share_outputs(cuda_stream=stream)
         _, out, kernel_params = self._in_flight.popleft()
-        if out is None:
-            images = torch.from_dlpack(output.as_tensor())
-            matches = tuple(images.shape) == (len(spec), spec.res, spec.res, 3)
-        else:
-            images = torch.from_numpy(out)
-            matches = bool((np.asarray(output.as_tensor()) == spec.index).all())
+        images = torch.from_dlpack(outputs[0].as_tensor()) if out is None else torch.from_numpy(out)
+        batches = np.asarray(tags.as_tensor())
         self._pipe.release_outputs()
-        if not matches:  # why: DALI issue 5222, it may return a batch of another size
+        # why: DALI issue 5222, it may return a batch of another size
+        same_shape = images.shape == (len(spec), spec.res, spec.res, 3) and len(batches) == len(spec)
+        if not same_shape or (batches != spec.index).any():
             raise RuntimeError(f"batch {spec.index}: DALI returned another one, expected {len(spec)} at {spec.res} px")
+        self.intact = True
         return images if self._kernels is None else self._kernels(images, *kernel_params)
 
     def drain(self) -> None:
         """Wait for all batches in flight and discard them."""
+        self.intact = False
         while self._in_flight:
             self._pipe.share_outputs()
             self._pipe.release_outputs()
             self._in_flight.popleft()
+        self.intact = True
 
     def close(self) -> None:
-        """End DALI's threads. why explicitly: running batches still use buffers of this object."""
-        self.__dict__.pop("_pipe", None)
+        """End DALI's threads, then free the buffers that running batches use."""
+        if self._pipe is not None:
+            # why explicitly: while anything refers to the pipeline, such as an exception's traceback, it would go on
+            self._pipe._shutdown()
+            self._pipe = None
         self._in_flight.clear()
 
     def _feed(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
@@ -157,16 +182,18 @@ class Graph:
             values["rows"] = self._rows.pack(spec, out, raw)
         else:
             values |= gpu_inputs(spec, nbytes) | ops.graph_inputs(self._features, spec)
+        kernel_params = None if self._kernels is None else self._kernels.pack(spec)
+        # why before feeding: DALI does not copy the images, and an interrupt in between must not free them
+        self._in_flight.append(((jpegs, raw), out, kernel_params))
         for name, value in values.items():
             self._pipe.feed_input(name, value)
-        kernel_params = None if self._kernels is None else self._kernels.pack(spec)
-        self._in_flight.append(((jpegs, raw), out, kernel_params))
 
 
 def gpu_inputs(spec: BatchSpec, nbytes: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     """Inputs of the GPU's graph for a batch whose encoded images have `nbytes` (N,); see `_GPU_INPUTS`."""
-    window, view = np.empty((len(spec), 5), np.int32), np.empty((len(spec), 6), np.float32)
+    window, view = np.empty((len(spec), 6), np.int32), np.empty((len(spec), 6), np.float32)
     window[:, 0:2], window[:, 2:4], window[:, 4] = spec.crops[:, 1::-1], spec.crops[:, :1:-1], nbytes
+    window[:, 5] = spec.index
     view[:] = (0, 0, 1, 1, spec.res, spec.res)
     view[spec.flips, 1:4:2] = (1, 0)
     if "vflips" in spec.augment_params:
@@ -194,6 +221,8 @@ def _define(
     if on_cpu:
         start, shape = cpu.crop(inputs["rows"])
     else:
+        # the numbers of the batch that came with the encoded image and with its crop
+        tags = fn.cat(fn.reinterpret(jpegs[-TAG_BYTES:], dtype=types.INT32), inputs["window"][5:6])
         start, shape = inputs["window"][0:2], inputs["window"][2:4]
         view = inputs["view"]
     if decode_device == "mixed":
@@ -209,17 +238,18 @@ def _define(
         hw_decoder_load=hw_decoder_load,
     )  # fmt: skip
     if on_cpu:
-        tags = cpu.augment(images, inputs["rows"])
+        tags = cpu.augment(images, inputs["rows"], jpegs)
         return cpu.mix(tags, inputs["rows"]) if features.mixing else tags
     images = fn.resize(
         images.gpu(), size=view[4:6], roi_start=view[0:2], roi_end=view[2:4], roi_relative=True,
         interp_type=types.INTERP_LINEAR, antialias=True,
     )  # fmt: skip
     if ends_with_resize:
-        return images
+        return images, tags
     if features.mixing:
         images = ops.mix(images, inputs)
-    return fn.crop_mirror_normalize(
+    images = fn.crop_mirror_normalize(
         images, mean=[255 * m for m in mean], std=[255 * s for s in std],
         dtype=types.FLOAT16 if half else types.FLOAT, output_layout="HWC",
     )  # fmt: skip
+    return images, tags

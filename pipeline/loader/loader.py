@@ -7,7 +7,9 @@
             ...                                   # batch.images, batch.targets, batch.spec.split
 
 One object serves the complete run: its threads and its DALI graph are started once. Its state is the index of the next
-batch. If a batch fails, the `next()` that would return it raises; all batches before it are delivered.
+batch. If a batch fails, the `next()` that would return it raises; all batches before it are delivered. After any
+exception in `next()`, Ctrl-C included, the next call continues with the same batch: a `for` loop started again skips
+and repeats nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pipeline import cuda
 from pipeline.errors import DamagedSample, ResoluteError, StorageError, differences
 from pipeline.graph.graph import Graph
 from pipeline.graph.kernels.pread import EncodedImages
+from pipeline.jit import numba_interrupts
 from pipeline.plan.plan import BatchSpec, Plan
 from pipeline.plan.sampling import features
 
@@ -71,7 +74,7 @@ class _PlannedBatch:
     spec: BatchSpec | None = None
     targets: NDArray[Any] | None = None
     pending: PendingBatch | None = None
-    error: Exception | None = None
+    error: ResoluteError | None = None
 
 
 class Loader(Iterator[Batch]):
@@ -142,6 +145,7 @@ class Loader(Iterator[Batch]):
         self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): reason
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement
         self._depth, self._next = depth, start
+        self._settled = True  # False after an exception in `next()`: what is in flight is discarded, see `_settle`
         self._reading: deque[_PlannedBatch] = deque()
         self._running: deque[tuple[BatchSpec, NDArray[Any]]] = deque()  # with targets
         self._read_next = start
@@ -157,8 +161,9 @@ class Loader(Iterator[Batch]):
                 largest_bytes=max((12 * res**2 * size for res, size in shapes), default=0),
                 hw_decoder_load=0.65 if hw_decoder_load is None else hw_decoder_load,
             )  # fmt: skip
-            self._prime()
-            self._read_ahead()
+            with numba_interrupts():
+                self._prime()
+                self._read_ahead()
         except BaseException:
             self.close()
             raise
@@ -186,14 +191,21 @@ class Loader(Iterator[Batch]):
                 f"Loader: next_batch is out of range, got {position}, expected 0 to {self.plan.total_batches}; "
                 "load a state of this plan"
             )
-        self._move(position)
+        self._next, self._settled = position, False
+        self._settle()
         self._read_ahead()
+        self._settled = True
 
-    def _move(self, position: int) -> None:
-        self._graph.drain()
+    def _settle(self) -> None:
+        """Discard everything in flight, so that the batch `_next` is the next to be read."""
         self._running.clear()
         self._reading.clear()
-        self._next = self._read_next = position
+        self._read_next = self._next
+        if self._graph.intact:
+            self._graph.drain()
+        else:
+            self._graph.build()
+            self._prime()
 
     def __iter__(self) -> Loader:
         return self
@@ -203,23 +215,28 @@ class Loader(Iterator[Batch]):
             raise ResoluteError("Loader: next() after close(), expected an open loader; open another")
         if self._next >= self.plan.total_batches:
             raise StopIteration
-        if self._first_ahead() != self._next:  # the previous call was interrupted before it returned its batch
-            self._move(self._next)
+        try:
+            with numba_interrupts():
+                if not self._settled:
+                    self._settle()
+                self._settled = False
+                batch = self._deliver()
+        except StopIteration as error:  # it would end the caller's loop as if all batches had been returned
+            raise RuntimeError(f"batch {self._next}: it was not delivered, and {len(self)} batches remain") from error
+        # why nothing is called from here on: Python handles Ctrl-C after calls, and would lose a batch that is counted
+        self._next += 1
+        self._settled = True
+        return batch
+
+    def _deliver(self) -> Batch:
+        """Wait for the oldest batch in flight, and put others in its place."""
         self._fill_graph(wait=True)
         stream = cuda.current_stream(self.device) if self.device.type == "cuda" else None
         spec, targets = self._running.popleft()
         images = self._graph.take(spec, stream)  # blocks until the batch is ready
         self._fill_graph(wait=False)
         own, partners, lam = self._targets_on_device(spec, targets)
-        batch = Batch(images=images.permute(0, 3, 1, 2), targets=own, partner_labels=partners, lam=lam, spec=spec)
-        self._next += 1  # why last: the state must not count a batch that was not returned
-        return batch
-
-    def _first_ahead(self) -> int:
-        """Index of the oldest batch that is being processed or read, else of the next to read."""
-        if self._running:
-            return self._running[0][0].index
-        return self._reading[0].index if self._reading else self._read_next
+        return Batch(images=images.permute(0, 3, 1, 2), targets=own, partner_labels=partners, lam=lam, spec=spec)
 
     def _targets_on_device(
         self, spec: BatchSpec, targets: NDArray[Any]
@@ -256,8 +273,8 @@ class Loader(Iterator[Batch]):
             spec = self.plan.batch(batch.index, rank=self.rank, world_size=self.world_size, replacements=replacements)
             samples = self.plan.shards.splits[spec.split].samples[spec.ids]
             batch.spec, batch.targets = spec, self.plan.shards.target.decode(samples)
-            batch.pending = self._reader.submit(spec.split, spec.stored_res, spec.ids)
-        except Exception as error:  # e.g. a damaged index; raised when the batch is due
+            batch.pending = self._reader.submit(spec.split, spec.stored_res, spec.ids, tag=spec.index)
+        except ResoluteError as error:  # e.g. a damaged index; raised when the batch is due
             batch.error = error
 
     def _fill_graph(self, *, wait: bool) -> None:
@@ -274,8 +291,6 @@ class Loader(Iterator[Batch]):
             if batch.error is not None:
                 if not due:
                     return
-                self._reading.clear()  # so that the next call reads this batch and those after it again
-                self._read_next = self._next
                 raise batch.error
             assert batch.spec is not None
             assert batch.targets is not None
@@ -302,7 +317,7 @@ class Loader(Iterator[Batch]):
                     raise next(iter(read.errors.values()))
                 for place, error in read.errors.items():
                     self._replace(batch.spec, int(batch.spec.ids[place]), error)
-            except Exception as error:
+            except ResoluteError as error:
                 batch.error = error
             else:
                 self._submit(batch)

@@ -23,7 +23,7 @@ from pipeline.dataset.format import key_name
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, FileEndsEarly, Interrupted, Missing
 from pipeline.graph.buffers import BufferPool
-from pipeline.graph.kernels.pread import EncodedImages, fetch
+from pipeline.graph.kernels.pread import TAG_BYTES, EncodedImages, fetch
 from pipeline.storage.base import OpenFile
 from pipeline.storage.threads import DaemonPool
 
@@ -57,7 +57,8 @@ class _Task:
 class EncodedBatch:
     """The encoded images of a batch, and the errors of damaged ones by position.
 
-    `images` is either (N, width) uint8, each row an image followed by arbitrary bytes, or a list of N arrays (nbytes,).
+    `images` is either (N, width) uint8, each row an image, arbitrary bytes and its tag, or a list of N arrays, each an
+    image and its tag.
     """
 
     images: EncodedImages
@@ -97,23 +98,27 @@ class Reader:
         self._pool = DaemonPool(threads, name="resolute-read", files=shards.files)
         self._closed = threading.Event()
 
-    def submit(self, split: str, res: int, ids: NDArray[np.int64]) -> PendingBatch:
-        """Start reading the samples `ids` (N,) of a split at stored resolution `res`, in px.
+    def submit(self, split: str, res: int, ids: NDArray[np.int64], *, tag: int = 0) -> PendingBatch:
+        """Start reading the samples `ids` (N,) of a split at stored resolution `res`, in px; each image gets `tag`.
 
         Raises `ResoluteError` if the index is damaged; damaged samples are reported in the result.
         """
         records = self._shards.splits[split].stored[res][ids]
         sizes = records["nbytes"].astype(np.int64)
-        width, total = int(sizes.max()), int(sizes.sum())
+        slots = sizes + TAG_BYTES
+        width, total = int(slots.max()), int(slots.sum())
         images: EncodedImages
         if self._padded and width * len(ids) <= _MAX_PADDING * total:
             starts = width * np.arange(len(ids))
             images = self._buffers.take((len(ids), width), np.uint8)
-            buffer = images.reshape(-1)
+            buffer, ends = images.reshape(-1), starts + width
         else:
-            starts = np.cumsum(sizes) - sizes
+            ends = np.cumsum(slots)
+            starts = ends - slots
             buffer = np.empty(total, np.uint8)
             images = np.split(buffer, starts[1:])
+        for i, byte in enumerate(tag.to_bytes(TAG_BYTES, "little")):
+            buffer[ends - TAG_BYTES + i] = byte
         step = max(_MIN_TASK_SAMPLES, -(-len(ids) // _TASKS))
         tasks = [
             _Task(split, res, i, ids[i : i + step], records[i : i + step], buffer, starts[i : i + step])

@@ -60,9 +60,9 @@ class DaemonPool:
     def cancel(self) -> None:
         """Cancel work that has not begun."""
         with suppress(queue.Empty):
-            while True:
-                if (task := self._tasks.get_nowait()) is not None:
-                    task[0].cancel()
+            while (task := self._tasks.get_nowait()) is not None:
+                task[0].cancel()
+            self._tasks.put(None)  # ends a thread; `close` put it there, and nothing but others like it after it
 
     def close(self, *, interrupt: bool = True) -> None:
         """End the threads: after all submitted work, or, with `interrupt`, without it and within 2 s."""

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from pipeline.dataset.shard_set import ShardSet
+from pipeline.loader.loader import Batch, Loader
 from pipeline.plan.plan import Plan
 from prep.__main__ import main as prep
 from tests import ROOT
@@ -173,6 +174,23 @@ def test_a_second_ctrl_c_ends_the_run_immediately_without_a_traceback(
     assert cut.status == 130
     assert "Traceback" not in cut.err
     assert cut.err.endswith("stopped immediately, without saving; run the same command to resume\n")
+
+
+def test_a_loader_that_ends_early_does_not_finish_the_run(
+    words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver, calls = Loader._deliver, 0
+
+    def ends_early(loader: Loader) -> Batch:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            loader._next = loader.plan.total_batches
+        return deliver(loader)
+
+    monkeypatch.setattr(Loader, "_deliver", ends_early)
+    with pytest.raises(RuntimeError, match=r"tiny: the loader ended at batch 3, expected \d+"):
+        main(words(tmp_path))
 
 
 def test_a_closed_stdout_reader_does_not_end_the_run(finished: Path, words: Words, tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from pipeline.jit import compiled
 
-__all__ = ["EncodedImages", "crc32", "fetch"]
+__all__ = ["TAG_BYTES", "EncodedImages", "crc32", "fetch"]
 
-# The encoded images of a batch: (N, width) with padded rows, or a list of N arrays (nbytes,).
+# The encoded images of a batch: (N, width) with padded rows, or a list of N arrays (nbytes + TAG_BYTES,). The last
+# bytes of each are its tag, the number of the batch as int32; decoders ignore what follows an image.
 EncodedImages = NDArray[np.uint8] | list[NDArray[np.uint8]]
+TAG_BYTES = 4
 
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
 _U32 = np.uint32

@@ -56,7 +56,8 @@ def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: Features) -> Any:
     @pipeline_def(batch_size=len(images), num_threads=2, device_id=None, exec_dynamic=True, prefetch_queue_depth=1)
     def graph() -> Any:
         rows = fn.external_source(name="rows", dtype=types.INT32, ndim=1)
-        tags = cpu.augment(fn.external_source(name="images", layout="HWC", dtype=types.UINT8), rows)
+        jpegs = fn.external_source(name="jpegs", dtype=types.UINT8, ndim=1)
+        tags = cpu.augment(fn.external_source(name="images", layout="HWC", dtype=types.UINT8), rows, jpegs)
         return cpu.mix(tags, rows) if wanted.mixing else tags
 
     out, raw = np.empty(images.shape, np.float32), np.empty(images.shape, np.uint8)
@@ -66,6 +67,7 @@ def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: Features) -> Any:
     rows = packer.pack(spec_, out, raw)
     built.feed_input("images", images)
     built.feed_input("rows", rows)
+    built.feed_input("jpegs", np.full((len(images), 1), spec_.index, np.int32).view(np.uint8))
     (tags,) = built.run()
     assert (np.array(tags.as_tensor()) == spec_.index).all()
     levels = 255 * (out * np.array(STD) + np.array(MEAN))

@@ -83,9 +83,9 @@ def test_pixels_and_labels_of_a_batch_use_the_same_replacements(
     first, second = 20, 40
     submit, reads = Reader.submit, 0
 
-    def injected(reader: Reader, split: str, res: int, ids: np.ndarray) -> Any:
+    def injected(reader: Reader, split: str, res: int, ids: np.ndarray, *, tag: int = 0) -> Any:
         nonlocal reads
-        pending = submit(reader, split, res, ids)
+        pending = submit(reader, split, res, ids, tag=tag)
         if len(ids) == 75:
             reads += 1
             bad = {2: first, 3: second}.get(reads)  # the first read is the warm-up with the largest batch

@@ -19,7 +19,7 @@ import pytest
 from pipeline.dataset.format import manifest_bytes
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import DamagedSample, StorageError
-from pipeline.graph.kernels.pread import crc32, fetch
+from pipeline.graph.kernels.pread import TAG_BYTES, crc32, fetch
 from pipeline.loader.reader import EncodedBatch, Reader
 from tests.support.damage import damage_sample
 from tests.support.reference import stored_jpeg
@@ -180,7 +180,8 @@ def test_a_huge_image_does_not_pad_the_whole_batch(shard_set: ShardSet, monkeypa
         assert isinstance(reader.submit("train", 32, ids).result().images, np.ndarray)
         monkeypatch.setattr("pipeline.loader.reader._MAX_PADDING", 0.5)
         read = reader.submit("train", 32, ids).result()
-        assert [len(piece) for piece in read.images] == shard_set.splits["train"].stored[32][ids]["nbytes"].tolist()
+        nbytes = shard_set.splits["train"].stored[32][ids]["nbytes"]
+        assert [len(piece) for piece in read.images] == (nbytes + TAG_BYTES).tolist()
         assert_members(shard_set, 32, ids, read)
 
 

@@ -1,0 +1,35 @@
+"""`DaemonPool`: closing it ends its threads, also those that are busy with work that cannot be interrupted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from pipeline.storage.threads import DaemonPool
+
+
+class Cancelling:
+    """Files whose `interrupt` drops the work that waits in `pool`, as that of a remote set does."""
+
+    pool: DaemonPool
+
+    def interrupt(self) -> None:
+        self.pool.cancel()
+
+
+def test_closing_while_all_threads_are_busy_ends_them_and_drops_what_waits() -> None:
+    files: Any = Cancelling()
+    files.pool = pool = DaemonPool(3, name="closing-test", files=files)
+    begun = threading.Semaphore(0)
+
+    def work() -> None:
+        begun.release()
+        time.sleep(0.2)
+
+    futures = [pool.submit(work) for _ in range(6)]
+    for _ in range(3):
+        begun.acquire()
+    pool.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("closing-test")]
+    assert [future.cancelled() for future in futures] == [False] * 3 + [True] * 3
