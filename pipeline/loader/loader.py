@@ -98,7 +98,8 @@ class Loader(Iterator[Batch]):
         """Start the threads, build the graph, and run the plan's largest batch through it.
 
         device         of the batches; "cuda:N" requires that GPU, there is no silent fallback
-        decode         on a CUDA device: decode on the GPU ("gpu", the default) or on the CPU
+        decode         where JPEGs are decoded: "cpu" (None); on a CUDA device also "gpu", which decodes whole images and
+                       depends on the GPU, driver and decoder library: a fault of theirs can end the process
         hw_decoder_load  with decode "gpu", fraction of the JPEGs that the GPU's JPEG engine decodes, if it has one
                        (A100, H100, ...); its cores decode the rest. None: DALI's default, 0.65
         dtype          of the images: torch.float32, or, on a GPU, torch.float16
@@ -129,7 +130,7 @@ class Loader(Iterator[Batch]):
             raise ResoluteError(f"decode: got {decode!r}, expected cpu or gpu; choose one")
         if decode == "gpu" and not on_gpu:
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
-        decode = decode or ("gpu" if on_gpu else "cpu")
+        decode = decode or "cpu"
         if hw_decoder_load is not None:
             if decode != "gpu":
                 raise ResoluteError(f"hw_decoder_load: without effect with decode {decode}; leave it out")
