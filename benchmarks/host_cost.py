@@ -3,10 +3,10 @@
     python -m benchmarks.host_cost [--rounds 3] [--batches 40]
 
 No pixels are decoded: the graph's decoder is replaced by nodes that return an 8 x 8 px image made of the file's first
-bytes, enlarged if the whole image is decoded. Everything else is the real loader on JPEGs of realistic size, about 12 kB each. The consumer sleeps between
-batches, so that each `next()` finds its batch ready and plans, submits and feeds exactly one other. Of each `next()`
-the CPU time of its thread is measured, and the real time, which includes waiting for the interpreter's lock and, on a
-busy machine, for a core.
+bytes, enlarged where whole images are decoded. Everything else is the real loader on JPEGs of realistic size, about
+12 kB each. The consumer sleeps between batches, so that each `next()` finds its batch ready and plans, submits and
+feeds exactly one other. Of each `next()` the CPU time of its thread is measured, and the real time, which includes
+waiting for the interpreter's lock and, on a busy machine, for a core.
 
 The device is simulated for `device = "cuda"`: the very GPU graph is built with its nodes on the CPU, labels are packed
 and copied to unpinned memory, and Triton kernels are not launched (their parameters are packed).

@@ -98,8 +98,8 @@ class Loader(Iterator[Batch]):
         """Start the threads, build the graph, and run the plan's largest batch through it.
 
         device         of the batches; "cuda:N" requires that GPU, there is no silent fallback
-        decode         where JPEGs are decoded: "cpu" (None); on a CUDA device also "gpu", which decodes whole images and
-                       depends on the GPU, driver and decoder library: a fault of theirs can end the process
+        decode         where JPEGs are decoded: "cpu" (None: the same) or, on a CUDA device, "gpu". The latter decodes
+                       whole images; a fault of the GPU's decoder library can end the process
         hw_decoder_load  with decode "gpu", fraction of the JPEGs that the GPU's JPEG engine decodes, if it has one
                        (A100, H100, ...); its cores decode the rest. None: DALI's default, 0.65
         dtype          of the images: torch.float32, or, on a GPU, torch.float16
