@@ -130,8 +130,8 @@ def _check_build_tools() -> None:
     headers = sysconfig.get_paths(scheme=scheme)["include"]
     if not any(map(shutil.which, programs)):
         raise ResoluteError(
-            f"Triton: got {'no gcc or clang' if cc is None else f'CC={cc}, which is no program'}, expected a C compiler "
-            "to augment on a GPU; install one (Debian: apt install gcc)"
+            f"Triton: got {'no gcc or clang' if cc is None else f'CC={cc}, which is no program'}, expected a C "
+            "compiler to augment on a GPU; install one (Debian: apt install gcc)"
         )
     if not Path(headers, "Python.h").exists():
         package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
