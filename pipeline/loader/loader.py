@@ -62,6 +62,22 @@ class Batch:
             )
         return self.targets
 
+    def soft_targets(self, classes: int, smoothing: float = 0.0) -> torch.Tensor:
+        """(N, `classes`) float32: the class probabilities that the images show, for a loss such as cross-entropy.
+
+            loss = cross_entropy(model(batch.images), batch.soft_targets(classes, smoothing=0.1))
+
+        `lam` for the own label plus 1 - `lam` for the partner's; `smoothing`, from 0 to 1, is the part that is spread
+        over all classes, as torch's `label_smoothing`. Raises `ResoluteError` as `labels` does: other targets are mixed
+        already.
+        """
+        _check_range("smoothing", smoothing, 0, 1)
+        labels = self.labels
+        soft = torch.full((len(labels), classes), smoothing / classes, dtype=torch.float32, device=labels.device)
+        for label, share in ((labels, self.lam), (self.partner_labels, 1 - self.lam)):
+            soft.scatter_add_(1, label[:, None], (1 - smoothing) * share[:, None])
+        return soft
+
 
 @dataclass(kw_only=True)
 class _PlannedBatch:
