@@ -69,8 +69,7 @@ def _run(args: argparse.Namespace) -> None:
     result["settings"] |= {"parts": parts, "seconds": args.seconds}
     runner = Runner(
         job=setting.job(args, seconds=args.seconds),
-        loaders=("ours", "pillow", *(["ours-cpu-decode"] if device.type == "cuda" else [])),
-        rounds=args.rounds, isolated=False,
+        loaders=("ours", "pillow"), rounds=args.rounds, isolated=False,
     )  # fmt: skip
     for part in parts:
         began = time.perf_counter()

@@ -2,11 +2,11 @@
 
     python -m benchmarks.host_cost [--rounds 3] [--batches 40]
 
-No pixels are decoded: the graph's decoder is replaced by a node that returns an 8 x 8 px image made of the file's first
-bytes. Everything else is the real loader on JPEGs of realistic size, about 12 kB each. The consumer sleeps between
-batches, so that each `next()` finds its batch ready and plans, submits and feeds exactly one other. Of each `next()`
-the CPU time of its thread is measured, and the real time, which includes waiting for the interpreter's lock and, on a
-busy machine, for a core.
+No pixels are decoded: the graph's decoder is replaced by nodes that return an 8 x 8 px image made of the file's first
+bytes, enlarged where whole images are decoded. Everything else is the real loader on JPEGs of realistic size, about
+12 kB each. The consumer sleeps between batches, so that each `next()` finds its batch ready and plans, submits and
+feeds exactly one other. Of each `next()` the CPU time of its thread is measured, and the real time, which includes
+waiting for the interpreter's lock and, on a busy machine, for a core.
 
 The device is simulated for `device = "cuda"`: the very GPU graph is built with its nodes on the CPU, labels are packed
 and copied to unpinned memory, and Triton kernels are not launched (their parameters are packed).
@@ -44,6 +44,7 @@ __all__ = ["CASES", "TARGETS_MS", "main", "measure", "measure_case", "table", "w
 
 _RES = 8  # px: smallest size at which every operation of a policy is defined
 _DISTINCT = 64  # different photos in the set
+_LARGEST = 196  # px: no photo is wider or higher
 _BATCH_SIZE, _BATCHES_PER_EPOCH = 1024, 4
 _WARM_UP = 6  # batches; three times as many are more than are read ahead
 
@@ -60,7 +61,7 @@ def write_photos(folder: Path, samples: int) -> Path:
 
     rng, files = np.random.default_rng(0), []
     for _ in range(_DISTINCT):
-        sides = (int(rng.integers(146, 196)), 146)
+        sides = (int(rng.integers(146, _LARGEST)), 146)
         coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
         smooth = np.asarray(coarse.resize(sides, Image.Resampling.BICUBIC))
         noisy = smooth + rng.normal(0, rng.uniform(4, 16), smooth.shape)
@@ -78,11 +79,19 @@ def write_photos(folder: Path, samples: int) -> Path:
 
 
 def _tiny_image(jpeg: Any, *, start: Any, shape: Any, **_: Any) -> Any:
-    """Takes the decoder's place in the graph: an image of `_RES` px made of the file's bytes."""
+    """Takes the place of the decoder on the CPU: an image of `_RES` px made of the file's bytes."""
     from nvidia.dali import fn
 
     first = fn.slice(start, 0, 1, axes=[0]) + 0 * fn.slice(shape, 0, 1, axes=[0])  # why: DALI removes unused inputs
     return fn.reshape(fn.slice(jpeg, first, 3 * _RES**2, axes=[0]), shape=[_RES, _RES, 3], layout="HWC")
+
+
+def _blurred_image(jpeg: Any, **_: Any) -> Any:
+    """Takes the place of the decoder on the GPU: such an image, enlarged to contain every crop."""
+    from nvidia.dali import fn
+
+    small = fn.reshape(fn.slice(jpeg, 0, 3 * _RES**2, axes=[0]), shape=[_RES, _RES, 3], layout="HWC")
+    return fn.resize(small, size=[_LARGEST, _LARGEST])
 
 
 @contextlib.contextmanager
@@ -98,6 +107,7 @@ def _without_pixels(device: str, decode: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         patch: Callable[..., Any] = lambda *args: stack.enter_context(mock.patch.object(*args))  # noqa: E731
         patch(fn.decoders, "image_slice", do_not_convert(_tiny_image))
+        patch(fn.decoders, "image", do_not_convert(_blurred_image))
         if device == "cuda":
             build = graph._graph
             patch(graph, "_graph", lambda **settings: build(**{**settings, "device_id": None}))

@@ -55,8 +55,9 @@ def _add_plan(parser: Parser) -> None:
     add("--run", help="name of the run, or the path of its folder (default: the recipe's name)")
     add("--runs", type=Path, default=Path("runs"), help="parent of all run folders (default: %(default)s)")
     _add_device(parser)
-    add("--decode", choices=("auto", "cpu", "gpu"), default="auto",
-        help="where JPEGs are decoded for a GPU; auto times steps with each (default: %(default)s)")  # fmt: skip
+    add("--decode", choices=("auto", "cpu", "gpu"), default="cpu",
+        help="where JPEGs are decoded for a GPU; auto: there if a trial process can and steps are faster (default: "
+        "%(default)s)")  # fmt: skip
     add("--save-every-s", type=number(0, 1e9, float), default=300.0, metavar="S",
         help="seconds between checkpoints (default: %(default)s)")  # fmt: skip
     add("--save-every-steps", type=number(0, 10**12), default=0, metavar="N",

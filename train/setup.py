@@ -43,7 +43,7 @@ class Options:
     folder: Path
     device: str = "auto"
     threads: int = 2
-    decode: Literal["auto", "cpu", "gpu"] = "auto"  # on a GPU: where JPEGs are decoded; auto measures
+    decode: Literal["auto", "cpu", "gpu"] = "cpu"  # on a GPU: where JPEGs are decoded; auto tries and measures
     save_every_s: float = 300.0
     save_every_steps: int = 0  # 0 = by time only
     keep: int = 2  # newest checkpoints to keep, besides the best

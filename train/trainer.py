@@ -16,6 +16,7 @@ import platform
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,13 +33,15 @@ from pipeline.storage.atomic_file import delete_partial, used_folder
 from pipeline.storage.lock import exclusive_lock
 from train.devices.device import device_name
 from train.devices.distributed import Ranks, join
+from train.devices.trial import trial_fault
 from train.logs.hardware import describe, reset_peak_memory
 from train.logs.loggers.background import Loggers
 from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
 from train.logs.score import main_metric
 from train.planner.batch_size import DoesNotFit
 from train.planner.estimate import Forecast, calibration, forecast, table
-from train.planner.measure import Decode, Stopwatch, choose_decode, measure_stages, restored
+from train.planner.gpu_decode import difference
+from train.planner.measure import Decode, Stopwatch, busiest, choose_decode, measure_stages, restored
 from train.recipe.schema import Recipe
 from train.report.console import Reports, epoch_header, epoch_line
 from train.report.validation import confused_photos, write_validation
@@ -243,7 +246,7 @@ class _Session:
         )  # fmt: skip
 
     def _decode(self) -> Decode | None:
-        """The device that decodes: `--decode`, else the checkpoint's choice, else the faster one, measured."""
+        """The device that decodes: `--decode`; for auto, the checkpoint's, else the faster one if a trial succeeds."""
         device, option = self.learner.device, self.options.decode
         if device.type == "cpu":
             if option == "gpu":
@@ -253,6 +256,15 @@ class _Session:
             return option
         if self.decode is not None:
             return self.decode
+        spec = self.plan.batch(busiest(self.plan).first, rank=self.ranks.rank, world_size=self.ranks.world_size)
+        reason = trial_fault(partial(
+            difference, self.plan.shards, res=spec.res, batch_size=len(spec), device=str(device),
+            threads=self.options.threads,
+        ))  # fmt: skip
+        if faults := self.ranks.gather({} if reason is None else {self.ranks.rank: reason}):
+            print(f"decoding: a trial on the GPU failed ({faults[min(faults)]}); this run decodes on the CPU",
+                  flush=True)  # fmt: skip
+            return "cpu"
         self._warm_up()  # why: kernel autotuning in the first steps would distort the times
         with restored(self.learner):
             fastest, times = choose_decode(

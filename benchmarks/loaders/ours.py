@@ -1,14 +1,10 @@
-"""This project's loader: one plan and one loader over all resolutions.
-
-variant "cpu": JPEGs are decoded on the CPU also for batches on a GPU.
-"""
+"""This project's loader: one plan and one loader over all resolutions."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Generator
-from typing import Any
 
 import numpy as np
 import torch
@@ -55,8 +51,7 @@ def training_plan(shards: ShardSet, stages: list[Stage]) -> Plan:
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
     shards = open_shards(job)
     stages = [full_batches(shards, res, batches=job.batches, batch_size=job.batch_size) for res in job.resolutions]
-    decode: Any = job.variant or None
-    with Loader(training_plan(shards, stages), device=job.device, threads=job.workers, decode=decode) as loader:
+    with Loader(training_plan(shards, stages), device=job.device, threads=job.workers) as loader:
         for batch in loader:
             yield batch.images
 

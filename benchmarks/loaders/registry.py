@@ -18,7 +18,6 @@ class LoaderEntry:
     resize: str
     has_crops: bool = False
     has_rate: bool = True  # False: its rate at one resolution is another entry's
-    on_gpu: bool = False  # a variant for batches on a GPU
     versions: tuple[str, ...] = ()
 
 
@@ -26,9 +25,6 @@ LOADERS = {
     "ours": LoaderEntry(
         title="ours", module="ours", at_change="same loader", resize="bilinear, antialiased, in our graph",
         has_crops=True,
-    ),
-    "ours-cpu-decode": LoaderEntry(
-        title="ours, CPU decode", module="ours", variant="cpu", at_change="same loader", resize="as ours", on_gpu=True,
     ),
     "pillow": LoaderEntry(
         title="torch DataLoader, Pillow", module="dataloader", at_change="rebuilt",

@@ -146,7 +146,7 @@ def compare(
 
 def available(args: argparse.Namespace, *, rates: bool) -> tuple[list[str], dict[str, str]]:
     """The loaders to measure, and the reasons for leaving out others."""
-    known = [name for name, loader in LOADERS.items() if not loader.on_gpu and (loader.has_rate or not rates)]
+    known = [name for name, loader in LOADERS.items() if loader.has_rate or not rates]
     names = known if args.only is None else chosen(args.only, known)
     left_out = {}
     if not args.ffcv_python:

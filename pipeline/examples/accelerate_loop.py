@@ -21,7 +21,7 @@ from torchvision.models import resnet18
 
 from pipeline import Loader
 
-from .start import flags, open_plan, run, soft_targets
+from .start import flags, open_plan, run
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
             if spec.split == "train":
                 model.train()
                 with accelerator.autocast():
-                    losses = cross_entropy(model(batch.images), soft_targets(batch, classes), reduction="sum")
+                    targets = batch.soft_targets(classes, smoothing=0.1)
+                    losses = cross_entropy(model(batch.images), targets, reduction="sum")
                 # why: gradients are averaged over processes, whose local batch sizes may differ by a sample or two
                 accelerator.backward(losses * world_size / spec.global_size)
                 optimizer.step()

@@ -37,7 +37,7 @@ class Classifier(LightningModule):
         return self.train_dataloader("val")
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return cross_entropy(self.network(batch[0]), batch[1], label_smoothing=0.1)
+        return cross_entropy(self.network(batch[0]), batch[1])
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
         self.correct += int((self.network(batch[0]).argmax(1) == batch[1]).sum())

@@ -18,7 +18,7 @@ from torchvision.models import resnet18
 from pipeline import Loader, cuda
 from pipeline.storage.atomic_file import output_file
 
-from .start import flags, open_plan, run, soft_targets
+from .start import flags, open_plan, run
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
             spec = batch.spec
             if spec.split == "train":
                 model.train()
-                loss = cross_entropy(model(batch.images), soft_targets(batch, classes), label_smoothing=0.1)
+                loss = cross_entropy(model(batch.images), batch.soft_targets(classes, smoothing=0.1))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -1,4 +1,4 @@
-"""Shared code of the examples: flags, the plan, exit statuses, and soft targets for mixed batches."""
+"""Shared code of the examples: flags, the plan and exit statuses."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-from torch.nn.functional import one_hot
-
-from pipeline import Augment, Batch, Plan, ResoluteError, ShardSet, Stage
+from pipeline import Augment, Plan, ResoluteError, ShardSet, Stage
 from pipeline.cli import Parser, print_error, run_main
 
-__all__ = ["flags", "open_plan", "run", "soft_targets"]
+__all__ = ["flags", "open_plan", "run"]
 
 
 def flags(argv: Sequence[str] | None, description: str | None, *, resumes: bool = True) -> argparse.Namespace:
@@ -68,9 +65,3 @@ def run(main: Callable[[], Any]) -> NoReturn:
         return 0
 
     run_main(status)
-
-
-def soft_targets(batch: Batch, classes: int) -> torch.Tensor:
-    """(N, classes) float32 target distributions: `lam` for the own label, 1 - `lam` for the partner's."""
-    own, partner = one_hot(batch.labels, classes), one_hot(batch.partner_labels, classes)
-    return torch.lerp(partner.float(), own.float(), batch.lam[:, None])

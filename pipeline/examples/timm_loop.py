@@ -21,7 +21,7 @@ from timm.utils import AverageMeter, ModelEmaV3, accuracy
 from pipeline import Loader, cuda
 from pipeline.plan.plan import Pass
 
-from .start import flags, open_plan, run, soft_targets
+from .start import flags, open_plan, run
 
 
 @dataclass
@@ -39,7 +39,8 @@ class PassLoader:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for _ in range(len(self)):
             batch = next(self.loader)
-            yield batch.images, soft_targets(batch, self.classes) if batch.spec.split == "train" else batch.labels
+            is_train = batch.spec.split == "train"
+            yield batch.images, batch.soft_targets(self.classes, smoothing=0.1) if is_train else batch.labels
 
 
 def main(argv: Sequence[str] | None = None) -> AverageMeter:

@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from pipeline import Loader, Plan, cuda
 
-from .start import flags, open_plan, run, soft_targets
+from .start import flags, open_plan, run
 
 
 class StagedTrainer(Trainer):
@@ -30,10 +30,10 @@ class StagedTrainer(Trainer):
         first = {p.first_step: p.first for p in self.plan.passes if p.split == "train"}
         self.loader.load_state_dict({"next_batch": first[self.state.global_step]})  # that of the checkpoint, or 0
         for batch in self.loader:
-            yield {"pixel_values": batch.images, "targets": soft_targets(batch, len(self.plan.shards.classes))}
+            yield {"pixel_values": batch.images, "targets": batch.soft_targets(self.model.num_labels, smoothing=0.1)}
 
     def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        return cross_entropy(model(pixel_values=inputs["pixel_values"]).logits, inputs["targets"], label_smoothing=0.1)
+        return cross_entropy(model(pixel_values=inputs["pixel_values"]).logits, inputs["targets"])
 
     @torch.inference_mode()
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:

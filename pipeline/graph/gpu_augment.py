@@ -6,6 +6,11 @@ A batch takes at most one launch per slot plus one, whatever the policy draws. T
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +18,7 @@ import torch
 import triton
 
 from pipeline import cuda
+from pipeline.errors import ResoluteError
 from pipeline.graph.kernels.triton_finish import ERASE_FIELDS, MIX_FIELDS, finish
 from pipeline.graph.kernels.triton_slot import BLOCK, apply_slot
 from pipeline.plan import autoaugment as p
@@ -39,7 +45,11 @@ class GpuAugment:
         noise       (NOISE_PX, NOISE_PX, 3) uint8: the noise fill of erasing
         dtype       of the output
         device      a CUDA device; a CPU for Triton's interpreter
+
+        Raises `ResoluteError` if Triton lacks what it needs to start on a CUDA device.
         """
+        if device.type == "cuda":
+            _check_build_tools()
         self._features, self._dtype, self._device = features, dtype, device
         self._slots = len(features.slots)
         self._erase = (1 + p.VALUES) * self._slots
@@ -104,3 +114,28 @@ class GpuAugment:
                 side, blocks, ERASES=self._erases, MIXES=self._mixes, BLOCK=BLOCK, **_OPTIONS,
             )  # fmt: skip
         return out
+
+
+def _check_build_tools() -> None:
+    """Raise `ResoluteError` without a C compiler or Python's headers: Triton compiles a module in C at its first use.
+
+    Not if that module is in Triton's cache.
+    """
+    if any(Path(triton.knobs.cache.dir).glob("*/cuda_utils*.so")):
+        return
+    # why these: as triton.runtime.build does
+    cc = os.environ.get("CC")
+    programs = ["gcc", "clang"] if cc is None else [cc]
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    headers = sysconfig.get_paths(scheme=scheme)["include"]
+    if not any(map(shutil.which, programs)):
+        raise ResoluteError(
+            f"Triton: got {'no gcc or clang' if cc is None else f'CC={cc}, which is no program'}, expected a C "
+            "compiler to augment on a GPU; install one (Debian: apt install gcc)"
+        )
+    if not Path(headers, "Python.h").exists():
+        package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+        raise ResoluteError(
+            f"Triton: got no Python.h in {headers}, expected the headers of this Python to augment on a GPU; install "
+            f"them (Debian: apt install {package})"
+        )

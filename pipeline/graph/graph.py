@@ -74,7 +74,7 @@ class Graph:
         batch_size     largest of the run; so is `largest_bytes` (of a float32 batch)
         threads        CPU threads of DALI (one more on the CPU backend)
         device_id      CUDA device; None: the CPU backend
-        decode         "cpu" with a CUDA device: decode crops on the CPU, do the rest on the GPU
+        decode         with a CUDA device: "cpu" decodes the crops on the CPU, "gpu" whole images on the GPU
         depth          batches in flight
         mean, std      of values in 0..1
         half           float16 instead of float32 output, GPU only
@@ -229,14 +229,19 @@ def _define(
         # why: libjpeg-turbo ignores what follows an image; that GPU decoders do is documented nowhere. This copy, made
         # by DALI's threads, also ends the use of the fed memory, which a GPU may read after the batch was returned
         jpegs = fn.slice(jpegs, start=0, shape=inputs["window"][4:5], axes=[0])
-    images = fn.decoders.image_slice(
-        jpegs, start=start, shape=shape, axes=[0, 1], device=decode_device,
-        output_type=types.RGB,
+    options = {
+        "output_type": types.RGB,
         # why: nvJPEG by default repeats chroma samples while libjpeg-turbo (CPU) interpolates; the decoder must not
         # change what the model is trained on
-        jpeg_fancy_upsampling=True,
-        hw_decoder_load=hw_decoder_load,
-    )  # fmt: skip
+        "jpeg_fancy_upsampling": True,
+    }
+    region = {"start": start, "shape": shape, "axes": [0, 1]}
+    if decode_device == "mixed":
+        # why not image_slice: in nvImageCodec 0.9, decoding a region on a GPU fails or crashes (its issue 55)
+        images = fn.decoders.image(jpegs, device="mixed", hw_decoder_load=hw_decoder_load, **options)
+        images = fn.slice(images, **region)
+    else:
+        images = fn.decoders.image_slice(jpegs, device="cpu", **region, **options)
     if on_cpu:
         tags = cpu.augment(images, inputs["rows"], jpegs)
         return cpu.mix(tags, inputs["rows"]) if features.mixing else tags

@@ -65,6 +65,22 @@ class Batch:
             )
         return self.targets
 
+    def soft_targets(self, classes: int, smoothing: float = 0.0) -> torch.Tensor:
+        """(N, `classes`) float32: the class probabilities that the images show, for a loss such as cross-entropy.
+
+            loss = cross_entropy(model(batch.images), batch.soft_targets(classes, smoothing=0.1))
+
+        `lam` for the own label plus 1 - `lam` for the partner's; `smoothing`, from 0 to 1, is the part that is spread
+        over all classes, as torch's `label_smoothing`. Raises `ResoluteError` as `labels` does: other targets are mixed
+        already.
+        """
+        _check_range("smoothing", smoothing, 0, 1)
+        labels = self.labels
+        soft = torch.full((len(labels), classes), smoothing / classes, dtype=torch.float32, device=labels.device)
+        for label, share in ((labels, self.lam), (self.partner_labels, 1 - self.lam)):
+            soft.scatter_add_(1, label[:, None], (1 - smoothing) * share[:, None])
+        return soft
+
 
 @dataclass(kw_only=True)
 class _PlannedBatch:
@@ -101,7 +117,8 @@ class Loader(Iterator[Batch]):
         """Start the threads, build the graph, and run the plan's largest batch through it.
 
         device         of the batches; "cuda:N" requires that GPU, there is no silent fallback
-        decode         on a CUDA device: decode on the GPU ("gpu", the default) or on the CPU
+        decode         where JPEGs are decoded: "cpu" (None: the same) or, on a CUDA device, "gpu". The latter decodes
+                       whole images; a fault of the GPU's decoder library can end the process
         hw_decoder_load  with decode "gpu", fraction of the JPEGs that the GPU's JPEG engine decodes, if it has one
                        (A100, H100, ...); its cores decode the rest. None: DALI's default, 0.65
         dtype          of the images: torch.float32, or, on a GPU, torch.float16
@@ -132,7 +149,7 @@ class Loader(Iterator[Batch]):
             raise ResoluteError(f"decode: got {decode!r}, expected cpu or gpu; choose one")
         if decode == "gpu" and not on_gpu:
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
-        decode = decode or ("gpu" if on_gpu else "cpu")
+        decode = decode or "cpu"
         if hw_decoder_load is not None:
             if decode != "gpu":
                 raise ResoluteError(f"hw_decoder_load: without effect with decode {decode}; leave it out")

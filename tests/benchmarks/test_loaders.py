@@ -38,7 +38,7 @@ from pipeline.plan.stage import Augment
 from tests.conftest import RESOLUTIONS
 
 FFCV_PYTHON = os.environ.get("FFCV_PYTHON")
-HERE = [name for name, loader in LOADERS.items() if loader.module != "ffcv" and not loader.on_gpu]
+HERE = [name for name, loader in LOADERS.items() if loader.module != "ffcv"]
 # torchvision 0.29 warns about its own decoder
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning")
 needs_ffcv = pytest.mark.skipif(not FFCV_PYTHON, reason="FFCV_PYTHON names no interpreter that has FFCV")

@@ -129,4 +129,4 @@ def test_the_command_runs_on_a_gpu(shard_root: Path, tmp_path: Path) -> None:
     assert command.main([*words(shard_root, out), "--device", "cuda"]) == 0
     result = json.loads(out.read_text())
     assert result["machine"]["gpu"]
-    assert all(set(entry["loaders"]) == {"ours", "pillow", "ours-cpu-decode"} for entry in result["loader"]["res"])
+    assert all(set(entry["loaders"]) == {"ours", "pillow"} for entry in result["loader"]["res"])

@@ -1,4 +1,4 @@
-"""The CUDA stack of an environment follows the driver, unless CUDA=12|13 or an existing installation decides."""
+"""The CUDA stack of an environment follows driver and GPUs, unless CUDA=12|13 or an existing installation decides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cuda_stack import choose_stack, driver_version
+from pipeline.cuda_stack import choose_stack, driver_and_gpus
 from tests import ROOT
 from tests.support.fake_make import Make
 
@@ -21,6 +21,26 @@ from tests.support.fake_make import Make
 )
 def test_the_newest_stack_that_the_driver_can_run_is_chosen(driver: str | None, stack: str) -> None:
     assert choose_stack(driver) == stack
+
+
+@pytest.mark.parametrize(("gpus", "stack"), [
+    ([(7, 0)], "cuda12"), ([(7, 2)], "cuda12"), ([(7, 5)], "cuda13"), ([(8, 9), (12, 0)], "cuda13"),
+    ([(9, 0), (7, 0)], "cuda12"),  # the stack that has kernels for both
+    ([(3, 5), (8, 6)], "cuda13"),  # an old card for the display
+    ([(6, 1), (7, 0)], "cuda12"),
+])  # fmt: skip
+def test_the_stack_has_kernels_for_every_gpu_that_any_stack_has_kernels_for(
+    gpus: list[tuple[int, int]], stack: str
+) -> None:
+    assert choose_stack("580.65.06", gpus) == stack
+    assert choose_stack("570.1", gpus) == "cuda12"
+
+
+def test_gpus_too_old_for_every_stack_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got compute capability 5\.2, 6\.0, expected 7\.0 or higher") as refused:
+        choose_stack("580.65.06", [(6, 0), (5, 2), (6, 0)])
+    assert "\n" not in str(refused.value)
+    assert choose_stack("580.65.06", [(6, 0)], cuda="12") == "cuda12"  # for the CPU
 
 
 def test_a_driver_too_old_for_every_stack_is_refused() -> None:
@@ -53,24 +73,26 @@ def fake_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, 
     monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
-def test_the_driver_is_read_from_nvidia_smi_or_the_kernel_module(
+def test_driver_and_gpus_are_read_from_nvidia_smi_or_the_driver_from_the_kernel_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tmp_path / "version"
     module.write_text("570.86.15\n")
-    fake_nvidia_smi(tmp_path, monkeypatch, "580.65.06\n580.65.06")
-    assert driver_version(module) == "580.65.06"
-    fake_nvidia_smi(tmp_path, monkeypatch, "NVIDIA-SMI has failed", status=9)
-    assert driver_version(module) == "570.86.15"
-    assert driver_version(tmp_path / "none") is None
+    fake_nvidia_smi(tmp_path, monkeypatch, "580.65.06, 7.0\n580.65.06, 12.0")
+    assert driver_and_gpus(module) == ("580.65.06", [(7, 0), (12, 0)])
+    fake_nvidia_smi(tmp_path, monkeypatch, "580.65.06, [N/A]")
+    assert driver_and_gpus(module) == ("580.65.06", [])
+    for answer, status in (("NVIDIA-SMI has failed", 9), ('Field "compute_cap" is not a valid field to query.', 2)):
+        fake_nvidia_smi(tmp_path, monkeypatch, answer, status=status)
+        assert driver_and_gpus(module) == ("570.86.15", [])
+    assert driver_and_gpus(tmp_path / "none") == (None, [])
 
 
-def test_every_stack_is_an_extra_with_all_three_packages_pinned() -> None:
+def test_every_stack_is_an_extra_with_torch_dali_and_its_decoders_pinned() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for stack in ("cuda12", "cuda13"):
-        names = [pin.partition("==")[0] for pin in extras[stack][:3]]
-        assert names == ["torch", "torchvision", f"nvidia-dali-{stack}0"]
-        assert all("==" in pin for pin in extras[stack][:3])
+    for stack, codec, jpeg in (("cuda12", "cu12", "nvidia-nvjpeg-cu12"), ("cuda13", "cu13", "nvidia-nvjpeg")):
+        names = [pin.partition("==")[0] for pin in extras[stack][:5] if "==" in pin]
+        assert names == ["torch", "torchvision", f"nvidia-dali-{stack}0", f"nvidia-nvimgcodec-{codec}", jpeg]
 
 
 @pytest.fixture
@@ -85,7 +107,8 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.mark.parametrize(
     ("driver", "words", "stack"),
-    [("580.65.06", [], "cuda13"), ("560.35.03", [], "cuda12"), ("580.65.06", ["CUDA=12"], "cuda12")],
+    [("580.65.06, 9.0", [], "cuda13"), ("580.65.06, 7.0", [], "cuda12"), ("560.35.03, 9.0", [], "cuda12"),
+     ("580.65.06, 9.0", ["CUDA=12"], "cuda12"), ("580.65.06, 6.0", ["CUDA=12"], "cuda12")],
 )
 def test_make_env_installs_and_records_the_stack(
     make: Make, monkeypatch: pytest.MonkeyPatch, driver: str, words: list[str], stack: str
@@ -100,10 +123,15 @@ def test_make_env_installs_and_records_the_stack(
     assert not (make.folder / "calls").exists()
 
 
-def test_make_env_with_too_old_a_driver_installs_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvidia_smi(make.folder, monkeypatch, "470.256.02")
+@pytest.mark.parametrize(
+    ("answer", "got"), [("470.256.02, 9.0", "470.256.02"), ("580.65.06, 6.0", "compute capability 6.0")]
+)
+def test_make_env_with_too_old_a_driver_or_gpu_installs_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, answer: str, got: str
+) -> None:
+    fake_nvidia_smi(make.folder, monkeypatch, answer)
     done = make("env")
-    assert (done.returncode, done.stderr.count("too old, got 470.256.02")) == (2, 1)
+    assert (done.returncode, done.stderr.count(f"too old, got {got}, expected ")) == (2, 1)
     assert not (make.folder / "calls").exists()
     assert not (make.folder / ".venv" / ".resolute-ready").exists()
 

@@ -35,7 +35,7 @@ class GpuLoader(Loader):
         self, monkeypatch: pytest.MonkeyPatch, plan: Plan, *, device: str = "cuda", driver: FakeCuda | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        define, decode, kernels = graph._graph, fn.decoders.image_slice, gpu_augment.GpuAugment
+        define, decode, kernels = graph._graph, fn.decoders.image, gpu_augment.GpuAugment
 
         def on_cpu(*, device_id: int, **keys: Any) -> Any:
             self.graph_device = device_id
@@ -44,7 +44,7 @@ class GpuLoader(Loader):
         with monkeypatch.context() as patch:
             (driver or FakeCuda()).install(patch)
             patch.setattr(DataNode, "gpu", lambda node: node)
-            patch.setattr(fn.decoders, "image_slice", lambda jpegs, **keys: decode(jpegs, **keys | {"device": "cpu"}))
+            patch.setattr(fn.decoders, "image", lambda jpegs, **keys: decode(jpegs, **keys | {"device": "cpu"}))
             patch.setattr(graph, "_graph", on_cpu)
             patch.setattr(gpu_augment, "GpuAugment", lambda *args, **keys: kernels(*args, **keys | {"device": CPU}))
             super().__init__(plan, device=device, mean=MEAN, std=STD, **options)

@@ -28,14 +28,16 @@ from train.logs.hardware import peak_memory_bytes, reset_peak_memory
 from train.loop import Learner
 from train.model.head import CLASSES, Head
 
-__all__ = ["Decode", "Leg", "Pace", "Stopwatch", "choose_decode", "combined", "legs", "measure", "measure_stages",
-           "restored", "synthetic", "synthetic_batch"]  # fmt: skip
+__all__ = ["Decode", "Leg", "Pace", "Stopwatch", "busiest", "choose_decode", "combined", "legs", "measure",
+           "measure_stages", "restored", "synthetic", "synthetic_batch"]  # fmt: skip
 
 Decode = Literal["cpu", "gpu"]
 _SKIPPED, _TIMED = 8, 24  # steps per stage: the skipped ones use prefetched batches and are not representative
 _RUNNING_AHEAD = 4  # batches that a loader prefetches when it is opened
 _MIN_STEPS = 2  # minimum number of timed steps
 _MAX_LEGS = 4  # measured in a ramp
+# why both ways: a machine that grows slower or faster meanwhile favours neither
+_TURNS: tuple[Decode, ...] = ("cpu", "gpu", "gpu", "cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,28 +121,43 @@ def legs(plan: Plan, stage: int) -> list[Leg]:
             for group in groups]  # fmt: skip
 
 
+def busiest(plan: Plan) -> Leg:
+    """The leg of the run with the most pixels, where it spends most of its time."""
+    return max((leg for stage in range(len(plan.stages)) for leg in legs(plan, stage)), key=lambda leg: leg.pixels)
+
+
 def choose_decode(
     plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Loader]], step: Callable[[Batch], object],
-    watch: Stopwatch, *, choices: Sequence[Decode] = ("gpu", "cpu"), about_s: float = 5.0,
+    watch: Stopwatch, *, about_s: float = 10.0,
 ) -> tuple[Decode, dict[Decode, float]]:  # fmt: skip
     """The faster place to decode, and the seconds per live step with each.
 
     Takes at most `about_s` s in total, loaders included, if these open and a few steps run in that time. Measured in
-    the stage (in a ramp, at the resolution) with the most pixels, where a run spends most of its time.
-    `open_stream(decode, batch)` opens a loader at a batch; `step` is a training step.
+    the `busiest` leg, on the same batches in each turn; the first turn runs them once before, so that all are in the
+    page cache. `open_stream(decode, batch)` opens a loader at a batch; `step` is a training step.
     """
-    first = max((leg for stage in range(len(plan.stages)) for leg in legs(plan, stage)), key=lambda leg: leg.pixels)
-    skipped = min(_RUNNING_AHEAD, first.batches // 2)
-    measured: dict[Decode, float] = {}
-    for decode in choices:
+    leg, count = busiest(plan), 0
+    skipped = min(_RUNNING_AHEAD, leg.batches // 2)
+    times: dict[Decode, list[float]] = {"cpu": [], "gpu": []}
+    for decode in _TURNS:
         began = watch.clock()
-        with open_stream(decode, first.first) as stream:
-            # why not counted: the first batches are prefetched
-            ahead_s = [watch.steps(stream.__next__, step, 1)[2] for _ in range(skipped)]
-            left_s = about_s / len(choices) - (watch.clock() - began)
-            fitting = int(left_s / max(ahead_s)) if any(ahead_s) else _TIMED
-            count = watch.broadcast(min(max(_MIN_STEPS, fitting), _TIMED, first.batches - skipped))
-            measured[decode] = watch.steps(stream.__next__, step, count)[2] / count
+        with open_stream(decode, leg.first) as stream:
+            opened_s = watch.clock() - began
+
+            def run_ahead(stream: Loader = stream) -> list[float]:
+                """Steps that are not counted: their batches are prefetched."""
+                return [watch.steps(stream.__next__, step, 1)[2] for _ in range(skipped)]
+
+            ahead_s = run_ahead()
+            if not count:
+                left_s = (about_s - len(_TURNS) * opened_s) / (len(_TURNS) + 1) - sum(ahead_s)
+                fitting = int(left_s / max(ahead_s)) if any(ahead_s) else _TIMED
+                count = watch.broadcast(min(max(_MIN_STEPS, fitting), _TIMED, leg.batches - skipped))
+                watch.steps(stream.__next__, step, count)
+                stream.load_state_dict({"next_batch": leg.first})
+                run_ahead()
+            times[decode].append(watch.steps(stream.__next__, step, count)[2] / count)
+    measured = {decode: sum(each) / len(each) for decode, each in times.items()}
     return min(measured, key=lambda decode: measured[decode]), measured
 
 

@@ -144,7 +144,7 @@ def _loader_advice(run: RunLogReader) -> str:
     if threads and cores and threads < cores:
         return f"Use more threads: `--threads {cores}` (it ran with {threads})."
     if machine.get("gpu"):
-        return "All cores are in use: decode on the GPU (`--decode gpu`), or make smaller shards (`QUALITY=…`)."
+        return "All cores are in use: try decoding on the GPU (`--decode auto`), or make smaller shards (`QUALITY=…`)."
     return "Loader and model use all cores: use more cores, or make smaller shards (`QUALITY=…`)."
 
 

@@ -34,11 +34,18 @@ def operators(decode_device: str, **changed: Any) -> dict[str, str]:
     return {operator.name.strip("_").partition("_")[0]: str(operator.spec) for operator in pipe._ops}
 
 
-@pytest.mark.parametrize("decode_device", ["cpu", "mixed"])
-def test_jpegs_are_decoded_with_the_same_chroma_interpolation_on_both_devices(decode_device: str) -> None:
-    decoder = operators(decode_device)["ImageSlice"]
+@pytest.mark.parametrize(("decode_device", "name"), [("cpu", "ImageSlice"), ("mixed", "Image")])
+def test_jpegs_are_decoded_with_the_same_chroma_interpolation_on_both_devices(decode_device: str, name: str) -> None:
+    decoder = operators(decode_device)[name]
     assert f"device: {decode_device}" in decoder
     assert "jpeg_fancy_upsampling: True" in decoder
+
+
+def test_a_gpu_decoder_decodes_whole_images() -> None:
+    """Decoding a region fails or crashes there (nvImageCodec 0.9, issue 55)."""
+    got = operators("mixed")
+    assert "ImageSlice" not in got
+    assert "device: gpu" in got["Slice"]  # the last one: that of the crop
 
 
 AUGMENTS: list[dict[str, Any]] = [
@@ -54,7 +61,7 @@ AUGMENTS: list[dict[str, Any]] = [
 def test_the_graph_of_a_recipe_with_a_policy_ends_after_the_resize(keys: dict[str, Any]) -> None:
     got = operators("mixed", features=features([Augment(**keys)]))
     tags = {"Reinterpret", "Cat"}
-    assert got.keys() == {"jpeg", "window", "view", "Slice", "ImageSlice", "TensorSubscript", "Resize", *tags}
+    assert got.keys() == {"jpeg", "window", "view", "Slice", "Image", "TensorSubscript", "Resize", *tags}
     assert "device: gpu" in got["Resize"]
 
 
@@ -106,12 +113,11 @@ MISTAKES: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
         "input device",
     ),
     "an operator without a GPU kernel": (
-        fn.decoders, "image_slice",
+        fn.decoders, "decoder",
         lambda real, jpegs, **named: real(jpegs.gpu(), **{**named, "device": "gpu"}), "kernel",
     ),
     "a misspelt argument": (fn, "resize", with_keys(antialiasing=True), "argument name"),
-    "a misspelt argument of the decoder": (fn.decoders, "image_slice", with_keys(jpeg_upsampling=True),
-                                           "argument name"),
+    "a misspelt argument of the decoder": (fn.decoders, "decoder", with_keys(jpeg_upsampling=True), "argument name"),
     "a copy through the host": (
         fn, "crop_mirror_normalize", lambda real, images, **named: real(images.cpu(), **named).gpu(), "host copy",
     ),
@@ -133,6 +139,7 @@ def test_mistakes_in_a_gpu_graph_are_detected(
     monkeypatch: pytest.MonkeyPatch, decode_device: str, mistake: str
 ) -> None:
     module, name, replacement, check = MISTAKES[mistake]
+    name = name.replace("decoder", "image" if decode_device == "mixed" else "image_slice")
     real = getattr(module, name)
     monkeypatch.setattr(module, name, lambda *inputs, **named: replacement(real, *inputs, **named))
     detected = faults(decode_device, features=Features())
@@ -172,7 +179,9 @@ def test_a_gpu_decoder_gets_exactly_the_bytes_of_each_image(monkeypatch: pytest.
     """Rows are padded with what was in the buffer before; no document says that nvJPEG ignores it."""
     rng, nbytes = np.random.default_rng(1), np.array([700, 1, 31, 256])
     rows = rng.integers(0, 256, (4, 700), dtype=np.uint8)
-    monkeypatch.setattr(fn.decoders, "image_slice", lambda jpegs, **_: jpegs)
+    cut = fn.slice
+    monkeypatch.setattr(fn.decoders, "image", lambda jpegs, **_: jpegs)
+    monkeypatch.setattr(fn, "slice", lambda data, **keys: cut(data, **keys) if len(keys["axes"]) == 1 else data)
     monkeypatch.setattr(fn, "resize", lambda images, **_: images)
     monkeypatch.setattr(DataNode, "gpu", lambda node: node)
     pipe = _graph(decode_device="mixed", **{**PLAIN, "features": features([Augment(grey_prob=0.1)])})

@@ -47,6 +47,20 @@ def test_batches_of_the_gpu_path_equal_those_of_the_cpu_path(
         assert differences(on_cpu, on_gpu) == []
 
 
+@pytest.mark.parametrize("mixing", ["plain", "elem"])
+def test_whole_images_that_are_decoded_and_then_cropped_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, mixing: str
+) -> None:
+    """With CPU kernels of the same operators; crops of all positions, photos of all sizes."""
+    plan = plan_of(shard_set, **MIXING[mixing])
+    with GpuLoader(monkeypatch, plan, decode="cpu") as regions, GpuLoader(monkeypatch, plan, decode="gpu") as wholes:
+        batches = 0
+        for region, whole in zip(regions, wholes, strict=True):
+            assert torch.equal(region.images, whole.images)
+            batches += 1
+    assert batches == plan.total_batches
+
+
 def swapped(real: Any, images: Any, **named: Any) -> Any:
     return real(images, **{**named, "roi_start": named["roi_end"], "roi_end": named["roi_start"]})
 

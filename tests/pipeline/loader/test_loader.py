@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from pipeline.cuda import usable
 from pipeline.dataset.index_array import Records
@@ -381,10 +382,48 @@ def test_the_graph_runs_on_the_device_of_the_batches(
 ) -> None:
     FakeCuda(devices=2, current=1).install(monkeypatch)
     made = requested_graph(monkeypatch, plan, device=device)
+    assert (made["device_id"], made["decode"]) == (index, "cpu")  # GPU decoders may crash: only on request
+    made = requested_graph(monkeypatch, plan, device=device, decode="gpu")
     assert (made["device_id"], made["decode"], made["hw_decoder_load"]) == (index, "gpu", 0.65)
-    assert requested_graph(monkeypatch, plan, device=device, hw_decoder_load=0.9)["hw_decoder_load"] == 0.9
+    made = requested_graph(monkeypatch, plan, device=device, decode="gpu", hw_decoder_load=0.9)
+    assert made["hw_decoder_load"] == 0.9
     with pytest.raises(ResoluteError, match=r"hw_decoder_load: out of range, got 1\.5, expected 0 to 1"):
-        Loader(plan, device=device, hw_decoder_load=1.5)
+        Loader(plan, device=device, decode="gpu", hw_decoder_load=1.5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("mode", ["batch", "elem"])
+def test_the_loss_of_soft_targets_is_the_weighted_sum_of_the_losses_of_both_labels(
+    shard_set: ShardSet, mode: Literal["batch", "elem"], smoothing: float
+) -> None:
+    """Values and gradients, with the smoothing of torch's `cross_entropy`."""
+    augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_prob=0.7, mixup_mode=mode)
+    plan = Plan(shard_set, [Stage(res=32, epochs=2, batch_size=12, augment=augment)], eval_batch_size=8)
+    weights = set()
+    with Loader(plan) as loader:
+        for batch in loader:
+            n, classes = len(batch.labels), 4  # one more than the set has
+            own_logits = torch.randn(n, classes, generator=torch.Generator().manual_seed(0)).requires_grad_()
+            logits = own_logits.detach().clone().requires_grad_()
+            own, partner = (cross_entropy(own_logits, labels, reduction="none", label_smoothing=smoothing)
+                            for labels in (batch.labels, batch.partner_labels))  # fmt: skip
+            expected = (batch.lam * own + (1 - batch.lam) * partner).mean()
+            targets = batch.soft_targets(classes, smoothing=smoothing)
+            assert (targets.shape, targets.dtype) == ((n, classes), torch.float32)
+            torch.testing.assert_close(targets.sum(1), torch.ones(n))
+            got = cross_entropy(logits, targets)
+            got.backward()
+            expected.backward()
+            torch.testing.assert_close(got, expected)
+            torch.testing.assert_close(logits.grad, own_logits.grad)
+            weights |= set(batch.lam.tolist())
+    assert len(weights) > 5
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.1])
+def test_a_smoothing_out_of_range_is_refused(plan: Plan, smoothing: float) -> None:
+    with Loader(plan) as loader, pytest.raises(ResoluteError, match=r"smoothing: out of range, got .*, expected 0"):
+        next(loader).soft_targets(3, smoothing=smoothing)
 
 
 def test_labels_are_the_same_after_one_copy_of_all() -> None:

@@ -187,7 +187,7 @@ def test_a_missing_or_damaged_log_is_reported_in_one_line(tmp_path: Path, capsys
         ({"waits": (0.02, 0.02, 0.3), "calibrated": True, "machine": {"threads": 1}},
          r"Stage 2 \(224 px\) waited .*alone, the loader \(700 .*Use more threads: `--threads 4` \(it ran with 1\)"),
         ({"waits": (0.3, 0.02, 0.02), "calibrated": True, "machine": {**GPU, "threads": 4}},
-         r"the loader delivers 900 images/s, the model can use 1,000\. All cores are in use: .*`--decode gpu`"),
+         r"the loader delivers 900 images/s, the model can use 1,000\. All cores are in use: .*`--decode auto`"),
         ({"waits": (0.02, 0.3, 0.02)}, r"Stage 1 \(160 px\) waited .* it ran at \d+ images/s, \d+ without the waits"),
         ({"switch_s": 0.9}, r"change to 160 px took \d+ ms longer .* the slowest took 7\.\dx the median; \d+ ms of it"),
         ({"machine": GPU}, r"GPU was busy only 70 % of the time"),

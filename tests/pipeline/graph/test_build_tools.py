@@ -1,0 +1,79 @@
+"""Augmentation on a GPU says in one line that Triton lacks a C compiler or Python's headers."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.errors import ResoluteError
+from pipeline.graph.augment_nodes import erase_noise
+from pipeline.graph.gpu_augment import GpuAugment
+from pipeline.plan.sampling import features
+from pipeline.plan.stage import Augment
+from tests.support.gpu_on_cpu import MEAN, STD
+
+
+@pytest.fixture(autouse=True)
+def slim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without programs, Python's headers and compiled kernels; returns its root."""
+    for name in ("bin", "include", "cache"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path / "include")})
+    return tmp_path
+
+
+def program(path: Path) -> None:
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+
+
+def open_on(device: str) -> None:
+    GpuAugment(features([Augment(grey_prob=0.5)]), mean=MEAN, std=STD, noise=erase_noise(MEAN, STD),
+               dtype=torch.float32, device=torch.device(device))  # fmt: skip
+
+
+def refusal() -> str:
+    with pytest.raises(ResoluteError) as refused:
+        open_on("cuda")
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_machine_without_a_c_compiler_is_told_so(slim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal().startswith("Triton: got no gcc or clang, expected a C compiler")
+    program(slim / "bin" / "gcc")
+    monkeypatch.setenv("CC", "nvcc-of-mine")  # Triton takes this one, even if there is another
+    assert refusal().startswith("Triton: got CC=nvcc-of-mine, which is no program, expected a C compiler")
+
+
+@pytest.mark.parametrize("name", ["gcc", "clang", "mine"])
+def test_a_machine_without_the_headers_of_python_is_told_so(
+    slim: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    program(slim / "bin" / name)
+    if name == "mine":
+        monkeypatch.setenv("CC", "mine")
+    assert refusal().startswith(f"Triton: got no Python.h in {slim}/include, expected the headers of this Python")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="opens a GPU")
+@pytest.mark.parametrize("has", ["tools", "cache"])
+def test_a_machine_with_both_or_with_a_filled_cache_passes(slim: Path, has: str) -> None:
+    if has == "tools":
+        program(slim / "bin" / "gcc")
+        (slim / "include" / "Python.h").touch()
+    else:
+        (slim / "cache" / "ABC").mkdir()
+        (slim / "cache" / "ABC" / f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}").touch()
+    with pytest.raises((RuntimeError, AssertionError), match=r"NVIDIA|CUDA"):
+        open_on("cuda")
+
+
+def test_triton_s_interpreter_on_a_cpu_needs_neither() -> None:
+    open_on("cpu")
