@@ -24,7 +24,7 @@ from pipeline.dataset.target import Target
 from pipeline.errors import ResoluteError, strip_credentials
 from pipeline.storage.atomic_file import write_errors
 from prep.sources.image_ref import ByteRange, Source, is_url
-from prep.sources.targets.target_cells import describe_label
+from prep.sources.targets.target_cells import describe_label, is_number
 
 from .classes import MAX_CLASSES, by_name, by_number
 from .external_sort import ENTRY, RUN_RECORDS, Record, RecordFile, TwoTargets, sort_records
@@ -56,6 +56,7 @@ class Catalog:
     target: Target = Target(kind="class", names=())  # noqa: RUF009  # why: immutable
     targets: TargetRows | None = None
     about: tuple[str, ...] = ()  # what the targets were recognised as, with examples, in lines
+    numbered: bool = False  # the source's labels are class numbers without names of their own
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -260,10 +261,10 @@ def write_catalog(
 ) -> Catalog:
     """Write everything that `source` yields to files in `folder`, which is created if necessary, and map them.
 
-    Class numbers are those of `classes` (the names in `classes_file`) or, for a validation source, of `training`;
-    otherwise classes are numbered in order of their names' code points, or keep their numbers if the source is
-    `numbered`. Either way the classes of a set that exists, `known_classes`, keep their numbers, and further ones
-    follow. Memory does not grow with the number of images.
+    Class numbers are those of `classes` (the names in `classes_file`) or, for a validation source, of `training`, which
+    also decides whether labels that look like numbers are names; otherwise classes are numbered in order of their
+    names' code points, or keep their numbers if the source is `numbered`. Either way the classes of a set that exists,
+    `known_classes`, keep their numbers, and further ones follow. Memory does not grow with the number of images.
 
     Raises `ResoluteError` for a source without images; for training, with fewer than two classes; for an unknown class
     or a number out of range; and if the disk refuses.
@@ -321,6 +322,7 @@ def write_catalog(
         target=target,
         targets=targets,
         about=source.target.about,
+        numbered=source.numbered and source.label_names is None,
     )
 
 
@@ -418,10 +420,12 @@ def _number_classes(
         line = next((image.line for image in has_label), 0)
         return f" in line {line}" if line else ""
 
+    # why: if a training part has names such as "10", that is what 10 means, and not the class with that number
+    are_names = training is not None and not training.numbered and any(map(is_number, training.classes))
     if source.numbered:
         names, numbers = by_number(
             labels, names=source.label_names, classes=classes, src=src, listed_in=listed_in, training=trained_on,
-            locate=locate,
+            are_names=are_names, locate=locate,
         )  # fmt: skip
         # why: photos of the last classes may be gone
         return (tuple(known) if names == tuple(known[: len(names)]) else names), numbers
