@@ -30,9 +30,9 @@ class Settings:
     class folders (and `val_labels` one for `val`), `columns` its image and target columns, `target` what these mean
     (`parse_target`; None: it is recognised), `classes` a file of class names in order. `resolutions` are in px,
     ascending; `quality` is libjpeg's, 1..100; `max_bad` (0..1) is the fraction of images that may be rejected;
-    `workers` 0 means one per CPU. `extend` adds new photos to a finished set, and with `drop` leaves out those that are
-    gone or have changed. `engine` says where shards are converted: in this process, on a Ray cluster, or by separate
-    jobs.
+    `unlabelled` is "refuse", or "drop" to leave out images without a target; `workers` 0 means one per CPU. `extend`
+    adds new photos to a finished set, and with `drop` leaves out those that are gone or have changed. `engine` says
+    where shards are converted: in this process, on a Ray cluster, or by separate jobs.
 
     Raises `ResoluteError` for a value out of range.
     """
@@ -53,6 +53,7 @@ class Settings:
     quality: int = 90
     workers: int = 0  # 0: as many as this process may use
     max_bad: float = 0.01
+    unlabelled: str = "refuse"
     shard_samples: int = 4096
     seed: int = 0
     rebuild: bool = False
@@ -111,6 +112,8 @@ class Settings:
             raise ResoluteError("EXTEND: got it with REBUILD, expected one of both; omit one")
         if self.drop and not self.extend:
             raise ResoluteError("DROP: has no effect alone, got no EXTEND, expected both; add EXTEND=1 (--extend)")
+        if self.unlabelled not in ("refuse", "drop"):
+            raise ResoluteError(f"--unlabelled: got {self.unlabelled!r}, expected refuse or drop; choose one")
         if self.engine not in ("local", "ray", "jobs"):
             raise ResoluteError(f"--engine: got {self.engine!r}, expected local or ray; choose one")
         if self.ray_address is not None and self.engine != "ray":

@@ -105,9 +105,10 @@ def list_catalogs(
     """
     class_names = None if settings.classes is None else read_classes(Path(settings.classes))
     columns, is_shared = settings.columns, _is_shared_table(settings)
+    setting = parse_target(settings.target)._replace(drop_unlabelled=settings.unlabelled == "drop")
     src = open_source(
         settings.src, kind=settings.kind, labels=settings.labels, columns=columns,
-        target=parse_target(settings.target), elsewhere=settings.val if is_shared else None, scan_cache=scan_cache,
+        target=setting, elsewhere=settings.val if is_shared else None, scan_cache=scan_cache,
     )  # fmt: skip
     _refuse_unreachable_copies(settings, src)
     train = write_catalog(
@@ -117,7 +118,7 @@ def list_catalogs(
     catalogs, ignored = {"train": train}, Counter(train.ignored)
     if settings.val is not None:
         labels = settings.labels if is_shared else settings.val_labels
-        target = TargetSetting(src.target.kind, src.target.separator)
+        target = TargetSetting(src.target.kind, src.target.separator, setting.drop_unlabelled)
         val_src = open_source(
             settings.val, kind=settings.kind, labels=labels, columns=columns, target=target,
             elsewhere=settings.src if is_shared else None, scan_cache=scan_cache, setting="VAL",

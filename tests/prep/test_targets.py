@@ -338,6 +338,19 @@ def test_bad_targets_stop_a_run_before_anything_is_written(
         refused(prep("--src", src, "--out", out, "--res", "32"), words, "w.tar/059.jpg")
 
 
+def test_unlabelled_photos_are_left_out_if_told_so(
+    photos: Path, names: list[str], tmp_path: Path, prep: Prep
+) -> None:
+    rows = [(name, -1 if i in (7, 8) else i % 3) for i, name in enumerate(names)]
+    words = argv(photos, write_table(tmp_path / "t.csv", ("id", "label"), rows), tmp_path / "s")
+    refused(prep(*words), f"t.csv: line 9: {names[7]} is unlabelled, got -1", "UNLABELLED=drop")
+    ran = prep(*words, "--unlabelled", "drop")
+    assert ran.status == 0, ran.err
+    assert "58 images, 3 classes" in ran.out
+    assert "2 unlabelled" in ran.out
+    assert "UNLABELLED=drop" in prep("--out", tmp_path / "s").err, "the command that made the set"
+
+
 def test_what_a_table_lacks_is_counted(photos: Path, names: list[str], tmp_path: Path, prep: Prep) -> None:
     rows: list[Sequence[object]] = [(name, "|".join(own)) for name, own in zip(names[:50], LABELS, strict=False)]
     rows += [rows[3], (names[50], "")]
