@@ -57,6 +57,7 @@ class Catalog:
     targets: TargetRows | None = None
     about: tuple[str, ...] = ()  # what the targets were recognised as, with examples, in lines
     numbered: bool = False  # the source's labels are class numbers without names of their own
+    columns: tuple[str, ...] = ()  # the columns of 0 and 1 of a table, one per class
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -323,6 +324,7 @@ def write_catalog(
         targets=targets,
         about=source.target.about,
         numbered=source.numbered and source.label_names is None,
+        columns=source.target.classes,
     )
 
 
@@ -400,6 +402,14 @@ def _check_same_target(source: Source, training: Catalog) -> None:
         raise ResoluteError(
             f"{source.root}: targets of another kind, got {own.kind}, expected {target.kind} as in {training.root}; "
             "correct VAL, or set TARGET"
+        )
+    expected, got = set(training.columns), set(own.classes)
+    if own.kind == "labels" and expected and got and got != expected:
+        both = ((expected - got, "lacks"), (got - expected, "adds"))
+        texts = [f"{verb} {', '.join(sorted(columns))[:200]}" for columns, verb in both if columns]
+        raise ResoluteError(
+            f"{source.root}: other columns, got a table that {' and '.join(texts)}, expected the {len(expected)} columns "
+            "of SRC's, since a missing one would count as 0 for all photos; correct VAL_LABELS or COLUMNS"
         )
     if target.kind == "values" and (own.names, own.units) != (target.names, target.units):
         raise ResoluteError(

@@ -218,6 +218,28 @@ def test_one_table_may_name_the_images_of_src_and_val(
     assert not list((tmp_path / "u").glob("*"))
 
 
+def test_a_validation_table_has_a_column_for_each_label_of_training(
+    photos: Path, names: list[str], tmp_path: Path, prep: Prep
+) -> None:
+    for i, name in enumerate(names):
+        (tmp_path / ("val" if i % 4 == 0 else "train")).mkdir(exist_ok=True)
+        shutil.move(photos / name, tmp_path / ("val" if i % 4 == 0 else "train") / f"{i:03d}.jpg")
+
+    def table(path: Path, columns: Sequence[str], rows: Iterable[int]) -> Path:
+        bits = [(f"{i:03d}.jpg", *(int(name in LABELS[i]) for name in columns)) for i in rows]
+        return write_table(path, ("image_id", *columns), bits)
+
+    own, val = table(tmp_path / "a.csv", NAMES, [i for i in range(60) if i % 4]), tmp_path / "b.csv"
+    words = ("--src", tmp_path / "train", "--labels", own, "--val", tmp_path / "val", "--val-labels", val,
+             "--res", "32", "--dry-run", "--out", tmp_path / "s")  # fmt: skip
+    table(val, ("bright", "red", "two eyes"), range(0, 60, 4))
+    refused(prep(*words), "got a table that lacks near,", "expected the 4 columns of SRC's")
+    table(val, ("bright", "red", "spiny", "two eyes"), range(0, 60, 4))
+    refused(prep(*words), "got a table that lacks near and adds spiny,", "correct VAL_LABELS")
+    table(val, ("red", "bright", "two eyes", "near"), range(0, 60, 4))
+    assert prep(*words).status == 0, "the order is free"
+
+
 def samples_of(photos: Path, names: Sequence[str], contents: Sequence[object]) -> list[Any]:
     return [
         (f"{i:03d}.jpg", (photos / name).read_bytes(), {"json": json.dumps(content).encode()})
