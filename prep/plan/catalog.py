@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pipeline.dataset.target import Target
 from pipeline.errors import ResoluteError, strip_credentials
 from pipeline.storage.atomic_file import write_errors
-from prep.sources.image_ref import ByteRange, Source, is_url
+from prep.sources.image_ref import ByteRange, ImageRef, Source, is_url
 from prep.sources.targets.target_cells import describe_label, is_number
 
 from .classes import MAX_CLASSES, by_name, by_number
@@ -408,8 +408,8 @@ def _check_same_target(source: Source, training: Catalog) -> None:
         both = ((expected - got, "lacks"), (got - expected, "adds"))
         texts = [f"{verb} {', '.join(sorted(columns))[:200]}" for columns, verb in both if columns]
         raise ResoluteError(
-            f"{source.root}: other columns, got a table that {' and '.join(texts)}, expected the {len(expected)} columns "
-            "of SRC's, since a missing one would count as 0 for all photos; correct VAL_LABELS or COLUMNS"
+            f"{source.root}: other columns, got a table that {' and '.join(texts)}, expected the {len(expected)} of "
+            "SRC's table, since a missing one would count as 0 for all photos; correct VAL_LABELS or COLUMNS"
         )
     if target.kind == "values" and (own.names, own.units) != (target.names, target.units):
         raise ResoluteError(
@@ -424,12 +424,20 @@ def _number_classes(
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:  # fmt: skip
     src, trained_on = source.root, training.root if training is not None else None
 
-    def locate(label: str) -> str:
+    def first_with(label: str) -> ImageRef | None:
         has_label = (image for image in source if label == image.label or (
             not isinstance(image.label, str) and label in image.label))  # fmt: skip
-        line = next((image.line for image in has_label), 0)
-        return f" in line {line}" if line else ""
+        return next(has_label, None)
 
+    def locate(label: str) -> str:
+        image = first_with(label)
+        return f" in line {image.line}" if image is not None and image.line else ""
+
+    for label in labels:
+        if not _is_encodable(label):  # why: JSON can hold half a character
+            image = first_with(label)
+            name = label if image is None else image.name
+            raise ResoluteError(f"{src}: {name!r} has no text as its label, got {label!r}, expected text; correct it")
     # why: if a training part has names such as "10", that is what 10 means, and not the class with that number
     are_names = training is not None and not training.numbered and any(map(is_number, training.classes))
     if source.numbered:
@@ -442,6 +450,15 @@ def _number_classes(
     if classes is None and known:
         classes = (*known, *sorted(set(labels) - set(known)))
     return by_name(labels, classes=classes, src=src, listed_in=listed_in, training=trained_on, locate=locate)
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether `text` has bytes, valid UTF-8 or not, as names in folders and archives have."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _without_credentials(name: bytes) -> bytes:

@@ -233,7 +233,7 @@ def test_a_validation_table_has_a_column_for_each_label_of_training(
     words = ("--src", tmp_path / "train", "--labels", own, "--val", tmp_path / "val", "--val-labels", val,
              "--res", "32", "--dry-run", "--out", tmp_path / "s")  # fmt: skip
     table(val, ("bright", "red", "two eyes"), range(0, 60, 4))
-    refused(prep(*words), "got a table that lacks near,", "expected the 4 columns of SRC's")
+    refused(prep(*words), "got a table that lacks near,", "expected the 4 of SRC's table")
     table(val, ("bright", "red", "spiny", "two eyes"), range(0, 60, 4))
     refused(prep(*words), "got a table that lacks near and adds spiny,", "correct VAL_LABELS")
     table(val, ("red", "bright", "two eyes", "near"), range(0, 60, 4))

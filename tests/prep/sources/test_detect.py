@@ -271,6 +271,15 @@ def test_an_empty_label_and_minus_one_are_refused_with_the_row_or_left_out_in_ev
         assert kept.classes == tuple(map(str, range(12))), "they are numbers, not sorted as text"
 
 
+@pytest.mark.parametrize("content", ['{"label": "\\ud800"}', '{"labels": ["a", "\\udfff"]}'])
+def test_half_a_character_as_a_label_is_refused_with_the_sample(tmp_path: Path, work: Path, content: str) -> None:
+    other = {"json": content.replace("\\ud800", "a").replace("\\udfff", "a").encode()}
+    samples = [(f"{i}.jpg", jpeg(i), {"json": content.encode()} if i == 3 else other) for i in range(5)]
+    src = pack_samples(tmp_path / "x.tar", samples)
+    with pytest.raises(ResoluteError, match=r"x\.tar: 'x\.tar/3\.jpg' has .*, got '\\ud...', expected text"):
+        catalog(work, src)
+
+
 def test_minus_one_is_a_number_where_numbers_are_predicted(tmp_path: Path, work: Path) -> None:
     for form in ("table.csv", "list.txt", "parquet", "cls", "json"):
         options = labelled_source(tmp_path / form, form, ["-1", "0", "1", "-1"])
