@@ -23,6 +23,8 @@ from .splits import Split, make_splits
 
 __all__ = ["Inputs", "check_no_overlap", "list_catalogs", "list_inputs", "split_inputs"]
 
+_MANY_CLASSES = 20  # fewer are no reason to doubt that they are classes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
@@ -115,6 +117,8 @@ def list_catalogs(
         src, scratch / "train", classes=class_names, classes_file=settings.classes or "CLASSES",
         known_classes=known_classes,
     )  # fmt: skip
+    if settings.target is None and settings.classes is None and not known_classes:
+        _refuse_scores(settings, train)
     catalogs, ignored = {"train": train}, Counter(train.ignored)
     if settings.val is not None:
         labels = settings.labels if is_shared else settings.val_labels
@@ -151,6 +155,22 @@ def split_inputs(settings: Settings, catalogs: Mapping[str, Catalog], ignored: C
         val_frac=settings.held_out_frac, seed=settings.seed,
     )  # fmt: skip
     return Inputs(splits=splits, catalogs=catalogs, ignored=ignored)
+
+
+def _refuse_scores(settings: Settings, train: Catalog) -> None:
+    """Raise `ResoluteError` if whole numbers that were recognised as classes are rather numbers to predict: if most of
+    the classes have a single image.
+    """
+    if not train.numbered or train.target.kind != "class":
+        return
+    counts = train.class_counts()
+    used, single = int((counts > 0).sum()), int((counts == 1).sum())
+    if used >= _MANY_CLASSES and 2 * single > used:
+        raise ResoluteError(
+            f"{settings.labels or settings.src}: whole numbers that may be no classes, got {used} different ones for "
+            f"{len(train)} photos, {single} of them once, expected several photos of most classes; run the command "
+            "again with TARGET=values (--target values) to predict the numbers, or with TARGET=class (--target class)"
+        )
 
 
 def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:

@@ -118,7 +118,7 @@ def argv(photos: Path, table: Path, out: Path) -> tuple[object, ...]:
 
 def refused(ran: Any, *words: str) -> None:
     """One line, *where: got X, expected Y; do Z*, that contains `words`."""
-    lines = [line for line in ran.err.splitlines() if "TARGET=" not in line and not line.startswith("prep:   ")]
+    lines = [line for line in ran.err.splitlines() if "(TARGET=" not in line and not line.startswith("prep:   ")]
     assert (ran.status, ran.out, len(lines)) == (2, "", 1), (ran.out, ran.err)
     assert re.fullmatch(r"prep: .+: .*got .+expected .+; .+", lines[0]), ran.err
     for word in words:
@@ -358,6 +358,30 @@ def test_bad_targets_stop_a_run_before_anything_is_written(
                            ({"target": [1.5, float("nan")]}, "got nan for")):  # fmt: skip
         src = pack_samples(tmp_path / "w.tar", samples_of(photos, names, [*contents[:59], content]))
         refused(prep("--src", src, "--out", out, "--res", "32"), words, "w.tar/059.jpg")
+
+
+@pytest.mark.parametrize("form", ["table", "list", "json"])
+def test_whole_numbers_that_hardly_recur_end_prep_unless_target_is_set(
+    photos: Path, names: list[str], tmp_path: Path, prep: Prep, form: str
+) -> None:
+    scores = [*range(100, 145), *[100, 101, 102] * 5]
+    rows = list(zip(names, scores, strict=True))
+    src = ("--src", photos, "--labels", write_table(tmp_path / "t.csv", ("id", "label"), rows))
+    if form == "list":
+        (photos / "t.txt").write_text("".join(f"{name} {n}\n" for name, n in rows))
+        src = ("--src", photos / "t.txt")
+    if form == "json":
+        contents = [{"label": score} for score in scores]
+        src = ("--src", pack_samples(tmp_path / "w.tar", samples_of(photos, names, contents)))
+    words = (*src, "--out", tmp_path / "s", "--res", "32", "--dry-run")
+    refused(prep(*words), "got 45 different ones for 60 photos, 42 of them once", "TARGET=values", "TARGET=class")
+    for target, shown in (("values", "1 value"), ("class", "145 classes")):
+        ran = prep(*words, "--target", target)
+        assert ran.status == 0, ran.err
+        assert f"60 images, {shown}" in ran.out
+    few = tmp_path / "few.csv"
+    write_table(few, ("id", "label"), [(name, i % 22) for i, name in enumerate(names)])
+    assert prep("--src", photos, "--labels", few, *words[-5:]).status == 0, "2 or 3 photos of each class"
 
 
 def test_unlabelled_photos_are_left_out_if_told_so(
