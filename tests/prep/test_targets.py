@@ -420,7 +420,7 @@ def test_duplicates_with_two_targets_are_reported(photos: Path, names: list[str]
     table = write_table(tmp_path / "t.csv", ("image_id", "angle [deg]"), values)
     ran = prep(*argv(photos, table, tmp_path / "s"), "--val-frac", 0)
     assert ran.status == 0, ran.err
-    assert "WARNING: 1 files have two or more labels" in ran.out
+    assert "WARNING: 1 groups of copies have different targets: one is wrong" in ran.out
     groups = [json.loads(line) for line in (tmp_path / "s" / "duplicates.jsonl").read_text().splitlines()]
     targets = sorted([entry["target"] for entry in group] for group in groups)
     np.testing.assert_allclose(sorted(np.ravel(targets)), [1 / 3, 2 / 3, 1.5, 1.5], rtol=1e-7)
