@@ -19,6 +19,7 @@ from prep.sources.targets.target_cells import TargetSetting, parse_target
 
 from .catalog import Catalog, write_catalog
 from .classes import read_classes
+from .copies import refuse_same_files
 from .splits import Split, make_splits
 
 __all__ = ["Inputs", "check_no_overlap", "list_catalogs", "list_inputs", "split_inputs"]
@@ -130,6 +131,7 @@ def list_catalogs(
         _refuse_unreachable_copies(settings, val_src)
         catalogs["val"] = write_catalog(val_src, scratch / "val", training=train)
         ignored.update(catalogs["val"].ignored)
+        refuse_same_files(train, catalogs["val"], settings.src, settings.val)
     if settings.engine == "jobs":
         for catalog in catalogs.values():
             _refuse_credentials(catalog)
