@@ -69,8 +69,8 @@ def _locations(images: Catalog, positions: Iterable[int] | None = None) -> Itera
     )  # fmt: skip
     for part in parts:
         for place in part:
-            folder, _, name = place.path.rpartition("/")
-            yield f"{real(folder or "/")}/{name}" if place.offset < 0 else real(place.path), place.offset
+            folder, slash, name = place.path.rpartition("/")
+            yield f"{real(folder or slash)}/{name}" if place.offset < 0 else real(place.path), place.offset
 
 
 def _real(path: str) -> str:
@@ -149,10 +149,15 @@ def _whole(place: ByteRange) -> int:
         return 0
 
 
-def leaders(groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n,) the position of the first photo with the same bytes: its own for a photo without a copy before it."""
+def leaders(groups: NDArray[np.int64], known: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """(n,) the position of the first photo with the same bytes, of those that are `known` if there are any.
+
+    It is its own for a photo without a copy.
+    """
     first = np.arange(len(groups))
     copied = np.flatnonzero(groups >= 0)
+    if known is not None:
+        copied = copied[np.argsort(~known[copied], kind="stable")]
     _, begins, inverse = np.unique(groups[copied], return_index=True, return_inverse=True)
     first[copied] = copied[begins[inverse]]
     return first

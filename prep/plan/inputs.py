@@ -19,10 +19,10 @@ from prep.sources.targets.target_cells import TargetSetting, parse_target
 
 from .catalog import Catalog, write_catalog
 from .classes import read_classes
-from .copies import refuse_same_files
+from .copies import Copies, find_copies, refuse_same_files
 from .splits import Split, make_splits
 
-__all__ = ["Inputs", "check_no_overlap", "list_catalogs", "list_inputs", "split_inputs"]
+__all__ = ["Inputs", "check_no_overlap", "copies_of", "list_catalogs", "list_inputs", "split_inputs"]
 
 _MANY_CLASSES = 20  # fewer are no reason to doubt that they are classes
 
@@ -37,6 +37,7 @@ class Inputs:
     splits: Mapping[str, Split]
     catalogs: Mapping[str, Catalog]
     ignored: Counter[str]
+    copies: Copies | None = None  # None: not looked for
 
     @property
     def target(self) -> Target:
@@ -151,12 +152,21 @@ def _is_shared_table(settings: Settings) -> bool:
 
 def split_inputs(settings: Settings, catalogs: Mapping[str, Catalog], ignored: Counter[str]) -> Inputs:
     """The inputs of generation 0. Raises `ResoluteError` for an empty split, and a list that names unknown images."""
+    copies = copies_of(settings, catalogs)
     splits = make_splits(
         catalogs["train"], val=catalogs.get("val"),
         val_list=None if settings.val_list is None else Path(settings.val_list),
-        val_frac=settings.held_out_frac, seed=settings.seed,
+        val_frac=settings.held_out_frac, seed=settings.seed, copies=copies, drop=settings.duplicates == "drop",
     )  # fmt: skip
-    return Inputs(splits=splits, catalogs=catalogs, ignored=ignored)
+    return Inputs(splits=splits, catalogs=catalogs, ignored=ignored, copies=copies)
+
+
+def copies_of(settings: Settings, catalogs: Mapping[str, Catalog]) -> Copies | None:
+    """The exact copies among the photos; None if they are not to be looked for."""
+    has_val = settings.val is not None or settings.val_list is not None or settings.held_out_frac > 0
+    if settings.duplicates == "keep" or (settings.duplicates is None and not has_val):
+        return None
+    return find_copies(catalogs, remote=settings.duplicates is not None)
 
 
 def _refuse_scores(settings: Settings, train: Catalog) -> None:

@@ -102,7 +102,8 @@ def test_any_ranges_in_any_order_produce_the_bytes_of_a_single_prep(
 def test_any_source_produces_the_bytes_of_a_single_prep(tmp_path: Path, run: Run, prep: Prep, how: str) -> None:
     files = make_tree(tmp_path / "photos")
     make_tree(tmp_path / "val")
-    more = {"nothing held out": ("--val-frac", 0), "val": ("--val", tmp_path / "val")}.get(how, ())
+    val = ("--val", tmp_path / "val", "--duplicates", "keep")
+    more = {"nothing held out": ("--val-frac", 0), "val": val}.get(how, ())
     src = tmp_path / "photos" if more else pack(tmp_path, how, files, "top/")
     argv = ("--src", src, *more, "--res", "32,48", "--shard-samples", 3)
     assert run("plan", *argv, "--out", tmp_path / "s")[0] == 0
