@@ -110,7 +110,7 @@ class _Places:
 
     def __getitem__(self, i: int) -> ByteRange:
         which = int(np.searchsorted(self._ends, i, side="right"))
-        return self._catalogs[which].byte_range(int(i) - int(self._ends[which - 1] if which else 0))
+        return self._catalogs[which].byte_range(i - int(self._ends[which - 1] if which else 0))
 
 
 def _is_remote(images: Catalog) -> bool:
