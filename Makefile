@@ -13,7 +13,7 @@ VENV ?= .venv
 DEMO_WORKERS  := $(if $(subst demo/shards,,$(value SHARDS)),,WORKERS)
 demo.reads    := WORKERS
 shards.reads  := SRC KIND LABELS COLUMNS TARGET CLASSES VAL VAL_LABELS VAL_LIST VAL_FRAC OUT RES MARGIN QUALITY SEED \
-                 SHARD_SAMPLES WORKERS MAX_BAD DRY REBUILD EXTEND DROP ENGINE RAY_ADDRESS
+                 SHARD_SAMPLES WORKERS MAX_BAD UNLABELLED DUPLICATES DRY REBUILD EXTEND DROP ENGINE RAY_ADDRESS
 verify.reads  := SHARDS WORKERS
 show.reads    := SHARDS VAL CLASSES TARGET RECIPE $(DEMO_WORKERS)
 lr.reads      := SHARDS VAL CLASSES TARGET RECIPE SAMPLES $(DEMO_WORKERS)
@@ -114,9 +114,9 @@ PREP = $(PY) -m prep --src="$${SRC$(if $(DEMO),-demo/photos)}" --out="$$MADE" $(
 	$(call option,VAL_LABELS,val-labels) $(call option,VAL_LIST,val-list) \
 	$(call option,VAL_FRAC,val-frac) $(call option,MARGIN,margin) \
 	$(call option,QUALITY,quality) $(call option,SEED,seed) $(call option,SHARD_SAMPLES,shard-samples) \
-	$(call option,WORKERS,workers) $(call option,MAX_BAD,max-bad) $(call option,ENGINE,engine) \
-	$(call option,RAY_ADDRESS,ray-address) $(call flag,DRY,dry-run) $(call flag,REBUILD,rebuild) \
-	$(call flag,EXTEND,extend) $(call flag,DROP,drop)
+	$(call option,WORKERS,workers) $(call option,MAX_BAD,max-bad) $(call option,UNLABELLED,unlabelled) \
+	$(call option,DUPLICATES,duplicates) $(call option,ENGINE,engine) $(call option,RAY_ADDRESS,ray-address) \
+	$(call flag,DRY,dry-run) $(call flag,REBUILD,rebuild) $(call flag,EXTEND,extend) $(call flag,DROP,drop)
 
 shards: $(READY) $(if $(DEMO),demo/photos/.demo.json)  ## SRC=photos/train [LABELS=table.csv TARGET=labels] [VAL=photos/val] [OUT=shards] RES=128,160,224; later EXTEND=1 [DROP=1]
 	@$(PREP)

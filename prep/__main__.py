@@ -92,6 +92,11 @@ def _parser(*, plan: bool = False) -> argparse.ArgumentParser:
     add("--quality", type=int, default=90, metavar="Q", help="JPEG quality, 1..100 (default: %(default)s)")
     add("--max-bad", type=float, default=0.01, metavar="F",
         help="fraction of the images that may be unusable (default: %(default)s)")  # fmt: skip
+    add("--duplicates", choices=["together", "drop", "keep"],
+        help="photos with equal bytes: kept in one split (the default, and an error if --val or --val-list puts them "
+        "into two), one of them stored, preferably in val, or all kept where they are")  # fmt: skip
+    add("--unlabelled", default="refuse", choices=["refuse", "drop"],
+        help="photos whose label is empty or -1: an error, or left out and counted (default: %(default)s)")  # fmt: skip
     add("--shard-samples", type=int, default=4096, metavar="N", help="samples per shard (default: %(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the order and of the held-out images (default: 0)")
     add("--rebuild", action="store_true", help="start over and replace what prep wrote to OUT before")

@@ -30,9 +30,12 @@ class Settings:
     class folders (and `val_labels` one for `val`), `columns` its image and target columns, `target` what these mean
     (`parse_target`; None: it is recognised), `classes` a file of class names in order. `resolutions` are in px,
     ascending; `quality` is libjpeg's, 1..100; `max_bad` (0..1) is the fraction of images that may be rejected;
-    `workers` 0 means one per CPU. `extend` adds new photos to a finished set, and with `drop` leaves out those that are
-    gone or have changed. `engine` says where shards are converted: in this process, on a Ray cluster, or by separate
-    jobs.
+    `unlabelled` is "refuse", or "drop" to leave out images without a target;
+    `duplicates` says what becomes of exact copies: "together" keeps those of a photo in one split, "drop" stores one of
+    them, "keep" does not compare images; None is "together", or where the splits are given an error if a photo has a
+    copy in the other one, and then images behind URLs are not compared; `workers` 0 means one per CPU. `extend`
+    adds new photos to a finished set, and with `drop` leaves out those that are gone or have changed. `engine` says
+    where shards are converted: in this process, on a Ray cluster, or by separate jobs.
 
     Raises `ResoluteError` for a value out of range.
     """
@@ -53,6 +56,8 @@ class Settings:
     quality: int = 90
     workers: int = 0  # 0: as many as this process may use
     max_bad: float = 0.01
+    unlabelled: str = "refuse"
+    duplicates: str | None = None
     shard_samples: int = 4096
     seed: int = 0
     rebuild: bool = False
@@ -111,6 +116,15 @@ class Settings:
             raise ResoluteError("EXTEND: got it with REBUILD, expected one of both; omit one")
         if self.drop and not self.extend:
             raise ResoluteError("DROP: has no effect alone, got no EXTEND, expected both; add EXTEND=1 (--extend)")
+        if self.unlabelled not in ("refuse", "drop"):
+            raise ResoluteError(f"--unlabelled: got {self.unlabelled!r}, expected refuse or drop; choose one")
+        if self.duplicates not in (None, "together", "drop", "keep"):
+            raise ResoluteError(f"--duplicates: got {self.duplicates!r}, expected together, drop or keep; choose one")
+        if self.duplicates == "together" and (self.val is not None or self.val_list is not None):
+            raise ResoluteError(
+                "--duplicates together: has no effect, got val images by VAL or VAL_LIST, expected drop or keep; "
+                "choose one"
+            )
         if self.engine not in ("local", "ray", "jobs"):
             raise ResoluteError(f"--engine: got {self.engine!r}, expected local or ray; choose one")
         if self.ray_address is not None and self.engine != "ray":

@@ -87,6 +87,7 @@ def _inputs(settings: Settings, folder: Path) -> tuple[Inputs, list[str]]:
             *inputs.about,
             f"{settings.src}: {inputs.images} images, {describe_target(inputs.target)}, {_counts(inputs)}; ignored: "
             f"{describe_ignored(inputs.ignored)}",
+            *_copies(settings, inputs),
         ]
     store = open_store(settings.out)
     existing = open_existing(store, rebuild=False)
@@ -102,8 +103,17 @@ def _inputs(settings: Settings, folder: Path) -> tuple[Inputs, list[str]]:
         *finished.inputs.about,
         f"{settings.src}: {comparison.added} new photos for {store.where} ({_counts(finished.inputs)}), "
         f"{len(new_classes)} new classes{named}; ignored: {describe_ignored(ignored)}",
+        *_copies(settings, finished.inputs),
         *(f"  {line}" for line in changes),
     ]
+
+
+def _copies(settings: Settings, inputs: Inputs) -> list[str]:
+    """A line about exact copies, if there are any."""
+    if inputs.copies is None or not inputs.copies.extra:
+        return []
+    fate = "left out" if settings.duplicates == "drop" else "kept in one split with the photo that they copy"
+    return [f"  duplicates: {inputs.copies.extra} images are exact copies of others; {fate}"]
 
 
 def _counts(inputs: Inputs) -> str:

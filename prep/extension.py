@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.dataset.format import FORMAT, VERSION, rejects_name
 from pipeline.errors import ResoluteError
 from prep.convert.codecs import codec_versions
 from prep.plan.catalog import Catalog
 from prep.plan.generations import Comparison, StoredInputs, compare, read_inputs, rejected_keys
-from prep.plan.inputs import Inputs
+from prep.plan.inputs import Inputs, copies_of
 from prep.plan.set_plan import layout_of
 from prep.plan.splits import extend_splits
 from prep.shards.existing_set import CHANGES, ExistingSet, describe_differences
@@ -93,12 +95,17 @@ def open_finished(
         stored, catalogs, rejected_keys(rejected, tuple(stored[0].rows)), layout=layout_of(existing.plans),
         seed=settings.seed, drop=settings.drop,
     )  # fmt: skip
+    copies = copies_of(settings, catalogs)
     splits = extend_splits(
         catalogs["train"], comparison, generation=len(stored), val=catalogs.get("val"),
         val_list=None if settings.val_list is None else Path(settings.val_list), val_frac=settings.held_out_frac,
-        seed=settings.seed,
+        seed=settings.seed, copies=copies, drop=settings.duplicates == "drop",
     )  # fmt: skip
-    inputs = Inputs(splits=splits, catalogs=catalogs, ignored=ignored)
+    for name, known in comparison.known.items() if settings.duplicates == "drop" else ():
+        own = [split.positions for split in splits.values() if split.catalog is catalogs[name]]
+        known[:] = True  # why: copies that are left out are no photos to add
+        known[np.concatenate(own)] = False
+    inputs = Inputs(splits=splits, catalogs=catalogs, ignored=ignored, copies=copies)
     return Finished(stored=stored, comparison=comparison, inputs=inputs, rejected=rejected)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.dataset.format import SOURCE, STORED, key_name
+from pipeline.errors import ResoluteError
 from prep.execute.stats import RunStats, ShardReport
 from prep.shards.tar_format import BLOCK_BYTES, member, target_file
 from prep.shards.writer import ShardSpec, ShardWriter
@@ -54,7 +55,7 @@ def serve(conn: Connection, current: Any) -> None:
 
     The answers are sent by `send_answer`: for a `Batch` its `BatchResult`; for a `ShardSpec`, which is written to
     `store`, a `ShardReport` now and then, at once if there are rejects, and one with its records when it is durable.
-    After an exception, which is sent instead, nothing more is converted.
+    After an exception, which is sent instead, nothing more is converted; a `MemoryError` becomes a `ResoluteError`.
 
     `current.value` is the number of the task plus the position of the image being converted, -1 between images: the
     image to blame if this process dies. Decodes in one thread, ignores Ctrl-C (the parent ends it) and exits with the
@@ -65,6 +66,11 @@ def serve(conn: Connection, current: Any) -> None:
     sending = threading.Lock()
 
     def answer(number: int, content: BatchResult | ShardReport | Exception) -> None:
+        if isinstance(content, MemoryError):
+            content = ResoluteError(
+                f"machine {socket.gethostname()}: got no memory left in a worker, expected about 1 GB for each; use "
+                "fewer WORKERS (--workers)"
+            )
         with sending:
             send_answer(conn, number, content)
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from pipeline.dataset.target import Target
 from pipeline.errors import ResoluteError, strip_credentials
 from pipeline.storage.atomic_file import write_errors
-from prep.sources.image_ref import ByteRange, Source, is_url
-from prep.sources.targets.target_cells import describe_label
+from prep.sources.image_ref import ByteRange, ImageRef, Source, is_url
+from prep.sources.targets.target_cells import describe_label, is_number
 
 from .classes import MAX_CLASSES, by_name, by_number
 from .external_sort import ENTRY, RUN_RECORDS, Record, RecordFile, TwoTargets, sort_records
@@ -56,6 +56,8 @@ class Catalog:
     target: Target = Target(kind="class", names=())  # noqa: RUF009  # why: immutable
     targets: TargetRows | None = None
     about: tuple[str, ...] = ()  # what the targets were recognised as, with examples, in lines
+    numbered: bool = False  # the source's labels are class numbers without names of their own
+    columns: tuple[str, ...] = ()  # the columns of 0 and 1 of a table, one per class
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -260,10 +262,10 @@ def write_catalog(
 ) -> Catalog:
     """Write everything that `source` yields to files in `folder`, which is created if necessary, and map them.
 
-    Class numbers are those of `classes` (the names in `classes_file`) or, for a validation source, of `training`;
-    otherwise classes are numbered in order of their names' code points, or keep their numbers if the source is
-    `numbered`. Either way the classes of a set that exists, `known_classes`, keep their numbers, and further ones
-    follow. Memory does not grow with the number of images.
+    Class numbers are those of `classes` (the names in `classes_file`) or, for a validation source, of `training`, which
+    also decides whether labels that look like numbers are names; otherwise classes are numbered in order of their
+    names' code points, or keep their numbers if the source is `numbered`. Either way the classes of a set that exists,
+    `known_classes`, keep their numbers, and further ones follow. Memory does not grow with the number of images.
 
     Raises `ResoluteError` for a source without images; for training, with fewer than two classes; for an unknown class
     or a number out of range; and if the disk refuses.
@@ -321,6 +323,8 @@ def write_catalog(
         target=target,
         targets=targets,
         about=source.target.about,
+        numbered=source.numbered and source.label_names is None,
+        columns=source.target.classes,
     )
 
 
@@ -399,6 +403,14 @@ def _check_same_target(source: Source, training: Catalog) -> None:
             f"{source.root}: targets of another kind, got {own.kind}, expected {target.kind} as in {training.root}; "
             "correct VAL, or set TARGET"
         )
+    expected, got = set(training.columns), set(own.classes)
+    if own.kind == "labels" and expected and got and got != expected:
+        both = ((expected - got, "lacks"), (got - expected, "adds"))
+        texts = [f"{verb} {', '.join(sorted(columns))[:200]}" for columns, verb in both if columns]
+        raise ResoluteError(
+            f"{source.root}: other columns, got a table that {' and '.join(texts)}, expected the {len(expected)} of "
+            "SRC's table, since a missing one would count as 0 for all photos; correct VAL_LABELS or COLUMNS"
+        )
     if target.kind == "values" and (own.names, own.units) != (target.names, target.units):
         raise ResoluteError(
             f"{source.root}: other values, got {', '.join(own.names)[:200]}, expected {', '.join(target.names)[:200]} "
@@ -412,22 +424,41 @@ def _number_classes(
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:  # fmt: skip
     src, trained_on = source.root, training.root if training is not None else None
 
-    def locate(label: str) -> str:
+    def first_with(label: str) -> ImageRef | None:
         has_label = (image for image in source if label == image.label or (
             not isinstance(image.label, str) and label in image.label))  # fmt: skip
-        line = next((image.line for image in has_label), 0)
-        return f" in line {line}" if line else ""
+        return next(has_label, None)
 
+    def locate(label: str) -> str:
+        image = first_with(label)
+        return f" in line {image.line}" if image is not None and image.line else ""
+
+    for label in labels:
+        if not _is_encodable(label):  # why: JSON can hold half a character
+            image = first_with(label)
+            name = label if image is None else image.name
+            raise ResoluteError(f"{src}: {name!r} has no text as its label, got {label!r}, expected text; correct it")
+    # why: if a training part has names such as "10", that is what 10 means, and not the class with that number
+    are_names = training is not None and not training.numbered and any(map(is_number, training.classes))
     if source.numbered:
         names, numbers = by_number(
             labels, names=source.label_names, classes=classes, src=src, listed_in=listed_in, training=trained_on,
-            locate=locate,
+            are_names=are_names, locate=locate,
         )  # fmt: skip
         # why: photos of the last classes may be gone
         return (tuple(known) if names == tuple(known[: len(names)]) else names), numbers
     if classes is None and known:
         classes = (*known, *sorted(set(labels) - set(known)))
     return by_name(labels, classes=classes, src=src, listed_in=listed_in, training=trained_on, locate=locate)
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether `text` has bytes, valid UTF-8 or not, as names in folders and archives have."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _without_credentials(name: bytes) -> bytes:

@@ -80,25 +80,27 @@ def by_number(
     src: str,
     listed_in: str,
     training: str | None,
+    are_names: bool = False,
     locate: Callable[[str], str] = lambda label: "",
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
     """As `by_name`, for labels that are class numbers, which they keep.
 
     `names` are the source's own names of these numbers. If `classes` contains any of the names in use, classes are
-    matched by name instead, because `classes` may number them differently. Raises `ResoluteError` for a number out of
-    range.
+    matched by name instead, because `classes` may number them differently; `are_names`: in any case, without `names` by
+    the label itself. Raises `ResoluteError` for a number out of range.
     """
     numbers = {label: int(label) for label in labels}
     low, high = min(numbers.values()), max(numbers.values())
     limit = len(names) if names is not None else MAX_CLASSES
     if classes is not None:
         own_names = {label: names[n] for label, n in numbers.items() if 0 <= n < len(names)} if names else {}
-        if not set(classes).isdisjoint(own_names.values()):
+        if are_names or not set(classes).isdisjoint(own_names.values()):
+            name_of = {label: own_names.get(label, label) for label in labels}
             all_names, numbers_of = by_name(
-                tuple(set(own_names.values())), classes=classes, src=src, listed_in=listed_in, training=training,
+                tuple(set(name_of.values())), classes=classes, src=src, listed_in=listed_in, training=training,
                 locate=locate,
             )  # fmt: skip
-            return all_names, {label: numbers_of[name] for label, name in own_names.items()}
+            return all_names, {label: numbers_of[name] for label, name in name_of.items()}
         limit = len(classes)
     if low < 0 or high >= limit:
         wrong = low if low < 0 else high

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset.target import Target
+from prep.sources.targets.target_cells import is_number
 
 if TYPE_CHECKING:
     from prep.config import Settings
@@ -55,6 +56,7 @@ def input_warnings(settings: Settings, inputs: Inputs, *, is_extension: bool = F
         *_photos_of_other_formats(inputs.ignored),
         *([] if is_extension else _empty_classes(inputs)),
         *_similar_classes(inputs.classes),
+        *_names_or_numbers(inputs),
         *([] if is_extension else _large_held_out_part(settings, inputs)),
     ]
 
@@ -113,6 +115,27 @@ def _similar_classes(classes: Sequence[str]) -> list[str]:
         f"class names that differ only in case or Unicode form are treated as different: {_first_names(alike)}; merge "
         "them if they mean the same class"
     ]
+
+
+def _names_or_numbers(inputs: Inputs) -> list[str]:
+    train, val = inputs.catalogs["train"], inputs.catalogs.get("val")
+    if inputs.target.kind == "values" or train.numbered:
+        return []
+    warnings = []
+    names = [name for name in inputs.classes if not is_number(name)]
+    if 0 < 2 * len(names) < len(inputs.classes):
+        warnings.append(
+            f"class names are numbers but for {len(names)} of {len(inputs.classes)} ({_first_names(names)}), so all "
+            f"are taken as names, in the order of their text ({_first_names(inputs.classes)}); correct the labels if "
+            "these should be class numbers"
+        )
+    if val is not None and val.numbered and len(names) == len(inputs.classes):
+        first = [f"{n} is {name}" for n, name in enumerate(inputs.classes[: _MAX_NAMED + 1])]
+        warnings.append(
+            "VAL has class numbers and SRC class names, so the numbers are taken to count these names in their order "
+            f"({_first_names(first)}); check that they do"
+        )
+    return warnings
 
 
 def _large_held_out_part(settings: Settings, inputs: Inputs) -> list[str]:

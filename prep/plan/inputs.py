@@ -19,9 +19,12 @@ from prep.sources.targets.target_cells import TargetSetting, parse_target
 
 from .catalog import Catalog, write_catalog
 from .classes import read_classes
+from .copies import Copies, find_copies, refuse_same_files
 from .splits import Split, make_splits
 
-__all__ = ["Inputs", "check_no_overlap", "list_catalogs", "list_inputs", "split_inputs"]
+__all__ = ["Inputs", "check_no_overlap", "copies_of", "list_catalogs", "list_inputs", "split_inputs"]
+
+_MANY_CLASSES = 20  # fewer are no reason to doubt that they are classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,7 @@ class Inputs:
     splits: Mapping[str, Split]
     catalogs: Mapping[str, Catalog]
     ignored: Counter[str]
+    copies: Copies | None = None  # None: not looked for
 
     @property
     def target(self) -> Target:
@@ -105,19 +109,22 @@ def list_catalogs(
     """
     class_names = None if settings.classes is None else read_classes(Path(settings.classes))
     columns, is_shared = settings.columns, _is_shared_table(settings)
+    setting = parse_target(settings.target)._replace(drop_unlabelled=settings.unlabelled == "drop")
     src = open_source(
         settings.src, kind=settings.kind, labels=settings.labels, columns=columns,
-        target=parse_target(settings.target), elsewhere=settings.val if is_shared else None, scan_cache=scan_cache,
+        target=setting, elsewhere=settings.val if is_shared else None, scan_cache=scan_cache,
     )  # fmt: skip
     _refuse_unreachable_copies(settings, src)
     train = write_catalog(
         src, scratch / "train", classes=class_names, classes_file=settings.classes or "CLASSES",
         known_classes=known_classes,
     )  # fmt: skip
+    if settings.target is None and settings.classes is None and not known_classes:
+        _refuse_scores(settings, train)
     catalogs, ignored = {"train": train}, Counter(train.ignored)
     if settings.val is not None:
         labels = settings.labels if is_shared else settings.val_labels
-        target = TargetSetting(src.target.kind, src.target.separator)
+        target = TargetSetting(src.target.kind, src.target.separator, setting.drop_unlabelled)
         val_src = open_source(
             settings.val, kind=settings.kind, labels=labels, columns=columns, target=target,
             elsewhere=settings.src if is_shared else None, scan_cache=scan_cache, setting="VAL",
@@ -125,6 +132,7 @@ def list_catalogs(
         _refuse_unreachable_copies(settings, val_src)
         catalogs["val"] = write_catalog(val_src, scratch / "val", training=train)
         ignored.update(catalogs["val"].ignored)
+        refuse_same_files(train, catalogs["val"], settings.src, settings.val)
     if settings.engine == "jobs":
         for catalog in catalogs.values():
             _refuse_credentials(catalog)
@@ -144,12 +152,37 @@ def _is_shared_table(settings: Settings) -> bool:
 
 def split_inputs(settings: Settings, catalogs: Mapping[str, Catalog], ignored: Counter[str]) -> Inputs:
     """The inputs of generation 0. Raises `ResoluteError` for an empty split, and a list that names unknown images."""
+    copies = copies_of(settings, catalogs)
     splits = make_splits(
         catalogs["train"], val=catalogs.get("val"),
         val_list=None if settings.val_list is None else Path(settings.val_list),
-        val_frac=settings.held_out_frac, seed=settings.seed,
+        val_frac=settings.held_out_frac, seed=settings.seed, copies=copies, drop=settings.duplicates == "drop",
     )  # fmt: skip
-    return Inputs(splits=splits, catalogs=catalogs, ignored=ignored)
+    return Inputs(splits=splits, catalogs=catalogs, ignored=ignored, copies=copies)
+
+
+def copies_of(settings: Settings, catalogs: Mapping[str, Catalog]) -> Copies | None:
+    """The exact copies among the photos; None if they are not to be looked for."""
+    has_val = settings.val is not None or settings.val_list is not None or settings.held_out_frac > 0
+    if settings.duplicates == "keep" or (settings.duplicates is None and not has_val):
+        return None
+    return find_copies(catalogs, remote=settings.duplicates is not None)
+
+
+def _refuse_scores(settings: Settings, train: Catalog) -> None:
+    """Raise `ResoluteError` if whole numbers that were recognised as classes are rather numbers to predict: if most of
+    the classes have a single image.
+    """
+    if not train.numbered or train.target.kind != "class":
+        return
+    counts = train.class_counts()
+    used, single = int((counts > 0).sum()), int((counts == 1).sum())
+    if used >= _MANY_CLASSES and 2 * single > used:
+        raise ResoluteError(
+            f"{settings.labels or settings.src}: whole numbers that may be no classes, got {used} different ones for "
+            f"{len(train)} photos, {single} of them once, expected several photos of most classes; run the command "
+            "again with TARGET=values (--target values) to predict the numbers, or with TARGET=class (--target class)"
+        )
 
 
 def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from pipeline.errors import ResoluteError
 from pipeline.plan.rng import permute, stream_key
 
 from .catalog import Catalog
+from .copies import Copies, check_not_across, leaders
 
 if TYPE_CHECKING:
     from .generations import Comparison
@@ -53,27 +54,42 @@ def make_splits(
     val_list: Path | None = None,
     val_frac: float = 0.1,
     seed: int = 0,
+    copies: Copies | None = None,
+    drop: bool = False,
 ) -> dict[str, Split]:
     """{name: split} of the images of `train` and `val`, which are disjoint; memory is a few bytes per image.
 
     Validation is `val`, or the images that `val_list` names (one path per line), or `val_frac` (0..1) of each class,
     drawn by `seed`: at least one image and not all of a class with two or more; with `val_frac` 0 there is no
-    validation split. Adding or removing a class does not change the split of the others.
+    validation split. Adding or removing a class does not change the split of the others. `copies` of an image are held
+    out with it and count once; with `drop`, only one of them is in a split, that in val if there is one.
 
-    Raises `ResoluteError` if train or val would be empty, and for a list that names unknown images.
+    Raises `ResoluteError` if train or val would be empty, for a list that names unknown images, and if `val` or the
+    list puts copies into both splits, unless `drop`.
     """
     everything = np.arange(len(train), dtype=np.uint32)
+    groups = {} if copies is None else copies.groups
     if val is None and val_list is None and val_frac == 0:
-        return {"train": Split(catalog=train, positions=everything)}
+        splits = {"train": Split(catalog=train, positions=everything)}
+        return _without_copies(splits, groups) if drop else splits
     if val is not None:
+        if copies is not None and not drop:
+            check_not_across(val.root, val, groups["train"], groups["val"])
         splits = {"train": Split(catalog=train, positions=everything)}
         splits["val"] = Split(catalog=val, positions=np.arange(len(val), dtype=np.uint32))
     else:
-        held_out = _read_val_list(train, val_list) if val_list is not None else _draw_held_out(train, val_frac, seed)
+        if val_list is not None:
+            held_out = _read_val_list(train, val_list)
+            if copies is not None and not drop:
+                _check_list(val_list, train, held_out, groups["train"])
+        else:
+            held_out = _draw_held_out(train, val_frac, seed, groups.get("train"))
         splits = {
             "train": Split(catalog=train, positions=everything[~held_out]),
             "val": Split(catalog=train, positions=everything[held_out]),
         }
+    if drop:
+        splits = _without_copies(splits, groups)
     for name, split in splits.items():
         if not len(split):
             raise ResoluteError(
@@ -93,22 +109,32 @@ def extend_splits(
     val_list: Path | None = None,
     val_frac: float = 0.1,
     seed: int = 0,
+    copies: Copies | None = None,
+    drop: bool = False,
 ) -> dict[str, Split]:
     """{name: split} of the photos that a new generation adds; a split may be empty.
 
     As `make_splits`, for the photos that `comparison` does not know: those of `val`, those that `val_list` names, or as
     many of each class (of all, if targets are not classes) as its share of validation photos, the older ones included,
-    needs to be `val_frac`. A photo that comes back, or in a new version, joins the split that it was in.
+    needs to be `val_frac`. A photo that comes back, or in a new version, joins the split that it was in. So does a copy
+    of a photo of the set; with `drop` it is left out.
 
     Raises `ResoluteError` if `val_list` names a photo that is or was in train, or lacks one of val.
     """
     new = ~comparison.known["train"]
     positions = np.arange(len(train), dtype=np.uint32)
+    copied = {} if copies is None else copies.groups
+    known_copies = [own[comparison.known[name]] for name, own in copied.items()]
+    settled = np.concatenate(known_copies) if drop and known_copies else None
     if val is not None:
+        if copies is not None and not drop:
+            check_not_across(val.root, val, copied["train"], copied["val"])
         new_val = np.flatnonzero(~comparison.known["val"]).astype(np.uint32)
-        return {"train": Split(catalog=train, positions=positions[new]), "val": Split(catalog=val, positions=new_val)}
+        splits = {"train": Split(catalog=train, positions=positions[new]), "val": Split(catalog=val, positions=new_val)}
+        return splits if settled is None else _without_copies(splits, copied, settled)
     if "val" not in comparison.split_names:
-        return {"train": Split(catalog=train, positions=positions[new])}
+        splits = {"train": Split(catalog=train, positions=positions[new])}
+        return splits if settled is None else _without_copies(splits, copied, settled)
     before = comparison.split_of["train"]
     was_train = before == 1 + comparison.split_names.index("train")
     was_val = before == 1 + comparison.split_names.index("val")
@@ -116,9 +142,14 @@ def extend_splits(
         held_out = _read_val_list(train, val_list, gone=comparison.gone_names)
         _check_same_split(train, val_list, held_out & was_train, "names", "photos that are in train")
         _check_same_split(train, val_list, was_val & ~held_out, "lacks", "photos that are in val")
+        if copies is not None and not drop:
+            _check_list(val_list, train, held_out, copied["train"])
     else:
         held_out = was_val.copy()
-        free = positions[new & (before == 0)]
+        is_free = new & (before == 0)
+        first = leaders(copied["train"], known=before > 0) if copies is not None else positions
+        held_out[is_free] = was_val[first[is_free]]
+        free = positions[is_free & (first == positions)]
         # why one group: the labels of older photos are not known
         groups = train.labels if train.targets is None else np.zeros(len(train), np.uint32)
         names = train.classes if train.targets is None else ("",)
@@ -134,10 +165,35 @@ def extend_splits(
             key = stream_key(seed, _HELD_OUT, zlib.crc32(os.fsencode(names[label])), generation)
             chosen = permute(key, np.arange(held_count, dtype=np.int64), count)
             held_out[free[order[start + chosen]]] = True
-    return {
+        held_out[is_free] = held_out[first[is_free]]
+    splits = {
         "train": Split(catalog=train, positions=positions[new & ~held_out]),
         "val": Split(catalog=train, positions=positions[new & held_out]),
     }
+    return splits if settled is None else _without_copies(splits, copied, settled)
+
+
+def _without_copies(
+    splits: Mapping[str, Split], groups: Mapping[str, NDArray[np.int64]], settled: NDArray[np.int64] | None = None
+) -> dict[str, Split]:
+    """The splits with one image of each group, that in val if there is one, and none of the groups `settled`."""
+    seen = np.empty(0, np.int64) if settled is None else settled
+    kept = {}
+    for name in sorted(splits, reverse=True):  # val first
+        split = splits[name]
+        own = groups[name if name in groups else "train"][split.positions] if groups else np.full(len(split), -1)
+        is_first = np.zeros(len(own), np.bool_)
+        is_first[np.unique(own, return_index=True)[1]] = True
+        kept[name] = Split(
+            catalog=split.catalog, positions=split.positions[(own < 0) | (is_first & ~np.isin(own, seen))]
+        )
+        seen = np.concatenate([seen, own])
+    return {name: kept[name] for name in splits}
+
+
+def _check_list(val_list: Path, images: Catalog, held_out: NDArray[np.bool_], groups: NDArray[np.int64]) -> None:
+    """Raise `ResoluteError` if the list puts copies into both splits."""
+    check_not_across(str(val_list), images, groups[~held_out], np.where(held_out, groups, -1))
 
 
 def _check_same_split(catalog: Catalog, val_list: Path, wrong: NDArray[np.bool_], verb: str, what: str) -> None:
@@ -187,17 +243,27 @@ def _read_val_list(catalog: Catalog, val_list: Path, *, gone: Collection[str] = 
     return listed
 
 
-def _draw_held_out(catalog: Catalog, val_frac: float, seed: int) -> NDArray[np.bool_]:
-    """(N,) bool: a seeded fraction of every class: at least one image if it has two, and never all."""
+def _draw_held_out(
+    catalog: Catalog, val_frac: float, seed: int, groups: NDArray[np.int64] | None
+) -> NDArray[np.bool_]:
+    """(N,) bool: a seeded fraction of every class: at least one image if it has two, and never all.
+
+    Copies, which are in one of the `groups`, are held out with the first of them, and do not count.
+    """
     strata = _strata(catalog)
     counts = _counts(strata, len(catalog.classes) + 1)
+    first = None if groups is None or groups.max(initial=-1) < 0 else leaders(groups)
+    if first is not None:
+        strata = np.where(first == np.arange(len(first)), strata, len(counts)).astype(np.uint32)
+        counts = _counts(strata, len(counts) + 1)
     by_rank = np.zeros(len(catalog), np.bool_)
-    for start, total, name in _classes(catalog, counts):
+    for start, total, name in _classes(catalog, counts[: len(catalog.classes) + 1]):
         held_count = _held_out_count(total, val_frac)
         # why by name: adding or removing a class does not change the split of the others
         key = stream_key(seed, _HELD_OUT, zlib.crc32(name))
         by_rank[start + permute(key, np.arange(held_count, dtype=np.int64), total)] = True
-    return _to_catalog_order(strata, counts, by_rank)
+    held_out = _to_catalog_order(strata, counts, by_rank)
+    return held_out if first is None else held_out[first]
 
 
 def _strata(catalog: Catalog) -> NDArray[np.uint32]:

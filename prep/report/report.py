@@ -239,9 +239,9 @@ class _Report:
         }
 
     def _duplicates(self) -> dict[str, Any]:
-        worst: dict[str, list[Any]] = {"two labels": [], "in two splits": [], "": []}
+        worst: dict[str, list[Any]] = {"different targets": [], "in two splits": [], "": []}
         for group in self._set.lines(duplicates_name(self._set.newest)):
-            kind = "two labels" if len({_target_of(entry) for entry in group}) > 1 else ""
+            kind = "different targets" if len({_target_of(entry) for entry in group}) > 1 else ""
             kind = kind or ("in two splits" if len({entry["split"] for entry in group}) > 1 else "")
             if len(worst[kind]) < _GROUPS:
                 worst[kind].append(group)

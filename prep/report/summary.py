@@ -126,9 +126,12 @@ def _duplicates(counts: dict[str, int], path: str) -> list[str]:
     extra = f"{counts['extra']} images are exact copies of others; all are kept"
     lines = [f"  duplicates: {extra}, see {path}"]
     if counts["two_labels"]:
-        lines.append(f"  WARNING: {counts['two_labels']} files have two or more labels")
+        lines.append(f"  WARNING: {counts['two_labels']} groups of copies have different targets: one is wrong")
     if counts["across_splits"]:
-        lines.append(f"  WARNING: {counts['across_splits']} files are in both train and val: val is contaminated")
+        lines.append(
+            f"  WARNING: {counts['across_splits']} files are in both train and val, which makes val look too good; "
+            "leave them out of train with DUPLICATES=drop REBUILD=1 (--duplicates drop --rebuild)"
+        )
     return lines
 
 

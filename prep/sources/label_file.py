@@ -61,7 +61,7 @@ class LabelTableSource:
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self.target = SourceTarget()
-        self._labels, self._table = labels, TargetTable(labels, columns, setting)
+        self._labels, self._table, self._setting = labels, TargetTable(labels, columns, setting), setting
         self._elsewhere, self._only_files = elsewhere, only_files
 
     def __iter__(self) -> Iterator[ImageRef]:
@@ -97,9 +97,10 @@ class LabelTableSource:
                     "more than one, expected a unique name; write the full path with its suffix, or remove the other "
                     "files"
                 )
-            if row.label is None:
+            if self._setting.is_dropped(row.label, f"{self._labels}: line {row.line}", name):
                 self.ignored["unlabelled"] += name not in files.sizes
                 continue
+            assert row.label is not None
             labelled.add(name)
             self.numbered &= _is_numbered(row.label)
             yield ImageRef.file(name, row.label, files.sizes.get(name), row.line)
@@ -157,7 +158,7 @@ class LabelListSource:
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self.target = SourceTarget()
-        self._table = TargetTable(src, columns, setting)
+        self._table, self._src, self._setting = TargetTable(src, columns, setting), src, setting
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
@@ -171,9 +172,10 @@ class LabelListSource:
             if is_url(self.root) and ("::" in name or not is_allowed):
                 self.ignored["unsafe names"] += 1
                 continue
-            if row.label is None:
+            if self._setting.is_dropped(row.label, f"{self._src}: line {row.line}", name):
                 self.ignored["unlabelled"] += 1
                 continue
+            assert row.label is not None
             self.numbered &= _is_numbered(row.label)
             if is_url(self.root) or is_url(name):
                 yield ImageRef(name, row.label, 0, packed=UNSEEN, line=row.line)
@@ -450,7 +452,8 @@ _QUOTED_PATH = re.compile(r'"([^"]+)"(?:\s*,\s*|\s+)(.+)')
 
 
 def _split(line: str) -> tuple[str, str] | None:
-    """(path, label) of a line, either of them with spaces or in quotes; None if `line` has no such form.
+    """(path, label) of a line, either of them with spaces or in quotes, the label perhaps empty; None if `line` has no
+    such form.
 
     They are separated at a tab, otherwise at the last space or comma that follows an image suffix.
     """
@@ -464,7 +467,7 @@ def _split(line: str) -> tuple[str, str] | None:
     for match in reversed(list(_SEPARATOR.finditer(line))):
         if is_image(line[: match.start()]):
             return _unquoted(line[: match.start()], line[match.end() :])
-    return None
+    return _unquoted(line, "") if is_image(line) else None
 
 
 def _unquoted(path: str, label: str) -> tuple[str, str] | None:
@@ -474,4 +477,4 @@ def _unquoted(path: str, label: str) -> tuple[str, str] | None:
         if len(label) < 2 or not label.endswith('"'):
             return None
         label = label[1:-1].strip()
-    return (path, label) if label else None
+    return path, label

@@ -74,9 +74,7 @@ def _fill(path: str, columns: str | None, out: ScanWriter) -> None:
                     image_path = value.get("path") or ""
                 if data is None:
                     out.ignored["rows without an image's bytes"] += 1
-                elif label_value is None:
-                    out.ignored["unlabelled"] += 1
-                elif len(data) > MAX_BYTES:  # becomes a reject
+                elif label_value is None or len(data) > MAX_BYTES:  # is not used, or becomes a reject
                     out.note(f"{name}/{row_number:09d}", label_value, 0, len(data))
                 else:
                     suffix = posixpath.splitext(image_path)[1] if is_image(image_path) else ""
@@ -121,7 +119,7 @@ def _label(path: str, row: int, columns: list[str], cells: list[Any], *, of_floa
         return {"columns": [cell if isinstance(cell, float) else int(cell) for cell in cells]}
     (cell,) = cells
     if not isinstance(cell, list):
-        return None if cell is None or cell in ("", -1) else cell  # -1: Source: datasets' ClassLabel, no label
+        return None if cell == "" else cell
     if None in cell:
         raise ResoluteError(
             f"{path}: row {row}: got nothing in the list in column {columns[0]}, expected names or numbers; correct it"

@@ -29,14 +29,15 @@ from .targets.target_cells import AUTO, TargetSetting
 
 __all__ = ["ScanResult", "ScanRow", "ScanWriter", "ScannedSource", "cached_scan", "delete_old_versions"]
 
-_VERSION = 2
+_VERSION = 3
 
 
 class ScanRow(NamedTuple):
-    """An image: as `ImageRef`, but its label is a `RowLabel`, and its container is the source file or the blob."""
+    """An image: as `ImageRef`, but its label is a `RowLabel` or None, and its container is the source file or the blob.
+    """
 
     name: str
-    label: RowLabel
+    label: RowLabel | None
     offset: int
     nbytes: int
     packed: int
@@ -74,10 +75,11 @@ class ScanWriter:
         self.columns: list[str] = []
 
     def note(
-        self, name: str, label: RowLabel, offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
+        self, name: str, label: RowLabel | None, offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
     ) -> None:
         """Add an image that stays where it is: `nbytes` from `offset`."""
-        self.examples.setdefault(label_kind(label), name)
+        if label is not None:
+            self.examples.setdefault(label_kind(label), name)
         row = ScanRow(name, label, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
         line = json.dumps(row).encode("ascii") + b"\n"  # why JSON: its escapes preserve names that are not valid text
         with write_errors(self._where):
@@ -184,13 +186,17 @@ class ScannedSource(ABC):
                     f"{scans[0].label_names}; prepare the files separately"
                 )
         self.label_names = scans[0].label_names
-        rows = (row for scan in scans for row in scan.rows())
+        labelled = ((row.name, row.label) for scan in scans for row in scan.rows() if row.label is not None)
         examples = {kind: name for scan in reversed(scans) for kind, name in scan.examples.items()}
         target = ScannedTarget(self.root, examples, scans[0].columns, self._setting)
-        self.target = target.describe(((row.name, row.label) for row in rows), self.label_names)
+        self.target = target.describe(labelled, self.label_names)
         for scan in scans:
             for row in scan.rows():
-                label, is_number = target.label(row.name, row.label)
+                label, is_number = (None, True) if row.label is None else target.label(row.name, row.label)
+                if self._setting.is_dropped(label, self.root, row.name):
+                    self.ignored["unlabelled"] += 1
+                    continue
+                assert label is not None
                 self.numbered &= is_number
                 yield ImageRef(row.name, label, row.nbytes, scan.data_path, row.offset)
 

@@ -76,11 +76,11 @@ def _fill(path: str, out: ScanWriter) -> None:
         label = labels.get("cls", labels.get("json", labels.get("txt")))
         if len(images) > 1:
             out.ignored["samples with several images"] += 1
-        elif images and label is None:
-            out.ignored["damaged labels" if damaged_label else "unlabelled"] += 1
-        elif images and label is not None:
+        elif images and label is None and damaged_label:
+            out.ignored["damaged labels"] += 1
+        elif images:
             name, offset, nbytes, data = images[0]
-            if data is not None:
+            if data is not None and label is not None:
                 out.add(f"{tar_name}/{name}", label, data)
             else:
                 out.note(f"{tar_name}/{name}", label, offset, nbytes)

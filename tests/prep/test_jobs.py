@@ -92,7 +92,7 @@ def test_any_ranges_in_any_order_produce_the_bytes_of_a_single_prep(
     status, out, err = run("finalize", "--out", tmp_path / "s")
     assert (status, err) == (0, "")
     assert "60 images, 3 classes" in out
-    assert "WARNING: 1 files have two or more labels" in out
+    assert "WARNING: 1 groups of copies have different targets" in out
     assert f"report: {tmp_path / 's'}/report.html" in out
     assert tree(tmp_path / "s") == fresh("--max-bad", 0.1)
     assert json.loads((tmp_path / "s" / "rejects.jsonl").read_text())["path"] == "apple/03.jpg"
@@ -102,7 +102,8 @@ def test_any_ranges_in_any_order_produce_the_bytes_of_a_single_prep(
 def test_any_source_produces_the_bytes_of_a_single_prep(tmp_path: Path, run: Run, prep: Prep, how: str) -> None:
     files = make_tree(tmp_path / "photos")
     make_tree(tmp_path / "val")
-    more = {"nothing held out": ("--val-frac", 0), "val": ("--val", tmp_path / "val")}.get(how, ())
+    val = ("--val", tmp_path / "val", "--duplicates", "keep")
+    more = {"nothing held out": ("--val-frac", 0), "val": val}.get(how, ())
     src = tmp_path / "photos" if more else pack(tmp_path, how, files, "top/")
     argv = ("--src", src, *more, "--res", "32,48", "--shard-samples", 3)
     assert run("plan", *argv, "--out", tmp_path / "s")[0] == 0

@@ -120,11 +120,13 @@ def test_duplicates_are_kept_counted_and_listed(photos: Path, tmp_path: Path, pr
     shutil.copy(photos / "apple" / "03.jpg", photos / "bee" / "99.jpg")
     (tmp_path / "val.txt").write_text("cat/05.jpg\n")
     shutil.copy(photos / "cat" / "05.jpg", photos / "cat" / "99.jpg")
-    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--val-list", tmp_path / "val.txt")
+    words = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--val-list", tmp_path / "val.txt")
+    ran = prep(*words, "--duplicates", "keep")
     assert ran.status == 0, ran.err
     assert "3 images are exact copies of others; all are kept" in ran.out
-    assert "WARNING: 1 files have two or more labels" in ran.out
-    assert "WARNING: 1 files are in both train and val" in ran.out
+    assert "WARNING: 1 groups of copies have different targets" in ran.out
+    assert "WARNING: 1 files are in both train and val, which makes val look too good; " in ran.out
+    assert "DUPLICATES=drop REBUILD=1" in ran.out
     duplicates = json.loads((tmp_path / "s" / "manifest.json").read_text())["source"]["duplicates"]
     assert duplicates == {"groups": 3, "extra": 3, "two_labels": 1, "across_splits": 1}
     lines = [json.loads(line) for line in (tmp_path / "s" / "duplicates.jsonl").read_text().splitlines()]

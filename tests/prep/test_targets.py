@@ -118,7 +118,7 @@ def argv(photos: Path, table: Path, out: Path) -> tuple[object, ...]:
 
 def refused(ran: Any, *words: str) -> None:
     """One line, *where: got X, expected Y; do Z*, that contains `words`."""
-    lines = [line for line in ran.err.splitlines() if "TARGET=" not in line and not line.startswith("prep:   ")]
+    lines = [line for line in ran.err.splitlines() if "(TARGET=" not in line and not line.startswith("prep:   ")]
     assert (ran.status, ran.out, len(lines)) == (2, "", 1), (ran.out, ran.err)
     assert re.fullmatch(r"prep: .+: .*got .+expected .+; .+", lines[0]), ran.err
     for word in words:
@@ -216,6 +216,28 @@ def test_one_table_may_name_the_images_of_src_and_val(
     shutil.copy(flat["val"] / "000.jpg", flat["train"])
     refused(prep(*common, "--labels", both, "--out", tmp_path / "u"), "line 2 names two files, got 000")
     assert not list((tmp_path / "u").glob("*"))
+
+
+def test_a_validation_table_has_a_column_for_each_label_of_training(
+    photos: Path, names: list[str], tmp_path: Path, prep: Prep
+) -> None:
+    for i, name in enumerate(names):
+        (tmp_path / ("val" if i % 4 == 0 else "train")).mkdir(exist_ok=True)
+        shutil.move(photos / name, tmp_path / ("val" if i % 4 == 0 else "train") / f"{i:03d}.jpg")
+
+    def table(path: Path, columns: Sequence[str], rows: Iterable[int]) -> Path:
+        bits = [(f"{i:03d}.jpg", *(int(name in LABELS[i]) for name in columns)) for i in rows]
+        return write_table(path, ("image_id", *columns), bits)
+
+    own, val = table(tmp_path / "a.csv", NAMES, [i for i in range(60) if i % 4]), tmp_path / "b.csv"
+    words = ("--src", tmp_path / "train", "--labels", own, "--val", tmp_path / "val", "--val-labels", val,
+             "--res", "32", "--dry-run", "--out", tmp_path / "s")  # fmt: skip
+    table(val, ("bright", "red", "two eyes"), range(0, 60, 4))
+    refused(prep(*words), "got a table that lacks near,", "expected the 4 of SRC's table")
+    table(val, ("bright", "red", "spiny", "two eyes"), range(0, 60, 4))
+    refused(prep(*words), "got a table that lacks near and adds spiny,", "correct VAL_LABELS")
+    table(val, ("red", "bright", "two eyes", "near"), range(0, 60, 4))
+    assert prep(*words).status == 0, "the order is free"
 
 
 def samples_of(photos: Path, names: Sequence[str], contents: Sequence[object]) -> list[Any]:
@@ -338,6 +360,43 @@ def test_bad_targets_stop_a_run_before_anything_is_written(
         refused(prep("--src", src, "--out", out, "--res", "32"), words, "w.tar/059.jpg")
 
 
+@pytest.mark.parametrize("form", ["table", "list", "json"])
+def test_whole_numbers_that_hardly_recur_end_prep_unless_target_is_set(
+    photos: Path, names: list[str], tmp_path: Path, prep: Prep, form: str
+) -> None:
+    scores = [*range(100, 145), *[100, 101, 102] * 5]
+    rows = list(zip(names, scores, strict=True))
+    src = ("--src", photos, "--labels", write_table(tmp_path / "t.csv", ("id", "label"), rows))
+    if form == "list":
+        (photos / "t.txt").write_text("".join(f"{name} {n}\n" for name, n in rows))
+        src = ("--src", photos / "t.txt")
+    if form == "json":
+        contents = [{"label": score} for score in scores]
+        src = ("--src", pack_samples(tmp_path / "w.tar", samples_of(photos, names, contents)))
+    words = (*src, "--out", tmp_path / "s", "--res", "32", "--dry-run")
+    refused(prep(*words), "got 45 different ones for 60 photos, 42 of them once", "TARGET=values", "TARGET=class")
+    for target, shown in (("values", "1 value"), ("class", "145 classes")):
+        ran = prep(*words, "--target", target)
+        assert ran.status == 0, ran.err
+        assert f"60 images, {shown}" in ran.out
+    few = tmp_path / "few.csv"
+    write_table(few, ("id", "label"), [(name, i % 22) for i, name in enumerate(names)])
+    assert prep("--src", photos, "--labels", few, *words[-5:]).status == 0, "2 or 3 photos of each class"
+
+
+def test_unlabelled_photos_are_left_out_if_told_so(
+    photos: Path, names: list[str], tmp_path: Path, prep: Prep
+) -> None:
+    rows = [(name, -1 if i in (7, 8) else i % 3) for i, name in enumerate(names)]
+    words = argv(photos, write_table(tmp_path / "t.csv", ("id", "label"), rows), tmp_path / "s")
+    refused(prep(*words), f"t.csv: line 9: {names[7]} is unlabelled, got -1", "UNLABELLED=drop")
+    ran = prep(*words, "--unlabelled", "drop")
+    assert ran.status == 0, ran.err
+    assert "58 images, 3 classes" in ran.out
+    assert "2 unlabelled" in ran.out
+    assert "UNLABELLED=drop" in prep("--out", tmp_path / "s").err, "the command that made the set"
+
+
 def test_what_a_table_lacks_is_counted(photos: Path, names: list[str], tmp_path: Path, prep: Prep) -> None:
     rows: list[Sequence[object]] = [(name, "|".join(own)) for name, own in zip(names[:50], LABELS, strict=False)]
     rows += [rows[3], (names[50], "")]
@@ -361,7 +420,7 @@ def test_duplicates_with_two_targets_are_reported(photos: Path, names: list[str]
     table = write_table(tmp_path / "t.csv", ("image_id", "angle [deg]"), values)
     ran = prep(*argv(photos, table, tmp_path / "s"), "--val-frac", 0)
     assert ran.status == 0, ran.err
-    assert "WARNING: 1 files have two or more labels" in ran.out
+    assert "WARNING: 1 groups of copies have different targets: one is wrong" in ran.out
     groups = [json.loads(line) for line in (tmp_path / "s" / "duplicates.jsonl").read_text().splitlines()]
     targets = sorted([entry["target"] for entry in group] for group in groups)
     np.testing.assert_allclose(sorted(np.ravel(targets)), [1 / 3, 2 / 3, 1.5, 1.5], rtol=1e-7)

@@ -35,14 +35,33 @@ _UNIT = re.compile(r"(.*\S)\s*(?:\[([^\[\]]+)\]|\(([^()]+)\))")
 _ONES, _ZEROS = frozenset({"1", "1.0", "true"}), frozenset({"0", "0.0", "false"})
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"})
 _MAX_DISTINCT = 1 << 17  # cells of a column that are remembered
+_NO_LABEL = frozenset({"-1", "-1.0"})  # as a class. Source: `datasets`' ClassLabel, and scikit-learn's semi-supervised
 _SHOWN_VALUES = 12  # of a target in words
 
 
 class TargetSetting(NamedTuple):
-    """`TARGET` as parsed: a kind, None to recognise it, and how one cell separates several items, None likewise."""
+    """`TARGET` as parsed: a kind, None to recognise it, and how one cell separates several items, None likewise.
+
+    `drop_unlabelled`: leave out images without a target, instead of refusing them.
+    """
 
     kind: TargetKind | None = None
     separator: str | None = None
+    drop_unlabelled: bool = False
+
+    def is_dropped(self, label: Label | None, where: str, name: str) -> bool:
+        """Whether the image `name` is left out, because it has no target: nothing, or -1 as a class.
+
+        Raises `ResoluteError`, naming `where` the target is written, if such images are to be refused.
+        """
+        labels = (label,) if isinstance(label, str) else label or ()
+        is_unlabelled = label is None or not _NO_LABEL.isdisjoint(labels)
+        if is_unlabelled and not self.drop_unlabelled:
+            raise ResoluteError(
+                f"{where}: {name} is unlabelled, got {'nothing' if label is None else -1}, expected its target; label "
+                "it, or leave out all unlabelled photos with UNLABELLED=drop (--unlabelled drop)"
+            )
+        return is_unlabelled
 
 
 AUTO = TargetSetting()

@@ -251,6 +251,16 @@ def test_changed_images_and_bugs_of_ours_end_the_run(
     assert partial_files(tmp_path / "set") == []
 
 
+@pytest.mark.parametrize("number", [IN_WORKER, IN_PARENT])
+def test_a_worker_without_memory_ends_the_run_with_one_line(
+    pools: Callable[[], Pool], files: list[Path], tmp_path: Path, number: int
+) -> None:
+    files[EACH * number + 20].write_bytes(b"memory")
+    with pytest.raises(ResoluteError, match=r"machine .*: got no memory left in a worker, .*; use fewer WORKERS"):
+        convert(pools(), specs(files), tmp_path / "set")
+    assert partial_files(tmp_path / "set") == []
+
+
 def test_after_an_error_of_the_caller_no_worker_writes_any_more(
     pools: Callable[[], Pool], files: list[Path], tmp_path: Path
 ) -> None:

@@ -95,7 +95,7 @@ def test_only_unfinished_shards_of_a_lost_node_are_repeated(
 def test_relative_paths_are_resolved_before_they_are_sent_to_nodes(cluster: Any, tmp_path: Path, prep: Prep) -> None:
     photos = make_photos(tmp_path / "photos", classes=2, each=12)
     val = make_photos(tmp_path / "val", classes=2, each=4)
-    argv = ("--res", "32", "--shard-samples", 8)
+    argv = ("--res", "32", "--shard-samples", 8, "--duplicates", "keep")  # why: both hold the same photos
     on_ray = ("--engine", "ray", "--ray-address", cluster.address)
     ran = prep("--src", "photos", "--val", "val", "--out", "ray", *argv, *on_ray)
     assert ran.status == 0, ran.err

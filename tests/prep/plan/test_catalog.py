@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ResoluteError
+from prep.config import Settings
 from prep.plan import catalog as catalogs
 from prep.plan import external_sort as runs
 from prep.plan.catalog import ByteRanges, Catalog, write_catalog
 from prep.plan.classes import read_classes
+from prep.plan.inputs import list_catalogs
 from prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, SourceTarget
 
 
@@ -232,3 +234,70 @@ def test_class_lists_are_read_and_invalid_ones_are_reported(tmp_path: Path) -> N
             read_classes(path)
     with pytest.raises(ResoluteError, match="cannot be read, got No such file"):
         read_classes(tmp_path / "gone")
+
+
+def list_of(path: Path, rows: Iterable[tuple[str, str]]) -> str:
+    """A list of photos and labels, beside which the photos lie."""
+    for name, _ in rows:
+        (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / name).write_bytes(name.encode())
+    path.write_text("".join(f"{name} {label}\n" for name, label in rows))
+    return str(path)
+
+
+def split_classes(tmp_path: Path, **options: Any) -> dict[str, dict[str, list[str]]]:
+    """{split: {photo: names of its classes}} of the sources that the options of `Settings` name."""
+    settings = Settings(out=str(tmp_path / "out"), resolutions=(32,), **options)
+    listed, _ = list_catalogs(settings, tmp_path / "scratch", tmp_path / "cache")
+    found: dict[str, dict[str, list[str]]] = {}
+    for split, each in listed.items():
+        assert each.classes == listed["train"].classes
+        found[split] = {each.name(i): [] for i in range(len(each))}
+        for position, number in zip(*(column.tolist() for column in each.pairs(0, len(each))), strict=True):
+            found[split][each.name(position)].append(each.classes[number])
+    return found
+
+
+def test_numbers_in_a_validation_list_are_names_where_the_class_folders_are_numbers(tmp_path: Path) -> None:
+    for label in range(12):
+        (tmp_path / "train" / str(label)).mkdir(parents=True)
+        (tmp_path / "train" / str(label) / "t.jpg").write_bytes(b"%d" % label)
+    val = list_of(tmp_path / "val" / "val.txt", [(f"v{label}.jpg", str(label)) for label in (10, 2, 11, 0)])
+    found = split_classes(tmp_path, src=str(tmp_path / "train"), val=val)
+    assert found["val"] == {"v10.jpg": ["10"], "v2.jpg": ["2"], "v11.jpg": ["11"], "v0.jpg": ["0"]}
+    assert found["train"]["10/t.jpg"] == ["10"]
+    list_of(tmp_path / "val" / "val.txt", [("v12.jpg", "12")])
+    with pytest.raises(ResoluteError, match="classes that training lacks, got 1 such as 12 in line 1"):
+        split_classes(tmp_path, src=str(tmp_path / "train"), val=val)
+
+
+@pytest.mark.parametrize("odd", ["unknown", "01"])
+@pytest.mark.parametrize("where", ["shared table", "lists"])
+@pytest.mark.parametrize("sign", ["", "|"])
+def test_an_odd_label_of_the_training_part_leaves_the_classes_of_the_validation_part_as_written(
+    tmp_path: Path, odd: str, where: str, sign: str
+) -> None:
+    def cell(label: int) -> str:  # alone, or a list of two labels
+        return f"{label}{sign}{(label + 1) % 12}" if sign else str(label)
+
+    train = [(f"t{label}.jpg", cell(label)) for label in range(12)] + [("odd.jpg", odd)]
+    val = [(f"v{label}.jpg", cell(label)) for label in (2, 10, 11)]
+    src, own = list_of(tmp_path / "train" / "t.txt", train), list_of(tmp_path / "val" / "v.txt", val)
+    options = {"target": "labels:bar" if sign else "class", "src": src, "val": own}
+    if where == "shared table":
+        table = tmp_path / "labels.csv"
+        table.write_text("".join(f"{name},{label}\n" for name, label in [("id", "label"), *train, *val]))
+        options |= {"src": str(tmp_path / "train"), "val": str(tmp_path / "val"), "labels": str(table)}
+    found = split_classes(tmp_path, **options)
+    assert {name: sorted(labels) for name, labels in found["val"].items()} == {
+        name: sorted(label.split("|")) for name, label in val
+    }
+    assert found["train"]["odd.jpg"] == [odd]
+
+
+@pytest.mark.parametrize("odd", ["unknown", "01"])
+def test_an_odd_label_of_the_validation_part_is_refused_where_classes_are_numbers(tmp_path: Path, odd: str) -> None:
+    src = list_of(tmp_path / "train" / "t.txt", [(f"t{label}.jpg", str(label)) for label in range(12)])
+    val = list_of(tmp_path / "val" / "v.txt", [("v10.jpg", "10"), ("odd.jpg", odd)])
+    with pytest.raises(ResoluteError, match=f"classes that training lacks, got 1 such as {odd} in line 2"):
+        split_classes(tmp_path, src=src, val=val)

@@ -99,6 +99,19 @@ def test_classes_that_look_alike_are_named(tmp_path: Path, scene: Scene, prep: P
     assert "7 classes" in ran.out
 
 
+def test_numbers_mixed_with_names_are_reported(photos: Path, tmp_path: Path, scene: Scene, prep: Prep) -> None:
+    names = [path.relative_to(photos) for path in sorted(photos.rglob("*.jpg"))]
+    (photos / "list.txt").write_text("".join(f"{name} {i % 4 if i else 'bird'}\n" for i, name in enumerate(names)))
+    ran = prep("--src", photos / "list.txt", "--out", tmp_path / "s", "--res", "32", "--dry-run")
+    (warning,) = warnings(ran.out)
+    assert "class names are numbers but for 1 of 5 (bird), so all are taken as names" in warning
+    val = make_photos(tmp_path / "val", scene, {"x": 4})
+    (val / "list.txt").write_text("".join(f"x/{i}.jpg {i % 3}\n" for i in range(4)))
+    ran = prep("--src", photos, "--val", val / "list.txt", "--out", tmp_path / "s", "--res", "32", "--dry-run")
+    (warning,) = warnings(ran.out)
+    assert "count these names in their order (0 is apple, 1 is bee, 2 is cat); check" in warning
+
+
 @pytest.mark.parametrize(("each", "warned"), [(2, True), (5, True), (7, False), (20, False)])
 def test_a_validation_split_much_larger_than_requested_is_reported(
     tmp_path: Path, scene: Scene, prep: Prep, each: int, warned: bool

@@ -120,7 +120,7 @@ def test_the_report_shows_the_figures_of_the_set(photos: Path, tmp_path: Path) -
     assert "bee/bad.jpg: " in words
     assert "apple/worse.jpg: empty file" in words
     assert "1 images are exact copies of others, in 1 groups" in words
-    assert "1 groups have two or more labels" in words
+    assert "1 groups of copies have different targets" in words
     assert "bee/twin.jpg" in words
     for res in ("32", "48"):
         tars = [i["bytes"] for n, i in built.manifest["files"].items() if n.startswith(f"{res}/") and n.endswith("tar")]

@@ -15,6 +15,7 @@ from prep.plan.catalog import write_catalog
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
 from prep.sources.scan_cache import delete_old_versions
+from prep.sources.targets.target_cells import TargetSetting
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,
@@ -28,6 +29,8 @@ from tests.support.source_formats import (
     pack_zip,
 )
 from tests.support.tar_headers import DAMAGED_HEADERS, header
+
+DROP = TargetSetting(drop_unlabelled=True)
 
 
 def test_archive_members_cannot_refer_to_files_outside(tmp_path: Path, work: Path) -> None:
@@ -126,7 +129,7 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
         "x-000001.tar/000.webp": 0,
     }
     for src in ("p", "p/*.tar", "p/x-{000000..000001}.tar"):
-        got = catalog(work, tmp_path / src)
+        got = catalog(work, tmp_path / src, target=DROP)
         assert {got.name(i): int(got.labels[i]) for i in range(len(got))} == expected
         assert got.classes == tuple(map(str, range(8)))
         assert got.ignored == {"samples with several images": 1, "unlabelled": 1, "samples without an image": 1}
@@ -175,7 +178,7 @@ def test_parquet_from_the_hugging_face_hub_is_read(tmp_path: Path, work: Path) -
     (tmp_path / "hub" / "data").mkdir(parents=True)
     pack_parquet(tmp_path / "hub" / "data" / "train-0.parquet", rows, ["z", "a", "m"])
     for src in ("hub", "hub/data", "hub/data/*.parquet", "hub/data/train-0.parquet"):
-        got = catalog(work, tmp_path / src)
+        got = catalog(work, tmp_path / src, target=DROP)
         kept = [i for i in range(7) if i != 4]
         assert [got.name(i) for i in range(6)] == [f"train-0.parquet/{i:09d}.jpg" for i in kept]
         assert got.classes == ("z", "a", "m")  # numbers are kept, not sorted by name
@@ -187,7 +190,7 @@ def test_parquet_from_the_hugging_face_hub_is_read(tmp_path: Path, work: Path) -
         (tmp_path / "sorted" / label).mkdir()
         (tmp_path / "sorted" / label / "1.jpg").write_bytes(jpeg(1))
     train = catalog(work, tmp_path / "sorted")
-    val = write_catalog(open_source(str(tmp_path / "hub"), scan_cache=work), work / "val", training=train)
+    val = write_catalog(open_source(str(tmp_path / "hub"), scan_cache=work, target=DROP), work / "val", training=train)
     assert val.labels.tolist() == ["amz".index("zam"[i % 3]) for i in kept]  # by name where both have names
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shlex
 import tarfile
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 
 from pipeline.errors import ResoluteError
 from prep.plan.splits import make_splits
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
+from prep.sources.targets.target_cells import TargetSetting
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,
@@ -23,6 +26,7 @@ from tests.support.source_formats import (
     names,
     pack,
     pack_parquet,
+    pack_samples,
     pack_table,
     pack_zip,
 )
@@ -216,6 +220,71 @@ def test_invalid_tables_are_reported(tmp_path: Path, work: Path) -> None:
     assert "COLUMNS: not two names" in error_of("id,breed\n", "id")
     assert "line 3 is incomplete" in error_of("id,breed\nb,pug\nb\n")
     assert "no rows" in error_of("id,breed\n")
+
+
+def labelled_source(root: Path, form: str, labels: list[str | None]) -> dict[str, str]:
+    """Photos 00.jpg, 01.jpg, … with these labels (None: empty) in a format of labels; returns what opens them."""
+    root.mkdir()
+    photos = {f"{i:02d}.jpg": jpeg(i) for i in range(len(labels))}
+    cells = ["" if label is None else label for label in labels]
+    if form in ("table.csv", "table.tsv", "list.csv", "list.txt"):
+        for name, data in photos.items():
+            (root / name).write_bytes(data)
+        if form == "list.txt":
+            (root / form).write_text("".join(f"{name} {cell}\n" for name, cell in zip(photos, cells, strict=True)))
+        else:
+            pack_table(root / form, zip(photos, cells, strict=True))
+        return {"src": str(root), "labels": str(root / form)} if form.startswith("table") else {"src": str(root / form)}
+    if form == "parquet":
+        rows = [(data, name, None if cell == "" else int(cell))
+                for (name, data), cell in zip(photos.items(), cells, strict=True)]  # fmt: skip
+        return {"src": str(pack_parquet(root / "p.parquet", rows, None))}  # type: ignore[arg-type]
+    content = {"cls": "{}", "txt": "{}", "json": '{{"label": {}}}', "tar.gz": '{{"label": {}}}'}[form]
+    empty = "null" if "label" in content else ""
+    suffix = "json" if "label" in content else form
+    samples = [(name, data, {suffix: content.format(cell or empty).encode()})
+               for (name, data), cell in zip(photos.items(), cells, strict=True)]  # fmt: skip
+    path = pack_samples(root / "x.tar", samples)
+    if form == "tar.gz":
+        path = root / "x.tar.gz"
+        path.write_bytes(gzip.compress((root / "x.tar").read_bytes()))
+    return {"src": str(path)}
+
+
+@pytest.mark.parametrize("unlabelled", ["-1", None])
+@pytest.mark.parametrize("form", ["table.csv", "table.tsv", "list.csv", "list.txt", "parquet", "cls", "txt", "json",
+                                  "tar.gz"])  # fmt: skip
+def test_an_empty_label_and_minus_one_are_refused_with_the_row_or_left_out_in_every_format(
+    tmp_path: Path, work: Path, form: str, unlabelled: str | None
+) -> None:
+    labels = [*(str(i) for i in range(12)), unlabelled, "10"]
+    options = labelled_source(tmp_path / "p", form, labels)
+    row = {"list.txt": "line 13: 12.jpg", "parquet": "p.parquet/000000012"}.get(form, "12.jpg")
+    row = f"line 14: {row}" if form in ("table.csv", "table.tsv", "list.csv") else row
+    got = "nothing" if unlabelled is None else "-1"
+    with pytest.raises(ResoluteError, match=rf"{row}.* unlabelled, got {got}, expected its target; .*UNLABELLED=drop"):
+        catalog(work, **options)
+    kept = catalog(work, **options, target=TargetSetting(drop_unlabelled=True))
+    assert kept.ignored["unlabelled"] == 1
+    assert [kept.classes[n] for n in kept.labels] == [label for label in labels if label != unlabelled]
+    if form != "txt":
+        assert kept.classes == tuple(map(str, range(12))), "they are numbers, not sorted as text"
+
+
+@pytest.mark.parametrize("content", ['{"label": "\\ud800"}', '{"labels": ["a", "\\udfff"]}'])
+def test_half_a_character_as_a_label_is_refused_with_the_sample(tmp_path: Path, work: Path, content: str) -> None:
+    other = {"json": content.replace("\\ud800", "a").replace("\\udfff", "a").encode()}
+    samples = [(f"{i}.jpg", jpeg(i), {"json": content.encode()} if i == 3 else other) for i in range(5)]
+    src = pack_samples(tmp_path / "x.tar", samples)
+    with pytest.raises(ResoluteError, match=r"x\.tar: 'x\.tar/3\.jpg' has .*, got '\\ud...', expected text"):
+        catalog(work, src)
+
+
+def test_minus_one_is_a_number_where_numbers_are_predicted(tmp_path: Path, work: Path) -> None:
+    for form in ("table.csv", "list.txt", "parquet", "cls", "json"):
+        options = labelled_source(tmp_path / form, form, ["-1", "0", "1", "-1"])
+        got = catalog(work, **options, target=TargetSetting("values"))
+        assert got.target_column()[np.arange(4)].ravel().tolist() == [-1, 0, 1, -1]
 
 
 @pytest.mark.parametrize("separator", [" ", "\t", ",", "   "])

@@ -22,6 +22,7 @@ from prep.convert.decode import Reject
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
 from prep.sources.image_ref import MAX_BYTES, UNSEEN, ZIPPED, ByteRange
+from prep.sources.targets.target_cells import TargetSetting
 from tests import ROOT
 from tests.support.source_formats import catalog, jpeg
 
@@ -263,6 +264,6 @@ def test_damaged_labels_are_counted_separately(tmp_path: Path, work: Path) -> No
         ("5.jpg", jpeg(5), PLAIN), ("5.json", b"{}", PLAIN),
         ("6.jpg", jpeg(6), PLAIN), ("6.json", b"[" * 100_000, PLAIN), ("6.cls", b"4", PLAIN),
     ])  # fmt: skip
-    source = open_source(str(path), scan_cache=work)
+    source = open_source(str(path), target=TargetSetting(drop_unlabelled=True), scan_cache=work)
     assert [(image.name, image.label) for image in source] == [("a.tar/1.jpg", "3"), ("a.tar/6.jpg", "4")]
     assert source.ignored == {"damaged labels": 3, "unlabelled": 1}
