@@ -269,7 +269,6 @@ class _Session:
             raise _Stopped
 
     def _warm_up(self) -> None:
-        self.ranks.wrap(self.learner.network)  # why: the first collective operation of the ranks
         for stages in self.learner.stages_by_graph:
             self.learner.freezer.enter(stages[0])
             todo = shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages)
