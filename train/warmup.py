@@ -17,7 +17,7 @@ from pipeline.plan.plan import Pass, Plan
 from train.devices.memory import fault_in
 from train.logs.hardware import peak_memory_bytes
 from train.model.norms import batch_norms
-from train.planner.batch_size import DoesNotFit
+from train.planner.batch_size import DoesNotFit, out_of_memory
 from train.recipe.schema import Recipe
 
 from .loop import Learner, in_layout, micro_batches
@@ -137,7 +137,9 @@ def warm_up(
                     _forward_and_backward(learner, wrapped, images)
                 else:
                     learner.eval_outputs(images)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
                 raise DoesNotFit(split, res, size) from None
             except AssertionError as error:  # why: timm models refuse an input size by an assertion
                 raise ResoluteError(

@@ -1,7 +1,7 @@
 """The script that torchrun starts for tests of several ranks.
 
 As one rank: with `how` "" it runs all lines in sequence, and with "compiled" it trains a compiled network; otherwise
-`how` is what happens to rank 1 at step `cue` of its first start: "kill", or "end", which sends SIGTERM to torchrun. Each
+`how` is what happens to rank 1 at step `cue` of its first start: "kill", or "end", a SIGTERM to torchrun. Each
 rank records the samples that it saw. Without the variables of torchrun: starts the ranks with torchrun's launcher as
 forked processes, which need no imports.
 """
