@@ -195,9 +195,8 @@ PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 test: $(TOOLS)  ## the tests, without those that take minutes
 	@$(PYTEST) -m 'not slow'
 
-# why reruns: tests that kill processes and hang servers depend on time; pytest's last line counts what ran twice
-test-all: $(TOOLS)  ## all tests, as CI runs them; a test that fails is repeated once, and counted
-	@$(PYTEST) --reruns 1
+test-all: $(TOOLS)  ## all tests, as CI runs them
+	@$(PYTEST)
 
 lint: $(TOOLS)  ## ruff and mypy
 	@$(PY) -m ruff check .

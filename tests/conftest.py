@@ -34,11 +34,16 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` without a GPU: they run CUDA kernels (JPEG decoder, resize, float16 batches)."""
+    """Skip tests marked `gpu` without a GPU: they run CUDA kernels (JPEG decoder, resize, float16 batches).
+
+    Tests marked `timing`, and no others, are repeated once if they fail: a repetition elsewhere would hide a race.
+    """
     skip = pytest.mark.skip(reason="no NVIDIA GPU here; tests/pipeline/graph runs the same graph and kernels on a CPU")
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(skip)
+        if item.get_closest_marker("timing"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def make_photos(root: Path, *, classes: int = 3, each: int = 30) -> Path:

@@ -347,6 +347,7 @@ def test_paths_with_special_characters_work_in_every_command(odd: str, place: Pa
     assert not any(path.name == "x" for path in tmp_path.rglob("*"))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", ["train", "plan"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("times", [1, 2])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import pytest_collection_modifyitems
 from tests.support.fake_make import Make
 
 
@@ -160,3 +161,14 @@ def test_the_short_benchmark_takes_a_model_and_a_page(make: Make) -> None:
     (call,) = make.calls("bench", "SHARDS=a", "MODEL=resnet50", "OUT=my page.html", "RES=128,160")
     assert call[:2] == ["-m", "benchmarks.brief"]
     assert {"--shards=a", "--model=resnet50", "--out=my page.html", "--res=128,160"} <= set(call)
+
+
+def test_only_tests_whose_limits_are_in_seconds_are_repeated(make: Make, request: pytest.FixtureRequest) -> None:
+    timed, other = (pytest.Function.from_parent(request.node.parent, name=name, callobj=lambda: None) for name in "ab")
+    timed.add_marker("timing")
+    pytest_collection_modifyitems([timed, other])
+    mark = timed.get_closest_marker("flaky")
+    assert mark is not None
+    assert mark.kwargs == {"reruns": 1}
+    assert other.get_closest_marker("flaky") is None
+    assert not [word for call in make.calls("test", "test-all") for word in call if "rerun" in word]

@@ -173,14 +173,15 @@ class Learner:
         """The scores of the batch with the weights "raw" and, with EMA, "ema", on the device (no sync)."""
         if self.network.training:
             self.ranks.broadcast_buffers(self.network, *([self.ema.module] if self.ema is not None else []))
-        self.network.eval()
         self.regularizer.enter(batch.spec.stage, batch.spec.res)  # why: a compiled graph is of these rates
+        return score_batch(self.head, self.eval_outputs(batch.images), batch.targets)
+
+    def eval_outputs(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What a validation computes of a batch's images: the outputs of "raw" and, with EMA, "ema"."""
+        self.network.eval()
         networks = {"raw": self.network} | ({"ema": self.ema.module} if self.ema is not None else {})
-        outputs = {
-            name: eval_logits(network, batch.images, self.recipe.precision, flip=self.recipe.eval.flip)
-            for name, network in networks.items()
-        }
-        return score_batch(self.head, outputs, batch.targets)
+        return {name: eval_logits(network, images, self.recipe.precision, flip=self.recipe.eval.flip)
+                for name, network in networks.items()}  # fmt: skip
 
     def _micro_batches(self, batch: Batch) -> Iterable[tuple[torch.Tensor, ...]]:
         # why: only classes have labels of the partners

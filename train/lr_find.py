@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -36,7 +35,7 @@ from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
 from train.devices.distributed import Ranks
 from train.optim.schedule import Rates, peak_momentum
-from train.planner.batch_size import DoesNotFit
+from train.planner.batch_size import DoesNotFit, out_of_memory
 from train.recipe.schema import Ema, Recipe, Schedule
 
 from .loop import Learner
@@ -184,7 +183,9 @@ def main(args: argparse.Namespace) -> None:
         with Loader(plan, device=learner.device, threads=args.threads, mean=recipe.data.mean, std=recipe.data.std,
                     on_bad_sample=recipe.data.on_bad_sample, dtype=learner.image_dtype) as loader:  # fmt: skip
             test = range_test(plan, loader, learner, low=low, high=high, steps=args.steps)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         raise DoesNotFit("train", stage.res, stage.batch_size).describe(plan, recipe, learner.device) from None
     if test.diverged:
         print(f"stopped at LR {test.lrs[-1]:.3g}, step {len(test.lrs)}: the loss diverged")

@@ -38,7 +38,7 @@ from train.logs.hardware import describe, reset_peak_memory
 from train.logs.loggers.background import Loggers
 from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
 from train.logs.score import main_metric
-from train.planner.batch_size import DoesNotFit
+from train.planner.batch_size import DoesNotFit, out_of_memory
 from train.planner.estimate import Forecast, calibration, forecast, table
 from train.planner.gpu_decode import difference
 from train.planner.measure import Decode, Stopwatch, busiest, choose_decode, measure_stages, restored
@@ -86,7 +86,9 @@ def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
         opened = _Session(options, *set_up(options, ranks))
         try:
             yield opened
-        except (DoesNotFit, torch.OutOfMemoryError) as error:
+        except (DoesNotFit, RuntimeError) as error:
+            if not isinstance(error, DoesNotFit) and not out_of_memory(error):
+                raise
             # why min: the metrics of the last epoch are computed after the last batch
             index = min(opened.position, opened.plan.total_batches - 1)
             spec = opened.plan.batch(index, rank=ranks.rank, world_size=ranks.world_size)
@@ -283,7 +285,6 @@ class _Session:
             raise _Stopped
 
     def _warm_up(self) -> None:
-        self.ranks.wrap(self.learner.network)  # why: the first collective operation of the ranks
         for stages in self.learner.stages_by_graph:
             self.learner.freezer.enter(stages[0])
             todo = shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages)

@@ -17,10 +17,10 @@ from pipeline.plan.plan import Pass, Plan
 from train.devices.memory import fault_in
 from train.logs.hardware import peak_memory_bytes
 from train.model.norms import batch_norms
-from train.planner.batch_size import DoesNotFit
+from train.planner.batch_size import DoesNotFit, out_of_memory
 from train.recipe.schema import Recipe
 
-from .loop import Learner, micro_batches
+from .loop import Learner, in_layout, micro_batches
 
 __all__ = ["check_micro_batches", "enough_for_a_cpu", "memory_to_spare", "shapes", "untouched", "warm_up"]
 
@@ -116,32 +116,30 @@ def warm_up(
     learner: Learner, todo: list[tuple[str, int, int]], before_each: Callable[[], None] = lambda: None, *,
     stage: int | None = None,
 ) -> None:  # fmt: skip
-    """Run forward (and backward for training shapes) once per shape; the teacher runs on the training shapes too.
+    """Run what a training step and a validation compute once per shape; the teacher runs on the training shapes too.
 
     `todo`: as from `shapes`. `before_each` is called before each shape and may raise to stop. `stage`: the stage whose
     drop rates the network gets at each shape, for which a compiled network needs graphs. Weights, statistics,
     gradients, random state and optimizer are unchanged afterwards. Raises `DoesNotFit` if a shape is out of memory,
     `ResoluteError` if the network refuses a resolution.
     """
-    network, device, precision = learner.network, learner.device, learner.recipe.precision
+    network, device = learner.network, learner.device
+    wrapped = learner.ranks.wrap(network)
     with untouched(network):
         for split, res, size in todo:
             before_each()
-            network.train(split == "train")
             if stage is not None:
                 learner.regularizer.enter(stage, res)
             images = torch.zeros(size, 3, res, res, dtype=learner.image_dtype, device=device)
-            if precision.channels_last:
-                images = images.to(memory_format=torch.channels_last)
+            images = images.to(memory_format=torch.channels_last)  # as the loader's
             try:
-                for part in micro_batches(images, learner.recipe) if split == "train" else [images]:
-                    with torch.inference_mode(split != "train"), learner.autocast():
-                        logits = network(part)
-                        if learner.teacher is not None and split == "train":
-                            learner.teacher(part)
-                    if split == "train":
-                        logits.float().sum().backward()
-            except torch.OutOfMemoryError:
+                if split == "train":
+                    _forward_and_backward(learner, wrapped, images)
+                else:
+                    learner.eval_outputs(images)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
                 raise DoesNotFit(split, res, size) from None
             except AssertionError as error:  # why: timm models refuse an input size by an assertion
                 raise ResoluteError(
@@ -150,6 +148,21 @@ def warm_up(
                 ) from None
         if device.type == "cuda":
             cuda.synchronize(device)  # sync: warm-up ends before the clock starts
+
+
+def _forward_and_backward(learner: Learner, wrapped: nn.Module, images: torch.Tensor) -> None:
+    """As `Learner.gradients`, but without averaging over the ranks.
+
+    why wrapped: a graph that is compiled within DistributedDataParallel's forward pass is cut at the limits of its
+    buckets, so that training averages each of them while the backward pass goes on.
+    """
+    learner.network.train()
+    for part in micro_batches(in_layout(images, learner.recipe.precision), learner.recipe):
+        with learner.autocast(), learner.ranks.averaging(wrapped, now=False):
+            logits = wrapped(part)
+            if learner.teacher is not None:
+                learner.teacher(part)
+        logits.float().sum().backward()
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from pipeline.storage.base import open_files
 from pipeline.storage.disk_cache import CacheSettings
 
 
+@pytest.mark.timing
 def test_waits_are_counted_per_epoch_without_compute_time() -> None:
     def batches() -> Iterator[tuple[int, int]]:
         for epoch, waits_s in enumerate([(0.2, 0.0, 0.1, 0.0), (0.05, 0.0)]):

@@ -66,6 +66,7 @@ def test_a_learner_overfits_a_single_batch(shard_set: ShardSet, amp: str) -> Non
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.timing
 def test_the_time_of_an_epoch_includes_its_last_kernel(shard_set: ShardSet, tmp_path: Path) -> None:
     device = torch.device("cuda")
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=7)

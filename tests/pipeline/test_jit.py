@@ -47,6 +47,7 @@ def _busy(rounds: int) -> int:
     return total
 
 
+@pytest.mark.timing
 def test_compiled_loops_release_the_gil() -> None:
     _busy(1)
     began = time.perf_counter()

@@ -479,6 +479,7 @@ def test_jobs_on_s3_produce_the_bytes_of_a_local_set(
     assert open_store(out).names(LOCK) == []
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_killed_and_overlapping_jobs_on_s3_produce_the_bytes_of_a_local_set(
     s3_server: str, tmp_path: Path, run: Run, prep: Prep  # noqa: F811

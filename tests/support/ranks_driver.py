@@ -1,8 +1,9 @@
 """The script that torchrun starts for tests of several ranks.
 
-As one rank: with `how` "" it runs all lines in sequence; otherwise `how` is what happens to rank 1 at step `cue` of its
-first start: "kill", or "end", which sends SIGTERM to torchrun. Each rank records the samples that it saw. Without the
-variables of torchrun: starts the ranks with torchrun's launcher as forked processes, which need no imports.
+As one rank: with `how` "" it runs all lines in sequence, and with "compiled" it trains a compiled network; otherwise
+`how` is what happens to rank 1 at step `cue` of its first start: "kill", or "end", a SIGTERM to torchrun. Each
+rank records the samples that it saw. Without the variables of torchrun: starts the ranks with torchrun's launcher as
+forked processes, which need no imports.
 """
 
 from __future__ import annotations
@@ -13,21 +14,31 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipeline.cli import guard_process
 from pipeline.loader.loader import Batch
+from tests.support.batch_spec import batch_spec
 from train import loop
 from train import trainer as runs
 from train.__main__ import main
 from train.devices.distributed import Ranks, join
+from train.model.build import compile_network
+from train.planner.measure import synthetic
+from train.recipe.schema import Recipe
+from train.warmup import warm_up
 
 
 def work(folder: str, how: str, cue: int, *lines: Any) -> None:
     rank, start_count = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if how == "compiled":
+        with join("cpu") as ranks:
+            train_compiled(ranks, Path(folder, f"compiled{rank}"))
+        return
     train_step, stop, word = loop.Learner.train_step, runs._Session._stop, threading.Event()
     place = Path(folder, "run")
 
@@ -91,6 +102,36 @@ def measure(ranks: Ranks, file: Path) -> None:
         "gradients": gradients, "drawn": drawn, "mean": statistics.running_mean.item(),
         "agreed": ranks.broadcast(rank + 7), "collected": ranks.gather({rank: "x"}),
     }))  # fmt: skip
+
+
+def train_compiled(ranks: Ranks, file: Path) -> None:
+    """Record the graphs after warm-up, after training and after validation, and when the last step's gradients and
+    buckets of gradients were ready."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # why here: the import is slow
+
+    table = {"model": {"name": "test_resnet"}, "precision": {"amp": "off"}, "eval": {"flip": True},
+             "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}  # fmt: skip
+    cpu = torch.device("cpu")
+    learner = loop.Learner(Recipe.parse(table, name="x"), classes=2000, total_steps=9, device=cpu, ranks=ranks)
+    counter, graphs, ready = CompileCounterWithBackend("aot_eager"), list[int](), list[str]()
+    compile_network(learner.network, cpu, backend=counter)
+    warm_up(learner, [("train", 32, 4), ("val", 32, 4)])
+    graphs.append(counter.frame_count)
+
+    def average(_, bucket):  # why no annotations: torch refuses those that are strings
+        ready.append("bucket")
+        work = dist.all_reduce(bucket.buffer().div_(ranks.world_size), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    cast(Any, ranks.wrap(learner.network)).register_comm_hook(None, average)
+    for parameter in learner.network.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: ready.append("gradient"))
+    for step in range(2):  # why two: DistributedDataParallel arranges its buckets after the first
+        ready.clear()
+        learner.train_step(synthetic(batch_spec(4, res=32, step=step, global_size=8), device=cpu, dtype=torch.float32))
+    graphs.append(counter.frame_count)
+    learner.eval_step(synthetic(batch_spec(4, res=32, split="val"), device=cpu, dtype=torch.float32))
+    file.write_text(json.dumps({"graphs": [*graphs, counter.frame_count], "ready": ready}))
 
 
 if __name__ == "__main__":

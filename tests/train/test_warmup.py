@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -38,11 +37,12 @@ class Spy(nn.Module):
         return out
 
 
-def _warm_up(network: nn.Module, plan: Plan, grad_accum_steps: int = 1) -> None:
+def _warm_up(network: nn.Module, plan: Plan, grad_accum_steps: int = 1, ema: Any = None) -> None:
     table = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "optim": {"grad_accum_steps": grad_accum_steps}}
-    learner = SimpleNamespace(network=network, device=torch.device("cpu"), image_dtype=torch.float32, teacher=None,
-                              recipe=Recipe.parse(table, name="x"), autocast=contextlib.nullcontext)  # fmt: skip
-    warm_up(cast(Learner, learner), shapes(plan))
+    learner = object.__new__(Learner)
+    learner.__dict__.update(network=network, device=torch.device("cpu"), ema=ema, teacher=None, ranks=Ranks(),
+                            recipe=Recipe.parse(table, name="x"))  # fmt: skip
+    warm_up(learner, shapes(plan))
 
 
 @pytest.mark.parametrize("stages", [None, [0], [1]])
@@ -66,6 +66,12 @@ def test_every_shape_of_the_training_is_warmed_up(shard_set: ShardSet, grad_accu
         train = spec.split == "train"
         for part in torch.empty(len(spec)).chunk(grad_accum_steps if train else 1):
             assert (train, spec.res, len(part)) in network.seen
+
+
+def test_the_averaged_network_is_warmed_up_at_every_shape_of_the_validation(shard_set: ShardSet) -> None:
+    plan, average = Plan(shard_set, STAGES, eval_batch_size=7), Spy().eval()
+    _warm_up(Spy(), plan, ema=SimpleNamespace(module=average))
+    assert set(average.seen) == {(False, res, size) for split, res, size in shapes(plan) if split == "val"}
 
 
 def test_warm_up_does_not_change_weights_statistics_gradients_and_random_state(shard_set: ShardSet) -> None:

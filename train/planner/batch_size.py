@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from pipeline import cuda
 from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import BatchSpec, Plan
 from pipeline.plan.stage import AUTO
 from train.loop import Learner
 from train.recipe.schema import Recipe
 
 from .measure import synthetic
 
-__all__ = ["DoesNotFit", "Probe", "cap_memory", "largest_that_fits", "real_steps", "with_batch_sizes"]
+__all__ = [
+    "DoesNotFit", "Probe", "cap_memory", "largest_that_fits", "loader_bytes", "out_of_memory", "real_steps",
+    "with_batch_sizes",
+]  # fmt: skip
 
 _GIB = 2**30
-_USABLE_FRAC = 0.9  # of the free memory is for steps; the rest is for the loader's decoders and fragmentation
+_USABLE_FRAC = 0.95  # of the free memory is for steps and loader; the rest is lost to fragmentation
+_DECODER_BYTES = _GIB // 2  # of DALI, whatever the batch; assumed, not measured
+_IN_FLIGHT = 3 + 2  # batches: the loader's `depth`, the consumer's batch and the one before it
+# Parts of the messages of RuntimeErrors that are not torch.OutOfMemoryError but have the same cause.
+# Source: Accelerate's should_reduce_batch_size, and how cuBLAS and cuDNN report that they could not allocate
+_NO_MEMORY = (
+    "out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_NOT_SUPPORTED", "unable to find an engine to execute this computation",
+)  # fmt: skip
 
-Probe = Callable[[int, int], bool]  # (stage, samples per step on this rank) -> whether they fit
+Probe = Callable[[int, int], bool]  # (stage, samples per step on this rank, 0: validation alone) -> whether they fit
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, as far as torch, CUDA's libraries and DALI tell."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+    )
 
 
 def cap_memory(device: torch.device, gib: float) -> None:
@@ -53,7 +72,7 @@ def with_batch_sizes(
     `saved_recipe` returns the recipe values of the run's checkpoint, whose sizes are kept, or None. Otherwise the
     largest size that fits is searched: `probe` takes the recipe with small batches and returns its plan and a `Probe`;
     `min_over_ranks` gives every rank the minimum of all ranks' sizes. Raises `ResoluteError` on a CPU, and if not even
-    one sample fits.
+    one sample, or not the validation's batch, fits.
     """
     sizes: list[Any] = [stage.batch_size for stage in recipe.stages]
     if AUTO not in sizes:
@@ -74,6 +93,9 @@ def with_batch_sizes(
             max_size = max(1, pass_.samples // world_size)
             size = min_over_ranks(largest_that_fits(functools.partial(fits, number), max_size=max_size))
             if not size:
+                val = next((each for each in plan.passes if (each.split, each.stage) == ("val", number)), None)
+                if val is not None and not fits(number, 0):
+                    raise DoesNotFit("val", val.res, -(-val.batch_size // world_size)).describe(plan, recipe, device)
                 raise ResoluteError(
                     f"stages[{number}].batch_size: got auto, but not one sample of {pass_.res} px fits into the GPU, "
                     "expected at least one; choose a smaller model or resolution"
@@ -111,27 +133,38 @@ def largest_that_fits(fits: Callable[[int], bool], *, max_size: int) -> int:
 
 
 def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
-    """A probe that runs two training steps of `learner` at a stage's largest resolution, which spoil the learner.
+    """A probe that runs two training steps of `learner` at a stage's largest resolution, which spoil the learner, and
+    a step of the stage's validation.
 
     Two steps, because the optimizer's state exists only from the second on.
     """
     device = learner.device
     first = [plan.batch(plan.largest_batch(stage)) for stage in range(len(plan.stages))]
+    val = {pass_.stage: plan.batch(pass_.first) for pass_ in plan.passes if pass_.split == "val"}
     # why: with several ranks, DistributedDataParallel's buckets hold the gradients a second time
     bucket_bytes = sum(p.numel() * p.element_size() for p in learner.network.parameters()) if world_size > 1 else 0
 
     def fits(stage: int, count: int) -> bool:
+        parts = [(first[stage], count)] if count else []
+        parts += [(val[stage], -(-len(val[stage]) // world_size))] if stage in val else []
         available = min(cuda.available_bytes(device), cuda.memory_limit_bytes(device))
+        beside = bucket_bytes + max((loader_bytes(plan, spec, samples, dtype=learner.image_dtype)
+                                     for spec, samples in parts), default=0)  # fmt: skip
         cuda.reset_peak_memory(device)
         batch = None
         try:
-            times = count / len(first[stage])
-            batch = synthetic(first[stage], device=device, dtype=learner.image_dtype, times=times, head=learner.head)
-            for _ in range(2):
-                learner.train_step(batch)
+            with _no_autotuning():
+                for spec, samples in parts:
+                    batch = synthetic(spec, device=device, dtype=learner.image_dtype, times=samples / len(spec),
+                                      head=learner.head)  # fmt: skip
+                    for _ in range(2 if spec.split == "train" else 1):
+                        learner.train_step(batch) if spec.split == "train" else learner.eval_step(batch)
+                    batch = None
             cuda.synchronize(device)  # sync: the peak is known once the steps are done
-            return cuda.peak_reserved_bytes(device) + bucket_bytes <= _USABLE_FRAC * available
-        except torch.OutOfMemoryError:
+            return cuda.peak_reserved_bytes(device) + beside <= _USABLE_FRAC * available
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
             return False
         finally:
             del batch
@@ -140,6 +173,28 @@ def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
             cuda.empty_cache()
 
     return fits
+
+
+def loader_bytes(plan: Plan, spec: BatchSpec, samples: int, *, dtype: torch.dtype) -> int:
+    """GPU memory of the loader for batches of `samples` images like those of `spec`: calculated, an upper estimate.
+
+    Of every batch in flight, the images as stored and as resized, in 8 bits, and as the network gets them. Of one, in
+    float32: what the resize and the mixing keep in between.
+    """
+    stored = plan.shards.splits[spec.split].stored[spec.stored_res][spec.ids]
+    pixels, out = float((stored["width"].astype(float) * stored["height"]).mean()), spec.res**2
+    in_flight = 3 * (pixels + (1 + dtype.itemsize) * out)
+    return _DECODER_BYTES + round(samples * (_IN_FLIGHT * in_flight + 3 * 4 * (pixels + 2 * out)))
+
+
+@contextlib.contextmanager
+def _no_autotuning() -> Iterator[None]:
+    """Within the block, cuDNN does not time its algorithms, which takes seconds for each new shape."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class DoesNotFit(Exception):

@@ -161,7 +161,7 @@ def to_json(result: Forecast, budget_s: float | None, advice_lines: list[str]) -
 
 
 def table(result: Forecast) -> str:
-    """The forecast as text: one row per stage and a line with the total; rates in images/s."""
+    """The forecast as text: one row per stage, the total, and a warning if a rate is impossible; rates in images/s."""
     lines = ["stage  res batch epochs  steps  loader/s   model/s    live/s  limit   stall %  memory GiB epoch s  val s"]
     for stage in result.stages:
         pace, batch = stage.pace, min(stage.batch_size, stage.images)
@@ -173,7 +173,15 @@ def table(result: Forecast) -> str:
         )
     parts = ", ".join(f"{name} {format_duration(value)}" for name, value in result.parts_s().items())
     runs = f" in {result.folds} folds" if result.folds > 1 else ""
-    return "\n".join([*lines, f"total {format_duration(result.total_s())}{runs}: {parts}"])
+    lines.append(f"total {format_duration(result.total_s())}{runs}: {parts}")
+    if wrong := [stage for stage in result.stages if not stage.pace.is_possible]:
+        numbers, pace = _list([stage.stage for stage in wrong]), wrong[0].pace
+        lines.append(
+            f"stage {numbers}: got {pace.live_images_per_s:.1f} images/s live, expected at most the model's "
+            f"{pace.model_images_per_s:.1f}, also when measured again: the machine is busy, the forecast is "
+            "unreliable; repeat it when nothing else runs"
+        )
+    return "\n".join(lines)
 
 
 def advice(

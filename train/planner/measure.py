@@ -38,11 +38,12 @@ _MIN_STEPS = 2  # minimum number of timed steps
 _MAX_LEGS = 4  # measured in a ramp
 # why both ways: a machine that grows slower or faster meanwhile favours neither
 _TURNS: tuple[Decode, ...] = ("cpu", "gpu", "gpu", "cpu")
+_NOISE = 1.15  # ratio of two rates up to which they count as equal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopwatch:
-    """Times steps. `sync` waits for the device; `broadcast` gives all ranks rank 0's number of steps."""
+    """Times steps. `sync` waits for the device; `broadcast` gives all ranks rank 0's number."""
 
     sync: Callable[[], None]
     broadcast: Callable[[int], int] = int
@@ -201,6 +202,11 @@ class Pace:
     eval_images_per_s: float | None  # live validation; None if the stage has none
     memory_bytes: int  # peak memory after the live steps
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether training on the loader's batches was no faster than the model alone, which does the same work."""
+        return self.live_images_per_s <= _NOISE * self.model_images_per_s
+
 
 def measure(
     plan: Plan, stream: Loader, stage: int, watch: Stopwatch, *, train: Callable[[Batch], object],
@@ -208,6 +214,8 @@ def measure(
     about_s: float = 5.0, leg: Leg | None = None,
 ) -> Pace:  # fmt: skip
     """Measure a leg of a stage (None: the first) in its share of about `about_s` s, or a few steps of each kind.
+
+    If other work on the machine makes the result impossible, model and training are measured once more.
 
     `train` and `validate` (None: not measured) run a step; `memory` returns the peak memory in bytes. Several
     synthetic batches, one for each shape of the leg, are used in turn.
@@ -226,16 +234,19 @@ def measure(
         return watch.steps(lambda: next(stream), work, batches)[:2]
 
     loader, _ = live(whole.first, whole.batches, lambda batch: None, 0.15)
-    model, _ = watch.rate(lambda: next(synthetic_batches), train, about_s=0.2 * about_s)
-    together, stall = live(whole.first, whole.batches, train, 0.4)
-    used, evaluated = memory(), None
+    for _ in range(2):
+        model, _ = watch.rate(lambda: next(synthetic_batches), train, about_s=0.2 * about_s)
+        together, stall = live(whole.first, whole.batches, train, 0.4)
+        pace = Pace(
+            loader_images_per_s=loader, model_images_per_s=model, live_images_per_s=together, stall_frac=stall,
+            eval_images_per_s=None, memory_bytes=memory(),
+        )  # fmt: skip
+        if watch.broadcast(int(pace.is_possible)):
+            break
     if validate is not None and any((s.split, s.stage) == ("val", stage) for s in plan.passes):
         pass_ = plan.first_pass("val", stage)
-        evaluated, _ = live(pass_.first, pass_.batches, validate, 0.1)
-    return Pace(
-        loader_images_per_s=loader, model_images_per_s=model, live_images_per_s=together, stall_frac=stall,
-        eval_images_per_s=evaluated, memory_bytes=used,
-    )  # fmt: skip
+        pace = dataclasses.replace(pace, eval_images_per_s=live(pass_.first, pass_.batches, validate, 0.1)[0])
+    return pace
 
 
 def combined(paces: Sequence[Pace], samples: Sequence[int]) -> Pace:

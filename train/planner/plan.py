@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-import torch
-
 from pipeline.dataset.open_dataset import is_foreign, open_dataset
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
@@ -35,6 +33,7 @@ from train.report.classes import HEADS, class_rows
 from train.setup import Options
 from train.trainer import session
 
+from .batch_size import out_of_memory
 from .estimate import Forecast, advice, parse_duration, table, to_json, with_doubled_batches
 from .measure import Stopwatch, synthetic_batch
 from .suggest import Candidates, choose, proposal, reasons
@@ -174,6 +173,8 @@ def _with_doubled_batches(result: Forecast, plan: Plan, learner: Learner, *, abo
             batch = itertools.repeat(synthetic_batch(learner, plan, plan.largest_batch(stage.stage), times=2)).__next__
             enough = 2 * stage.batch_size <= stage.images
             models.append(Stopwatch.of(learner).rate(batch, learner.train_step, about_s=about_s)[0] if enough else None)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
             models.append(None)
     return with_doubled_batches(result, models, shared=learner.device.type == "cpu") if any(models) else None

@@ -211,6 +211,7 @@ class Slow:
         return data
 
 
+@pytest.mark.timing
 def test_slow_storage_gets_concurrent_requests(shard_root: Path, shard_set: ShardSet) -> None:
     slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.01)))  # type: ignore[arg-type]
     with closing(Reader(slow, threads=16)) as reader:
@@ -219,6 +220,7 @@ def test_slow_storage_gets_concurrent_requests(shard_root: Path, shard_set: Shar
     assert 12 <= files.max_pending <= 16
 
 
+@pytest.mark.timing
 def test_closing_during_reads_ends_every_thread(shard_root: Path, shard_set: ShardSet) -> None:
     slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.005)))  # type: ignore[arg-type]
     reader = Reader(slow, threads=4)

@@ -113,6 +113,7 @@ def test_every_byte_of_a_remote_set_equals_the_local_one(tmp_path: Path, remote_
         read_everywhere(copy)
 
 
+@pytest.mark.timing
 def test_requests_to_a_failing_store_are_retried(tmp_path: Path, remote_url: str, proxy: FaultyProxy) -> None:  # noqa: F811
     state = random.getstate()
     with opened(remote_url, tmp_path, tries=8, requests=8) as files:
@@ -160,6 +161,7 @@ def test_a_deleted_chunk_is_fetched_again_and_open_chunks_are_bounded(
             assert len(files._opened) <= 2
 
 
+@pytest.mark.timing
 def test_a_slow_store_does_not_count_as_stalled(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
     proxy.slow_bytes_per_s = 64 << 10  # a body takes 0.25 s, in pieces
     with opened(url, tmp_path, stall_s=3.0) as files:
@@ -167,6 +169,7 @@ def test_a_slow_store_does_not_count_as_stalled(tmp_path: Path, url: str, proxy:
         assert files.counts()["retries"] == 0
 
 
+@pytest.mark.timing
 def test_a_trickling_store_counts_as_stalled(tmp_path: Path, remote_url: str, proxy: FaultyProxy) -> None:  # noqa: F811
     with opened(remote_url, tmp_path, stall_s=0.3, tries=2) as files:
         files.local("manifest.json")
@@ -177,6 +180,7 @@ def test_a_trickling_store_counts_as_stalled(tmp_path: Path, remote_url: str, pr
         assert time.monotonic() - began < 3
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("fault", "reason"), [
     (503, "HTTP status 503|HTTP 503|reduce your request|Service Unavailable|503"), ("cut", "."),
     ("hang", "no answer in time|[Tt]imeout"), ("drop", "."), ("short", "8192 of 16384 bytes"),
@@ -214,6 +218,7 @@ def test_a_server_without_byte_ranges_is_reported(tmp_path: Path, remote_url: st
         files.read("32/a.tar", STEP, 1)
 
 
+@pytest.mark.timing
 def test_prefetching_is_concurrent_and_bounded(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
     proxy.slow_bytes_per_s = 1 << 20
     with opened(url, tmp_path, requests=3, ahead_bytes=6 * STEP) as files:
@@ -232,6 +237,7 @@ def test_prefetching_is_concurrent_and_bounded(tmp_path: Path, url: str, proxy: 
         assert set(proxy.requests.values()) == {1}
 
 
+@pytest.mark.timing
 def test_close_ends_hanging_requests(tmp_path: Path, remote_url: str, proxy: FaultyProxy) -> None:  # noqa: F811
     files = opened(remote_url, tmp_path, stall_s=60.0)
     files.local("manifest.json")
@@ -257,6 +263,7 @@ def test_close_ends_hanging_requests(tmp_path: Path, remote_url: str, proxy: Fau
     assert not list(tmp_path.rglob("*.part"))
 
 
+@pytest.mark.timing
 def test_an_interrupt_ends_hanging_requests_and_later_reads_work(
     tmp_path: Path, remote_url: str, proxy: FaultyProxy  # noqa: F811
 ) -> None:
@@ -287,6 +294,7 @@ def test_an_interrupt_ends_hanging_requests_and_later_reads_work(
         assert files.read("32/a.tar", 9 * STEP, 9) == TAR[9 * STEP :][:9]
 
 
+@pytest.mark.timing
 def test_closing_a_reader_of_a_hanging_store_takes_less_than_two_seconds(
     tmp_path: Path, shard_root: Path, s3_server: str, proxy: FaultyProxy  # noqa: F811
 ) -> None:

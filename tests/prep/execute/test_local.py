@@ -172,6 +172,7 @@ def test_workers_report_a_shard_less_often_than_they_convert_batches(
     assert len(calls) < 3 * batches  # two shards by reports, two batch by batch
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("contents", "reason"), [(b"die", "decoder died: SIGSEGV"), (b"hang", "decoder hung: more than 1 s")]
 )

@@ -94,6 +94,7 @@ def test_a_worker_killed_from_outside_loses_no_image(pool: Pool, files: list[Pat
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("how", [b"hang", b"spin"])
 def test_an_image_that_hangs_is_rejected_in_bounded_time(pool: Pool, files: list[Path], how: bytes) -> None:
     files[13].write_bytes(how)
@@ -102,6 +103,7 @@ def test_an_image_that_hangs_is_rejected_in_bounded_time(pool: Pool, files: list
     assert keys(chunks) == [key for key in range(40) if key != 13]
 
 
+@pytest.mark.timing
 def test_a_stopped_worker_rejects_no_image(pool: Pool, files: list[Path], tmp_path: Path) -> None:
     files[13].write_bytes(b"slow " + bytes(tmp_path / "pid"))
     stopped = threading.Event()

@@ -62,6 +62,7 @@ def cluster(started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
     return started
 
 
+@pytest.mark.timing
 def test_only_unfinished_shards_of_a_lost_node_are_repeated(
     cluster: Any, nodes: Path, tmp_path: Path, prep: Prep
 ) -> None:
@@ -185,6 +186,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tup
     return make
 
 
+@pytest.mark.timing
 def test_nodes_without_the_photos_are_left_out_with_a_line_also_those_that_join_later(
     cluster: Any, tmp_path: Path, prep: Prep, held: Any
 ) -> None:
@@ -295,6 +297,7 @@ def test_an_image_that_kills_its_worker_twice_is_rejected_and_its_shard_is_conve
     assert json.loads((tmp_path / "ray" / "manifest.json").read_text())["source"]["images"] == 40
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_tasks_of_an_ended_driver_write_nothing_more(
     cluster: Any, tmp_path: Path, prep: Prep, ending: signal.Signals

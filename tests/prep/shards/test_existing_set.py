@@ -221,6 +221,7 @@ def test_a_run_killed_thirty_times_produces_the_same_bytes(tmp_path: Path, prep:
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_prep_leaves_no_process_and_is_resumed(

@@ -254,6 +254,20 @@ def test_make_passes_the_arguments_of_a_run_to_torchrun(tmp_path: Path, more: li
     ]
 
 
+@pytest.mark.slow
+def test_a_compiled_network_averages_gradients_during_the_backward_pass_and_compiles_only_in_the_warm_up(
+    tmp_path: Path, forked: Callable[..., Ended]
+) -> None:
+    done = forked("tests.support.ranks_driver", json.dumps([[2, 0, str(tmp_path), "compiled", -1]]))
+    assert done.status == 0, done.err
+    for rank in range(2):
+        got = json.loads((tmp_path / f"compiled{rank}").read_text())
+        # training is cut at the two buckets; validation of images and mirror images is not
+        assert got["graphs"] == [4, 4, 4]
+        assert got["ready"].count("bucket") == 2
+        assert "gradient" in got["ready"][got["ready"].index("bucket") :]
+
+
 def test_make_requires_no_gpus_with_device_cpu(tmp_path: Path) -> None:
     (call,) = Make(tmp_path).calls("train", "GPUS=2", "DEVICE=cpu", "SHARDS=s")
     assert call[:2] == ["-m", "torch.distributed.run"]

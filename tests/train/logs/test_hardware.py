@@ -15,6 +15,7 @@ from tests.support.fake_cuda import FakeCuda
 from train.logs.hardware import GpuUtilization, describe, peak_memory_bytes, process_age_s
 
 
+@pytest.mark.timing
 def test_the_age_of_a_process_is_wall_time_since_its_start() -> None:
     before, began = process_age_s(), time.perf_counter()
     time.sleep(0.5)

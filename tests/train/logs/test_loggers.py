@@ -187,6 +187,7 @@ class Hanging(Failing):
         pass
 
 
+@pytest.mark.timing
 def test_a_training_with_failing_and_hanging_loggers_ends_with_the_same_weights_and_a_warning_each(
     words: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

@@ -294,6 +294,16 @@ def test_a_compiled_network_keeps_names_and_results_and_is_not_recompiled() -> N
     plain.load_state_dict(learner.state_dict())
 
 
+def test_a_validation_of_images_and_mirror_images_compiles_nothing_after_the_warm_up() -> None:
+    counter, learner = CompileCounter(), _learner(ema={"decay": 0.5}, eval={"flip": True})
+    compile_network(learner.network, CPU, backend=counter)
+    warm_up(learner, [("train", 32, 8), ("val", 32, 12)])
+    compiled = counter.frame_count
+    learner.train_step(make_batch(0))
+    learner.eval_step(make_batch(9, n=12, split="val"))
+    assert counter.frame_count == compiled
+
+
 def test_a_run_with_every_feature_resumes_bit_identically(tmp_path: Path) -> None:
     teacher = save_weights(tiny_network(), tmp_path / "teacher.safetensors")
     tables: dict[str, Any] = {

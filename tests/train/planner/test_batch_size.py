@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,21 @@ import torch
 
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
+from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import AUTO
 from tests.support.fake_cuda import GIB, FakeCuda
 from train.__main__ import main
 from train.loop import Learner
-from train.planner.batch_size import DoesNotFit, cap_memory, largest_that_fits, real_steps, with_batch_sizes
+from train.planner.batch_size import (
+    _IN_FLIGHT,
+    DoesNotFit,
+    cap_memory,
+    largest_that_fits,
+    loader_bytes,
+    real_steps,
+    with_batch_sizes,
+)
 from train.planner.measure import synthetic
 from train.recipe.schema import Recipe
 
@@ -134,30 +144,107 @@ def test_a_memory_cap_is_a_fraction_of_the_gpu(monkeypatch: pytest.MonkeyPatch) 
         cap_memory(CPU, 24)
 
 
-@pytest.mark.parametrize(("gib", "fraction", "max_size"), [(10, 1.0, 72), (10, 0.5, 36), (1000, 1.0, 64)])
+MESSAGES = [
+    "CUDA out of memory. Tried to allocate 20 MiB", "CUDA error: out of memory",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "FIND was unable to find an engine to execute this computation after trying 5 plans.",
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8",
+]  # fmt: skip
+
+
+class Steps:
+    """The steps of a learner on a simulated GPU: 1/8 GiB per sample to train and 1/32 to validate, in the end reserved.
+
+    `fails`: (split, samples) -> the error of a step, if any.
+    """
+
+    def __init__(self, shards: ShardSet, monkeypatch: pytest.MonkeyPatch, *, gib: float, fraction: float = 1.0) -> None:
+        card, resolved = FakeCuda(gib=gib, fraction=fraction).install(monkeypatch), recipe(8, eval={"batch_size": 15})
+        self.plan, self.recipe, self.seen = Plan(shards, resolved.stages, eval_batch_size=15), resolved, list[Any]()
+        self.fails: Callable[[str, int], Exception | None] = lambda split, samples: None
+        learner = Learner(resolved, classes=3, total_steps=self.plan.total_steps, device=CPU)
+        card.peak_reserved = 0
+
+        def step(batch: Any) -> None:
+            split, samples = batch.spec.split, len(batch.labels)
+            self.seen.append((split, samples, torch.backends.cudnn.benchmark))
+            if (error := self.fails(split, samples)) is not None:
+                raise error
+            card.peak_reserved = max(card.peak_reserved, samples * GIB // (8 if split == "train" else 32))
+
+        def reset(_: Any) -> None:
+            card.peak_reserved = 0
+
+        monkeypatch.setattr(card, "reset_peak_memory_stats", reset)
+        for name in ("train_step", "eval_step"):
+            monkeypatch.setattr(learner, name, step)
+        learner.device = GPU
+        monkeypatch.setattr(
+            "train.planner.batch_size.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU})
+        )
+        self.fits = real_steps(self.plan, learner, world_size=1)
+
+
+@pytest.mark.parametrize(("gib", "fraction", "max_size"), [(10, 1.0, 71), (10, 0.5, 33)])
 def test_a_batch_fits_if_two_steps_leave_memory_for_the_loader(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, gib: float, fraction: float, max_size: int
 ) -> None:
-    """10 GiB, a tenth of it kept free, hold 72 samples of 1/8 GiB; torch raises above 64 in the last case."""
-    card, steps = FakeCuda(gib=gib, fraction=fraction).install(monkeypatch), []
-    small = recipe(8)
-    plan = Plan(shard_set, small.stages)
-    learner = Learner(small, classes=3, total_steps=plan.total_steps, device=CPU)
+    """Of 9.5 and 4.75 GiB, 0.5 GiB are for the loader's decoders, and under 1 MiB a sample for its images."""
+    steps = Steps(shard_set, monkeypatch, gib=gib, fraction=fraction)
+    assert [steps.fits(0, n) for n in (max_size, max_size + 1, 1)] == [True, False, True]
+    assert [each[:2] for each in steps.seen[:3]] == [("train", max_size), ("train", max_size), ("val", 15)]
 
-    def train_step(batch: Any) -> None:
-        steps.append(len(batch.labels))
-        if gib == 1000 and len(batch.labels) > 64:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        card.peak_reserved = len(batch.labels) * GIB // 8
 
-    monkeypatch.setattr(learner, "train_step", train_step)
-    learner.device = GPU
-    monkeypatch.setattr(
-        "train.planner.batch_size.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU})
-    )
-    fits = real_steps(plan, learner, world_size=1)
-    assert [fits(0, n) for n in (max_size, max_size + 1, 1)] == [True, False, True]
-    assert steps.count(max_size) == 2
+def test_the_loaders_memory_grows_with_the_batch_and_with_the_stored_images(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, recipe(8, 8).stages)
+    small, large = (plan.batch(plan.largest_batch(stage)) for stage in range(2))
+    half, full = torch.float16, torch.float32
+    base, none = (loader_bytes(plan, small, n, dtype=half) for n in (100, 0))
+    # five batches of 32 x 32 px in 8 bits and in float16, and of stored images that are no smaller
+    assert base - none >= 100 * 5 * 32 * 32 * 3 * (1 + 1 + 2)
+    assert base - none <= 10 * 100 * 5 * 32 * 32 * 3
+    assert loader_bytes(plan, small, 200, dtype=half) - none == pytest.approx(2 * (base - none), abs=2)
+    assert loader_bytes(plan, small, 100, dtype=full) - base == 100 * 5 * 32 * 32 * 3 * 2
+    assert loader_bytes(plan, large, 100, dtype=half) > base
+
+
+def test_the_probes_count_as_many_batches_in_flight_as_the_loader_has() -> None:
+    assert inspect.signature(Loader).parameters["depth"].default + 2 == _IN_FLIGHT
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_batch_does_not_fit_if_any_library_runs_out_of_memory(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, message: str, split: str
+) -> None:
+    steps = Steps(shard_set, monkeypatch, gib=1000)
+    steps.fails = lambda where, samples: RuntimeError(message) if where == split and samples > 12 else None
+    assert [steps.fits(0, n) for n in (12, 13)] == ([True, False] if split == "train" else [False, False])
+    steps.fails = lambda where, samples: RuntimeError("CUDA error: device-side assert triggered")
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        steps.fits(0, 1)
+
+
+def test_probes_do_not_autotune(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(shard_set, monkeypatch, gib=10)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    steps.fits(0, 1)
+    assert {autotuned for _, _, autotuned in steps.seen} == {False}
+    assert torch.backends.cudnn.benchmark
+
+
+def test_a_validation_batch_that_does_not_fit_is_named(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(shard_set, monkeypatch, gib=10)
+    for fails, message in (
+        (lambda split, _: RuntimeError(MESSAGES[0]) if split == "val" else None,
+         r"^stage 0, val: out of memory with images of 15x3x32x32 .*; set eval\.batch_size = 7$"),
+        (lambda split, _: RuntimeError(MESSAGES[0]) if split == "train" else None, "not one sample of 32 px fits"),
+    ):  # fmt: skip
+        steps.fails = fails
+        with pytest.raises(ResoluteError, match=message):
+            with_batch_sizes(recipe("auto", eval={"batch_size": 15}), device=GPU, saved_recipe=lambda: None,
+                             probe=lambda _: (steps.plan, steps.fits))  # fmt: skip
 
 
 def test_the_out_of_memory_error_names_stage_shape_usage_and_remedies(
@@ -177,14 +264,18 @@ def test_the_out_of_memory_error_names_stage_shape_usage_and_remedies(
     assert "grad_accum_steps" not in message
 
 
-@pytest.mark.parametrize("where", ["warm-up", "step"])
+@pytest.mark.parametrize(("where", "error"), [
+    ("warm-up", torch.OutOfMemoryError(MESSAGES[0])), ("step", torch.OutOfMemoryError(MESSAGES[0])),
+    ("warm-up", RuntimeError(MESSAGES[2])), ("step", RuntimeError(MESSAGES[3])),
+])  # fmt: skip
 def test_a_run_that_runs_out_of_memory_ends_in_one_line(
-    words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+    words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str,
+    error: Exception,
+) -> None:  # fmt: skip
     """In the warm-up at 64 px, or in the first step at 32 px; both simulated, as a CPU has no such error."""
 
     def full(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
+        raise error
 
     if where == "step":
         monkeypatch.setattr(Learner, "train_step", full)
@@ -197,7 +288,7 @@ def test_a_run_that_runs_out_of_memory_ends_in_one_line(
 
         monkeypatch.setattr(Learner, "__init__", init)
     assert main([*words(tmp_path), "--threads", "1"]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    line = capsys.readouterr().err.splitlines()[-1]
     stage, shape, size = ("stage 0", "16x3x32x32", 8) if where == "step" else ("stage 2", "12x3x64x64", 6)
-    assert error.startswith(f"error: {stage}, train: out of memory with images of {shape}, expected")
-    assert f"set batch_size = {size}" in error
+    assert line.startswith(f"error: {stage}, train: out of memory with images of {shape}, expected")
+    assert f"set batch_size = {size}" in line

@@ -89,7 +89,7 @@ def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> N
     counts = []
     for speed in (1.0, 30.0):
         machine, steps = Machine(plan, load_s=0.1 * speed, train_s=0.1 * speed, eval_s=0.1), itertools.count()
-        agreed = iter([3, 5, 7, 2])
+        agreed = iter([3, 5, 7, 1, 2])  # the fourth: whether the rates are possible
         watch = Stopwatch(sync=lambda: None, clock=lambda m=machine: m.now, broadcast=lambda _, a=agreed: next(a))
         measure(
             plan, machine, 0, watch, train=lambda b, m=machine, s=steps: (next(s), m.train(b)),
@@ -97,6 +97,28 @@ def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> N
         )  # fmt: skip
         counts.append(next(steps))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(("busy", "times"), [(0, 1), (1, 2), (2, 2)])
+def test_an_impossible_rate_is_measured_once_more(shard_set: ShardSet, busy: int, times: int) -> None:
+    """Other work makes the first `busy` measurements of the model alone ten times slower than training."""
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=2)], eval_batch_size=1)
+    machine, measured = Machine(plan, load_s=1e-6, train_s=0.5, eval_s=0.5), list[str]()
+
+    def train(batch: Any) -> None:
+        kind = "alone" if batch is alone else "live"
+        measured.extend([kind] if measured[-1:] != [kind] else [])
+        machine.now += 4.5 if kind == "alone" and measured.count("alone") <= busy else 0.0
+        machine.train(batch)
+
+    alone: Any = SimpleNamespace(spec=plan.batch(0))
+    got = measure(
+        plan, machine, 0, Stopwatch(sync=lambda: None, clock=lambda: machine.now), train=train, validate=None,  # type: ignore[arg-type]
+        memory=lambda: 0, synthetic_batch=alone,
+    )  # fmt: skip
+    assert measured == ["alone", "live"] * times
+    assert got.is_possible == (busy < 2)
+    assert got.live_images_per_s / got.model_images_per_s == pytest.approx(10 if busy == 2 else 1, rel=1e-3)
 
 
 def pace(loader: float, model: float, live: float, validation: float | None = 50.0) -> Pace:
@@ -219,7 +241,16 @@ def test_the_table_has_one_aligned_line_per_stage() -> None:
     assert len(lines) == 4
     assert len({len(line) for line in lines[:3]}) == 1
     assert lines[-1].startswith("total 38.0 s")
+    assert "busy" not in text
     assert " 1000 " not in table(forecast_of((1000, 3, 44, pace(900, 30, 20)))), "no batch is larger than its epoch"
+
+
+def test_a_forecast_from_an_impossible_rate_says_that_the_machine_is_busy() -> None:
+    stages = [(8, 3, 80, pace(900, 30, live)) for live in (20, 61, 33, 50)]  # 33: as fast, within the noise
+    assert table(forecast_of(*stages)).splitlines()[-1] == (
+        "stage 1, 3: got 61.0 images/s live, expected at most the model's 30.0, also when measured again: the machine "
+        "is busy, the forecast is unreliable; repeat it when nothing else runs"
+    )
 
 
 @pytest.fixture(scope="module")

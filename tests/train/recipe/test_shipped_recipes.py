@@ -106,6 +106,34 @@ def test_the_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
     assert got == [(128, 1024, 15, 0.5, 1.0), (160, 768, 15, 0.75, 0.8), (224, 512, 20, 1.0, 0.5)]
 
 
+def test_the_dogs_recipe_has_batches_of_128_at_every_resolution() -> None:
+    recipe = RECIPES["dogs_efficientnet_b4"]
+    got = [(s.res, s.batch_size, s.epochs, recipe.optim.lr * s.lr_scale) for s in recipe.stages]
+    assert got == [(160, 128, 3, 2e-3), (224, 128, 3, 1e-3), (320, 128, 8, 8e-4)]
+
+
+@pytest.mark.slow
+def test_a_micro_batch_of_the_dogs_recipe_fits_into_24_gb() -> None:
+    """Activations in bf16, by the bytes of the saved tensors, and four times the weights, of 0.8 of the memory."""
+    recipe, saved = RECIPES["dogs_efficientnet_b4"], dict[int, torch.UntypedStorage]()
+    network = build_model(dataclasses.replace(recipe.model, weights=""), classes=120, channels_last=True,
+                          device=torch.device("cpu")).train()  # fmt: skip
+    weights = sum(parameter.nbytes for parameter in network.parameters())
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    res, samples = max(recipe.resolutions), recipe.stages[-1].batch_size // recipe.optim.grad_accum_steps
+    images = torch.zeros(1, 3, res, res).to(memory_format=torch.channels_last)
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", dtype=torch.bfloat16):
+        network(images)
+    activations = sum(storage.nbytes() for storage in saved.values())
+    assert 24e9 / 3 < samples * activations + 4 * weights < 0.8 * 24e9
+
+
 # ---- headings --------------------------------------------------------------------------------------------------------
 
 PASSES = {
