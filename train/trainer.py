@@ -336,7 +336,7 @@ class _Session:
         state = {
             **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
             "step": step, "progress": self.progress.state_dict(), "order": self.plan.order,
-            "decode": self.decode,
+            "decode": self.decode, "res": self.recipe.stages[pass_.stage].validation_res,
         }  # fmt: skip
         file = checkpoint.step_file(folder, step)
         if self.ranks.is_main:

@@ -69,10 +69,10 @@ def test_reports_name_the_best_epoch_of_best_pt() -> None:
     for top1, res in (([0.5, 0.9, 0.6, 0.7], [128, 128, 224, 224]), ([0.5, 0.8, 0.9, 0.7], [128, 224, 160, 224])):
         epochs = [{"epoch": i, "top1": value, "ema_top1": None, "eval_res": at}
                   for i, (value, at) in enumerate(zip(top1, res, strict=True))]  # fmt: skip
-        best = best_epoch(epochs)
+        best = best_epoch(epochs, last_res=res[-1])
         assert best is not None
         assert best["epoch"] == stopped_at(top1, res=res)[1]
-    assert best_epoch([{"epoch": 0, "top1": None, "ema_top1": None, "eval_res": None}]) is None
+    assert best_epoch([{"epoch": 0, "top1": None, "ema_top1": None, "eval_res": None}], last_res=224) is None
 
 
 def test_scores_that_are_not_finite_do_not_count() -> None:

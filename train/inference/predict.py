@@ -72,15 +72,20 @@ class Ensemble:
     """Averages the predictions of one or more runs."""
 
     def __init__(
-        self, members: list[SavedRun], *, weights: Weights | None, flip: bool, device: torch.device, res: int
+        self, members: list[SavedRun], *, weights: Weights | None, flip: bool, device: torch.device, res: int | None
     ) -> None:
-        """`res`: side of the input images, px. Raises `ResoluteError` if `members` expect different images."""
+        """`res`: side of the input images, px; None: the members' own. Raises `ResoluteError` if these expect different
+        images."""
         self.first, self.device = members[0], device
         for member in members[1:]:
             if member.ensemble_key != self.first.ensemble_key:
-                raise ResoluteError(f"{member.path}: classes or values, res, mean, std, margin or folds differ from "
+                raise ResoluteError(f"{member.path}: classes or values, mean, std, margin or folds differ from "
                                     f"{self.first.path}, expected folds of the same recipe and set; predict with one "
                                     "run")  # fmt: skip
+            if res is None and member.res != self.first.res:
+                raise ResoluteError(f"{member.path}: validated at {member.res} px, expected {self.first.res} px as "
+                                    f"{self.first.path}; choose the resolution with --res")  # fmt: skip
+        self.res = res or self.first.res
         self.flip = flip or self.first.recipe.eval.flip
         self._networks: list[nn.Module] = []
         self._heads = [member.head for member in members]
@@ -88,7 +93,7 @@ class Ensemble:
             which = weights or member.best_weights
             if which not in member.weights:
                 raise ResoluteError(f"--weights: got ema, but {member.path} has no averaged weights; omit it")
-            self._networks.append(member.network(which, device, resolutions=[res]))
+            self._networks.append(member.network(which, device, resolutions=[self.res]))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Predictions (N, C or D) float32 on the CPU for normalised images (N, 3, res, res) on the device.
@@ -120,11 +125,9 @@ def preprocess(
     return np.asarray(crop.resize((res, res), Image.Resampling.BILINEAR))
 
 
-def predict_folder(
-    ensemble: Ensemble, paths: list[Path], root: Path, *, res: int, threads: int
-) -> Iterator[PredictionBatch]:
+def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, threads: int) -> Iterator[PredictionBatch]:
     """Predict image files in order; unreadable ones are reported in `errors`. Names are relative to `root`."""
-    saved = ensemble.first
+    saved, res = ensemble.first, ensemble.res
     data, size = saved.recipe.data, saved.recipe.eval.batch_size
     mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (data.mean, data.std))
 
@@ -155,9 +158,7 @@ def predict_folder(
             yield batch(*waiting.popleft())
 
 
-def predict_shards(
-    ensemble: Ensemble, shards: ShardSet, *, res: int, split: str, threads: int
-) -> Iterator[PredictionBatch]:
+def predict_shards(ensemble: Ensemble, shards: ShardSet, *, split: str, threads: int) -> Iterator[PredictionBatch]:
     """Predict all samples of a split through the loader; names are the samples' keys.
 
     Raises `ResoluteError` if the set has targets of another kind, or other values.
@@ -166,7 +167,7 @@ def predict_shards(
     if "values" in (head.target.kind, shards.target.kind) or head.target.kind != shards.target.kind:
         head.check_fits(shards.target, shards.root, str(ensemble.first.path), advice="use a set with these")
     with validation_loader(
-        ensemble.first, shards, [res], split=split, device=ensemble.device, threads=threads
+        ensemble.first, shards, [ensemble.res], split=split, device=ensemble.device, threads=threads
     ) as loader:
         for batch in loader:
             keys = shards.splits[split].samples[batch.spec.ids]["key"].tolist()
@@ -289,7 +290,7 @@ def main(args: argparse.Namespace) -> None:
         raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; set SRC")
     _check_out(args.out)
     members, device = open_members(existing_run(args.run)), pick_device(args.device, threads=args.threads)
-    head, res = members[0].head, args.res or members[0].res
+    head = members[0].head
     kind, classes = head.target.kind, head.target.names
     if args.threshold is not None and kind != "labels":
         raise ResoluteError("--threshold: without effect, the run does not predict several labels; omit it")
@@ -299,19 +300,21 @@ def main(args: argparse.Namespace) -> None:
     batches: Iterable[PredictionBatch]
     if _is_set(args.src):
         sources, note, accuracy = _sources(members, args)
-        passes = [(_ensemble(group, args, res, device), shards) for group, shards in sources]
+        ensembles = [_ensemble(group, args, device) for group, _ in sources]
         batches = itertools.chain.from_iterable(
-            predict_shards(ensemble, shards, res=res, split=args.split, threads=args.threads)
-            for ensemble, shards in passes
+            predict_shards(ensemble, shards, split=args.split, threads=args.threads)
+            for ensemble, (_, shards) in zip(ensembles, sources, strict=True)
         )
     else:
         if args.fold is not None:
             raise ResoluteError(f"--fold: got {args.fold} for photos, expected a shard set; omit it")
         paths, root = find_images(Path(args.src))
         total = len(paths)
-        batches = predict_folder(_ensemble(members, args, res, device), paths, root, res=res, threads=args.threads)
+        ensembles = [_ensemble(members, args, device)]
+        batches = predict_folder(ensembles[0], paths, root, threads=args.threads)
     what = f"{len(classes)} {'values' if kind == 'values' else 'classes'}"
-    print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {what}, {res} px, {device}")
+    sizes = ", ".join(map(str, sorted({ensemble.res for ensemble in ensembles})))
+    print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {what}, {sizes} px, {device}")
     topk = min(args.topk or _TOPK, len(classes))
     threshold = _HALF if args.threshold is None else args.threshold
     print(write_predictions(batches, args.out, head=head, topk=topk, total=total, threshold=threshold,
@@ -333,8 +336,8 @@ def _check_out(out: Path) -> None:
         raise ResoluteError(f"--out: {out} exists and holds no predictions, expected a new name; choose another")
 
 
-def _ensemble(members: list[SavedRun], args: argparse.Namespace, res: int, device: torch.device) -> Ensemble:
-    return Ensemble(members, weights=args.weights, flip=args.flip, device=device, res=res)
+def _ensemble(members: list[SavedRun], args: argparse.Namespace, device: torch.device) -> Ensemble:
+    return Ensemble(members, weights=args.weights, flip=args.flip, device=device, res=args.res)
 
 
 def _is_set(source: str) -> bool:

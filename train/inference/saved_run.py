@@ -43,6 +43,7 @@ class SavedRun:
     generation: int  # of the shard set
     single_resolution: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
     step: int
+    res: int  # resolution of the validations of these weights, px
     decode: Literal["cpu", "gpu"] | None  # device on which a GPU run decoded; None for a CPU run
     best_weights: Weights  # the better of the two in validation
     best_score: float  # top-1 or mAP, 0 to 1, or R², by the kind of target
@@ -59,16 +60,11 @@ class SavedRun:
         return METRICS[self.head.target.kind][0]
 
     @property
-    def res(self) -> int:
-        """Resolution of the run's last validation, px."""
-        return self.recipe.stages[-1].validation_res
-
-    @property
     def ensemble_key(self) -> tuple[Any, ...]:
         """Settings that must be equal for the outputs of several runs to be averaged."""
         data = self.recipe.data
         head = self.head
-        return head.target, head.loss, self.res, self.margin, data.mean, data.std, data.folds, self.recipe.eval
+        return head.target, head.loss, self.margin, data.mean, data.std, data.folds, self.recipe.eval
 
     def network(self, which: Weights, device: torch.device, *, resolutions: Collection[int] = ()) -> nn.Module:
         """The model with these weights in eval mode; it also accepts `resolutions` (px) not seen in training."""
@@ -113,10 +109,20 @@ def open_saved_run(run: Path) -> SavedRun:
     return SavedRun(
         path=path, recipe=recipe, shards_hash=state["shards"], data=state["data"], head=head,
         margin=state["margin"], generation=state["generation"], single_resolution=state["single_resolution"],
-        step=state["step"],
+        step=state["step"], res=state["res"] if "res" in state else _earlier_res(path, state, recipe),
         decode=state["decode"], best_weights=progress["best_weights"], best_score=progress["best_score"],
         weights={which: tensors for which, tensors in weights.items() if tensors},
     )  # fmt: skip
+
+
+def _earlier_res(path: Path, state: dict[str, Any], recipe: Recipe) -> int:
+    """The resolution of a checkpoint of a version that did not store it: that of the run's best validation by then."""
+    stages, epoch = [stage for stage in recipe.stages for _ in range(stage.epochs)], state["progress"]["best_epoch"]
+    res = stages[epoch].validation_res  # an epoch of -1, none: the last one that was planned
+    if epoch < 0:
+        print(f"note: {path} was made by an earlier version and was not validated; taking the resolution of the "
+              f"recipe's last stage, {res} px (--res)")  # fmt: skip
+    return res
 
 
 def open_eval_set(
