@@ -135,9 +135,7 @@ class _Session:
             ) from None
         self.meter = Meter(self.log, device=learner.device, ranks=self.ranks, head=learner.head)
         self.reports = Reports(options.folder, on=self.ranks.is_main)
-        self.position, self.progress = 0, Progress(
-            recipe.stop, [stage.validation_res for stage in recipe.stages for _ in range(stage.epochs)]
-        )
+        self.position, self.progress = 0, Progress(recipe.stop, recipe.stages)
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
         # stored in checkpoints for inference, in addition to the recipe
         self.about = {"name": recipe.name, "head": learner.head.to_json(), "margin": shards.margin,
