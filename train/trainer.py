@@ -183,13 +183,15 @@ class _Session:
                 self.skipped = loader.skipped
                 finished = run_batches(loader, self.learner, self.meter, self._after)
         except NotFinite as error:
-            raise error.describe(plan, folder) from None
+            raise error.describe(plan, folder, write=self.ranks.is_main) from None
         except _Stopped:
             print(f"{folder}: stopped by {self._signal_name} before its first batch; {self._advice}")
             return 128 + self.stopped_by
         finally:
             if self.bar is not None:
                 self.bar.close()
+        self.ranks.finish_vote()  # so that it does not reach the next fold; what it asked for is decided here
+        self.stopped_by = self.ranks.max(self.stopped_by)
         if not finished and not self.progress.ended and self.position < plan.total_batches:
             self._save()
             self.reports.update()
@@ -197,6 +199,9 @@ class _Session:
             return 128 + self.stopped_by
         if self.ranks.is_main:
             print(self.reports.summary())
+        if self.stopped_by and self.options.fold is not None:
+            print(f"{folder}: finished; stopped by {self._signal_name} before what follows; {self._advice}")
+            return 128 + self.stopped_by
         return 0
 
     @contextlib.contextmanager
@@ -316,7 +321,8 @@ class _Session:
         self._save(best=is_best)
         if self.ranks.is_main and (done or progress.ended):
             data = self.recipe.data
-            confused_photos(self.options.folder, self.plan.shards, mean=data.mean, std=data.std)
+            confused_photos(self.options.folder, self.plan.shards, mean=data.mean, std=data.std,
+                            crop_pct=self.recipe.eval.crop_pct)  # fmt: skip
         self.reports.update()
         if progress.ended:
             metric = main_metric(record)

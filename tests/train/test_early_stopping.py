@@ -19,6 +19,7 @@ from pipeline.plan.stage import Stage
 from tests.train.conftest import SMALL, without_clocks
 from train import loop
 from train.__main__ import main
+from train.devices.distributed import Ranks
 from train.early_stopping import Progress, all_finite
 from train.logs.score import best_epoch, best_score
 from train.recipe.schema import Recipe, Stop
@@ -179,3 +180,15 @@ def test_non_finite_numbers_end_the_run_are_reported_and_not_saved(
     losses = [r for r in without_clocks(tmp_path / "small" / "run.jsonl") if r["kind"] == "step"]
     assert [r["step"] for r in losses] == list(range(15))
     assert losses[7]["lr"] == report["lr"]
+
+
+def test_only_the_first_rank_writes_the_batch_of_a_non_finite_loss(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = loop.Learner.train_step
+    monkeypatch.setattr(loop.Learner, "train_step", lambda *words: (step(*words)[0] * math.nan, 0.1))
+    monkeypatch.setattr(Ranks, "is_main", False)
+    (tmp_path / "small").mkdir()
+    assert run(tmp_path, shard_root, SMALL) == 2
+    assert "all in not_finite.json), expected finite numbers" in capsys.readouterr().err
+    assert list((tmp_path / "small").iterdir()) == []

@@ -202,6 +202,10 @@ def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(
     assert got == pytest.approx(counts.tolist())
 
 
+def test_a_vote_of_a_run_does_not_reach_the_next_one(made: Made, driven: str) -> None:
+    assert [(made.folder / "three" / f"after{rank}").read_text() for rank in range(3)] == ["[0, 0]"] * 3
+
+
 def test_ranks_stop_early_together(made: Made, driven: str) -> None:
     assert driven.count("stopped early: top-1 no better than") == 1
     epochs = [r["epoch"] for r in without_clocks(made.folder / "three" / "early" / "run.jsonl") if r["kind"] == "epoch"]
