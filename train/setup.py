@@ -14,8 +14,9 @@ import torch
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet, stored_resolutions
 from pipeline.dataset.target import TargetKind
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, strip_credentials
 from pipeline.plan.plan import Plan
+from pipeline.storage.base import is_url
 from train.devices.device import pick_device
 from train.devices.distributed import Ranks
 from train.devices.memory import keep_freed_memory
@@ -75,6 +76,15 @@ class Options:
         folder = new_run(args.recipe.stem if args.run is None else args.run, runs=args.runs)
         values = {name: getattr(args, name) for name in names}
         return cls(folder=folder, **{**values, "loggers": parse_loggers(getattr(args, "loggers", None))})
+
+    @property
+    def data(self) -> dict[str, str | None]:
+        """The arguments of `open_dataset` that open the set from any working directory; without credentials."""
+        here, classes = str(self.shards), self.classes
+        return {
+            "source": strip_credentials(here if is_url(here) else str(Path(here).absolute())), "val": self.val,
+            "classes": classes and str(Path(classes).absolute()), "target": self.target,
+        }  # fmt: skip
 
     @property
     def newest(self) -> Path:

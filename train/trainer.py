@@ -139,7 +139,8 @@ class _Session:
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
         # stored in checkpoints for inference, in addition to the recipe
         self.about = {"name": recipe.name, "head": learner.head.to_json(), "margin": shards.margin,
-                      "single_resolution": shards.single_resolution, "generation": shards.generation}
+                      "single_resolution": shards.single_resolution, "generation": shards.generation,
+                      "set": options.data}  # fmt: skip
         if state:
             learner.load_state_dict(state)
             self.meter.load_state_dict(state["meter"])
