@@ -149,11 +149,11 @@ plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m [SUGGEST=new.toml
 
 # GPUS=8: one process each; several machines run the same command with NODES=2 HEAD=first-machine:29400 besides
 # why the variable: a store that outlives a restart has the addresses of the dead; why --: torchrun has a --run-path
-LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-m torch.distributed.run \
+LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-m train.devices.launch \
 	--nproc-per-node="$$GPUS" --max-restarts="$${RESTARTS-$(if $(FROM),0,3)}" $(if $(HEAD),--nnodes="$${NODES-1}" \
 	--rdzv-backend c10d --rdzv-endpoint="$$HEAD" --rdzv-id="$${RUN-resolute}",--standalone) -m --,-m)
 
-# why before: torchrun starts its processes again after an error, and ends in a traceback
+# why before: torchrun starts its processes again after an error
 ENOUGH_GPUS = $(if $(GPUS),$(if $(filter cpu,$(DEVICE)),,$(PY) -m train.devices.device --gpus="$$GPUS" &&))
 
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8] [LOGGERS=csv,wandb]; again: resume
