@@ -25,7 +25,7 @@ plan.reads    := SHARDS VAL CLASSES TARGET RECIPE RUN DEVICE FOLDS GPU_MEMORY_GI
 report.reads  := RUN
 compare.reads := RUNS OUT
 predict.reads := RUN SRC VAL CLASSES TARGET OUT DEVICE
-eval.reads    := RUN SHARDS VAL CLASSES TARGET RES DEVICE $(DEMO_WORKERS)
+eval.reads    := RUN SHARDS VAL CLASSES TARGET RES DEVICE
 export.reads  := RUN OUT
 bench.reads   := SHARDS VAL CLASSES RES DEVICE MODEL OUT $(DEMO_WORKERS)
 bench-all.reads := SHARDS VAL CLASSES RES DEVICE $(DEMO_WORKERS)
@@ -149,11 +149,11 @@ plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m [SUGGEST=new.toml
 
 # GPUS=8: one process each; several machines run the same command with NODES=2 HEAD=first-machine:29400 besides
 # why the variable: a store that outlives a restart has the addresses of the dead; why --: torchrun has a --run-path
-LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-m torch.distributed.run \
+LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-m train.devices.launch \
 	--nproc-per-node="$$GPUS" --max-restarts="$${RESTARTS-$(if $(FROM),0,3)}" $(if $(HEAD),--nnodes="$${NODES-1}" \
 	--rdzv-backend c10d --rdzv-endpoint="$$HEAD" --rdzv-id="$${RUN-resolute}",--standalone) -m --,-m)
 
-# why before: torchrun starts its processes again after an error, and ends in a traceback
+# why before: torchrun starts its processes again after an error
 ENOUGH_GPUS = $(if $(GPUS),$(if $(filter cpu,$(DEVICE)),,$(PY) -m train.devices.device --gpus="$$GPUS" &&))
 
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8] [LOGGERS=csv,wandb]; again: resume
@@ -161,11 +161,12 @@ train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call option,LOGGERS,loggers) \
 	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(call flag,CALIBRATE,calibrate)
 
-predict: $(READY)  ## RUN=name SRC=photos|shards [OUT=pred.csv] classes, labels or values; RUN of folds: their mean
-	@$(PY) -m train predict --src="$$SRC" $(FOREIGN) $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
+predict: $(READY)  ## RUN=name [SRC=photos|shards] [OUT=pred.csv] classes, labels or values; RUN of folds: their mean
+	@$(PY) -m train predict $(call option,SRC,src) $(FOREIGN) $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
 
-eval: $(READY) $(DATA)  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA
-	@$(PY) -m train eval --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
+# why no demo/shards: a run remembers its own set
+eval: $(READY)  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA
+	@$(PY) -m train eval $(if $(filter file,$(origin SHARDS)),,--shards="$$SHARDS") $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
 
 export: $(READY)  ## RUN=name [OUT=model.safetensors|model.onnx|folder] the best weights, and a program that loads them
 	@$(PY) -m train export $(call option,OUT,out) -- "$$RUN"

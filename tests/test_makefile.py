@@ -93,19 +93,25 @@ def test_settings_of_other_photos_never_use_the_demo(make: Make, name: str) -> N
 
 
 @pytest.mark.parametrize("target", ["eval", "predict", "export", "report"])
-def test_a_missing_run_or_source_is_passed_as_empty(make: Make, target: str) -> None:
-    """Each command refuses the empty values: RUN with a list of the runs, SRC with what it expects."""
-    call = make.calls(target)[-1]
+def test_a_missing_run_is_passed_as_empty(make: Make, target: str) -> None:
+    """Each command refuses it with a list of the runs."""
+    (call,) = make.calls(target)
     assert call[:3] == ["-m", "train", target]
     assert call[-2:] == ["--", ""]
-    assert ("--src=" in call) == (target == "predict")
+
+
+@pytest.mark.parametrize("target", ["eval", "predict"])
+def test_a_run_is_used_with_its_own_set_and_never_with_the_demo(make: Make, target: str) -> None:
+    assert make.calls(target, "RUN=x") == [["-m", "train", target, "--", "x"]]
+    (make.folder / "calls").unlink()
+    assert "WORKERS: without effect" in make.refusal(target, "RUN=x", "WORKERS=2")
 
 
 def test_without_settings_the_demo_is_built_and_used(make: Make) -> None:
     photos = ["-m", "pipeline.examples.demo_photos", "--out", "demo/photos"]
     assert [call[:4] for call in make.calls("shards", "RES=64")] == [photos, ["-m", "prep", "--src=demo/photos",
                                                                               "--out=demo/shards"]]  # fmt: skip
-    for target in ("verify", "show", "lr", "lr-find", "plan", "train", "eval", "bench", "bench-all"):
+    for target in ("verify", "show", "lr", "lr-find", "plan", "train", "bench", "bench-all"):
         (make.folder / "calls").unlink()
         first, second, third = make.calls(target)
         assert first == photos

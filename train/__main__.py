@@ -101,22 +101,24 @@ def _add_inference(parser: Parser) -> None:
 def _add_eval(parser: Parser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help=_RUN)
-    add("--shards", required=True, help=_SHARDS + ", with the same classes")
+    add("--shards", help=_SHARDS + ", with the same classes (default: the run's own set)")
     _add_inference(parser)
-    add("--res", help="resolutions in px, separated by commas (default: that of the run's last validation)")
+    add("--res", help="resolutions in px, separated by commas (default: that at which these weights were validated)")
     add("--json", type=Path, metavar="FILE", help="default: eval.json in the run's folder")
 
 
 def _add_predict(parser: Parser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help=_RUN + ", or the parent folder of its folds")
-    add("--src", required=True, help="folder of images, single image, shard set (folder or URL), or plain tars")
+    add("--src", help="folder of images, single image, shard set (folder or URL), or plain tars (default: the run's "
+        "own set)")  # fmt: skip
     _add_inference(parser)
     add("--out", type=Path, default=Path("pred.csv"), metavar="FILE", help="CSV file to write (default: %(default)s)")
     add("--topk", type=number(1, 10**9), metavar="K", help="classes per row, most likely first (default: 5)")
     add("--threshold", type=number(0, 1, float), metavar="P",
         help="several labels per sample: probability from which on one is predicted (default: 0.5)")  # fmt: skip
-    add("--res", type=number(1, 65_535), help="input resolution in px (default: that of the run's last validation)")
+    add("--res", type=number(1, 65_535),
+        help="input resolution in px (default: that at which these weights were validated)")  # fmt: skip
     add("--weights", choices=("raw", "ema"), help="default: those with the best validation")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from pipeline.errors import ResoluteError
 from pipeline.storage.atomic_file import output_file
 from train.devices.distributed import Ranks
-from train.logs.metrics import read_log
-from train.logs.score import METRICS, best_epoch, best_score, main_metric
+from train.logs.run_log import RunLogReader
+from train.logs.score import METRICS, best_score, main_metric
 
 from .checkpoint import LAST
 from .trainer import Options, run
@@ -78,9 +78,10 @@ def outcome(log: Path) -> dict[str, Any]:
 
     The score is the deciding metric of the set's kind: top-1 or mAP, 0 to 1, or R².
     """
-    epochs = [record for record in read_log(log) if record["kind"] == "epoch" and best_score(record) is not None]
-    last = epochs[-1]
-    best, key = best_epoch(epochs) or last, main_metric(last).key
+    run = RunLogReader(log)
+    run.read()
+    last = next(epoch for epoch in reversed(run.epochs) if best_score(epoch) is not None)
+    best, key = run.best_epoch or last, main_metric(last).key
     return {f"best_{key}": best_score(best), "best_epoch": best["epoch"], f"last_{key}": best_score(last),
             "last_epoch": last["epoch"], "elapsed_s": last["elapsed_s"]}  # fmt: skip
 

@@ -14,6 +14,7 @@ from torch import nn
 from pipeline.dataset.format import key_name
 from pipeline.errors import ResoluteError
 from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
 from pipeline.storage.atomic_file import output_file
 from train.logs.score import best_score, is_better, main_metric
 from train.recipe.schema import Stop
@@ -24,13 +25,14 @@ __all__ = ["NotFinite", "Progress", "all_finite"]
 class Progress:
     """The best validation so far and early stopping; its state is part of checkpoints.
 
-    Scores at different resolutions are not compared (see `score.is_better`); a change of the validation
-    resolution restarts the patience.
+    Scores at different resolutions are not compared (see `score.is_better`). Every stage starts with its full patience.
     """
 
-    def __init__(self, stop: Stop, resolutions: Sequence[int]) -> None:
-        """`resolutions`: validation resolution of each epoch of the run, px."""
-        self._stop, self._resolutions = stop, resolutions
+    def __init__(self, stop: Stop, stages: Sequence[Stage]) -> None:
+        """`stages`: those of the run."""
+        self._stop = stop
+        self._stages = [number for number, stage in enumerate(stages) for _ in range(stage.epochs)]  # of each epoch
+        self._resolutions = [stages[number].validation_res for number in self._stages]
         self.best_score, self.best_epoch, self.best_weights = -math.inf, -1, "raw"
         self.ended = ""  # reason for stopping early; "" if the run did not
         self._level, self._level_epoch = -math.inf, -1  # the last validation that improved by `min_delta`
@@ -50,7 +52,7 @@ class Progress:
         ):
             self.best_score, self.best_epoch = score, epoch
             self.best_weights = "raw" if score == record[metric.key] else "ema"
-        changed = self._level_epoch >= 0 and res != self._resolutions[self._level_epoch]
+        changed = self._level_epoch >= 0 and self._stages[epoch] != self._stages[self._level_epoch]
         if changed or score > self._level + self._stop.min_delta:
             self._level, self._level_epoch = score, epoch
         elif self._stop.patience and not last and epoch - self._level_epoch >= self._stop.patience:
@@ -59,7 +61,7 @@ class Progress:
         return is_best
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_stop", "_resolutions")}
+        return {name: value for name, value in vars(self).items() if name not in ("_stop", "_stages", "_resolutions")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -83,12 +85,16 @@ class NotFinite(ResoluteError):
             "lr": lr,
         })  # fmt: skip
 
-    def describe(self, plan: Plan, folder: Path) -> ResoluteError:
-        """The error message with what reproduces the step; writes the keys of its batch to RUN/not_finite.json."""
+    def describe(self, plan: Plan, folder: Path, *, write: bool) -> ResoluteError:
+        """The error message with what reproduces the step; the keys of its batch are in RUN/not_finite.json.
+
+        `write`: write that file; on a single rank.
+        """
         keys = plan.shards.splits["train"].samples[plan.ids(self.step["index"])]["key"].tolist()
         names, path = [key_name(key) for key in keys], folder / "not_finite.json"
-        with output_file(path) as file:
-            file.write(json.dumps({"what": self.what, **self.step, "keys": names}, indent=1).encode())
+        if write:
+            with output_file(path) as file:
+                file.write(json.dumps({"what": self.what, **self.step, "keys": names}, indent=1).encode())
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return ResoluteError(
             f"{folder}: {self.what} at step {self.step['step']} (epoch {self.step['epoch']}, {self.step['res']} px, lr "

@@ -27,7 +27,7 @@ from train.model.freeze import Freezer
 from train.model.head import CLASSES, Head
 from train.model.norms import batch_norms, statistics_kept
 from train.model.regularization import Regularizer, strongest
-from train.optim.optimizer import build_optimizer, build_shaping
+from train.optim.optimizer import Lookahead, build_optimizer, build_shaping
 from train.optim.schedule import Rates
 from train.recipe.schema import Precision, Recipe
 
@@ -107,6 +107,8 @@ class Learner:
             self.scaler.unscale_(self.optimizer)
             self._shape()
         self.scaler.step(self.optimizer)  # sync: with fp16 alone; reads whether a gradient is infinite
+        if spec.last and isinstance(self.optimizer, Lookahead):
+            self.optimizer.sync_lookahead()  # so that the slow weights are validated and kept
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:

@@ -14,8 +14,9 @@ import torch
 from pipeline.dataset.open_dataset import open_dataset
 from pipeline.dataset.shard_set import ShardSet, stored_resolutions
 from pipeline.dataset.target import TargetKind
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, strip_credentials
 from pipeline.plan.plan import Plan
+from pipeline.storage.base import is_url
 from train.devices.device import pick_device
 from train.devices.distributed import Ranks
 from train.devices.memory import keep_freed_memory
@@ -51,7 +52,7 @@ class Options:
     val: str | None = None  # plain tars: pattern of the validation tars, or the fraction of samples to hold out
     classes: str | None = None  # plain tars: text file with one class name per line
     target: TargetKind | None = None  # plain tars: what their labels are
-    fold: tuple[int, int] | None = None  # (fold, number of folds), instead of the recipe's
+    fold: tuple[int, int] | None = None  # (fold, number of folds), instead of the recipe's `data.fold`
     gpu_memory_gib: float = 0.0  # limit for tensors; 0 = none
     loggers: tuple[str, ...] = ()  # see `train.logs.loggers.background.LOGGERS`
     calibrate: bool = False  # measure loader and model throughput first, for the log and the report
@@ -77,6 +78,15 @@ class Options:
         return cls(folder=folder, **{**values, "loggers": parse_loggers(getattr(args, "loggers", None))})
 
     @property
+    def data(self) -> dict[str, str | None]:
+        """The arguments of `open_dataset` that open the set from any working directory; without credentials."""
+        here, classes = str(self.shards), self.classes
+        return {
+            "source": strip_credentials(here if is_url(here) else str(Path(here).absolute())), "val": self.val,
+            "classes": classes and str(Path(classes).absolute()), "target": self.target,
+        }  # fmt: skip
+
+    @property
     def newest(self) -> Path:
         return checkpoint.newest(self.folder, self.from_)
 
@@ -89,11 +99,9 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     recipe = Recipe.load(options.recipe)
     if options.fold is not None:
         fold, folds = options.fold
-        if recipe.data.fold is not None and (recipe.data.fold, recipe.data.folds) != options.fold:
-            raise ResoluteError(
-                f"--folds: got fold {fold} of {folds}, but the recipe has data.fold {recipe.data.fold} of "
-                f"{recipe.data.folds}; omit one of them"
-            )
+        if recipe.data.folds not in (None, folds):
+            raise ResoluteError(f"--folds: got {folds} folds, expected data.folds of the recipe, {recipe.data.folds}; "
+                                "omit one of them")  # fmt: skip
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=fold, folds=folds))
     device = pick_device(options.device, ranks, threads=options.threads)
     cap_memory(device, options.gpu_memory_gib)

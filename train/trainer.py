@@ -140,13 +140,12 @@ class _Session:
             ) from None
         self.meter = Meter(self.log, device=learner.device, ranks=self.ranks, head=learner.head)
         self.reports = Reports(options.folder, on=self.ranks.is_main)
-        self.position, self.progress = 0, Progress(
-            recipe.stop, [stage.validation_res for stage in recipe.stages for _ in range(stage.epochs)]
-        )
+        self.position, self.progress = 0, Progress(recipe.stop, recipe.stages)
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
         # stored in checkpoints for inference, in addition to the recipe
         self.about = {"name": recipe.name, "head": learner.head.to_json(), "margin": shards.margin,
-                      "single_resolution": shards.single_resolution, "generation": shards.generation}
+                      "single_resolution": shards.single_resolution, "generation": shards.generation,
+                      "set": options.data}  # fmt: skip
         if state:
             learner.load_state_dict(state)
             self.meter.load_state_dict(state["meter"])
@@ -190,7 +189,7 @@ class _Session:
                 self.skipped = loader.skipped
                 finished = run_batches(loader, self.learner, self.meter, self._after)
         except NotFinite as error:
-            raise error.describe(plan, folder) from None
+            raise error.describe(plan, folder, write=self.ranks.is_main) from None
         except _Stopped:
             print(f"{folder}: stopped by {self._signal_name} before its first batch; {self._advice}")
             return 128 + self.stopped_by
@@ -199,6 +198,8 @@ class _Session:
                 self.bar.close()
         if finished and self.position < plan.total_batches:
             raise RuntimeError(f"{folder}: the loader ended at batch {self.position}, expected {plan.total_batches}")
+        self.ranks.finish_vote()  # so that it does not reach the next fold; what it asked for is decided here
+        self.stopped_by = self.ranks.max(self.stopped_by)
         if not finished and not self.progress.ended and self.position < plan.total_batches:
             self._save()
             self.reports.update()
@@ -206,6 +207,9 @@ class _Session:
             return 128 + self.stopped_by
         if self.ranks.is_main:
             print(self.reports.summary())
+        if self.stopped_by and self.options.fold is not None:
+            print(f"{folder}: finished; stopped by {self._signal_name} before what follows; {self._advice}")
+            return 128 + self.stopped_by
         return 0
 
     @contextlib.contextmanager
@@ -333,7 +337,8 @@ class _Session:
         self._save(best=is_best)
         if self.ranks.is_main and (done or progress.ended):
             data = self.recipe.data
-            confused_photos(self.options.folder, self.plan.shards, mean=data.mean, std=data.std)
+            confused_photos(self.options.folder, self.plan.shards, mean=data.mean, std=data.std,
+                            crop_pct=self.recipe.eval.crop_pct)  # fmt: skip
         self.reports.update()
         if progress.ended:
             metric = main_metric(record)
@@ -351,7 +356,7 @@ class _Session:
         state = {
             **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
             "step": step, "progress": self.progress.state_dict(), "order": self.plan.order,
-            "decode": self.decode,
+            "decode": self.decode, "res": self.recipe.stages[pass_.stage].validation_res,
         }  # fmt: skip
         file = checkpoint.step_file(folder, step)
         if self.ranks.is_main:

@@ -21,7 +21,7 @@ from pipeline.errors import ResoluteError, StorageError, differences
 from pipeline.storage.base import Files, open_files
 from pipeline.storage.local import retry_local
 
-from .format import STORED, dropped_name, index_name, read_manifest, tar_name
+from .format import STORED, dropped_name, index_name, key_name, names_name, read_manifest, tar_name
 from .index_array import REPAIR, JoinedRecords, Records, checksums_name, read_checksums
 from .source_record import read_record, repair_hint, shards_command
 from .target import Target
@@ -174,6 +174,24 @@ class ShardSet:
     def tar(self, res: int, shard: str) -> str:
         """Name, relative to the root, of the tar that holds `shard` at `res` px."""
         return shard if self.single_resolution else tar_name(res, shard)
+
+    def photo_names(self, split: str) -> list[str]:
+        """The name of the input file of each sample of `split`, relative to its source; its key for third-party tars.
+        """
+        keys: list[int] = self.splits[split].samples[:]["key"].tolist()
+        known: dict[int, bytes] = {}
+        whole = self.stored_split(split)
+        for generation in range(0 if self.single_resolution else self.generation + 1):
+            name = names_name(whole, generation)
+            if self.files.size(name) is not None:  # else this generation has no samples in the split
+                lines = retry_local(self.files.local(name).read_bytes, self.files.where(name)).splitlines()
+                own = np.load(self.files.local(index_name(whole, generation)), mmap_mode="r")["key"].tolist()
+                known.update(zip(own, lines, strict=True))
+        return [json.loads(known[key]) if key in known else key_name(key) for key in keys]
+
+    def stored_split(self, split: str) -> str:
+        """The split of the set that the samples of `split` are from: with a fold, all are from the training split."""
+        return "train" if "fold" in self.digests else split
 
     def command_that_adds(self, resolutions: Iterable[int]) -> str:
         """The `make shards` command that adds `resolutions` (px) to this set, for messages."""

@@ -97,12 +97,34 @@ def test_a_run_resumes_with_the_same_fold_of_the_same_number_only(
     assert "data.fold" in capsys.readouterr().err
 
 
-def test_the_fold_of_a_recipe_is_not_another_fold_of_the_command(
+def test_the_command_chooses_the_folds_of_a_recipe_with_a_fold_of_its_own(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "one.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 1\nfolds = 3\n")
-    assert train(folded, tmp_path, "--folds", "0/3", "--recipe", str(tmp_path / "one.toml")) == 2
-    assert "got fold 0 of 3, but the recipe has data.fold 1 of 3" in capsys.readouterr().err
+    (tmp_path / "one.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 1\nfolds = 2\n")
+    assert train(folded, tmp_path, "--folds", "2", "--recipe", str(tmp_path / "one.toml")) == 0
+    for k in (0, 1):
+        (start,) = (r for r in read_log(tmp_path / "one" / f"fold-{k}" / "run.jsonl") if r["kind"] == "start")
+        assert start["recipe_values"]["data"]["fold"] == k
+    capsys.readouterr()
+    assert train(folded, tmp_path, "--folds", "3", "--recipe", str(tmp_path / "one.toml"), "--run", "other") == 2
+    assert "--folds: got 3 folds, expected data.folds of the recipe, 2; omit one of them" in capsys.readouterr().err
+
+
+def test_a_signal_in_the_last_batch_of_a_fold_ends_the_command(
+    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = runs._Session._after
+
+    def interrupted(session: runs._Session, spec: runs.BatchSpec) -> bool:
+        session.stopped_by = 2 if spec.index + 1 == session.plan.total_batches else 0
+        return after(session, spec)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs._Session, "_after", interrupted)
+        assert train(folded, tmp_path, "--folds", "0,2/3") == 130
+    assert "fold-0: finished; stopped by SIGINT before what follows; run the same command" in capsys.readouterr().out
+    assert not (tmp_path / "cv" / "fold-2").exists()
+    assert train(folded, tmp_path, "--folds", "0,2/3") == 0
 
 
 def test_a_set_that_holds_out_nothing_needs_a_fold(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import tomllib
@@ -14,19 +15,27 @@ import torch
 from pipeline.dataset.format import key_name
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.plan.plan import Plan
+from pipeline.plan.stage import Stage
 from tests.train.conftest import SMALL, without_clocks
 from train import loop
 from train.__main__ import main
+from train.devices.distributed import Ranks
 from train.early_stopping import Progress, all_finite
 from train.logs.score import best_epoch, best_score
 from train.recipe.schema import Recipe, Stop
 
 
+def stages_of(*sizes: int, epochs: int = 1) -> list[Stage]:
+    """A stage of `epochs` epochs for each run of equal `sizes`."""
+    return [Stage(res=res, epochs=epochs * len([*run]), batch_size=8) for res, run in itertools.groupby(sizes)]
+
+
 def stopped_at(
     top1: list[float], *, ema: list[float] | None = None, every: int = 1, res: list[int] | None = None, **stop: Any
 ) -> tuple[int, int]:
-    """(epoch of the stop, or -1, best epoch) of validations every `every` epochs, each at its `res`."""
-    progress = Progress(Stop(**stop), res or [224] * every * len(top1))
+    """(epoch of the stop, or -1, best epoch) of validations every `every` epochs, in a stage for each run of
+    equal `res`; None: in one."""
+    progress = Progress(Stop(**stop), stages_of(*res) if res else stages_of(224, epochs=every * len(top1)))
     for i, value in enumerate(top1):
         record = {"epoch": (i + 1) * every - 1, "top1": value, "ema_top1": ema[i] if ema else None}
         progress.update(record, last=i + 1 == len(top1))
@@ -65,14 +74,25 @@ def test_a_change_of_resolution_restarts_the_comparison() -> None:
     assert stopped_at([0.5, 0.6, 0.6, 0.9, 0.9, 0.9, 0.9], res=[*res, 224], patience=2) == (5, 3)
 
 
+def test_every_stage_starts_with_its_full_patience() -> None:
+    """Also if only the trained layers change: a stage that trains the head alone does not end the run."""
+    head_only, whole = (Stage(res=224, epochs=4, batch_size=8, unfreeze_to=name) for name in ("none", None))
+    progress, ended = Progress(Stop(patience=3), [head_only, whole]), []
+    for epoch, top1 in enumerate([0.5, 0.6, 0.6, 0.6, 0.55, 0.5, 0.5, 0.7]):
+        progress.update({"epoch": epoch, "top1": top1, "ema_top1": None}, last=epoch == 7)
+        ended.append(bool(progress.ended))
+    assert ended == [False] * 8  # without the restart, after epoch 4
+    assert progress.best_epoch == 7
+
+
 def test_reports_name_the_best_epoch_of_best_pt() -> None:
     for top1, res in (([0.5, 0.9, 0.6, 0.7], [128, 128, 224, 224]), ([0.5, 0.8, 0.9, 0.7], [128, 224, 160, 224])):
         epochs = [{"epoch": i, "top1": value, "ema_top1": None, "eval_res": at}
                   for i, (value, at) in enumerate(zip(top1, res, strict=True))]  # fmt: skip
-        best = best_epoch(epochs)
+        best = best_epoch(epochs, last_res=res[-1])
         assert best is not None
         assert best["epoch"] == stopped_at(top1, res=res)[1]
-    assert best_epoch([{"epoch": 0, "top1": None, "ema_top1": None, "eval_res": None}]) is None
+    assert best_epoch([{"epoch": 0, "top1": None, "ema_top1": None, "eval_res": None}], last_res=224) is None
 
 
 def test_scores_that_are_not_finite_do_not_count() -> None:
@@ -82,10 +102,10 @@ def test_scores_that_are_not_finite_do_not_count() -> None:
 
 def test_ema_weights_count_if_they_are_better() -> None:
     assert stopped_at([0.5, 0.4, 0.4, 0.4], ema=[0.1, 0.2, 0.6, 0.5], patience=2) == (-1, 2)
-    progress = Progress(Stop(), [224])
+    progress = Progress(Stop(), stages_of(224))
     progress.update({"epoch": 0, "top1": 0.2, "ema_top1": 0.3}, last=False)
     assert (progress.best_score, progress.best_weights) == (0.3, "ema")
-    again = Progress(Stop(), [224])
+    again = Progress(Stop(), stages_of(224))
     again.load_state_dict(json.loads(json.dumps(progress.state_dict())))
     assert again.state_dict() == progress.state_dict()
 
@@ -108,14 +128,14 @@ def run(folder: Path, shard_root: Path, text: str, *more: str) -> int:
 def test_an_early_stopped_run_is_complete_and_is_not_continued(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = SMALL.replace("lr = 0.001", "lr = 1e-9").replace("res = 32", "res = 32\neval_res = 48")
+    text = SMALL.replace("lr = 0.001", "lr = 1e-9").replace("epochs = 2", "epochs = 3")
     text += "[stop]\npatience = 1\nmin_delta = 0.9\n"
     assert run(tmp_path, shard_root, text) == 0
     out = capsys.readouterr().out
     assert "stopped early: top-1 no better than" in out
     assert "best.pt is of epoch" in out
     records = without_clocks(tmp_path / "small" / "run.jsonl")
-    assert [r["epoch"] for r in records if r["kind"] == "epoch"] == [0, 1]
+    assert [r["epoch"] for r in records if r["kind"] == "epoch"] == [0, 1, 2]
     assert records[-1]["kind"] == "end"
     assert records[-1]["stopped_early"].startswith("top-1 no better than")
     before = (tmp_path / "small" / "last.pt").read_bytes()
@@ -160,3 +180,15 @@ def test_non_finite_numbers_end_the_run_are_reported_and_not_saved(
     losses = [r for r in without_clocks(tmp_path / "small" / "run.jsonl") if r["kind"] == "step"]
     assert [r["step"] for r in losses] == list(range(15))
     assert losses[7]["lr"] == report["lr"]
+
+
+def test_only_the_first_rank_writes_the_batch_of_a_non_finite_loss(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = loop.Learner.train_step
+    monkeypatch.setattr(loop.Learner, "train_step", lambda *words: (step(*words)[0] * math.nan, 0.1))
+    monkeypatch.setattr(Ranks, "is_main", False)
+    (tmp_path / "small").mkdir()
+    assert run(tmp_path, shard_root, SMALL) == 2
+    assert "all in not_finite.json), expected finite numbers" in capsys.readouterr().err
+    assert list((tmp_path / "small").iterdir()) == []

@@ -101,6 +101,12 @@ def test_a_run_is_evaluated_on_the_newest_photos_that_it_did_not_see(
     extend("class0", "--drop")
     after_drop = open_eval_set(str(tmp_path / "s"), saved)
     assert after_drop.generation == 2
+    names = {split: after_drop.photo_names(split) for split in ("train", "val")}
+    for split, of_split in names.items():  # generations and dropped photos do not shift them
+        labels = after_drop.splits[split].samples[:]["label"].tolist()
+        assert [name.partition("/")[0] for name in of_split] == [f"class{label}" for label in labels]
+    there = [str(path.relative_to(tmp_path / "photos")) for path in (tmp_path / "photos").rglob("*.jpg")]
+    assert sorted(names["train"] + names["val"]) == sorted(there)
     assert training_overlap(saved, after_drop, split="val", fold=None) is None
     extend("class3")  # the run does not know this class
     own = open_eval_set(str(tmp_path / "s"), saved)

@@ -53,6 +53,34 @@ def test_clipping_bounds_the_size_of_a_step() -> None:
     assert lengths[1] == pytest.approx(1e-3, rel=1e-2)
 
 
+def test_the_slow_weights_of_lookahead_are_those_at_the_end_of_each_training_pass() -> None:
+    """Also between two of its own updates, for the average of the weights, and after a resume at any step."""
+    ends, states = (2, 4), []
+    learner = _learner(lookahead=4, lookahead_alpha=0.25, momentum=0.9)
+    assert learner.ema is not None
+    before = [parameter.detach().clone() for parameter in learner.network.parameters()]
+    for index in range(6):
+        states.append(copy.deepcopy(learner.state_dict()))
+        learner.train_step(make_batch(index, last=index in ends))
+        slow = [state["lookahead_slow_buff"] for state in learner.optimizer.state_dict()["state"].values()]
+        at_update = index in ends or index == 3  # 3: the fourth step
+        assert all(p.equal(s) for p, s in zip(learner.network.parameters(), slow, strict=True)) == at_update
+        assert any(not s.equal(b) for s, b in zip(slow, before, strict=True)) == at_update
+        before = [value.clone() for value in slow]
+        if index in ends:
+            for name, average in learner.ema.module.named_parameters():
+                slow_weight = learner.network.get_parameter(name)
+                torch.testing.assert_close(average, (states[-1]["ema"][name] + slow_weight) / 2)
+    for cut, state in enumerate(states):
+        resumed = _learner(lookahead=4, lookahead_alpha=0.25, momentum=0.9)
+        resumed.load_state_dict(state)
+        for index in range(cut, 6):
+            resumed.train_step(make_batch(index, last=index in ends))
+        for section in ("model", "ema"):
+            final = learner.state_dict()[section]
+            assert all(value.equal(final[name]) for name, value in resumed.state_dict()[section].items())
+
+
 def test_ema_equals_its_formula_and_is_evaluated_beside_the_weights() -> None:
     learner = _learner()
     assert learner.ema is not None

@@ -174,7 +174,7 @@ def test_pageable_copies_of_a_batch_are_found(monkeypatch: pytest.MonkeyPatch, s
 
 # and what a run does between two steps
 ONLY_ON_A_GPU = (Meter.flush, Meter.mark, Meter._read_marks, cuda.record_event, GpuUtilization.poll, _Session._after,
-                 _Session._progress, Ranks.vote, Ranks._finish_vote)  # fmt: skip
+                 _Session._progress, Ranks.vote, Ranks.finish_vote)  # fmt: skip
 
 
 def test_every_wait_in_the_hot_loop_has_a_comment_that_says_why(

@@ -142,12 +142,13 @@ class Ranks:
         """
         if self.world_size == 1:
             return values_here
-        before = self._finish_vote()
+        before = self.finish_vote()
         values = torch.tensor(values_here)
         self._vote = values, dist.all_reduce(values, op=dist.ReduceOp.MAX, async_op=True)
         return (0,) * len(values_here) if before is None else tuple(before.tolist())  # no sync: on the CPU
 
-    def _finish_vote(self) -> torch.Tensor | None:
+    def finish_vote(self) -> torch.Tensor | None:
+        """Wait for the latest `vote` and forget it; returns its result, None if there is none. All ranks call it."""
         if self._vote is None:
             return None
         (values, work), self._vote = self._vote, None
@@ -156,7 +157,7 @@ class Ranks:
 
     def _leave(self) -> None:
         """Barrier, then leave the process group: no rank exits while another still needs it."""
-        self._finish_vote()
+        self.finish_vote()
         dist.all_reduce(torch.zeros(1))
         self._wrapped = None
         dist.destroy_process_group()

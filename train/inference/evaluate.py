@@ -77,7 +77,8 @@ def main(args: argparse.Namespace) -> None:
              "note": overlap and overlap.text}  # fmt: skip
     with output_file(path) as file:
         file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())
-    print(f"{saved.path} (step {saved.step}), {rows[0]['samples']} samples, flip {'on' if flip else 'off'}")
+    print(f"{saved.path} (step {saved.step}), {rows[0]['samples']} samples of {shards.root}, {args.split}, "
+          f"flip {'on' if flip else 'off'}")  # fmt: skip
     metrics = METRICS[saved.head.target.kind]
     print("  res  weights " + " ".join(metric.title.rjust(_width(metric)) for metric in metrics))
     for row in rows:

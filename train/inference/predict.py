@@ -23,7 +23,6 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
-from pipeline.dataset.format import key_name
 from pipeline.dataset.open_dataset import is_foreign
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.errors import ResoluteError
@@ -48,7 +47,8 @@ __all__ = ["PredictionBatch", "main", "predict_folder", "predict_shards", "prepr
 
 _AHEAD = 2  # batches decoded while the model runs
 # starts of the files that this command writes: of classes, labels and values
-_HEADERS = (b"image,label,class1,prob1", b"image,labels,predicted", b"image,predicted ", b'image,"predicted ')
+_HEADERS = (b"image,split,", b"image,label,class1,prob1", b"image,labels,predicted", b"image,predicted ",
+            b'image,"predicted ')  # fmt: skip
 _TOPK = 5
 _HALF = 0.5  # probability from which on a label is predicted
 
@@ -57,7 +57,8 @@ _HALF = 0.5  # probability from which on a label is predicted
 class PredictionBatch:
     """Predictions of a batch, (N, C or D) float32 on the CPU, see `Head.predictions`, and `targets` if known.
 
-    `targets`: as `Batch.targets`, on the CPU; `classes`: their names, which may differ from the run's. `errors` maps
+    `targets`: as `Batch.targets`, on the CPU; `classes`: their names, which may differ from the run's; `split`: that of
+    the set, "" for photos. `errors` maps
     the names of images that could not be read to the reason; their rows are zero.
     """
 
@@ -65,6 +66,7 @@ class PredictionBatch:
     predictions: torch.Tensor
     targets: torch.Tensor | None
     classes: tuple[str, ...] = ()
+    split: str = ""
     errors: dict[str, str]
 
 
@@ -72,15 +74,20 @@ class Ensemble:
     """Averages the predictions of one or more runs."""
 
     def __init__(
-        self, members: list[SavedRun], *, weights: Weights | None, flip: bool, device: torch.device, res: int
+        self, members: list[SavedRun], *, weights: Weights | None, flip: bool, device: torch.device, res: int | None
     ) -> None:
-        """`res`: side of the input images, px. Raises `ResoluteError` if `members` expect different images."""
+        """`res`: side of the input images, px; None: the members' own. Raises `ResoluteError` if these expect different
+        images."""
         self.first, self.device = members[0], device
         for member in members[1:]:
             if member.ensemble_key != self.first.ensemble_key:
-                raise ResoluteError(f"{member.path}: classes or values, res, mean, std, margin or folds differ from "
+                raise ResoluteError(f"{member.path}: classes or values, mean, std, margin or folds differ from "
                                     f"{self.first.path}, expected folds of the same recipe and set; predict with one "
                                     "run")  # fmt: skip
+            if res is None and member.res != self.first.res:
+                raise ResoluteError(f"{member.path}: validated at {member.res} px, expected {self.first.res} px as "
+                                    f"{self.first.path}; choose the resolution with --res")  # fmt: skip
+        self.res = res or self.first.res
         self.flip = flip or self.first.recipe.eval.flip
         self._networks: list[nn.Module] = []
         self._heads = [member.head for member in members]
@@ -88,7 +95,7 @@ class Ensemble:
             which = weights or member.best_weights
             if which not in member.weights:
                 raise ResoluteError(f"--weights: got ema, but {member.path} has no averaged weights; omit it")
-            self._networks.append(member.network(which, device, resolutions=[res]))
+            self._networks.append(member.network(which, device, resolutions=[self.res]))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Predictions (N, C or D) float32 on the CPU for normalised images (N, 3, res, res) on the device.
@@ -120,11 +127,9 @@ def preprocess(
     return np.asarray(crop.resize((res, res), Image.Resampling.BILINEAR))
 
 
-def predict_folder(
-    ensemble: Ensemble, paths: list[Path], root: Path, *, res: int, threads: int
-) -> Iterator[PredictionBatch]:
+def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, threads: int) -> Iterator[PredictionBatch]:
     """Predict image files in order; unreadable ones are reported in `errors`. Names are relative to `root`."""
-    saved = ensemble.first
+    saved, res = ensemble.first, ensemble.res
     data, size = saved.recipe.data, saved.recipe.eval.batch_size
     mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (data.mean, data.std))
 
@@ -155,23 +160,21 @@ def predict_folder(
             yield batch(*waiting.popleft())
 
 
-def predict_shards(
-    ensemble: Ensemble, shards: ShardSet, *, res: int, split: str, threads: int
-) -> Iterator[PredictionBatch]:
-    """Predict all samples of a split through the loader; names are the samples' keys.
+def predict_shards(ensemble: Ensemble, shards: ShardSet, *, split: str, threads: int) -> Iterator[PredictionBatch]:
+    """Predict all samples of a split through the loader; names are those of `ShardSet.photo_names`.
 
     Raises `ResoluteError` if the set has targets of another kind, or other values.
     """
-    head = ensemble.first.head
+    head, names, stored = ensemble.first.head, shards.photo_names(split), shards.stored_split(split)
     if "values" in (head.target.kind, shards.target.kind) or head.target.kind != shards.target.kind:
         head.check_fits(shards.target, shards.root, str(ensemble.first.path), advice="use a set with these")
     with validation_loader(
-        ensemble.first, shards, [res], split=split, device=ensemble.device, threads=threads
+        ensemble.first, shards, [ensemble.res], split=split, device=ensemble.device, threads=threads
     ) as loader:
         for batch in loader:
-            keys = shards.splits[split].samples[batch.spec.ids]["key"].tolist()
-            yield PredictionBatch(names=[key_name(key) for key in keys], predictions=ensemble(batch.images),
-                                  targets=batch.targets.cpu(), classes=shards.classes, errors={})  # fmt: skip
+            yield PredictionBatch(names=[names[row] for row in batch.spec.ids], predictions=ensemble(batch.images),
+                                  targets=batch.targets.cpu(), classes=shards.classes, split=stored,
+                                  errors={})  # fmt: skip
 
 
 def open_members(run: Path) -> list[SavedRun]:
@@ -241,26 +244,26 @@ def _joined(names: Sequence[str], chosen: torch.Tensor) -> str:
 
 def write_predictions(
     batches: Iterable[PredictionBatch], out: Path, *, head: Head, topk: int, total: int, threshold: float = _HALF,
-    accuracy: bool = True,
+    accuracy: bool = True, splits: bool = False,
 ) -> str:  # fmt: skip
     """Write the predictions to `out` as CSV, atomically; returns a one-line summary, with the metrics if `accuracy`.
 
     `topk`: classes per row. `threshold`: probability from which on a label is predicted. `total`: number of images for
-    the progress bar, 0 if unknown.
+    the progress bar. `splits`: with a column for the split of each image.
     """
     done, failed, correct = 0, 0, 0
     known: list[tuple[torch.Tensor, torch.Tensor]] = []
     table = _Table(head, topk=topk, threshold=threshold)
-    with output_file(out) as file, tqdm(total=total or None, unit="image", leave=False, disable=None) as bar:
+    with output_file(out) as file, tqdm(total=total, unit="image", leave=False, disable=None) as bar:
         text = io.TextIOWrapper(file, newline="", encoding="utf-8", errors="surrogateescape")
         rows = csv.writer(text)
-        rows.writerow(["image", *table.heads, "error"])
+        rows.writerow(["image", *["split"] * splits, *table.heads, "error"])
         for batch in batches:
             for i, name in enumerate(batch.names):
                 error = batch.errors.get(name, "")
                 target = None if batch.targets is None else batch.targets[i]
                 cells = table.failed() if error else table.row(batch.predictions[i], target, batch.classes)
-                rows.writerow([name, *cells, error])
+                rows.writerow([name, *[batch.split] * splits, *cells, error])
                 correct += head.target.kind == "class" and cells[0] != "" and cells[0] == cells[1]
             if batch.targets is not None:
                 known.append((batch.predictions, batch.targets))
@@ -285,37 +288,41 @@ def _accuracy(head: Head, known: list[tuple[torch.Tensor, torch.Tensor]], correc
 
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    if not args.src.strip():
+    if args.src is not None and not args.src.strip():
         raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; set SRC")
     _check_out(args.out)
     members, device = open_members(existing_run(args.run)), pick_device(args.device, threads=args.threads)
-    head, res = members[0].head, args.res or members[0].res
+    head = members[0].head
     kind, classes = head.target.kind, head.target.names
     if args.threshold is not None and kind != "labels":
         raise ResoluteError("--threshold: without effect, the run does not predict several labels; omit it")
     if args.topk is not None and kind != "class":
         raise ResoluteError("--topk: without effect, the run does not predict one class; omit it")
-    note, accuracy, total = "", True, 0
+    note, accuracy = "", True
     batches: Iterable[PredictionBatch]
     if _is_set(args.src):
         sources, note, accuracy = _sources(members, args)
-        passes = [(_ensemble(group, args, res, device), shards) for group, shards in sources]
+        ensembles = [_ensemble(group, args, device) for group, _ in sources]
         batches = itertools.chain.from_iterable(
-            predict_shards(ensemble, shards, res=res, split=args.split, threads=args.threads)
-            for ensemble, shards in passes
+            predict_shards(ensemble, shards, split=args.split, threads=args.threads)
+            for ensemble, (_, shards) in zip(ensembles, sources, strict=True)
         )
+        total = sum(len(shards.splits[args.split]) for _, shards in sources)
+        print(_predicted([shards for _, shards in sources], args.split, total))
     else:
         if args.fold is not None:
             raise ResoluteError(f"--fold: got {args.fold} for photos, expected a shard set; omit it")
         paths, root = find_images(Path(args.src))
         total = len(paths)
-        batches = predict_folder(_ensemble(members, args, res, device), paths, root, res=res, threads=args.threads)
+        ensembles = [_ensemble(members, args, device)]
+        batches = predict_folder(ensembles[0], paths, root, threads=args.threads)
     what = f"{len(classes)} {'values' if kind == 'values' else 'classes'}"
-    print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {what}, {res} px, {device}")
+    sizes = ", ".join(map(str, sorted({ensemble.res for ensemble in ensembles})))
+    print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {what}, {sizes} px, {device}")
     topk = min(args.topk or _TOPK, len(classes))
     threshold = _HALF if args.threshold is None else args.threshold
     print(write_predictions(batches, args.out, head=head, topk=topk, total=total, threshold=threshold,
-                            accuracy=accuracy))  # fmt: skip
+                            accuracy=accuracy, splits=_is_set(args.src)))  # fmt: skip
     if note:
         print(note)
 
@@ -333,17 +340,30 @@ def _check_out(out: Path) -> None:
         raise ResoluteError(f"--out: {out} exists and holds no predictions, expected a new name; choose another")
 
 
-def _ensemble(members: list[SavedRun], args: argparse.Namespace, res: int, device: torch.device) -> Ensemble:
-    return Ensemble(members, weights=args.weights, flip=args.flip, device=device, res=res)
+def _ensemble(members: list[SavedRun], args: argparse.Namespace, device: torch.device) -> Ensemble:
+    return Ensemble(members, weights=args.weights, flip=args.flip, device=device, res=args.res)
 
 
-def _is_set(source: str) -> bool:
-    """Whether `source` is a shard set or plain tars; a folder that contains image files counts as neither."""
-    if is_url(source) or (Path(source) / "manifest.json").exists():
+def _is_set(source: str | None) -> bool:
+    """Whether `source` is a shard set or plain tars; a folder that contains image files counts as neither.
+
+    None: the run's own set.
+    """
+    if source is None or is_url(source) or (Path(source) / "manifest.json").exists():
         return True
     if not is_foreign(source):
         return False
     return not Path(source).is_dir() or not any(is_image(name) for name, _ in walk(source, Counter()))
+
+
+def _predicted(sets: Sequence[ShardSet], split: str, total: int) -> str:
+    """The line that says which photos of a set are predicted, and which are not."""
+    others = [f"{len(part)} of {name} (--split {name})" for name, part in sets[0].splits.items() if name != split]
+    # why not of several folds: each of them holds out photos of the others
+    rest = f", not the {' and '.join(others)}" if len(sets) == 1 and others else ""
+    is_fold = sets[0].stored_split(split) != split
+    part = f"the {'folds' if len(sets) > 1 else 'fold'} held out" if is_fold else split
+    return f"{sets[0].root}: predicting the {total} photos of {part}{rest}"
 
 
 def _sources(
@@ -360,6 +380,9 @@ def _sources(
     folds = {member.recipe.data.fold: member for member in members if member.recipe.data.fold is not None}
     are_of_one_split = len({member.recipe.data.folds for member in members}) == 1
     first = opened(members[0], args.fold)
+    if args.split not in first.splits:
+        expected = ", ".join(first.splits)
+        raise ResoluteError(f"{first.root}: got split {args.split}, expected one of {expected}; choose another")
     if len(members) == len(folds) > 1 and are_of_one_split and args.split == "val":
         sets = {fold: opened(member, None) for fold, member in folds.items()}
         if not any(training_overlap(folds[fold], shards, split="val", fold=None) for fold, shards in sets.items()):

@@ -37,12 +37,14 @@ class SavedRun:
     path: Path
     recipe: Recipe
     shards_hash: str
+    own_set: dict[str, Any] | None  # arguments of `open_dataset` for the run's set; None: of an earlier version
     data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
     head: Head  # what the outputs mean
     margin: float  # stored short side / res of the training shards
     generation: int  # of the shard set
     single_resolution: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
     step: int
+    res: int  # resolution of the validations of these weights, px
     decode: Literal["cpu", "gpu"] | None  # device on which a GPU run decoded; None for a CPU run
     best_weights: Weights  # the better of the two in validation
     best_score: float  # top-1 or mAP, 0 to 1, or R², by the kind of target
@@ -59,16 +61,11 @@ class SavedRun:
         return METRICS[self.head.target.kind][0]
 
     @property
-    def res(self) -> int:
-        """Resolution of the run's last validation, px."""
-        return self.recipe.stages[-1].validation_res
-
-    @property
     def ensemble_key(self) -> tuple[Any, ...]:
         """Settings that must be equal for the outputs of several runs to be averaged."""
         data = self.recipe.data
         head = self.head
-        return head.target, head.loss, self.res, self.margin, data.mean, data.std, data.folds, self.recipe.eval
+        return head.target, head.loss, self.margin, data.mean, data.std, data.folds, self.recipe.eval
 
     def network(self, which: Weights, device: torch.device, *, resolutions: Collection[int] = ()) -> nn.Module:
         """The model with these weights in eval mode; it also accepts `resolutions` (px) not seen in training."""
@@ -111,19 +108,29 @@ def open_saved_run(run: Path) -> SavedRun:
     except KeyError as error:
         raise ResoluteError(f"{path}: made by another version, got no {error}, expected it; train again") from None
     return SavedRun(
-        path=path, recipe=recipe, shards_hash=state["shards"], data=state["data"], head=head,
+        path=path, recipe=recipe, shards_hash=state["shards"], own_set=state.get("set"), data=state["data"], head=head,
         margin=state["margin"], generation=state["generation"], single_resolution=state["single_resolution"],
-        step=state["step"],
+        step=state["step"], res=state["res"] if "res" in state else _earlier_res(path, state, recipe),
         decode=state["decode"], best_weights=progress["best_weights"], best_score=progress["best_score"],
         weights={which: tensors for which, tensors in weights.items() if tensors},
     )  # fmt: skip
 
 
+def _earlier_res(path: Path, state: dict[str, Any], recipe: Recipe) -> int:
+    """The resolution of a checkpoint of a version that did not store it: that of the run's best validation by then."""
+    stages, epoch = [stage for stage in recipe.stages for _ in range(stage.epochs)], state["progress"]["best_epoch"]
+    res = stages[epoch].validation_res  # an epoch of -1, none: the last one that was planned
+    if epoch < 0:
+        print(f"note: {path} was made by an earlier version and was not validated; taking the resolution of the "
+              f"recipe's last stage, {res} px (--res)")  # fmt: skip
+    return res
+
+
 def open_eval_set(
-    source: str, saved: SavedRun, *, fold: int | None = None, val: str | None = None, classes: str | None = None,
+    source: str | None, saved: SavedRun, *, fold: int | None = None, val: str | None = None, classes: str | None = None,
     target: TargetKind | None = None,
 ) -> ShardSet:  # fmt: skip
-    """The shard set at `source` with all its resolutions, or plain tars, to evaluate `saved` on.
+    """The shard set at `source` with all its resolutions, or plain tars, to evaluate `saved` on; None: the run's own.
 
     If the set is that of a run with folds, `val` is the fold that the run held out, or `fold`. If photos were added to
     the run's own set, they are part of it, unless that would change the run's folds, or they are of classes that the
@@ -132,10 +139,22 @@ def open_eval_set(
     so that tars without samples of the last classes fit. Raises `ResoluteError` for a `fold` that is none of the run's
     or of another set, and as `open_dataset`.
     """
+    hint = ""
+    if source is None:
+        if saved.own_set is None:
+            raise ResoluteError(f"{saved.path}: made by an earlier version, which did not store where its set is; name "
+                                "the set with SHARDS (of predict: SRC)")  # fmt: skip
+        own = saved.own_set
+        source, val = own["source"], val or own["val"]
+        classes, target = classes or own["classes"], target or own["target"]
+        hint = f" (the set of {saved.path}; if it is elsewhere now, name it with SHARDS, of predict SRC)"
     if target is None and is_foreign(source):
         target = saved.head.target.kind
     data = saved.recipe.data
-    shards = open_dataset(source, val=val, classes=classes, target=target)
+    try:
+        shards = open_dataset(source, val=val, classes=classes, target=target)
+    except ResoluteError as error:
+        raise type(error)(f"{error}{hint}") from None
     is_extended = shards.generation > saved.generation and _is_own(saved, shards, extended=True)
     if is_extended and (data.folds is not None or shards.target != saved.head.target):
         shards.close()

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ResoluteError
 
+from .score import best_epoch
+
 __all__ = ["SWITCH_STEPS", "RunLogReader", "format_duration", "switch_costs"]
 
 SWITCH_STEPS = 5  # steps after a stage change that count towards its cost
@@ -73,6 +75,14 @@ class RunLogReader:
     @property
     def epochs(self) -> list[dict[str, Any]]:
         return self.kind("epoch")
+
+    @property
+    def best_epoch(self) -> dict[str, Any] | None:
+        """The epoch whose weights the run keeps in best.pt; None if none was validated."""
+        stage = self.start.get("stages", [{}])[-1]
+        sizes = stage.get("res")
+        planned = stage.get("eval_res") or (max(sizes) if isinstance(sizes, list) else sizes)
+        return best_epoch(self.epochs, last_res=planned)
 
     @property
     def steps(self) -> Columns:

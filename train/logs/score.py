@@ -54,13 +54,16 @@ def best_score(epoch: Mapping[str, Any]) -> float | None:
     return max(filter(math.isfinite, scores), default=None)
 
 
-def best_epoch(epochs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The best validated epoch by `is_better`, at the resolution of the last validation; None if there is none."""
+def best_epoch(epochs: Iterable[dict[str, Any]], *, last_res: int | None) -> dict[str, Any] | None:
+    """The epoch of best.pt: the best validated one by `is_better`; None if there is none.
+
+    `last_res`: the planned resolution of the run's last validation, px, whether it took place or not.
+    """
     validated = [(epoch, score) for epoch in epochs if (score := best_score(epoch)) is not None]
     best: tuple[dict[str, Any], float] | None = None
     for epoch, score in validated:
         if best is None or is_better(
-            score, epoch.get("eval_res"), best[1], best[0].get("eval_res"), last_res=validated[-1][0].get("eval_res")
+            score, epoch.get("eval_res"), best[1], best[0].get("eval_res"), last_res=last_res
         ):
             best = epoch, score
     return None if best is None else best[0]
@@ -70,6 +73,6 @@ def is_better(score: float, res: int | None, best: float, best_res: int | None, 
     """Whether a validation (`score` at `res` px) replaces the best one before it (`best` at `best_res` px).
 
     Scores at different resolutions are not comparable: a validation at another resolution always replaces the best
-    one, unless that was made at `last_res`, the resolution of the run's last validation.
+    one, unless that was made at `last_res`, the resolution planned for the run's last validation.
     """
     return score > best if res == best_res else best_res != last_res

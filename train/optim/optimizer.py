@@ -34,7 +34,7 @@ def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
     info = timm.optim.get_optimizer_info(name)
     if info.second_order or (info.has_betas and info.num_betas != 2):
         raise _unusable(optim, "second-order, or more than two betas")
-    settings: dict[str, Any] = {"betas": optim.betas} if info.has_betas and not info.has_momentum else {}
+    settings: dict[str, Any] = {"betas": optim.betas} if info.has_betas else {}
     try:
         accepted = inspect.signature(timm.optim.get_optimizer_class(name, bind_defaults=False)).parameters
         if "fused" in accepted:
@@ -80,7 +80,8 @@ def _unusable(optim: Optim, reason: str) -> ResoluteError:
 class Lookahead(timm.optim.Lookahead):
     """Every k steps, the slow weights move towards the fast weights, which then continue from the slow ones.
 
-    Unlike timm's, the slow weights start as the weights before the first step, as in the paper, not as those after k.
+    `sync_lookahead` does so at any other time: after it, the network has the slow weights. Unlike timm's, these start
+    as the weights before the first step, as in the paper, not as those after k.
     Source: Zhang et al., arXiv 1907.08610, algorithm 1.
     """
 
@@ -99,6 +100,14 @@ class Lookahead(timm.optim.Lookahead):
             if group["lookahead_step"] % group["lookahead_k"] == 0:
                 self.update_slow(group)
         return loss
+
+    @torch.no_grad()
+    def update_slow(self, group: dict[str, Any]) -> None:
+        for fast in group["params"]:
+            # why not by its gradient, as timm: after the step there is none
+            if (slow := self.state.get(fast, {}).get("lookahead_slow_buff")) is not None:
+                slow.add_(fast - slow, alpha=group["lookahead_alpha"])
+                fast.copy_(slow)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -208,6 +208,7 @@ def peak_momentum(schedule: Schedule, optim: Optim) -> float:
 
 
 def _momentum(optim: Optim) -> float:
+    assert optim.betas is not None  # why: `Optim` has replaced it
     return optim.betas[0] if optim.uses_betas else optim.momentum
 
 

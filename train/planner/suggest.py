@@ -81,6 +81,8 @@ class Candidates:
                     new = {name: value for name, value in larger.items() if name != "eval_res"}
                     stages.insert(stages.index(larger), new | {"res": res})
         table["stages"] = stages
+        if base.ema.last_epochs:
+            table["ema"] = {**table["ema"], "last_epochs": base.ema.last_epochs}  # scaled, as the stages
         recipe = Recipe.parse(_with_schedule(table, base, 1.0), name=base.name, where=str(path))
         return cls(base=base, recipe=recipe, table=table)
 

@@ -105,8 +105,9 @@ class Recipe:
     stages: tuple[Stage, ...]
     seed: int = key(0, "of initial weights, sample order and augmentation", ge=0, le=2**63 - 1)
     scale_epochs: float = key(
-        1.0, "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `period_epochs` and "
-        "`milestone_epochs`; whole numbers are rounded to the nearest, halves up, to at least 1", gt=0, le=MAX_EPOCHS
+        1.0, "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `period_epochs`, "
+        "`milestone_epochs` and `ema.last_epochs`; whole numbers are rounded to the nearest, halves up, to at least 1",
+        gt=0, le=MAX_EPOCHS
     )  # fmt: skip
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
@@ -323,7 +324,11 @@ def _scaled(recipe: Recipe) -> Recipe:
         raise ResoluteError(
             f"scale_epochs: without effect, {recipe.scale_epochs:g} changes no stage's epochs when rounded; remove it"
         )
-    return dataclasses.replace(recipe, stages=stages, schedule=scaled_schedule(recipe.schedule, recipe.scale_epochs))
+    ema, total = recipe.ema, sum(stage.epochs for stage in stages)
+    if ema.last_epochs:
+        ema = dataclasses.replace(ema, last_epochs=min(total, _times(ema.last_epochs, recipe.scale_epochs)))
+    schedule = scaled_schedule(recipe.schedule, recipe.scale_epochs)
+    return dataclasses.replace(recipe, stages=stages, schedule=schedule, ema=ema)
 
 
 def _times(epochs: int, factor: float) -> int:

@@ -14,7 +14,8 @@ from pipeline.plan.recipe_key import check_ranges, described, key
 
 __all__ = ["Distill", "Ema", "Freeze", "Loss", "Model", "Optim", "Precision", "Schedule", "Stop"]
 
-_USES_BETAS = {"sgd": False, "adamw": True, "lamb": True}  # of the usual optimizers, known without importing timm
+# (whether it reads momentum, betas) of the usual optimizers, known without importing timm
+_USES = {"sgd": (True, False), "adamw": (False, True), "lamb": (False, True)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,10 @@ class Optim:
     layer_decay: float | None = key(None, "factor on the learning rate per layer below the head; none: off", gt=0, le=1)
     head_lr_scale: float = key(1.0, "factor on the learning rate of the head (the classifier)", gt=0)
     momentum: float = key(0.9, "sgd and others with momentum; the schedule may lower it", ge=0, lt=1)
-    betas: tuple[float, float] = key(
-        (0.9, 0.999), "adamw, lamb and others with betas; the schedule may lower the first"
-    )
+    betas: tuple[float, float] | None = key(
+        None, "adamw, lamb and others with betas; the schedule may lower the first, except muon's, which are those of "
+        "the AdamW for vectors; none: 0.9, 0.999, muon's 0.9, 0.95"
+    )  # fmt: skip
     fused: bool = key(False, "sgd and adamw: torch's fused kernel; results differ only by rounding")
     lookahead: int = key(0, "Lookahead: optimizer steps between updates of the slow weights; 0 = off", ge=0)
     lookahead_alpha: float = key(0.5, "Lookahead: step size of the slow weights", gt=0, le=1)
@@ -76,27 +78,33 @@ class Optim:
 
     def __post_init__(self) -> None:
         check_ranges(self, "optim.")
-        self.uses_betas  # noqa: B018  # raises for an unknown name
+        if self.betas is None:
+            object.__setattr__(self, "betas", (0.9, 0.95) if self._uses == (True, True) else (0.9, 0.999))
         clips = {name: getattr(self, name) for name in ("clip_norm", "clip_value", "clip_agc")}
         check(sum(clip > 0 for clip in clips.values()) <= 1, "optim", clips, "one way to clip, the others 0")
 
     @property
     def uses_betas(self) -> bool:
-        """Whether the optimizer reads `betas` instead of `momentum`. Raises `ResoluteError` for an unknown name."""
-        if self.name in _USES_BETAS:
-            return _USES_BETAS[self.name]
+        """Whether the optimizer reads `betas` instead of `momentum`."""
+        return self._uses == (False, True)
+
+    @property
+    def _uses(self) -> tuple[bool, bool]:
+        """Whether the optimizer reads `momentum`, and `betas`. Raises `ResoluteError` for an unknown name."""
+        if self.name in _USES:
+            return _USES[self.name]
         import timm.optim  # why here: slow, and rarely needed
 
         names: list[str] = timm.optim.list_optimizers()  # type: ignore[assignment]  # without descriptions
         near = ", ".join(difflib.get_close_matches(self.name, names, n=3)) or "sgd, adamw, lamb"
         check(self.name in names, "optim.name", repr(self.name), f"an optimizer of timm.optim (near: {near})")
         info = timm.optim.get_optimizer_info(self.name)
-        return bool(info.has_betas and not info.has_momentum)
+        return info.has_momentum, info.has_betas
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
         return {
             "momentum": self.uses_betas and f"{self.name} uses optim.betas",
-            "betas": not self.uses_betas and f"{self.name} uses optim.momentum",
+            "betas": not self._uses[1] and f"{self.name} uses optim.momentum",
             "fused": self.name not in ("sgd", "adamw") and f"{self.name} has no fused kernel",
             "lookahead_alpha": not self.lookahead and "optim.lookahead is 0, off",
         }

@@ -20,7 +20,7 @@ from pipeline.report.charts import Chart, Series, chart
 from pipeline.report.page import figures_page
 from pipeline.storage.atomic_file import check_output, output_file
 from train.logs.run_log import RunLogReader, format_duration
-from train.logs.score import Metric, best_epoch, best_score
+from train.logs.score import Metric, best_score
 from train.run_folder import existing_run
 
 from .curves import metrics_of, time_unit
@@ -65,7 +65,7 @@ class ComparedRun:
     @cached_property
     def best_epoch(self) -> dict[str, Any]:
         """The epoch whose weights the run keeps as its best."""
-        best = best_epoch(self.epochs)
+        best = self.log.best_epoch
         assert best is not None  # why: `open_runs` refuses runs without a validation
         return best
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.dataset.target import TargetKind
 from train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs
-from train.logs.score import METRICS, Metric, best_epoch, best_score, main_metric
+from train.logs.score import METRICS, Metric, best_score, main_metric
 
 from .html import write_page
 
@@ -71,7 +71,7 @@ def summary(run: RunLogReader, folder: Path) -> str:
     """The closing lines of a run: accuracy, time, cost of each stage change, files."""
     epochs, steps = run.epochs, run.steps
     train_s, wait_s = sum(e["train_s"] for e in epochs), sum(e["wait_s"] for e in epochs)
-    last, best = epochs[-1], best_epoch(epochs) or epochs[-1]
+    last, best = epochs[-1], run.best_epoch or epochs[-1]
     metric = main_metric(last)
     ended, top = (_score(metric, epoch) for epoch in (last, best))
     lines = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from train.logs.run_log import SWITCH_STEPS, RunLogReader, format_duration, switch_costs
-from train.logs.score import best_epoch, best_score, main_metric
+from train.logs.score import best_score, main_metric
 
 from .classes import class_counts
 
@@ -185,7 +185,7 @@ def _run(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
             '(`batch_size = "auto"` finds the largest).'
         ))  # fmt: skip
     scores = [score for epoch in epochs if (score := best_score(epoch)) is not None]
-    best = best_epoch(epochs)
+    best = run.best_epoch
     if run.kind("end") and len(scores) >= 5 and best is not None:
         metric, top = main_metric(best), best_score(best) or 0.0
         if top - scores[-1] > _WORSE and best["epoch"] < 0.8 * epochs[-1]["epoch"]:

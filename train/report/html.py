@@ -18,7 +18,7 @@ from pipeline.report.charts import Chart, Series, chart, short
 from pipeline.report.page import render
 from pipeline.storage.atomic_file import output_file
 from train.logs.run_log import Columns, RunLogReader, format_duration
-from train.logs.score import best_epoch, best_score, main_metric
+from train.logs.score import best_score, main_metric
 from train.recipe.schema import Recipe
 from train.recipe.toml import recipe_text
 from train.run_folder import existing_run
@@ -77,7 +77,7 @@ def _headline(run: RunLogReader, rows: list[dict[str, Any]]) -> list[tuple[str, 
     train_s = sum(row["train_s"] for row in rows)
     tiles = []
     scores = [score for epoch in epochs if (score := best_score(epoch)) is not None]
-    if scores and (best := best_epoch(epochs)) is not None:
+    if scores and (best := run.best_epoch) is not None:
         metric = main_metric(best)
         tiles += [(metric.text(scores[-1]), f"{metric.title} at the end"),
                   (metric.text(best_score(best) or 0.0), f"best {metric.title}, epoch {best['epoch']}")]  # fmt: skip

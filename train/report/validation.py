@@ -73,10 +73,12 @@ def read_validation(folder: Path) -> dict[str, Any] | None:
     return dict(table)
 
 
-def confused_photos(folder: Path, shards: ShardSet, *, mean: Sequence[float], std: Sequence[float]) -> None:
+def confused_photos(
+    folder: Path, shards: ShardSet, *, mean: Sequence[float], std: Sequence[float], crop_pct: float | None
+) -> None:
     """Add photos of the most confused pairs to RUN/validation.json, as the network saw them in validation.
 
-    Photos that cannot be read are left out.
+    `crop_pct`: the recipe's `eval.crop_pct`. Photos that cannot be read are left out.
     """
     table = read_validation(folder)
     if table is None or not table.get("confused") or "photos" in table:
@@ -88,7 +90,7 @@ def confused_photos(folder: Path, shards: ShardSet, *, mean: Sequence[float], st
     subset = dataclasses.replace(shards, splits={"val": shards.splits["val"].subset("val", chosen)})
     photos: dict[int, str] = {}
     try:
-        plan = Plan.evaluation(subset, [table["res"]], batch_size=len(wanted))
+        plan = Plan.evaluation(subset, [table["res"]], batch_size=len(wanted), crop_frac=crop_pct)
         with Loader(plan, threads=1, mean=tuple(mean), std=tuple(std)) as loader:
             images = torch.cat([batch.images for batch in loader]).permute(0, 2, 3, 1).numpy()
     except ResoluteError:

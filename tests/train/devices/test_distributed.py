@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -202,6 +203,10 @@ def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(
     assert got == pytest.approx(counts.tolist())
 
 
+def test_a_vote_of_a_run_does_not_reach_the_next_one(made: Made, driven: str) -> None:
+    assert [(made.folder / "three" / f"after{rank}").read_text() for rank in range(3)] == ["[0, 0]"] * 3
+
+
 def test_ranks_stop_early_together(made: Made, driven: str) -> None:
     assert driven.count("stopped early: top-1 no better than") == 1
     epochs = [r["epoch"] for r in without_clocks(made.folder / "three" / "early" / "run.jsonl") if r["kind"] == "epoch"]
@@ -245,7 +250,7 @@ def test_make_passes_the_arguments_of_a_run_to_torchrun(tmp_path: Path, more: li
     """No argument is parsed as torchrun's own, such as --run as its --run-path."""
     check, call = Make(tmp_path).calls("train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more)
     assert check == ["-m", "train.devices.device", "--gpus=2"]
-    assert call[:2] == ["-m", "torch.distributed.run"]
+    assert call[:2] == ["-m", "train.devices.launch"]
     got = torch.distributed.run.parse_args(call[2:])
     assert (got.module, got.training_script, got.nproc_per_node) == (True, "train", "2")
     assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
@@ -268,9 +273,47 @@ def test_a_compiled_network_averages_gradients_during_the_backward_pass_and_comp
         assert "gradient" in got["ready"][got["ready"].index("bucket") :]
 
 
+def launched(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """`make train GPUS=2` in a session of its own, as in a terminal."""
+    line = [sys.executable, "-m", "train.devices.launch", "--standalone", "--nproc-per-node=2", "-m", "--", "train"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*line, *words], cwd=folder, env=environment, text=True, start_new_session=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_run_of_two_processes_ends_in_a_line_that_says_how_to_resume(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(EARLY.replace("patience = 1, min_delta = 0.99", "patience = 0"))
+    words = made.words("ctrl-c")
+    words[words.index("--recipe") + 1] = str(tmp_path / "long.toml")
+    with launched(tmp_path, *words) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("warmed up") for line in process.stdout)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert "stopped by SIGINT and saved at batch" in out
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == (
+        "stopped: SIGINT: all processes have ended; run the same command to resume from the last checkpoint"
+    )
+    assert (made.folder / "ctrl-c" / "long" / "last.pt").exists()
+
+
+@pytest.mark.slow
+def test_an_error_in_a_run_of_two_processes_ends_without_a_traceback(made: Made, tmp_path: Path) -> None:
+    words = made.words("error")
+    words[words.index("--shards") + 1] = "nothing"
+    with launched(tmp_path, *words) as process:
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert "Traceback" not in err
+    assert "nothing" in err
+
+
 def test_make_requires_no_gpus_with_device_cpu(tmp_path: Path) -> None:
     (call,) = Make(tmp_path).calls("train", "GPUS=2", "DEVICE=cpu", "SHARDS=s")
-    assert call[:2] == ["-m", "torch.distributed.run"]
+    assert call[:2] == ["-m", "train.devices.launch"]
 
 
 def test_an_error_of_all_ranks_is_printed_once() -> None:

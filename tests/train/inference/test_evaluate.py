@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
+import pytest
 import torch
 
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
 from pipeline.plan.stage import Stage
+from tests.train.conftest import SMALL
+from train import checkpoint
 from train.__main__ import main
 from train.inference.evaluate import evaluate
 from train.inference.saved_run import open_saved_run
@@ -54,3 +59,44 @@ def test_every_resolution_and_split_equals_a_count_by_hand(trained: Path, shard_
                         right += int((network(batch.images).argmax(1) == batch.labels).sum())
         (row,) = (row for row in rows if (row["res"], row["weights"]) == (res, "ema"))
         assert row["top1"] == right / 75
+
+
+def test_a_run_remembers_its_set_from_any_working_directory(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(shard_root, tmp_path / "s")
+    (tmp_path / "small.toml").write_text(SMALL.replace("epochs = 2", "epochs = 1"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--shards", "s", "--recipe", "small.toml", "--device", "cpu", "--threads", "1"]) == 0
+    monkeypatch.chdir("/")
+    run = str(tmp_path / "runs" / "small")
+    results = []
+    for more in ([], ["--shards", str(tmp_path / "s")]):
+        capsys.readouterr()
+        assert main(["eval", run, "--device", "cpu", "--json", str(tmp_path / "e.json"), *more]) == 0
+        assert f"15 samples of {tmp_path / 's'}, val, flip on" in capsys.readouterr().out
+        results.append(json.loads((tmp_path / "e.json").read_text()))
+    assert results[0] == results[1]
+    words = ["predict", run, "--device", "cpu", "--out", str(tmp_path / "p.csv")]
+    assert main(words) == 0
+    with (tmp_path / "p.csv").open(newline="") as file:
+        assert len([*csv.DictReader(file)]) == 15
+    (tmp_path / "s").rename(tmp_path / "moved")
+    for command in (["eval", run, "--device", "cpu"], words):
+        capsys.readouterr()
+        assert main(command) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert f"{tmp_path / 's'}/manifest.json: not found" in err
+        assert "best.pt; if it is elsewhere now, name it with SHARDS, of predict SRC)" in err
+    assert main([*words, "--src", str(tmp_path / "moved")]) == 0
+
+
+def test_a_run_of_an_earlier_version_needs_the_name_of_its_set(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = torch.load(trained / "best.pt", weights_only=True)
+    del state["set"]
+    checkpoint.save(tmp_path / "best.pt", state)
+    assert main(["eval", str(tmp_path), "--device", "cpu"]) == 2
+    assert "did not store where its set is; name the set with SHARDS" in capsys.readouterr().err

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.format import key_name
 from pipeline.dataset.shard_set import ShardSet
 from prep.__main__ import main as prep
 from train.__main__ import main
@@ -35,13 +34,18 @@ def predicted(cv: Path, out: Path, *more: str, runs: str = "runs/cv", source: st
 
 
 def test_every_photo_is_predicted_by_the_fold_that_did_not_train_on_it(
-    cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cv: Path, folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = predicted(cv, tmp_path)
     out = capsys.readouterr().out
     assert "out of fold: each photo of fold 0, 1, 2 by the run that held it out" in out
     sets = [ShardSet.open(cv / "s").with_fold(k, 3) for k in range(3)]
-    by_fold = [[key_name(key) for key in shards.splits["val"].samples[:]["key"].tolist()] for shards in sets]
+    by_fold = [shards.photo_names("val") for shards in sets]
+    assert f"{cv / 's'}: predicting the 30 photos of the folds held out\n" in out
+    assert {row["split"] for row in rows} == {"train"}  # of the set
+    assert sorted(row["image"] for row in rows) == sorted(
+        str(path.relative_to(folded / "photos")) for path in (folded / "photos").rglob("*.jpg")
+    )
     assert sorted(row["image"] for row in rows) == sorted(key for keys in by_fold for key in keys)
     assert len(rows) == 30
     for k, keys in enumerate(by_fold):

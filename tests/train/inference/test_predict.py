@@ -39,7 +39,7 @@ def predict(run: Path, source: Path | str, out: Path, *more: str) -> list[dict[s
 
 @pytest.fixture(scope="module")
 def photos(shard_root: Path) -> dict[str, Path]:
-    """The source photo of each validation sample, by its key."""
+    """The source photo of each validation sample, by its key, from their digests."""
     by_digest = {
         int.from_bytes(hashlib.sha256(path.read_bytes()).digest()[:8], "little"): path
         for path in (shard_root.parent / "photos").rglob("*.jpg")
@@ -65,7 +65,8 @@ def test_probabilities_of_shards_equal_the_networks_and_those_of_the_folder_are_
     trained: Path, shard_root: Path, photos: dict[str, Path], tmp_path: Path
 ) -> None:
     rows = predict(trained, shard_root, tmp_path / "shards.csv")
-    assert [row["image"] for row in rows] == list(photos)
+    assert [row["image"] for row in rows] == [f"{path.parent.name}/{path.name}" for path in photos.values()]
+    assert {row["split"] for row in rows} == {"val"}
     saved, shards = open_saved_run(trained), ShardSet.open(shard_root)
     network = saved.network(saved.best_weights, torch.device("cpu"))
     plan = Plan(shards, [Stage(res=48, epochs=1, batch_size=75)], eval_batch_size=8)
@@ -74,19 +75,34 @@ def test_probabilities_of_shards_equal_the_networks_and_those_of_the_folder_are_
         for batch in loader:
             images = batch.images
             expected.append(((network(images) + network(images.flip(3))) / 2).softmax(1))  # the recipe flips
-    for row, values in zip(rows, torch.cat(expected), strict=True):
+    for row, path, values in zip(rows, photos.values(), torch.cat(expected), strict=True):
         names = [row[f"class{k}"] for k in (1, 2, 3)]
         got = torch.tensor([float(row[f"prob{1 + names.index(name)}"]) for name in saved.classes])
         torch.testing.assert_close(got, values, atol=2e-5, rtol=0)
-        assert row["label"] == photos[row["image"]].parent.name
+        assert row["label"] == path.parent.name
     folder = predict(trained, shard_root.parent / "photos", tmp_path / "folder.csv", "--topk", "1")
     by_name = {row["image"]: row for row in folder}
     assert len(folder) == 90
     for row in rows:
-        path = photos[row["image"]]
-        prediction = by_name[f"{path.parent.name}/{path.name}"]
+        prediction = by_name[row["image"]]
         assert abs(float(prediction["prob1"]) - float(row["prob1"])) < 0.02
         assert prediction["label"] == ""
+
+
+def test_a_line_says_which_photos_of_a_set_are_predicted(
+    trained: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split, text in (("val", "the 15 photos of val, not the 75 of train (--split train)"),
+                        ("train", "the 75 photos of train, not the 15 of val (--split val)")):
+        rows = predict(trained, shard_root, tmp_path / "p.csv", "--split", split)
+        assert f"{shard_root}: predicting {text}\n" in capsys.readouterr().out
+        assert {row["split"] for row in rows} == {split}
+        assert all((shard_root.parent / "photos" / row["image"]).is_file() for row in rows)
+    folder = predict(trained, shard_root.parent / "photos", tmp_path / "p.csv")  # over the table of a set
+    assert "split" not in folder[0]
+    words = ["predict", str(trained), "--src", str(shard_root), "--out", str(tmp_path / "p.csv"), "--split", "x"]
+    assert main(words) == 2
+    assert "got split x, expected one of train, val; choose another" in capsys.readouterr().err
 
 
 def test_an_ensemble_predicts_the_mean_probabilities_of_its_folds(

@@ -124,6 +124,26 @@ def test_muon_makes_orthogonal_steps_of_matrices() -> None:
         assert (network.weight.detach() - before - expected).norm() < 0.15 * expected.norm()
 
 
+@pytest.mark.parametrize(("table", "betas"), [({}, (0.9, 0.95)), ({"betas": [0.6, 0.8]}, (0.6, 0.8))])
+def test_muon_updates_vectors_by_adamw_with_the_betas_of_the_recipe(
+    table: dict[str, Any], betas: tuple[float, float]
+) -> None:
+    optim = {"name": "muon", "lr": 0.1, "weight_decay": 0.0, **table}
+    recipe = Recipe.parse({"optim": optim, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}, name="x")
+    assert Recipe.from_values(recipe.values(), name="x") == recipe
+    ours, plain = nn.Linear(3, 2), nn.Linear(3, 2)
+    plain.load_state_dict(ours.state_dict())
+    optimizer = build_optimizer(recipe.optim, ours)
+    oracle = torch.optim.AdamW([plain.bias], lr=0.1, betas=betas, eps=1e-7, weight_decay=0.0)
+    for number in range(3):
+        ours.weight.grad = torch.ones(2, 3)
+        ours.bias.grad = torch.randn(2, generator=torch.Generator().manual_seed(number))
+        plain.bias.grad = ours.bias.grad.clone()
+        optimizer.step()
+        oracle.step()
+        torch.testing.assert_close(ours.bias, plain.bias)
+
+
 def _newton_schulz(gradient: torch.Tensor) -> torch.Tensor:
     """The textbook iteration in float64."""
     x = gradient.double() / gradient.double().norm()

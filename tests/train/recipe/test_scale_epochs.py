@@ -33,6 +33,9 @@ def test_the_scaled_recipe_equals_one_written_with_those_epochs() -> None:
     assert dataclasses.replace(scaled, scale_epochs=1.0) == written
     warm = _recipe(6, 4, scale_epochs=0.5, schedule={"warmup_epochs": 1.5})
     assert warm.schedule.warmup_epochs == 0.75
+    averaged = [_recipe(6, 4, scale_epochs=0.5, ema={"last_epochs": last}).ema.last_epochs for last in (1, 3, 10)]
+    assert averaged == [1, 2, 5]
+    assert _recipe(5, 5, 5, scale_epochs=0.26, ema={"last_epochs": 15}).ema.last_epochs == 3  # of 3 x 1 epochs, not 4
     restarts = _recipe(6, 4, scale_epochs=0.5, schedule={"kind": "cosine_restarts", "period_epochs": 5})
     assert restarts.schedule.period_epochs == 3
 
