@@ -175,6 +175,7 @@ class LabelListSource:
                 self.ignored["unlabelled"] += 1
                 continue
             self.numbered &= _is_numbered(row.label)
+            name = name.removeprefix("file://")
             if is_url(self.root) or is_url(name):
                 yield ImageRef(name, row.label, 0, packed=UNSEEN, line=row.line)
             else:
