@@ -30,9 +30,9 @@ class Settings:
     class folders (and `val_labels` one for `val`), `columns` its image and target columns, `target` what these mean
     (`parse_target`; None: it is recognised), `classes` a file of class names in order. `resolutions` are in px,
     ascending; `quality` is libjpeg's, 1..100; `max_bad` (0..1) is the fraction of images that may be rejected;
-    `workers` 0 means one per CPU. `extend` adds new photos to a finished set, and with `drop` leaves out those that are
-    gone or have changed. `engine` says where shards are converted: in this process, on a Ray cluster, or by separate
-    jobs.
+    `workers` 0 means one per CPU, and is the only value with Ray. `extend` adds new photos to a finished set, and with
+    `drop` leaves out those that are gone or have changed. `engine` says where shards are converted: in this process, on
+    a Ray cluster, or by separate jobs.
 
     Raises `ResoluteError` for a value out of range.
     """
@@ -113,6 +113,11 @@ class Settings:
             raise ResoluteError("DROP: has no effect alone, got no EXTEND, expected both; add EXTEND=1 (--extend)")
         if self.engine not in ("local", "ray", "jobs"):
             raise ResoluteError(f"--engine: got {self.engine!r}, expected local or ray; choose one")
+        if self.workers and self.engine == "ray":
+            raise ResoluteError(
+                f"WORKERS: has no effect with ENGINE=ray, got {self.workers}, expected none, as the cluster's CPUs "
+                "decide; omit WORKERS (--workers)"
+            )
         if self.ray_address is not None and self.engine != "ray":
             raise ResoluteError(
                 "--ray-address: has no effect, got the local engine, expected ENGINE=ray; add it (--engine ray)"
