@@ -2,8 +2,8 @@
 
 Damaged and unavailable are distinguished. Damaged (`DamagedSample`): the bytes were read and are wrong; the sample may
 be skipped, rejected or recorded. Unavailable (`StorageError`): storage did not deliver the bytes (EIO, ESTALE, HTTP
-403 or 5xx, a timeout, a lost mount); reads are retried until a deadline, then the command ends and can be run again to
-continue. An unavailable sample is never skipped, rejected or recorded.
+403 or 5xx of a store, a timeout, a lost mount); reads are retried until a deadline, then the command ends and can be
+run again to continue. An unavailable sample is never skipped, rejected or recorded.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class Settings:
     `unlabelled` is "refuse", or "drop" to leave out images without a target;
     `duplicates` says what becomes of exact copies: "together" keeps those of a photo in one split, "drop" stores one of
     them, "keep" does not compare images; None is "together", or where the splits are given an error if a photo has a
-    copy in the other one, and then images behind URLs are not compared; `workers` 0 means one per CPU. `extend`
-    adds new photos to a finished set, and with `drop` leaves out those that are gone or have changed. `engine` says
-    where shards are converted: in this process, on a Ray cluster, or by separate jobs.
+    copy in the other one, and then images behind URLs are not compared; `workers` 0 means one per CPU, and is the only
+    value with Ray. `extend` adds new photos to a finished set, and with `drop` leaves out those that are gone or have
+    changed. `engine` says where shards are converted: in this process, on a Ray cluster, or by separate jobs.
 
     Raises `ResoluteError` for a value out of range.
     """
@@ -127,6 +127,11 @@ class Settings:
             )
         if self.engine not in ("local", "ray", "jobs"):
             raise ResoluteError(f"--engine: got {self.engine!r}, expected local or ray; choose one")
+        if self.workers and self.engine == "ray":
+            raise ResoluteError(
+                f"WORKERS: has no effect with ENGINE=ray, got {self.workers}, expected none, as the cluster's CPUs "
+                "decide; omit WORKERS (--workers)"
+            )
         if self.ray_address is not None and self.engine != "ray":
             raise ResoluteError(
                 "--ray-address: has no effect, got the local engine, expected ENGINE=ray; add it (--engine ray)"

@@ -1,4 +1,5 @@
-"""Versions of the libraries that determine pixels and JPEG bytes; a set is made with a single combination of them.
+"""Versions of the code that determines pixels and JPEG bytes: ours, and that of libraries. A set, or one generation of
+it, is made with a single combination of them.
 
 The resize kernel uses integers and gives the same result with every version of numpy and numba, so these two are not
 included; nor are decoders of formats that define their pixels exactly (PNG, BMP, GIF).
@@ -13,17 +14,24 @@ from pathlib import Path
 
 from pipeline.errors import ResoluteError
 
-__all__ = ["check_codecs", "codec_versions"]
+__all__ = ["PIXELS", "check_codecs", "codec_versions"]
+
+# Version of our own pixel code: decode.py, reduced.py, resize.py and resize_kernel.py. Raise it with every change of
+# what is stored of any photo: a set that is begun by one version is then not continued by another.
+PIXELS = 1
+_PIXELS_NAME = "Resolute's pixels"
+_UNNAMED = {_PIXELS_NAME: "1"}  # of sets that were begun before `PIXELS` was recorded
 
 
 @cache
 def codec_versions() -> dict[str, str]:
-    """{library: version} of this process's decoders and encoder; "none" for a missing one."""
+    """{name: version} of this process's pixel code, decoders and encoder; "none" for a missing library."""
     import PIL
     import simplejpeg
     from PIL import features
 
     return {
+        _PIXELS_NAME: str(PIXELS),
         "simplejpeg": simplejpeg.__version__,
         "libjpeg-turbo in simplejpeg": _turbo_version(Path(simplejpeg._jpeg.__file__)),
         "Pillow": PIL.__version__,
@@ -44,12 +52,15 @@ def check_codecs(made_with: Mapping[str, str] | None, where: str) -> None:
 
     `where` begins the message.
     """
-    here = codec_versions()
+    if made_with is None:
+        return
+    here, made_with = codec_versions(), {**_UNNAMED, **made_with}
     differences = [f"{name}: got {here.get(name, 'none')}, expected {version}"
-                   for name, version in (made_with or {}).items() if here.get(name, "none") != version]  # fmt: skip
+                   for name, version in made_with.items() if here.get(name, "none") != version]  # fmt: skip
     if differences:
+        own = any(each.startswith(_PIXELS_NAME) for each in differences)
+        remedy = "use the Resolute that began it" if own else "install those versions (pip install 'NAME==VERSION')"
         raise ResoluteError(
-            f"{where}: begun with other decoder versions, so further shards would differ, "
-            f"{'; '.join(differences)}; install those versions (pip install 'NAME==VERSION'), or start over with "
-            "REBUILD=1 (--rebuild)"
+            f"{where}: begun with other {'pixel code' if own else 'decoder versions'}, so further shards would differ, "
+            f"{'; '.join(differences)}; {remedy}, or start over with REBUILD=1 (--rebuild)"
         )

@@ -1,5 +1,8 @@
 """A process pool that converts batches or whole shards and attributes crashes and hangs of workers to single images.
 
+A worker that dies of a signal by which a decoder crashes is the fault of its image. Any other death, such as by the
+kernel's out-of-memory killer, is not, and ends the run.
+
 An image counts as hung when its worker has spent `HANG_S` seconds running or sleeping on it. Time during which the
 worker or this process was stopped (Ctrl-Z, a paused container) or waited for a CPU does not count.
 """
@@ -38,6 +41,8 @@ _BATCHES_PER_WORKER = 2  # the next batch is already there when one is done
 _BATCHES_BEFORE_SHARD = 16  # the same for a shard, of which up to 8 batches are converted without a report
 _POLL_S = 1.0  # interval between two observations of the workers
 _TICKS_S = 1 / os.sysconf("SC_CLK_TCK")
+# By these a decoder crashes; SIGKILL comes from outside, and takes the workers with the largest photos.
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 _MAX_STARTUP_CRASHES = 3  # workers that die before their first image, which no image can cause
 
 Serve = Callable[[Connection, Any], None]
@@ -177,10 +182,11 @@ class Pool:
         Yields (batch, its result) in the order of the batches, and (shard, report) as soon as there is one, the last
         with the records of the finished shard, which is durable.
 
-        An image on which a worker dies twice, or stays longer than `hang_s`, is rejected; the rest of its batch is
-        converted again. The answer for a shard whose worker dies is None, and its task then skips such an image: the
+        An image on which a worker crashes twice, or stays longer than `hang_s`, is rejected; the rest of its batch is
+        converted again. The answer for a shard whose worker crashes is None, and its task then skips such an image: the
         caller has to convert it again. Its partial files are left to `delete_partial_shards`. An exception raised in a
-        worker is raised here unchanged. Raises `ResoluteError` if workers die before they start an image.
+        worker is raised here unchanged. Raises `ResoluteError` if workers crash before they start an image, and if one
+        dies without a crash, as when the machine runs out of memory.
 
         No worker writes any more when the iterator has ended, been closed, or raised.
         """
@@ -257,11 +263,21 @@ class Pool:
                 worker.process.kill()
 
     def _replace(self, worker: _Worker) -> list[tuple[int, Task]]:
-        """Replace a dead worker and return its tasks; the image it died on is skipped if it is to blame."""
+        """Replace a crashed worker and return its tasks; the image it crashed on is skipped if it is to blame.
+
+        Raises `ResoluteError` if the worker died otherwise.
+        """
         worker.process.join()
         tasks, image = dict(worker.in_flight), worker.current.value
         code = worker.process.exitcode or 0
         died = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        if not (worker.hung or -code in _CRASHES):
+            count = len(self._workers)
+            remedy = "use fewer WORKERS (--workers)" if count > 1 else "use a machine with more memory"
+            raise ResoluteError(
+                f"worker process: died, got {died} in one of {count}, which no photo causes and a lack of memory does, "
+                f"expected all to finish; {remedy}, then run the same command again: finished shards are kept"
+            )
         for number, task in worker.in_flight.items():
             position = image - number
             if not 0 <= position < len(task.byte_ranges):

@@ -15,7 +15,7 @@ from .label_file import LabelListSource, LabelTableSource
 from .names import SPLITS, ignore_reason, refuse_split_names
 from .parquet import ParquetSource
 from .targets.target_cells import AUTO, TargetSetting
-from .webdataset import WebDatasetSource, is_webdataset_tar
+from .webdataset import WebDatasetSource, are_in_folders, is_webdataset_tar
 
 __all__ = ["KINDS", "open_source"]
 
@@ -61,9 +61,14 @@ def open_source(
             src, labels.removeprefix("file://"), columns, target,
             elsewhere=elsewhere, only_files=setting == "VAL" and elsewhere is not None,
         )  # fmt: skip
-    files = _listed_files(src, setting)
+    files, note = _listed_files(src, setting), None
     if kind == "auto":
         kind, files = _detect_kind(src, files, setting)
+        if kind == "webdataset" and are_in_folders(files[0]):
+            note = (
+                f"{files[0]}: read as WebDataset samples, whose .txt or .json tells the label; if the folders do, set "
+                "KIND=archive"
+            )
     elif not files and kind in _SUFFIXES:
         files = _files_of_kind(src, kind)
     if columns is not None and kind not in ("table", "listing", "parquet") and setting == "SRC":
@@ -83,7 +88,7 @@ def open_source(
     if kind == "archive":
         return ArchiveSource(files, scan_cache)
     if kind == "webdataset":
-        return WebDatasetSource(files, scan_cache, target)
+        return WebDatasetSource(files, scan_cache, target, note)
     return ParquetSource(files, columns, scan_cache, target)
 
 

@@ -1,20 +1,23 @@
 """Reads the bytes of an image from a file, an archive member or an object store.
 
-A fault of the file itself (damaged, too large, not a regular file) is a `Reject`. Unavailable storage, including a file
-that has vanished since it was listed, is retried and then ends the run with a `StorageError`; it is never a `Reject`.
-At most `MAX_BYTES` are read per image.
+A fault of the file itself (damaged, too large, not a regular file) is a `Reject`, and so is a permanent answer of a web
+server to the URL of a list. Unavailable storage, including a file that has vanished since it was listed, is retried and
+then ends the run with a `StorageError`; it is never a `Reject`. At most `MAX_BYTES` are read per image.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import socket
+import ssl
 import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
 from pipeline.storage.read_at import read_at
@@ -30,7 +33,9 @@ _REMOTE_WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote store
 _HEADER_SLACK = 512  # bytes fetched for a zip header's name and extra fields, whose lengths it holds itself
 _OPEN_CONTAINERS = 64
 _GONE = frozenset({404, 410})  # HTTP status
+_REFUSED = frozenset({400, 401, 402, 403, 405, 406, 414, 451})  # HTTP status: asking again gives the same answer
 _EMPTY_RANGE = 416  # HTTP status: range not satisfiable; for a range from 0 it means an empty file
+_UNKNOWN_NAME = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 
 
 def fetch(byte_range: ByteRange) -> bytes:
@@ -235,7 +240,7 @@ def _fetch_spans(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> l
     """Bytes [start, end) of each file, or all of it if both are None; empty spans are not requested."""
     done: list[bytes | Reject] = [b""] * len(spans)
     todo = [i for i, (_, start, end) in enumerate(spans) if start is None or start != end]
-    problem: object = None
+    problems: dict[int, object] = {}
     for wait_s in (0.0, *_REMOTE_WAITS_S):
         time.sleep(wait_s)
         failed = []
@@ -243,19 +248,41 @@ def _fetch_spans(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> l
             outcome = _classify(result, spans[i])
             if outcome is None:
                 failed.append(i)
-                problem = result
+                problems[i] = result
             else:
                 done[i] = outcome
         todo = failed
         if not todo:
             return done
+    answered = {_host(spans[i]) for i in range(len(spans)) if i not in todo}
+    for i in list(todo):
+        # why another host: a lost network fails in the same ways, and loses no photo
+        if spans[i][0].packed == UNSEEN and _is_fault_of_host(problems[i]) and answered - {_host(spans[i])}:
+            done[i] = Reject(f"no such server: {_describe_problem(problems[i])}")
+            todo.remove(i)
+    if not todo:
+        return done
+    problem, remedy = problems[todo[-1]], "check the network, the store and your access"
+    if _is_fault_of_host(problem):
+        remedy = "no other server answered either: check the network, its DNS and the trusted certificates"
     raise StorageError(
         strip_credentials(
             f"{spans[todo[-1]][0].path}: cannot be fetched, got {_describe_problem(problem)} "
-            f"{len(_REMOTE_WAITS_S) + 1} times, expected its bytes; check the network, the store and your access, "
+            f"{len(_REMOTE_WAITS_S) + 1} times, expected its bytes; {remedy}, "
             "then run the same command again: finished shards are kept"
         )
     )
+
+
+def _host(span: tuple[ByteRange, int | None, int | None]) -> str:
+    return urlsplit(span[0].path).netloc
+
+
+def _is_fault_of_host(problem: object) -> bool:
+    """Whether a web server's name does not exist, or its certificate is invalid."""
+    cause = getattr(problem, "os_error", problem)  # of aiohttp's errors
+    is_unknown = isinstance(cause, socket.gaierror) and cause.errno in _UNKNOWN_NAME
+    return is_unknown or isinstance(cause, ssl.SSLCertVerificationError)
 
 
 def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[object]:
@@ -295,7 +322,10 @@ def _classify(result: object, span: tuple[ByteRange, int | None, int | None]) ->
         return Reject(f"unreadable: {_describe_problem(result)}")
     status = getattr(result, "status", None)
     if unseen and (isinstance(result, FileNotFoundError) or status in _GONE):
-        return Reject(f"not there: {_describe_problem(result)}")
+        is_404 = status is None and byte_range.path.startswith(("http://", "https://"))  # fsspec's words for it
+        return Reject("not there: 'HTTP status 404'" if is_404 else f"not there: {_describe_problem(result)}")
+    if unseen and status in _REFUSED:
+        return Reject(f"refused: {_describe_problem(result)}")
     if unseen and (status == _EMPTY_RANGE or "InvalidRange" in f"{result} {getattr(result, '__cause__', None)}"):
         return b""
     return None

@@ -41,10 +41,10 @@ class LabelTableSource:
     """A folder of images, flat or nested, and a CSV or TSV file of names and targets, as on Kaggle. A `Source`.
 
     A name may be the path below the folder or the file's own name, with or without suffix. A row without a file is
-    yielded under its name and becomes a reject; a file without a row is ignored as unlabelled. A name that leads out of
-    the folder (`..`, an absolute path elsewhere, a URL) is never read; its row is ignored as an unsafe name. Links
-    inside the folder are followed, as in `ImageFolderSource`. `numbered` if all labels are integers. Holds the names of
-    all files in memory.
+    yielded under its name and becomes a reject; a file without a row is ignored as unlabelled. As in a list, a name may
+    also lead out of the folder (`..`, an absolute path, a URL), unless the folder or the table is behind a URL: then
+    such a row is ignored as an unsafe name. Links inside the folder are followed, as in `ImageFolderSource`. `numbered`
+    if all labels are integers. Holds the names of all files in memory.
 
     `elsewhere` is another folder whose images the table names too; these rows are left out here. `only_files`: rows
     without a file are left out, since the source of the other folder yields them.
@@ -70,6 +70,7 @@ class LabelTableSource:
         files = _Files(self.root, self.ignored)
         others = None if self._elsewhere is None else _Files(self._elsewhere, Counter())
         labelled: set[str] = set()
+        is_remote = is_url(self.root) or is_url(self._labels)
         self.target = self._table.target()
         for row in self._table:
             written = row.name.removeprefix("./")
@@ -87,7 +88,13 @@ class LabelTableSource:
                     raise not_utf8(self._labels, row.line, repr(written))
                 below = safe_below(self.root, written)
                 if below is None:
-                    self.ignored["unsafe names"] += 1
+                    label = row.label
+                    image = None if is_remote or label is None else _named_image(self.root, written, label, row.line)
+                    if image is not None:
+                        self.numbered &= _is_numbered(image.label)
+                        yield image
+                    else:
+                        self.ignored["unlabelled" if label is None else _unusable(written)] += 1
                     continue
                 written = below
             name = files.name(written)
@@ -124,11 +131,16 @@ class _Files:
                 ignored[other_file_kind(name)] += entry.kind == "file"
 
     def __contains__(self, written: str) -> bool:
+        written = self._below(written)
         return written in self.sizes or written in self._aliases
 
     def name(self, written: str) -> str | None:
         """The file's name; `written` itself if there is none, None if there are several."""
+        written = self._below(written)
         return written if written in self.sizes else self._aliases.get(written, written)
+
+    def _below(self, written: str) -> str:
+        return written.removeprefix(f"{self.root.rstrip('/')}/")
 
 
 def table_covers(labels: str, columns: str | None, src: str, val: str) -> bool:
@@ -146,8 +158,8 @@ class LabelListSource:
     """A text file of `path label` lines, as ImageNet's train.txt, or a CSV or TSV file with such columns. A `Source`.
 
     Paths are relative to the list's folder, or absolute. `numbered` if all labels are integers. Images behind URLs are
-    not requested while listing (UNSEEN). From a list behind a URL, only paths below its folder and URLs of the same
-    scheme are accepted.
+    not requested while listing (UNSEEN). A list of this machine may name any file of it; from one behind a URL, only
+    paths below its folder and URLs of the same scheme are accepted.
     """
 
     label_names: Sequence[str] | None = None
@@ -170,18 +182,32 @@ class LabelListSource:
             scheme = f"{self.root.partition('://')[0]}://"
             is_allowed = name.startswith(scheme) if is_url(name) else safe_relative_path(name)
             if is_url(self.root) and ("::" in name or not is_allowed):
-                self.ignored["unsafe names"] += 1
+                self.ignored[_unusable(name)] += 1
                 continue
             if self._setting.is_dropped(row.label, f"{self._src}: line {row.line}", name):
                 self.ignored["unlabelled"] += 1
                 continue
             assert row.label is not None
+            image = _named_image(self.root, name, row.label, row.line)
+            if image is None:
+                self.ignored[_unusable(name)] += 1
+                continue
             self.numbered &= _is_numbered(row.label)
-            if is_url(self.root) or is_url(name):
-                yield ImageRef(name, row.label, 0, packed=UNSEEN, line=row.line)
-            else:
-                size = file_size(name if name.startswith("/") else f"{self.root}/{name}")
-                yield ImageRef.file(name, row.label, size, row.line)
+            yield image
+
+
+def _named_image(root: str, name: str, label: Label, line: int) -> ImageRef | None:
+    """The image that a label file names, relative to `root`, or by any path or URL; None for a Windows path."""
+    name = name.removeprefix("file://")
+    if is_url(root) or is_url(name):
+        return ImageRef(name, label, 0, packed=UNSEEN, line=line)
+    size = file_size(name if name.startswith("/") else f"{root}/{name}")
+    return None if size is None and "\\" in name else ImageRef.file(name, label, size, line)
+
+
+def _unusable(name: str) -> str:
+    """The kind under which a name that is not read is counted."""
+    return "names with backslashes (write / instead)" if "\\" in name else "unsafe names"
 
 
 def _is_numbered(label: Label) -> bool:

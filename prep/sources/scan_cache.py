@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -163,15 +164,16 @@ class ScannedSource(ABC):
     """Base class of a `Source` of files that are scanned once each; `numbered` if all labels are integers."""
 
     def __init__(
-        self, paths: Sequence[str], scan_cache: Path, *, copies: bool, setting: TargetSetting = AUTO
-    ) -> None:
+        self, paths: Sequence[str], scan_cache: Path, *, copies: bool, setting: TargetSetting = AUTO,
+        note: str | None = None,
+    ) -> None:  # fmt: skip
         self.root = common_root(paths)
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self.label_names: Sequence[str] | None = None
         self.copies = copies
         self.target = SourceTarget()
-        self._paths, self._scan_cache, self._setting = paths, scan_cache, setting
+        self._paths, self._scan_cache, self._setting, self._note = paths, scan_cache, setting, note
         _check_file_names(self.root, paths)
 
     def __iter__(self) -> Iterator[ImageRef]:
@@ -190,6 +192,8 @@ class ScannedSource(ABC):
         examples = {kind: name for scan in reversed(scans) for kind, name in scan.examples.items()}
         target = ScannedTarget(self.root, examples, scans[0].columns, self._setting)
         self.target = target.describe(labelled, self.label_names)
+        if self._note is not None:
+            self.target = replace(self.target, about=(self._note, *self.target.about))
         for scan in scans:
             for row in scan.rows():
                 label, is_number = (None, True) if row.label is None else target.label(row.name, row.label)

@@ -20,7 +20,7 @@ from .scan_cache import ScannedSource, ScanResult, ScanWriter, cached_scan
 from .targets.scanned_target import RowLabel
 from .targets.target_cells import AUTO, TargetSetting
 
-__all__ = ["LABEL_KEYS", "WebDatasetSource", "is_webdataset_tar"]
+__all__ = ["LABEL_KEYS", "WebDatasetSource", "are_in_folders", "is_webdataset_tar"]
 
 LABEL_KEYS = ("label", "cls", "class", "class_name", "target")  # keys of a sample's JSON; the first one present is used
 _MAX_LABEL_BYTES = 1 << 20
@@ -33,24 +33,38 @@ class WebDatasetSource(ScannedSource):
     Labels in .cls and .json may be numbers, those in .txt are names. A .json may also hold several labels, or numbers
     to predict: see `_json_label`. An image's name is TAR/KEY.EXT with the tar's own
     name. Plain tars are read in place, compressed ones are unpacked once into one file in `scan_cache`, which also
-    keeps the scan.
+    keeps the scan. `note` is a line for `target.about`.
     """
 
-    def __init__(self, paths: Sequence[str], scan_cache: Path, setting: TargetSetting = AUTO) -> None:
-        super().__init__(paths, scan_cache, copies=any(map(is_compressed, paths)), setting=setting)
+    def __init__(
+        self, paths: Sequence[str], scan_cache: Path, setting: TargetSetting = AUTO, note: str | None = None
+    ) -> None:
+        super().__init__(paths, scan_cache, copies=any(map(is_compressed, paths)), setting=setting, note=note)
 
     def _scan(self, path: str) -> ScanResult:
         return cached_scan(self._scan_cache, path, "samples", lambda out: _fill(path, out), copies=is_compressed(path))
 
 
 def is_webdataset_tar(path: str) -> bool:
-    """Whether the first images in a tar have label files next to them, rather than being in class folders."""
+    """Whether some of the first images in a tar have label files next to them."""
+    return bool(_first_samples(path))
+
+
+def are_in_folders(path: str) -> bool:
+    """Whether the first samples of a WebDataset tar are in folders without a .cls: these could be classes instead."""
+    return all("/" in key and "cls" not in kinds for key, kinds in _first_samples(path).items())
+
+
+def _first_samples(path: str) -> dict[str, set[str]]:
+    """{key: extensions} of the first samples of a tar with an image and a label."""
     with open_tar(path) as members:
         names = [safe_relative_path(member.name) for member in islice(members, _PEEK_MEMBERS)]
     kinds: dict[str, set[str]] = {}
     for key, extension in (_split(name) for name in names if name):
         kinds.setdefault(key, set()).add(extension)
-    return any(_images(kind) and not kind.isdisjoint({"cls", "json", "txt"}) for kind in kinds.values())
+    return {
+        key: kind for key, kind in kinds.items() if _images(kind) and not kind.isdisjoint({"cls", "json", "txt"})
+    }  # fmt: skip
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -62,7 +62,7 @@ def prep(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
     def run(*argv: object) -> Ran:
         words = [str(word) for word in argv]
-        if "--workers" not in words:
+        if "--workers" not in words and "ray" not in words:
             words += ["--workers", "2"]
         capfd.readouterr()
         status = main(words)

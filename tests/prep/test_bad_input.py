@@ -47,6 +47,7 @@ def fails(ran: Any, *words: str) -> None:
         (("--val-list", "b", "--val-frac", "0"), ("--val-list: cannot be combined with --val-frac",)),
         (("--folds", "5"), ("--folds", "--help")),
         (("--engine", "spark"), ("spark", "local", "ray")),
+        (("--engine", "ray", "--workers", "2"), ("WORKERS: has no effect with ENGINE=ray, got 2", "omit WORKERS")),
         (("--ray-address", "a:1"), ("--ray-address: has no effect", "ENGINE=ray")),
         (("--kind", "zip"), ("zip", "archive")),
         (("--qualty", "90"), ("--qualty", "--help")),

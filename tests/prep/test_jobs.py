@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,25 @@ import prep.convert.codecs as codecs
 from pipeline.dataset.format import manifest_bytes
 from pipeline.storage.atomic_file import atomic_file
 from prep.__main__ import main
+from prep.execute.process_pool import Pool
 from prep.storage.output import LOCK, LocalStore, open_store
 from prep.verify import main as verify
 from tests import ROOT
 from tests.conftest import make_photos
+from tests.support.faulty_worker import serve
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.source_formats import jpeg, make_tree, pack, pack_parquet, pack_samples, pack_table
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
 PLAN = Path(".prep/plan")
+
+
+@contextmanager
+def faulty_pool(workers: int) -> Iterator[Pool]:
+    pool = Pool(workers, "fork", serve)
+    yield pool
+    pool.end()
 
 
 @pytest.fixture
@@ -421,6 +432,29 @@ def test_a_machine_with_other_decoder_versions_converts_nothing(
     monkeypatch.setattr(codecs, "codec_versions", lambda: versions)
     refused(run("shards", "--out", tmp_path / "s", "--range", ":"), "machine ", "Pillow: got 0.1, expected")
     assert not list((tmp_path / "s").rglob("*.tar"))
+
+
+def test_a_job_whose_worker_is_killed_rejects_nothing_and_can_be_repeated(
+    argv: tuple[object, ...], photos: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the kernel when memory runs out."""
+    (photos / "bee" / "03.jpg").write_bytes(b"slow " + bytes(tmp_path / "pid"))
+    monkeypatch.setattr("prep.jobs.open_pool", faulty_pool)
+    assert run("plan", *argv, "--out", tmp_path / "s")[0] == 0
+
+    def kill() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.005)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    job = run("shards", "--out", tmp_path / "s", "--range", ":")
+    thread.join()
+    refused(job, "got SIGKILL in one of 2", "use fewer WORKERS (--workers)")
+    jobs(run, tmp_path / "s", ":")
+    assert run("finalize", "--out", tmp_path / "s")[0] == 0
+    assert (tmp_path / "s" / "rejects.jsonl").read_bytes() == b""
 
 
 def test_a_url_with_credentials_is_refused_and_not_written(tmp_path: Path, run: Run) -> None:

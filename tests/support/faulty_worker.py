@@ -26,7 +26,7 @@ def serve(conn: Connection, current: Any) -> None:
             mark = Path(os.fsdecode(data[9:]))
             if mark.exists():
                 mark.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGABRT)
             return [Photo.full(np.zeros((8, 8, 3), np.uint8))] * len(short_sides)
         if data == b"die":
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -56,6 +56,11 @@ def serve(conn: Connection, current: Any) -> None:
 
     worker.decode_for_sizes = faulty_decode  # type: ignore[assignment]
     worker.serve(conn, current)
+
+
+def crash_at_start(conn: Connection, current: Any) -> None:
+    faulthandler.disable()
+    os.kill(os.getpid(), signal.SIGILL)
 
 
 def exit_at_start(conn: Connection, current: Any) -> None:

@@ -40,7 +40,9 @@ def serving(folder: Path, handler: type[SimpleHTTPRequestHandler] = RangeHandler
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield server.server_port
+    finally:  # why: the thread of a test that fails would keep the process from ending
+        server.shutdown()
+        thread.join()
+        server.server_close()

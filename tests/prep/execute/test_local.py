@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import os
 import signal
 import time
@@ -201,19 +202,25 @@ def test_a_decoder_that_dies_or_hangs_loses_that_one_image(
         ("records/train-000001-24.rec", "close"),
     ],
 )
-def test_a_worker_killed_while_it_writes_costs_nothing(
+@pytest.mark.parametrize("sent", [signal.SIGABRT, signal.SIGKILL])
+def test_a_worker_that_dies_while_it_writes_costs_no_image(
     pools: Callable[[], Pool], files: list[Path], tmp_path: Path, undisturbed: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch, name: str, step: str,
+    monkeypatch: pytest.MonkeyPatch, name: str, step: str, sent: signal.Signals,
 ) -> None:  # fmt: skip
     mark = tmp_path / "mark"
     mark.touch()
 
     def die_once() -> None:
         if mark.exists():
+            faulthandler.disable()
             mark.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), sent)
 
     at_writes(monkeypatch, name, step, die_once)
+    if sent == signal.SIGKILL:
+        with pytest.raises(ResoluteError, match="died, got SIGKILL"):
+            convert(pools(), specs(files), tmp_path / "set")
+        assert partial_files(tmp_path / "set") == []
     stats, _ = convert(pools(), specs(files), tmp_path / "set")
     assert not mark.exists()
     assert stats.rejects == 0

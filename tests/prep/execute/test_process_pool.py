@@ -23,7 +23,7 @@ from prep.convert.worker import convert
 from prep.execute import process_pool as pooling
 from prep.execute.process_pool import Pool
 from prep.sources.image_ref import ByteRange
-from tests.support.faulty_worker import exit_at_start, serve
+from tests.support.faulty_worker import crash_at_start, exit_at_start, serve
 
 JOB = EncodeOptions(quality=90, label_digits=4)
 
@@ -87,7 +87,7 @@ def test_a_crashing_decoder_rejects_only_its_image(pool: Pool, files: list[Path]
     assert rejects == [(5, "decoder died: SIGSEGV"), (21, "decoder died: SIGSEGV"), (22, "decoder died: SIGSEGV")]
 
 
-def test_a_worker_killed_from_outside_loses_no_image(pool: Pool, files: list[Path], tmp_path: Path) -> None:
+def test_a_worker_that_crashes_once_loses_no_image(pool: Pool, files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "mark").touch()
     files[9].write_bytes(b"die once " + bytes(tmp_path / "mark"))
     assert keys(run(pool, files)) == list(range(40))
@@ -158,9 +158,37 @@ def test_an_internal_error_is_raised_and_leaves_the_pool_usable(pool: Pool, file
     assert keys(run(pool, files)) == list(range(40))
 
 
-def test_workers_that_cannot_start_end_the_run(files: list[Path]) -> None:
-    pool = Pool(2, "fork", exit_at_start)
-    with pytest.raises(ResoluteError, match="WORKERS: 3 processes died before their first image"):
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_killed_from_outside_ends_the_run_and_rejects_no_image(
+    pool: Pool, files: list[Path], tmp_path: Path, sent: signal.Signals
+) -> None:
+    """As the kernel does when memory runs out: it takes the worker that holds the largest photo, each time again."""
+    files[13].write_bytes(b"slow " + bytes(tmp_path / "pid"))
+
+    def kill() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.005)
+        os.kill(int((tmp_path / "pid").read_text()), sent)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(ResoluteError, match=rf"got {sent.name} in one of 2, .* use fewer WORKERS \(--workers\)"):
+        run(pool, files)
+    thread.join()
+    chunks = run(pool, files)  # the pool can be used again
+    assert keys(chunks) == list(range(40))
+    assert [reject for chunk in chunks for reject in chunk.rejects] == []
+
+
+@pytest.mark.parametrize(
+    ("serve", "message"),
+    [(crash_at_start, "WORKERS: 3 processes died before their first image"), (exit_at_start, "exit status 3")],
+)
+def test_workers_that_cannot_start_end_the_run(
+    files: list[Path], serve: Callable[..., None], message: str
+) -> None:
+    pool = Pool(2, "fork", serve)
+    with pytest.raises(ResoluteError, match=message):
         run(pool, files)
     pool.end()
 

@@ -275,8 +275,9 @@ def test_nodes_with_other_versions_without_resolute_or_with_too_little_memory_ar
     assert tree(tmp_path / "ray") == tree(tmp_path / "local")
 
 
-def test_an_image_that_kills_its_worker_twice_is_rejected_and_its_shard_is_converted(
-    cluster: Any, tmp_path: Path, prep: Prep
+@pytest.mark.parametrize("sent", [signal.SIGSEGV, signal.SIGKILL])
+def test_an_image_that_crashes_its_decoder_is_rejected_and_a_kill_from_outside_ends_the_run(
+    cluster: Any, tmp_path: Path, prep: Prep, sent: signal.Signals
 ) -> None:
     make_photos(tmp_path / "photos", classes=2, each=20)
     fatal = tmp_path / "photos" / "class1" / "007.jpg"
@@ -284,16 +285,21 @@ def test_an_image_that_kills_its_worker_twice_is_rejected_and_its_shard_is_conve
     kills = (
         "import os, signal, simplejpeg\ndecode = simplejpeg.decode_jpeg\n"
         "def fatal(data, *args, **options):\n"
-        "    if bytes(data).endswith(b'fatal'):\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"    if bytes(data).endswith(b'fatal'):\n        os.kill(os.getpid(), signal.{sent.name})\n"
         "    return decode(data, *args, **options)\n"
         "simplejpeg.decode_jpeg = fatal\n"
     )
     with extra_nodes(cluster, (tmp_path, patched_python(tmp_path / "shim", kills))):
         ran = prep("--src", "/proc/self/cwd/photos", "--out", tmp_path / "ray", "--res", "32", "--shard-samples", 8,
                    "--max-bad", 0.1, "--engine", "ray", "--ray-address", cluster.address)  # fmt: skip
+    if sent == signal.SIGKILL:
+        assert ran.status == 2
+        assert re.search(r"\nprep: worker process: died, got SIGKILL .* use a machine with more memory", f"\n{ran.err}")
+        assert not (tmp_path / "ray" / "rejects.jsonl").exists()
+        return
     assert ran.status == 0, ran.err
     (row,) = map(json.loads, (tmp_path / "ray" / "rejects.jsonl").read_text().splitlines())
-    assert (row["path"], row["reason"]) == ("class1/007.jpg", "decoder died: SIGKILL")
+    assert (row["path"], row["reason"]) == ("class1/007.jpg", "decoder died: SIGSEGV")
     assert json.loads((tmp_path / "ray" / "manifest.json").read_text())["source"]["images"] == 40
 
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from pipeline.dataset.format import SAMPLE, SOURCE, STORED
 from pipeline.errors import ResoluteError
+from prep import extension
 from prep import prepare as building
 from prep.config import Settings
 from prep.convert import codecs, worker
@@ -252,6 +254,48 @@ def test_no_shards_of_other_codecs_are_added_to_a_finished_set(
     assert tree(tmp_path / "s") == before
     (tmp_path / "s" / "48" / "train-000001.tar").unlink()
     refused(prep(*argv), "7.7.7", installed)
+
+
+def set_codecs(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
+    for module in (building, extension, codecs):
+        monkeypatch.setattr(module, "codec_versions", lambda: versions)
+
+
+def test_a_set_is_not_continued_with_other_pixel_code(
+    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_before_the_manifest(prep, argv, monkeypatch)
+    (tmp_path / "s" / "records" / "val-000000-48.rec").unlink()
+    set_codecs(monkeypatch, {**codecs.codec_versions(), "Resolute's pixels": str(codecs.PIXELS + 1)})
+    ran = prep(*argv)
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+    assert "begun with other pixel code, so further shards would differ" in ran.err
+    assert "Resolute's pixels: got 2, expected 1" in ran.err
+
+
+def test_a_set_that_names_no_pixel_code_is_of_version_1(
+    argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As sets were before the version was recorded: they open, and are resumed, extended and verified."""
+    ours = codecs.codec_versions()
+    with monkeypatch.context() as before:
+        set_codecs(before, {name: version for name, version in ours.items() if name != "Resolute's pixels"})
+        before.setattr("prep.convert.codecs._UNNAMED", {})
+        stop_before_the_manifest(prep, argv, before)
+    assert b"Resolute's pixels" not in (tmp_path / "s" / PLAN).read_bytes()
+    tar = next((tmp_path / "s" / "48").glob("val-*.tar"))
+    data = tar.read_bytes()
+    tar.unlink()
+    with monkeypatch.context() as later:
+        set_codecs(later, {**ours, "Resolute's pixels": "2"})
+        assert "Resolute's pixels: got 2, expected 1" in prep(*argv).err
+    assert prep(*argv).status == 0
+    assert tar.read_bytes() == data
+    assert "already there" in prep(*argv).out
+    Image.new("RGB", (70, 60), (9, 99, 200)).save(photos / "cat" / "new.jpg")
+    ran = prep(*argv, "--extend")
+    assert ran.status == 0, ran.err
+    assert verify(open_store(str(tmp_path / "s")), workers=1).damaged == {}
 
 
 def test_derived_files_are_repaired_with_any_codecs(

@@ -16,6 +16,7 @@ from pipeline.errors import ResoluteError
 from prep.plan.splits import make_splits
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
+from prep.sources.label_file import table_covers
 from prep.sources.targets.target_cells import TargetSetting
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
@@ -28,6 +29,7 @@ from tests.support.source_formats import (
     pack_parquet,
     pack_samples,
     pack_table,
+    pack_tar,
     pack_zip,
 )
 
@@ -116,25 +118,65 @@ def test_a_tree_of_links_lists_each_real_folder_once(tmp_path: Path, work: Path)
     assert names(source) == ["a/" * depth + "x.jpg"]  # what was visited counts for one iteration
 
 
-def test_a_table_cannot_name_files_outside_its_folder(tmp_path: Path, work: Path) -> None:
+def test_a_table_of_this_machine_may_name_any_file_as_a_list_may_and_a_remote_one_may_not(
+    tmp_path: Path, work: Path
+) -> None:
     files = ("photos/cat/1.jpg", "photos/dog/2.jpg", "photos/odd\\name.jpg", "secret/x.jpg", "linked/y.jpg")
     for number, name in enumerate(files):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(jpeg(number))
     (tmp_path / "photos" / "more").symlink_to(tmp_path / "linked")
-    unsafe = (
-        "../secret/x.jpg", f"{tmp_path}/secret/x.jpg", "cat/../../secret/x.jpg", "./../secret/x.jpg",
-        f"file://{tmp_path}/secret/x.jpg", f"{tmp_path}/photos/../secret/x.jpg", "s3://bucket/x.jpg",
-    )  # fmt: skip
+    outside = (f"{tmp_path}/secret/x.jpg", "../secret/x.jpg", f"file://{tmp_path}/linked/y.jpg", "s3://bucket/x.jpg")
     inside = ("./cat//1.jpg", f"{tmp_path}/photos/dog/2.jpg", "odd\\name.jpg", "more/y.jpg")
-    rows = [(name, label) for names, label in ((unsafe, "a"), (inside, "b")) for name in names]
-    table = pack_table(tmp_path / "labels.csv", [*rows, ("gone.jpg", "a")])
+    rows = [(name, label) for names, label in ((outside, "a"), (inside, "b")) for name in names]
+    table = pack_table(tmp_path / "labels.csv", [*rows, ("gone.jpg", "a"), ("cat\\1.jpg", "a"), ("C:\\2.jpg", "b")])
+    below = ["cat/1.jpg", "dog/2.jpg", "odd\\name.jpg", "more/y.jpg", "gone.jpg"]
+    elsewhere = [name.removeprefix("file://") for name in outside]
+    hint = "names with backslashes (write / instead)"
     source = open_source(str(tmp_path / "photos"), labels=str(table), scan_cache=work)
-    assert sorted(names(source)) == sorted(["cat/1.jpg", "dog/2.jpg", "odd\\name.jpg", "more/y.jpg", "gone.jpg"])
-    assert source.ignored == {"unsafe names": len(unsafe)}
+    assert sorted(names(source)) == sorted(below + elsewhere)
+    assert source.ignored == {hint: 2}
     got = catalog(work, tmp_path / "photos", labels=str(table))
-    secret = (tmp_path / "secret" / "x.jpg").read_bytes()
-    assert secret not in fetch_many([got.byte_range(i) for i in range(len(got))])
+    secret, at = (tmp_path / "secret" / "x.jpg").read_bytes(), got.find(f"{tmp_path}/secret/x.jpg")
+    assert at is not None
+    assert fetch_many([got.byte_range(at)]) == [secret]
+    fsspec.filesystem("memory").pipe("/tables/labels.csv", table.read_bytes())
+    remote = open_source(str(tmp_path / "photos"), labels="memory://tables/labels.csv", scan_cache=work)
+    assert sorted(names(remote)) == sorted(below)
+    assert remote.ignored == {"unsafe names": len(outside), hint: 2}
+    in_folder = pack_table(tmp_path / "photos" / "list.csv", [*rows, ("cat\\1.jpg", "a")])
+    listed = open_source(str(in_folder), scan_cache=work)
+    assert set(elsewhere) < set(names(listed))
+    assert listed.ignored == {hint: 1}
+
+
+def test_a_tar_of_folders_with_sidecars_is_read_as_samples_and_says_so(tmp_path: Path, work: Path) -> None:
+    photos = [(f"{name}/{n}.jpg", jpeg(n)) for n, name in enumerate("abab")]
+    for suffix, label in (("txt", b"a caption"), ("json", b'{"label": "x"}')):
+        sidecars = [(name.replace("jpg", suffix), label + name[:1].encode() * (suffix == "txt")) for name, _ in photos]
+        pack_tar(tmp_path / f"{suffix}.tar", sorted([*photos, *sidecars]))
+    pack_tar(tmp_path / "cls.tar", sorted([*photos, *((name.replace("jpg", "cls"), b"1") for name, _ in photos)]))
+    for src, kind, lines in (("txt", "auto", 1), ("json", "auto", 1), ("cls", "auto", 0), ("txt", "webdataset", 0)):
+        source = open_source(str(tmp_path / f"{src}.tar"), kind=kind, scan_cache=work)
+        assert names(source)[0] == f"{src}.tar/a/0.jpg"
+        assert len(source.target.about) == lines, (src, kind)
+        assert all(f"{src}.tar: read as WebDataset samples, " in line and "KIND=archive" in line
+                   for line in source.target.about)  # fmt: skip
+    source = open_source(str(tmp_path / "txt.tar"), kind="archive", scan_cache=work)
+    assert names(source)[0] == "a/0.jpg"
+
+
+def test_absolute_paths_of_a_shared_table_go_to_the_folder_that_holds_them(tmp_path: Path, work: Path) -> None:
+    for number, name in enumerate(("train/1.jpg", "train/2.jpg", "val/3.jpg", "other/4.jpg")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg(number))
+    rows = [(f"{tmp_path}/{name}", "ab"[n % 2]) for n, name in enumerate(("train/1.jpg", "train/2.jpg", "val/3.jpg"))]
+    table = str(pack_table(tmp_path / "labels.csv", [*rows, (f"{tmp_path}/other/4.jpg", "b")]))
+    train, val = str(tmp_path / "train"), str(tmp_path / "val")
+    assert table_covers(table, None, train, val)
+    source = open_source(train, labels=table, elsewhere=val, scan_cache=work)
+    assert sorted(names(source)) == sorted(["1.jpg", "2.jpg", f"{tmp_path}/other/4.jpg"])
+    assert names(open_source(val, labels=table, elsewhere=train, scan_cache=work, setting="VAL")) == ["3.jpg"]
 
 
 def test_names_in_a_store_or_a_remote_table_never_open_local_files(tmp_path: Path, work: Path) -> None:

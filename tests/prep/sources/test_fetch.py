@@ -6,6 +6,7 @@ import io
 import os
 import random
 import socket
+import ssl
 import zipfile
 import zlib
 from pathlib import Path
@@ -201,6 +202,34 @@ def test_a_failing_store_is_retried_and_then_reported(
     else:
         with pytest.raises(StorageError, match=result):
             fetch_many(asked)
+
+
+@pytest.mark.parametrize("fault", ["unknown name", "certificate"])
+@pytest.mark.parametrize("others_answer", [True, False])
+def test_a_server_that_is_gone_loses_its_photos_and_a_network_that_is_gone_loses_none(
+    monkeypatch: pytest.MonkeyPatch, fault: str, others_answer: bool
+) -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+    key = aiohttp.client_reqrep.ConnectionKey("gone", 443, True, True, None, None, None)
+    error = {
+        "unknown name": aiohttp.ClientConnectorDNSError(key, socket.gaierror(socket.EAI_NONAME, "Name not known")),
+        "certificate": aiohttp.ClientConnectorCertificateError(key, ssl.SSLCertVerificationError("expired")),
+    }[fault]
+    store = Flaky(99, error)
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: (store, url.removeprefix("https://gone/")))
+    monkeypatch.setattr(fetching.time, "sleep", lambda wait_s: None)
+    other = "https://here/good" if others_answer else "https://gone/good"
+    asked = [ByteRange("https://gone/bad", packed=UNSEEN), ByteRange(other, packed=UNSEEN)]
+    if others_answer:
+        reject, data = fetch_many(asked)
+        assert str(reject).startswith("no such server: ")
+        assert data == b"data"
+    else:
+        with pytest.raises(StorageError, match=r"got .* 4 times, .*; no other server answered either: check the netw"):
+            fetch_many(asked)
+    assert store.asked == 4
+    with pytest.raises(StorageError):  # of an archive, which no answer can make a reject
+        fetch_many([ByteRange("https://gone/bad", 0, 4), *asked[1:]])
 
 
 def test_the_crc_of_a_data_descriptor_is_checked(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, StorageError
 from prep.sources.fetch import fetch_many
+from prep.sources.image_ref import UNSEEN, ByteRange
 from tests.support.http_server import RangeHandler, serving
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
@@ -74,3 +77,57 @@ def test_a_web_server_without_byte_ranges_is_refused_where_they_are_needed(
     assert_same_images(catalog(work, f"{http}/{pack(tmp_path, 'tar.gz', files, '').name}"), files)
     with pytest.raises(ResoluteError, match=r"p\.zip: its server ignores byte ranges"):
         assert_same_images(catalog(work, f"{http}/{pack(tmp_path, 'zip', files, '').name}"), files)
+
+
+class RefusingHandler(RangeHandler):
+    """Answers with the status that the name of a file begins with; the first `busy` times with 503."""
+
+    busy = 0
+
+    def do_GET(self) -> None:
+        status = Path(self.path).name.partition("-")[0]
+        if not status.isdecimal():
+            return super().do_GET()
+        if type(self).busy:
+            type(self).busy -= 1
+            status = "503"
+        self.send_error(int(status))
+        return None
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_permanent_answer_of_a_web_server_rejects_its_photo_with_url_and_status(
+    tmp_path: Path, prep: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    files = make_tree(tmp_path / "photos")
+    monkeypatch.setattr(RefusingHandler, "busy", 1)
+    with serving(tmp_path / "photos", RefusingHandler) as port:
+        url = f"http://127.0.0.1:{port}"
+        names = [name for name in files if name.isascii() and "\n" not in name and " " not in name]
+        rows = [(f"{url}/{name}", name.partition("/")[0]) for name in names]
+        table = pack_table(tmp_path / "list.csv", [*rows, (f"{url}/{status}-x.jpg?token=secret", rows[0][1])])
+        ran = prep("--src", table, "--out", tmp_path / "out", "--res", "32", "--val-frac", 0, "--max-bad", 0.5)
+        assert ran.status == 0, ran.err
+        (row,) = map(json.loads, (tmp_path / "out" / "rejects.jsonl").read_text().splitlines())
+        assert row["path"] == f"{url}/{status}-x.jpg?token=***"
+        assert row["reason"].endswith(f"'HTTP status {status}'")
+        ran = prep("--src", table, "--out", tmp_path / "strict", "--res", "32", "--val-frac", 0, "--max-bad", 0)
+        assert (ran.status, "too many unusable images, got 1 of" in ran.err) == (2, True), ran.err
+
+
+@pytest.mark.parametrize("status", [407, 408, 429, 500, 503])
+def test_an_answer_that_may_change_rejects_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr("prep.sources.fetch._REMOTE_WAITS_S", (0.0, 0.0))
+    with serving(tmp_path, RefusingHandler) as port:
+        url = f"http://127.0.0.1:{port}"
+        with pytest.raises(StorageError, match=f"got 'HTTP status {status}' 3 times"):
+            fetch_many([ByteRange(f"{url}/{status}-x.jpg", packed=UNSEEN)])
+        rejects = fetch_many([ByteRange(f"{url}/{each}-x.jpg", packed=UNSEEN) for each in (400, 401, 410, 451)])
+        assert list(map(str, rejects)) == [
+            "refused: 'HTTP status 400'", "refused: 'HTTP status 401'", "not there: 'HTTP status 410'",
+            "refused: 'HTTP status 451'",
+        ]  # fmt: skip
+        with pytest.raises(StorageError, match="got 'HTTP status 403' 3 times"):  # of an archive
+            fetch_many([ByteRange(f"{url}/403-x.tar", 0, 4)])

@@ -18,6 +18,7 @@ from prep import prepare as building
 from prep.config import Settings
 from prep.convert.batch import Batch, EncodeOptions
 from prep.convert.worker import convert
+from prep.plan.catalog import write_catalog
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch, fetch_many
 from prep.sources.image_ref import MISSING, ByteRange
@@ -175,17 +176,23 @@ def test_missing_files_are_counted_before_anything_is_converted(photos: Path, tm
     assert {row["path"] for row in rows} == {f"cat/lost{i}.jpg" for i in range(4)}
 
 
+@pytest.mark.parametrize("form", ["relative", "absolute", "file://"])
 def test_a_missing_file_of_a_list_is_a_reject_and_a_missing_folder_is_unavailable(
-    tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, waits: list[float], form: str
 ) -> None:
+    root = {"relative": "", "absolute": f"{tmp_path}/", "file://": f"file://{tmp_path}/"}[form]
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "a.jpg").write_bytes(b"1234")
-    (tmp_path / "list.txt").write_text("p/a.jpg 0\np/gone.jpg 1\np/a.jpg/b.jpg 1\n")
+    (tmp_path / "list.txt").write_text(f"{root}p/a.jpg 0\n{root}p/gone.jpg 1\n{root}p/a.jpg/b.jpg 1\n")
     source = open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path)
-    listed = {image.name: (image.nbytes, image.packed) for image in source}
-    assert listed == {"p/a.jpg": (4, 0), "p/gone.jpg": (0, MISSING), "p/a.jpg/b.jpg": (0, 0)}
-    (tmp_path / "list.txt").write_text("p/a.jpg 0\nlost/gone.jpg 1\n")
-    with pytest.raises(StorageError, match=r"lost/gone\.jpg: storage is unavailable"):
+    listed = {image.name.rpartition("p/")[2] or image.name: (image.nbytes, image.packed) for image in source}
+    assert listed == {"a.jpg": (4, 0), "gone.jpg": (0, MISSING), "a.jpg/b.jpg": (0, 0)}
+    got = write_catalog(source, tmp_path / "catalog")
+    assert fetch(got.byte_range(0)) == b"1234"
+    (tmp_path / "p").rename(tmp_path / "away")  # as a lost mount does
+    with pytest.raises(StorageError, match=r"p/a\.jpg: storage is unavailable"):
+        fetch(got.byte_range(0))
+    with pytest.raises(StorageError, match=r"p/a\.jpg: storage is unavailable"):
         list(open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path))
 
 
