@@ -17,8 +17,11 @@ from .faults import NAME, OPEN, READ, SYNC, WRITE
 
 __all__ = ["Event", "Place", "draw"]
 
-# torch's C++ logs and prep's note about the shards that it keeps are not errors
-_NOISE = re.compile(r"\[?[WEI]\d{4} |\[rank\d|frame #\d|Exception raised from|prep: \d+ shards? (is|are) there already")
+# torch's C++ logs, and prep's notes about the shards that it keeps and the labels of a list, are not errors
+_NOISE = re.compile(
+    r"\[?[WEI]\d{4} |\[rank\d|frame #\d|Exception raised from|prep: \d+ shards? (is|are) there already"
+    r"|prep: .*: a class for each of \d+ photos |prep:   line \d"
+)
 _CHANGES = WRITE | SYNC | NAME
 _SIGNALS = {"SIGTERM": {143, -15}, "SIGINT": {130, -2}, "SIGHUP": {129, -1}}
 
@@ -37,11 +40,13 @@ class Place:
 class Event:
     """An event that hits one run of a command.
 
-    kind: "kill" or "fault". how: what happens. target: "all", "main" or "one" (a worker or rank) for signals.
+    kind: "kill" or "fault". how: what happens. target: "all", "main", "one" (a worker or rank, if there is one) or
+    "worker" (as soon as there is one) for signals.
     at: when, a fraction of the undisturbed run: of its time, or of its calls on `place` where `ops` is set.
     limit: number of calls or requests that are hit (-1: until the command ends). duration_s: of a stop, of a missing
     folder (0: until the command ends), or of a slow call. victim: number of the command, if the scenario runs several
-    at the same time. expected: exit statuses that are correct for it, besides success.
+    at the same time. expected: exit statuses that are correct for it, besides success. says: if set, the command must
+    fail with a line that holds this.
     """
 
     kind: str
@@ -56,6 +61,7 @@ class Event:
     duration_s: float = 0.0
     error: int = 0
     victim: int = 0
+    says: str = ""
 
     @property
     def remote(self) -> bool:
@@ -159,6 +165,8 @@ def problems_of(
         problems.append(f"{what}: traceback")
     if status not in correct:
         problems.append(f"{what}: got exit status {status}, expected {' or '.join(map(str, sorted(correct)))}")
+    if event is not None and event.says not in stderr:
+        problems.append(f"{what}: got no line with '{event.says}'")
     # why 1 line with status 1: verify reports that its list of damaged files could not be written
     allowed = {2: 1, 0: 0, 1: int(event is not None)}.get(status, 1)
     if len(lines) > allowed or (status == 2 and not lines):

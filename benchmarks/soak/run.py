@@ -26,7 +26,7 @@ import train.planner.plan
 import train.trainer  # noqa: F401
 from pipeline.errors import ResoluteError
 
-from .events import Event, draw, problems_of
+from .events import Event, problems_of
 from .faults import Control
 from .objects import object_store
 from .processes import (
@@ -124,7 +124,7 @@ class Soak:
 
         def done(name: str) -> float:
             total = sum(minimum * getattr(SCENARIOS[name], field) for _, field, minimum in lacking)
-            return sum(self._delivered(kind, name) for kind, _, _ in lacking) / max(1e-9, total)
+            return sum(self._delivered(kind, name) for kind, _, _ in lacking) / total if total else float("inf")
 
         return min(self.names, key=done)
 
@@ -227,7 +227,7 @@ class Soak:
         events: list[tuple[int, Event]] = []
         for _ in range(rng.randrange(3, 8) + 2 * len(phases) - 2):
             number = rng.randrange(len(phases))
-            event = draw(
+            event = scenario.draw(
                 rng, fault=rng.random() < fault_frac, places=scenario.places(), several=scenario.several,
                 loss=scenario.loss, remote=scenario.remote, library=self._control is not None, stop_s=HANG_S,
                 victims=1 + len(phases[number].concurrent),
@@ -245,7 +245,8 @@ class Soak:
                 if done or phase_number != number:
                     continue
                 fresh = (not scenario.remote and scenario.ranks(attempt) == 1 and event.how in
-                         ("SIGKILL", "SIGTERM", "SIGINT") and rng.random() < _NEW_INTERPRETER_FRAC)  # fmt: skip
+                         ("SIGKILL", "SIGTERM", "SIGINT") and event.target != "worker"
+                         and rng.random() < _NEW_INTERPRETER_FRAC)  # fmt: skip
                 complete = complete and not fresh
                 last_event = event.describe()
                 done, took_frac = self._disturbed(
@@ -458,7 +459,13 @@ class _Attempt:
         target, several = self.event.target, self.scenario.ranks(self.attempt) > 1
         if target == "main" and several and self.event.how in ("SIGKILL", "SIGSTOP"):
             target = "all"  # why: what remains of a launcher without ranks is torchrun's responsibility
-        if target == "one" and len(members) > 1:
+        if target == "worker":
+            workers = [pid for pid in members[1:] if _is_fork(pid)]
+            if not workers:  # why: it has not begun to convert
+                self._scheduled.append((time.monotonic(), self._inject))
+                return
+            members = [self.rng.choice(workers)]
+        elif target == "one" and len(members) > 1:
             members = [self.rng.choice(members[1:])]
         elif target != "all":
             members = [process.pid]
@@ -502,6 +509,13 @@ class _Attempt:
         if self.event.duration_s:
             restore_at = time.monotonic() + self.event.duration_s
             self._scheduled.append((restore_at, lambda: self._restore and self._restore()))
+
+
+def _is_fork(pid: int) -> bool:
+    """Whether a process is a fork of this one, as prep's workers are, and not multiprocessing's resource tracker."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes()
+    return False
 
 
 def _lock_holders(folder: Path) -> list[int]:

@@ -15,6 +15,7 @@ import io
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import tarfile
 import tempfile
@@ -32,11 +33,11 @@ from pipeline.errors import ResoluteError
 from pipeline.storage.scratch import ScratchFolder
 
 from .checks import check_training, compare_trees, leftover_files, planned_samples, tree
-from .events import Place
+from .events import Event, Place, draw
 from .objects import BUCKET, ObjectStore
 from .processes import Command, in_child, start
 
-__all__ = ["SCENARIOS", "Phase", "Scenario", "World", "make_photos"]
+__all__ = ["SCENARIOS", "Phase", "PrepMemory", "Scenario", "World", "make_photos"]
 
 RESOLUTIONS = "32,48,64"
 HANG_S = 1.0  # the decoder's time limit in the soak test, instead of two minutes
@@ -195,6 +196,10 @@ class Scenario(ABC):
     def places(self) -> dict[str, Place]:
         return {}
 
+    def draw(self, rng: random.Random, **properties: Any) -> Event:
+        """An event that may hit one of its commands; `properties` are those of `events.draw`."""
+        return draw(rng, **properties)
+
     def in_process(self, attempt: int) -> None:
         """Called in each forked process of the command before its `main`."""
         shorten_limits()
@@ -254,6 +259,7 @@ class Prep(Scenario):
     """
 
     name, variants, several = "prep-folder", 4, True
+    loss = frozenset({2})  # of a worker, as by the kernel when memory runs out
     kills, faults = 40, 12
     shard_samples: Sequence[int] = (16, 8, 128, 16)  # by variant; 128: one shard per split
 
@@ -295,6 +301,38 @@ class Prep(Scenario):
     def check(self, reference: Path, *, complete: bool) -> list[str]:
         expected = json.loads((reference / "tree.json").read_text())
         return compare_trees("OUT", self.written(), expected) + self.temporary()
+
+
+class PrepMemory(Prep):
+    """Workers that are killed one by one, as by the kernel when memory runs out: each ends the run with one line."""
+
+    name, variants = "prep-memory", 3
+    kills, faults = 12, 0
+
+    def draw(self, rng: random.Random, **properties: Any) -> Event:
+        return Event(  # why early: a worker that has no work left is not missed
+            kind="kill", how="SIGKILL", target="worker", at=rng.uniform(0.0, 0.25), expected=self.loss,
+            says="worker process: died, got SIGKILL in one of 2",
+        )  # fmt: skip
+
+
+class PrepList(Prep):
+    """A list of `file://` names, whose photos are on a mount that is lost, for a while or until the command ends."""
+
+    name, variants = "prep-list", 3
+    kills, faults = 0, 8
+
+    def prepare(self) -> None:
+        super().prepare()
+        photos = sorted(self.path("photos").rglob("*.jpg"))
+        self.path("list.txt").write_text("".join(f"file://{photo} {photo.parent.name}\n" for photo in photos))
+
+    @property
+    def source(self) -> str:
+        return str(self.path("list.txt"))
+
+    def places(self) -> dict[str, Place]:
+        return {"photos": Place(path=self.path("photos"), vanishes=True)}
 
 
 class PrepExtend(Prep):
@@ -644,8 +682,8 @@ def _record_samples(folder: Path, name: str) -> None:
 
 SCENARIOS: Mapping[str, type[Scenario]] = {
     scenario.name: scenario
-    for scenario in (Prep, PrepExtend, PrepArchive, PrepObjects, PrepJobs, PrepJobsObjects, Verify, Train, TrainFolds,
-                     TrainAll, TrainRanks, TrainObjects, Evaluate)
+    for scenario in (Prep, PrepMemory, PrepList, PrepExtend, PrepArchive, PrepObjects, PrepJobs, PrepJobsObjects,
+                     Verify, Train, TrainFolds, TrainAll, TrainRanks, TrainObjects, Evaluate)
 }  # fmt: skip
 
 

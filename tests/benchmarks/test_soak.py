@@ -16,7 +16,7 @@ import pytest
 from benchmarks.soak.checks import _check_samples, check_training, compare_trees, leftover_files, tree
 from benchmarks.soak.events import Event, Place, draw, problems_of
 from benchmarks.soak.faults import NAME, OPEN, READ, SYNC, WRITE, Control, compile_library, preload
-from benchmarks.soak.scenarios import World, chosen_scenarios, write_recipes
+from benchmarks.soak.scenarios import PrepMemory, World, chosen_scenarios, write_recipes
 from pipeline.dataset.shard_set import ShardSet
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import Plan
@@ -144,6 +144,14 @@ def test_commands_under_a_fault_must_succeed_or_end_with_status_2_and_one_line(
     problems = problems_of(event, status=status, final=0, stderr=stderr, what="prep")
     assert len(problems) == len(expected)
     assert all(part in problem for part, problem in zip(expected, problems, strict=True))
+
+
+def test_a_killed_worker_must_end_prep_with_its_line() -> None:
+    event = PrepMemory(World(root=Path("none"), store=None), 0).draw(random.Random(0))
+    line = "prep: worker process: died, got SIGKILL in one of 2, which no photo causes"
+    assert problems_of(event, status=2, final=0, stderr=line, what="prep") == []
+    for status, stderr in ((0, ""), (2, "prep: too many unusable images")):
+        assert len(problems_of(event, status=status, final=0, stderr=stderr, what="prep")) == 1
 
 
 def test_leftover_missing_and_changed_files_are_detected(tmp_path: Path) -> None:

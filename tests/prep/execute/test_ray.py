@@ -159,7 +159,7 @@ def patched_python(folder: Path, code: str) -> dict[str, Any]:
     """Options of a node whose Python processes run `code` when they start."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(code)
-    return {"env_vars": {"PYTHONPATH": str(folder)}}
+    return {"env_vars": {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}}
 
 
 @pytest.fixture
