@@ -39,8 +39,10 @@ PLAN = Path(".prep/plan")
 @contextmanager
 def faulty_pool(workers: int) -> Iterator[Pool]:
     pool = Pool(workers, "fork", serve)
-    yield pool
-    pool.end()
+    try:
+        yield pool
+    finally:
+        pool.end()
 
 
 @pytest.fixture
