@@ -12,6 +12,7 @@ import functools
 import gzip
 import importlib
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -32,6 +33,7 @@ import simplejpeg
 from pipeline.errors import ResoluteError
 from pipeline.storage.scratch import ScratchFolder
 
+from . import library_loop
 from .checks import check_training, compare_trees, leftover_files, planned_samples, tree
 from .events import Event, Place, draw
 from .objects import BUCKET, ObjectStore
@@ -666,6 +668,38 @@ class Evaluate(Train):
         return problems
 
 
+class LibraryLoop(Scenario):
+    """A loop over the library's loader with Ctrl-C at random moments, also inside `next()`: the same batches."""
+
+    name, variants = "loop", 3
+    kills, faults = 12, 4
+
+    def prepare(self) -> None:
+        super().prepare()
+        shutil.copytree(self.world.shards, self.path("shards"))
+
+    @property
+    def key(self) -> str:
+        return self.name  # the interrupts of a variant must change nothing
+
+    def phases(self) -> list[Phase]:
+        words = [str(self.path("shards")), str(self.path("batches.txt"))]
+        words += [] if self.alone else ["--interrupts", str(self.variant)]
+        loop = Command(module=library_loop.__name__, main=library_loop.main, arguments=words, env=self.env())
+        return [Phase(name="loop", command=lambda _: loop)]
+
+    def places(self) -> dict[str, Place]:
+        return {"shards": Place(path=self.path("shards"), reads=True, vanishes=True)}
+
+    def keep(self, reference: Path) -> None:
+        shutil.copy(self.path("batches.txt"), reference)
+
+    def check(self, reference: Path, *, complete: bool) -> list[str]:
+        got, expected = ((folder / "batches.txt").read_text().splitlines() for folder in (self.folder, reference))
+        wrong = [n for n, (line, other) in enumerate(itertools.zip_longest(got, expected)) if line != other]
+        return ([f"batches: {len(wrong)} differ, the first is {wrong[0]}"] if wrong else []) + self.temporary()
+
+
 def _record_samples(folder: Path, name: str) -> None:
     """Have each training step of this process record its samples in `folder`/FOLD/`name` before it runs."""
     from train import loop
@@ -683,7 +717,7 @@ def _record_samples(folder: Path, name: str) -> None:
 SCENARIOS: Mapping[str, type[Scenario]] = {
     scenario.name: scenario
     for scenario in (Prep, PrepMemory, PrepList, PrepExtend, PrepArchive, PrepObjects, PrepJobs, PrepJobsObjects,
-                     Verify, Train, TrainFolds, TrainAll, TrainRanks, TrainObjects, Evaluate)
+                     Verify, Train, TrainFolds, TrainAll, TrainRanks, TrainObjects, Evaluate, LibraryLoop)
 }  # fmt: skip
 
 
