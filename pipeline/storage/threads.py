@@ -8,13 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
-
-from .base import Files
+from typing import Any, Protocol, TypeVar
 
 __all__ = ["DaemonPool", "end_threads"]
 
 Answer = TypeVar("Answer")
+
+class Interruptible(Protocol):
+    """What reads, as `Files` do; `interrupt` ends the reads that are running."""
+
+    def interrupt(self) -> None: ...
+
 
 _JOIN_S = 1.5  # why bounded: a system call on a dead mount never returns
 
@@ -26,7 +30,7 @@ class DaemonPool:
     exception in the block drops work that has not begun and interrupts running reads.
     """
 
-    def __init__(self, threads: int, *, name: str, files: Files) -> None:
+    def __init__(self, threads: int, *, name: str, files: Interruptible) -> None:
         """`files`: what the submitted work reads from; `close` interrupts its reads."""
         self._max_threads, self._name, self._files = threads, name, files
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()

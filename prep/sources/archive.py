@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from pipeline.errors import ResoluteError
@@ -13,7 +14,7 @@ from .archives.zip_directory import zip_members
 from .filesystem import common_root, file_name, open_file
 from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef, SourceTarget
 from .names import ignore_reason, is_image, other_file_kind, refuse_split_names, safe_relative_path
-from .scan_cache import ScanResult, ScanRow, ScanWriter, cached_scan
+from .scan_cache import ScanResult, ScanRow, ScanWriter, Stop, cached_scan, scan_all
 
 __all__ = ["ArchiveSource"]
 
@@ -39,7 +40,7 @@ class ArchiveSource:
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
-        archives = [_scan(path, self._scan_cache) for path in self._paths]
+        archives = scan_all(partial(_scan, self._scan_cache), self._paths)
         for archive in archives:
             self.ignored.update(archive.ignored)
         top, flat = _common_top(archives)
@@ -84,11 +85,13 @@ def _common_top(archives: Sequence[ScanResult]) -> tuple[str, bool]:
     return "".join(f"{folder}/" for folder in shared[: depth - 1]), False
 
 
-def _scan(path: str, scan_cache: Path) -> ScanResult:
+def _scan(scan_cache: Path, path: str, stop: Stop) -> ScanResult:
     if file_name(path).lower().endswith(".zip"):
-        return cached_scan(scan_cache, path, "zip", lambda out: _fill_from_zip(path, out))
+        return cached_scan(scan_cache, path, "zip", lambda out: _fill_from_zip(path, out), stop=stop)
     copies = is_compressed(path)
-    return cached_scan(scan_cache, path, "tar of folders", lambda out: _fill_from_tar(path, out, copies), copies=copies)
+    return cached_scan(
+        scan_cache, path, "tar of folders", lambda out: _fill_from_tar(path, out, copies), copies=copies, stop=stop
+    )  # fmt: skip
 
 
 def _fill_from_zip(path: str, out: ScanWriter) -> None:

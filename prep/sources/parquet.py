@@ -18,7 +18,7 @@ from .filesystem import file_name, open_file
 from .image_ref import MAX_BYTES
 from .label_file import LABEL_COLUMNS, column_names, column_span
 from .names import is_image
-from .scan_cache import ScannedSource, ScanResult, ScanWriter, cached_scan
+from .scan_cache import ScannedSource, ScanResult, ScanWriter, Stop, cached_scan
 from .targets.scanned_target import RowLabel
 from .targets.target_cells import AUTO, TargetSetting
 
@@ -42,9 +42,11 @@ class ParquetSource(ScannedSource):
         super().__init__(paths, scan_cache, copies=True, setting=setting)
         self._columns = columns
 
-    def _scan(self, path: str) -> ScanResult:
+    def _scan(self, path: str, stop: Stop) -> ScanResult:
         how = f"parquet {self._columns}"
-        return cached_scan(self._scan_cache, path, how, lambda out: _fill(path, self._columns, out), copies=True)
+        return cached_scan(
+            self._scan_cache, path, how, lambda out: _fill(path, self._columns, out), copies=True, stop=stop
+        )  # fmt: skip
 
 
 def _fill(path: str, columns: str | None, out: ScanWriter) -> None:

@@ -11,16 +11,19 @@ import hashlib
 import json
 import os
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pipeline.errors import ResoluteError, strip_credentials
+from pipeline.errors import Interrupted, ResoluteError, strip_credentials
 from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_partial, write_errors
+from pipeline.storage.threads import DaemonPool
 
 from .filesystem import common_root, file_name, version_stamp
 from .image_ref import PLAIN, ImageRef, SourceTarget, is_url
@@ -28,9 +31,17 @@ from .names import refuse_split_names
 from .targets.scanned_target import RowLabel, ScannedTarget, label_kind
 from .targets.target_cells import AUTO, TargetSetting
 
-__all__ = ["ScanResult", "ScanRow", "ScanWriter", "ScannedSource", "cached_scan", "delete_old_versions"]
+__all__ = ["ScanResult", "ScanRow", "ScanWriter", "ScannedSource", "Stop", "cached_scan", "delete_old_versions",
+           "scan_all"]  # fmt: skip
 
 _VERSION = 3
+_SCANS = 8  # source files that are scanned at a time: enough to hide a store's delays, few enough for memory
+
+
+class Stop(threading.Event):
+    """Set when scans that are under way are no longer wanted."""
+
+    interrupt = threading.Event.set
 
 
 class ScanRow(NamedTuple):
@@ -67,8 +78,8 @@ class ScanResult(NamedTuple):
 class ScanWriter:
     """Collects the images of a source file during a scan; passed to `fill` by `cached_scan`."""
 
-    def __init__(self, where: Path, rows: BinaryIO, blob: BinaryIO) -> None:
-        self._where, self._rows, self._blob = where, rows, blob
+    def __init__(self, stop: threading.Event, where: Path, rows: BinaryIO, blob: BinaryIO) -> None:
+        self._where, self._rows, self._blob, self._stop = where, rows, blob, stop
         self.rows_bytes = self.blob_bytes = 0
         self.ignored: Counter[str] = Counter()
         self.label_names: list[str] | None = None
@@ -78,7 +89,9 @@ class ScanWriter:
     def note(
         self, name: str, label: RowLabel | None, offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
     ) -> None:
-        """Add an image that stays where it is: `nbytes` from `offset`."""
+        """Add an image that stays where it is: `nbytes` from `offset`. Raises `Interrupted` if the scan is stopped."""
+        if self._stop.is_set():
+            raise Interrupted(f"{self._where}: its scan was stopped")
         if label is not None:
             self.examples.setdefault(label_kind(label), name)
         row = ScanRow(name, label, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
@@ -95,13 +108,25 @@ class ScanWriter:
         self.blob_bytes += len(data)
 
 
+def scan_all(scan: Callable[[str, Stop], ScanResult], paths: Sequence[str]) -> list[ScanResult]:
+    """`scan(path, stop)` of each of `paths`, up to `_SCANS` at a time. Raises the first error, in that order."""
+    stop = Stop()
+    if len(paths) == 1:
+        return [scan(paths[0], stop)]
+    # why not `thread_map`: a Ctrl-C would wait until the scans that are under way have ended
+    with DaemonPool(min(_SCANS, len(paths)), name="resolute-scan", files=stop) as pool:
+        scans = [pool.submit(partial(scan, path, stop)) for path in paths]
+        return [each.result() for each in scans]
+
+
 def cached_scan(
-    folder: Path, path: str, how: str, fill: Callable[[ScanWriter], None], *, copies: bool = False
-) -> ScanResult:
+    folder: Path, path: str, how: str, fill: Callable[[ScanWriter], None], *, copies: bool = False,
+    stop: threading.Event | None = None,
+) -> ScanResult:  # fmt: skip
     """The scan of the file `path` by `fill`: from the cache if neither the file nor `how` has changed, else a new one.
 
-    `copies`: the images' bytes are in the blob. Raises the errors of `fill`, and `ResoluteError` if the disk refuses;
-    partial results are never used.
+    `copies`: the images' bytes are in the blob. `stop`, once set, ends the scan. Several threads may scan different
+    files. Raises the errors of `fill`, and `ResoluteError` if the disk refuses; partial results are never used.
     """
     absolute = strip_credentials(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", file_name(absolute.rstrip("/")))[:60]
@@ -117,7 +142,7 @@ def cached_scan(
             folder.mkdir(parents=True, exist_ok=True)
             about.unlink(missing_ok=True)
             delete_partial(folder)
-        info = identity | _fill(rows, blob, fill)
+        info = identity | _fill(rows, blob, fill, stop or Stop())
         with write_errors(about):
             atomic_write(about, json.dumps(info).encode("ascii"))
     data_path = str(blob) if copies else path
@@ -145,10 +170,10 @@ def _usable(rows: Path, blob: Path, about: Path, identity: dict[str, Any]) -> di
     return info if complete and identity["stamp"] and identity.items() <= info.items() else None
 
 
-def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None]) -> dict[str, Any]:
+def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None], stop: threading.Event) -> dict[str, Any]:
     # why around `fill` too: errors of its source are `ResoluteError`s already, and pass
     with write_errors(blob), ExitStack() as stack:
-        out = ScanWriter(blob, *(stack.enter_context(atomic_file(path)) for path in (rows, blob)))
+        out = ScanWriter(stop, blob, *(stack.enter_context(atomic_file(path)) for path in (rows, blob)))
         fill(out)
     return {
         "rows_bytes": out.rows_bytes,
@@ -179,7 +204,7 @@ class ScannedSource(ABC):
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.numbered, self.label_names = True, None
-        scans = [self._scan(path) for path in self._paths]
+        scans = scan_all(self._scan, self._paths)
         for path, scan in zip(self._paths, scans, strict=True):
             self.ignored.update(scan.ignored)
             if scan.label_names != scans[0].label_names:
@@ -205,8 +230,8 @@ class ScannedSource(ABC):
                 yield ImageRef(row.name, label, row.nbytes, scan.data_path, row.offset)
 
     @abstractmethod
-    def _scan(self, path: str) -> ScanResult:
-        """The cached scan of the file `path`."""
+    def _scan(self, path: str, stop: Stop) -> ScanResult:
+        """The cached scan of the file `path`, until `stop`."""
 
 
 def _check_file_names(src: str, paths: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from .archives.tar_members import is_compressed, open_tar
 from .filesystem import file_name
 from .image_ref import MAX_BYTES
 from .names import SUFFIXES, safe_relative_path
-from .scan_cache import ScannedSource, ScanResult, ScanWriter, cached_scan
+from .scan_cache import ScannedSource, ScanResult, ScanWriter, Stop, cached_scan
 from .targets.scanned_target import RowLabel
 from .targets.target_cells import AUTO, TargetSetting
 
@@ -41,8 +41,11 @@ class WebDatasetSource(ScannedSource):
     ) -> None:
         super().__init__(paths, scan_cache, copies=any(map(is_compressed, paths)), setting=setting, note=note)
 
-    def _scan(self, path: str) -> ScanResult:
-        return cached_scan(self._scan_cache, path, "samples", lambda out: _fill(path, out), copies=is_compressed(path))
+    def _scan(self, path: str, stop: Stop) -> ScanResult:
+        copies = is_compressed(path)
+        return cached_scan(
+            self._scan_cache, path, "samples", lambda out: _fill(path, out), copies=copies, stop=stop
+        )  # fmt: skip
 
 
 def is_webdataset_tar(path: str) -> bool:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
 import tarfile
+import threading
+import time
 import tracemalloc
 import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline.errors import ResoluteError
 from prep.plan.catalog import write_catalog
+from prep.sources import scan_cache
 from prep.sources.detect import open_source
 from prep.sources.fetch import fetch_many
 from prep.sources.scan_cache import delete_old_versions
@@ -239,3 +248,93 @@ def test_the_scan_cache_is_reused_until_the_file_changes_or_the_cache_is_damaged
     assert_same_images(catalog(work, path), files)
     assert len(opened) == 3
     assert len(list((work / "spool").glob("*.blob"))) == 1
+
+
+class SlowStore:
+    """fsspec's memory, in which a file takes `delay` to open; `most` counts how many were being opened at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.delay: Callable[[], object] = lambda: time.sleep(0.03)
+        self._open, self._counting = MemoryFileSystem._open, threading.Lock()
+
+    def open(self, fs: Any, *args: Any, **options: Any) -> Any:
+        with self._counting:
+            self.now += 1
+            self.most = max(self.now, self.most)
+        self.delay()
+        with self._counting:
+            self.now -= 1
+        return self._open(fs, *args, **options)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowStore:
+    store = SlowStore()
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    monkeypatch.setattr(MemoryFileSystem, "_open", lambda fs, *args, **options: store.open(fs, *args, **options))
+    return store
+
+
+def upload(path: Path, number: int) -> None:
+    fsspec.filesystem("memory").pipe(f"/x/p{number:02d}{path.suffix}", path.read_bytes())
+
+
+def pack_several(tmp_path: Path, kind: str) -> None:
+    """Twelve archives in the slow store."""
+    for n in range(12):
+        path = tmp_path / f"p.{kind.partition(' ')[0]}"
+        labels = [(f"{label}/{n}{label}.jpg", jpeg(n)) for label in "ab"]
+        if kind == "zip":
+            pack_zip(path, labels)
+        elif kind == "tar":
+            pack_tar(path, labels)
+        elif kind == "tar of samples":
+            pack_samples(path, [(f"{n}{label}.jpg", jpeg(n), {"txt": label.encode()}) for label in "ab"])
+        else:
+            pack_parquet(path, [(jpeg(n), "", n % 2), (jpeg(n + 1), "", 1 - n % 2)], None)
+        upload(path, n)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar of samples", "parquet"])
+def test_files_of_a_slow_store_are_scanned_concurrently_and_listed_in_the_same_order(
+    tmp_path: Path, slow: SlowStore, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_several(tmp_path, kind)
+    src = f"memory://x/p*.{kind.partition(' ')[0]}"
+    slow.most = 0
+    images = list(open_source(src, scan_cache=tmp_path / "first"))
+    assert 1 < slow.most <= scan_cache._SCANS
+    assert len(images) == 24
+    slow.most = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(scan_cache, "_SCANS", 1)
+        one_by_one = list(open_source(src, scan_cache=tmp_path / "second"))
+    assert slow.most == 1
+    first, second = (
+        [replace(image, container=Path(image.container).name) for image in each] for each in (images, one_by_one)
+    )
+    assert first == second
+    for n in (9, 4):
+        fsspec.filesystem("memory").pipe(f"/x/p{n:02d}.{kind.partition(' ')[0]}", b"damaged")
+    with pytest.raises(ResoluteError, match=r"p04\.\w+: .*got") as error:
+        list(open_source(src, scan_cache=tmp_path / "third"))
+    assert "\n" not in str(error.value)
+    assert not list((tmp_path / "third").glob(".*.partial"))
+
+
+def test_ctrl_c_does_not_wait_for_the_scans_of_a_store_that_hangs(tmp_path: Path, slow: SlowStore) -> None:
+    pack_several(tmp_path, "zip")
+    answers = threading.Event()
+    slow.delay = lambda: answers.wait(30)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(open_source("memory://x/p*.zip", scan_cache=tmp_path / "scans"))
+        assert time.monotonic() - began < 10
+    finally:
+        timer.cancel()
+        answers.set()
