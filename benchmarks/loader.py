@@ -3,8 +3,9 @@
     python -m benchmarks.loader --shards shards [--only ours,pillow] [--batch-size 256]
 
 Every loader applies random resized crop, flip and normalisation to the same stored images and delivers float32 batches
-on the CPU with the same number of workers or threads. Each runs in its own process, one at a time, in rounds (A B C,
-A B C, ...), after a warm-up. benchmarks/loaders/ffcv.py explains how to install FFCV.
+on the CPU, on the same N cores. Loaders count their workers or threads differently, so each is measured with N and with
+N + 1, and takes part with the faster. Each runs in its own process, one at a time, in rounds (A B C, A B C, ...), after
+a warm-up. benchmarks/loaders/ffcv.py explains how to install FFCV.
 """
 
 from __future__ import annotations
@@ -41,29 +42,41 @@ _CENTRE_SQUARES = (1.0, 0.5)  # sides in short sides: one that is shrunk, one th
 _IMAGES = 64
 
 
-def measure_rates(runner: Runner) -> dict[str, Any]:
-    """{"warm_up_batches", "res": [{"res", "loaders": {name: results of `rate`, and "ours_times"}}]}, all `repeated`.
+def measure_rates(runner: Runner, *, counts: Sequence[int] = ()) -> dict[str, Any]:
+    """{"warm_up_batches", "res": [{"res", "loaders": {name: values}}]}; numbers of all rounds are `repeated`.
 
-    `ours_times`: our rate / the loader's rate in the same round.
+    `counts`: numbers of workers to try (default: that of the job). A loader's values are those of `rate` with its
+    fastest number, which is "workers"; "tried": {number: images/s}; "ours_times": our rate / the loader's in the round.
     """
     job, results = runner.job, []
     names = [name for name in runner.loaders if LOADERS[name].has_rate]
+    counts = counts or (job.workers,)
     # why: two rounds of every worker's batches ahead are in the queues when the clock starts, not more
-    warm_up = max(8, 8 * job.workers)
+    warm_up = max(8, 8 * max(counts))
     batches = warm_up + math.ceil(job.seconds * _FASTEST / job.batch_size)
-    raw: dict[int, dict[str, list[dict[str, Any]]]] = {res: {name: [] for name in names} for res in job.resolutions}
+    raw: dict[tuple[int, str, int], list[dict[str, Any]]] = {
+        key: [] for key in itertools.product(job.resolutions, names, counts)
+    }
     for number in range(runner.rounds):
         began = time.perf_counter()
-        for res, name in itertools.product(job.resolutions, names):
-            show_progress(f"{res} px, round {number + 1} of {runner.rounds}: {name}")
-            rates = runner.run(name, task="rate", resolutions=(res,), batches=batches, warm_up=warm_up)
-            raw[res][name].append(rates)
+        for (res, name, workers), rounds in raw.items():
+            show_progress(f"{res} px, round {number + 1} of {runner.rounds}: {name}, {workers} workers")
+            rounds.append(
+                runner.run(name, task="rate", resolutions=(res,), batches=batches, warm_up=warm_up, workers=workers)
+            )
         if 2 * time.perf_counter() - began > runner.until:
             break
-    for res, rounds in raw.items():
-        loaders = {name: summarize(each) for name, each in rounds.items()}
+    for res in job.resolutions:
+        best, loaders = {}, {}
+        for name in names:
+            tried = {workers: summarize(raw[res, name, workers]) for workers in counts}
+            best[name] = max(tried, key=lambda workers: tried[workers]["images_per_s"]["median"])
+            loaders[name] = {
+                **tried[best[name]], "workers": best[name],
+                "tried": {str(workers): values["images_per_s"] for workers, values in tried.items()},
+            }  # fmt: skip
         for name in names if "ours" in names else ():
-            pairs = zip(rounds["ours"], rounds[name], strict=True)
+            pairs = zip(raw[res, "ours", best["ours"]], raw[res, name, best[name]], strict=True)
             loaders[name]["ours_times"] = repeated([a["images_per_s"] / b["images_per_s"] for a, b in pairs])
         results.append({"res": res, "loaders": loaders})
     return {"warm_up_batches": warm_up, "res": results}
@@ -121,11 +134,12 @@ def rates_table(result: dict[str, Any]) -> str:
                 f"{entry['res']} px", LOADERS[name].title, spread(values["images_per_s"]),
                 spread(values["ours_times"], 2) if "ours_times" in values else "",
                 spread(used, 2) if used else "", f"{busy['median']:.1f}" if busy else "",
-                f"{values['host_us_per_image']['median']:.1f}", f"{values['processes']} / {values['threads']}",
+                f"{values['host_us_per_image']['median']:.1f}", str(values["workers"]),
+                f"{values['processes']} / {values['threads']}",
                 values["layout"], f"{values['first_batch_s']['median']:.1f}",
             ])  # fmt: skip
     header = ["", "loader", "images/s", "ours is times", "CPU s / 1000", "cores", "host us/image",
-              "processes / threads", "memory", "first batch s"]  # fmt: skip
+              "workers", "processes / threads", "memory", "first batch s"]  # fmt: skip
     return text_table("loader alone, float32 batches: median (min..max)", header, rows, left=2)
 
 
@@ -145,7 +159,9 @@ def quality_table(results: list[dict[str, Any]]) -> str:
 
 
 def _measure(runner: Runner) -> tuple[dict[str, Any], str]:
-    results: dict[str, Any] = {"loader": measure_rates(runner), "quality": measure_quality(runner)}
+    cores = runner.job.workers
+    rates = measure_rates(runner, counts=(cores, cores + 1))
+    results: dict[str, Any] = {"loader": rates, "quality": measure_quality(runner)}
     resizes = [f"  {name:16s} {LOADERS[name].resize}" for name in runner.loaders]
     return results, "\n\n".join([rates_table(results["loader"]), quality_table(results["quality"]),
                                  "\n".join(["how they resize", *resizes])])  # fmt: skip
@@ -157,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.loader",
         description="Measure on your own shards what image loaders deliver: ours, torch's DataLoader with Pillow and "
         "with torchvision v2, timm's, webdataset's, stock DALI, FFCV.",
-        epilog="Takes about rounds x resolutions x loaders x (seconds + 8 s). Other work on the machine shows as a "
+        epilog="Takes about 2 x rounds x resolutions x loaders x (seconds + 8 s). Other work on the machine shows as a "
         "wide (min..max); CPU s / 1000 suffers least. Exit status: 0 done, 2 for a problem that the one line on stderr "
         "explains, 130 interrupted.",
         allow_abbrev=False,

@@ -75,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser, out: str) -> None:
     add("--only", metavar="LOADER,…", help=f"some of {','.join(LOADERS)} (default: all available)")
     add("--res", metavar="PX,…", help="resolutions (default: all of the set)")
     add("--rounds", type=int, default=3, metavar="N", help="interleaved rounds (default: %(default)s)")
-    add("--workers", type=int, default=2, metavar="N", help="processes or threads per loader (default: %(default)s)")
+    add("--workers", type=int, default=2, metavar="N",
+        help="processes or threads per loader, and cores that they share (default: %(default)s)")  # fmt: skip
     add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: %(default)s)")
     add("--ffcv-python", default=os.environ.get("FFCV_PYTHON"), metavar="PY",
         help="interpreter of an environment with FFCV (default: $FFCV_PYTHON)")  # fmt: skip
@@ -121,7 +122,7 @@ def compare(
     try:
         runner = Runner(
             job=Job(shards=str(args.shards.resolve()), scratch=scratch, resolutions=selected,
-                    batch_size=args.batch_size, workers=args.workers, **job),
+                    batch_size=args.batch_size, workers=args.workers, cores=args.workers, **job),
             loaders=tuple(names), rounds=args.rounds, ffcv_python=args.ffcv_python,
         )  # fmt: skip
         used = runner.job

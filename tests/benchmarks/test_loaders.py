@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import io
 import itertools
 import json
 import math
@@ -24,6 +25,7 @@ import pytest
 import torch
 
 from benchmarks.loader import SAME_DB, main, measure_rates, psnr_db, quality_table, rates_table, reference
+from benchmarks.loaders import child
 from benchmarks.loaders.dataloader import stored_images
 from benchmarks.loaders.job import MEAN, STD, Job
 from benchmarks.loaders.ours import full_batches, training_plan
@@ -221,6 +223,36 @@ def test_ratios_are_taken_within_a_round(job: Job, monkeypatch: pytest.MonkeyPat
     text = rates_table(result)
     assert text.count(LOADERS["pillow"].title) == 2
     assert "2.00 (1.00..4.00)" in text
+
+
+def test_every_loader_takes_part_with_its_faster_number_of_workers(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {("ours", 1): 10.0, ("ours", 2): 40.0, ("pillow", 1): 20.0, ("pillow", 2): 5.0}
+
+    def run(self: Runner, name: str, *, workers: int, **settings: Any) -> Any:
+        return {"images_per_s": rates[name, workers], "cpu_s_per_1000": 2.0, "cores_busy": 1.5, "first_batch_s": 0.1,
+                "host_us_per_image": 9.0, "processes": 3, "threads": 9, "layout": "NCHW"}  # fmt: skip
+
+    monkeypatch.setattr(Runner, "run", run)
+    result = measure_rates(runner(job, "ours", "pillow", rounds=2), counts=(1, 2))
+    for entry in result["res"]:
+        ours, pillow = entry["loaders"]["ours"], entry["loaders"]["pillow"]
+        assert (ours["workers"], ours["images_per_s"]["median"]) == (2, 40.0)
+        assert (pillow["workers"], pillow["images_per_s"]["median"]) == (1, 20.0)
+        assert pillow["ours_times"]["raw"] == [2.0, 2.0]
+        assert {number: values["median"] for number, values in pillow["tried"].items()} == {"1": 20.0, "2": 5.0}
+
+
+def test_a_loader_runs_on_the_cores_of_its_job_alone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 3, 5})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: allowed.append(set(cores)))
+    monkeypatch.setattr(child, "run", lambda job: {})
+    for cores in (2, 0):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(replace(job, cores=cores).to_json()))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "dup2", lambda *_: None)
+            assert child.main() == 0
+    assert allowed == [{3, 5}]
 
 
 def line(shard_root: Path, *more: str) -> list[str]:

@@ -19,6 +19,7 @@ from .score import best_epoch
 __all__ = ["SWITCH_STEPS", "RunLogReader", "format_duration", "switch_costs"]
 
 SWITCH_STEPS = 5  # steps after a stage change that count towards its cost
+_MIN_GROUPS = 4  # groups of that many steps that show how much such a group varies
 _COLUMNS = ("step", "epoch", "stage", "res", "samples", "wait_s", "compute_s", "lr", "momentum", "loss")
 
 Columns = dict[str, NDArray[np.float64]]
@@ -116,8 +117,9 @@ def switch_costs(
 
     `stages`, `times_s`, `res` (px): (steps,). A usual step takes the median time of the stage's steps at the same
     resolution. `cost_s`: time of the first 5 steps - that of usual ones; `median_s`: the mean of the latter;
-    `slowest_ratio`: the largest ratio of a step to a usual one. In a stage that draws a resolution for each step, only
-    its start is a change.
+    `slowest_ratio`: the largest ratio of a step to a usual one; `noise_s`: 5th and 95th percentile of what later groups
+    of 5 steps at the same resolution took longer than usual ones, None for fewer than 4 groups. In a stage that draws a
+    resolution for each step, only its start is a change.
     """
     usual = np.empty_like(times_s)
     for shape in np.unique(np.stack([stages, res]), axis=1).T:
@@ -133,10 +135,14 @@ def switch_costs(
             first = steps[start : min(start + SWITCH_STEPS, end)]
             if not first[0]:
                 continue  # why: the start of the run is no change
+            groups = steps[start:end][SWITCH_STEPS:]
+            groups = groups[: len(groups) // SWITCH_STEPS * SWITCH_STEPS].reshape(-1, SWITCH_STEPS)
+            extra_s = (times_s[groups] - usual[groups]).sum(1)
             costs.append({
                 "stage": int(stage), "res": int(res[first[0]]), "in_stage": start > 0,
                 "cost_s": float((times_s[first] - usual[first]).sum()), "median_s": float(usual[first].mean()),
                 "slowest_ratio": float((times_s[first] / usual[first]).max()),
+                "noise_s": np.quantile(extra_s, (0.05, 0.95)).tolist() if len(extra_s) >= _MIN_GROUPS else None,
             })  # fmt: skip
     return costs
 

@@ -82,10 +82,17 @@ def summary(run: RunLogReader, folder: Path) -> str:
     for cost in switch_costs(steps["stage"], steps["time_s"], steps["res"]):
         what = f"{cost['res']} px in stage {cost['stage']}" if cost["in_stage"] else f"stage {cost['stage']}"
         lines.append(
-            f"switch to {what}: {1e3 * cost['cost_s']:+.0f} ms over its first {SWITCH_STEPS} steps, "
-            f"slowest {cost['slowest_ratio']:.2f}x the median ({1e3 * cost['median_s']:.0f} ms)"
+            f"switch to {what}: {1e3 * cost['cost_s']:+.0f} ms in its first {SWITCH_STEPS} steps, usually "
+            f"{1e3 * cost['median_s']:.0f} ms each{_noise(cost['noise_s'])}"
         )
     return "\n".join([*lines, f"{folder}: report.html, run.jsonl, validation.json, best.pt, last.pt"])
+
+
+def _noise(noise_s: list[float] | None) -> str:
+    if noise_s is None:
+        return ""
+    low, high = (f"{1e3 * value:+.0f}" for value in noise_s)
+    return f" (noise of {SWITCH_STEPS} steps: {low} to {high} ms)"
 
 
 def _score(metric: Metric, epoch: dict[str, Any]) -> str:

@@ -39,6 +39,16 @@ def test_the_switch_cost_is_the_excess_of_the_first_steps_over_the_median() -> N
     assert cost["slowest_ratio"] == pytest.approx(3.0)
 
 
+def test_a_switch_is_shown_beside_what_later_groups_of_steps_vary_by() -> None:
+    stages = np.repeat([0.0, 1.0], [10, 25])
+    later = np.repeat([0.1, 0.2, 0.3, 0.2], 5)  # groups of 5 steps that take 0.5 s less to 0.5 s more
+    (cost,) = switch_costs(stages, np.concatenate([[0.1] * 10, [0.2] * 5, later]), 32 + stages)
+    assert cost["cost_s"] == pytest.approx(0.0)
+    assert cost["noise_s"] == pytest.approx([-0.425, 0.425])
+    (short,) = switch_costs(stages[:29], np.concatenate([[0.1] * 10, [0.2] * 5, later])[:29], 32 + stages[:29])
+    assert short["noise_s"] is None
+
+
 def test_the_summary_equals_the_log(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
     log.write_text("".join(json.dumps(record) + "\n" for record in _records()))
@@ -47,7 +57,7 @@ def test_the_summary_equals_the_log(tmp_path: Path) -> None:
     text = summary(run, tmp_path)
     assert "top-1 35.00 % at the end, best 40.00 % (epoch 0)" in text
     assert "9.0 s: training 8.0 s, validation 1.0 s; waiting for data 25.00 %" in text
-    assert "switch to stage 1: +400 ms" in text
+    assert "switch to stage 1: +400 ms in its first 5 steps, usually 200 ms each" in text
 
 
 def test_an_epochs_line_is_aligned_with_its_header_and_shows_dashes_for_missing_values() -> None:
