@@ -231,6 +231,7 @@ def plan_set(
     elif existing is not None:
         _refuse_other_plan(store, existing, plans[-1], settings)
         if existing.is_complete(store, settings.resolutions):
+            delete_partial(store)  # such as that of a report whose writer was killed
             delete_run_files(store)
             if read_record(store) is None:
                 write_record(store, settings)
