@@ -403,8 +403,10 @@ def _check_same_target(source: Source, training: Catalog) -> None:
             f"{source.root}: targets of another kind, got {own.kind}, expected {target.kind} as in {training.root}; "
             "correct VAL, or set TARGET"
         )
-    expected, got = set(training.columns), set(own.classes)
-    if own.kind == "labels" and expected and got and got != expected:
+    expected, got = set(training.columns), set(own.classes or own.columns)
+    # why not in one class by several columns: one that is missing is then a class without photos
+    is_by_columns = own.kind == "labels" if own.classes else not got.isdisjoint(expected)
+    if expected and got != expected and is_by_columns:
         both = ((expected - got, "lacks"), (got - expected, "adds"))
         texts = [f"{verb} {', '.join(sorted(columns))[:200]}" for columns, verb in both if columns]
         raise ResoluteError(

@@ -248,7 +248,7 @@ class TargetTable:
         self.meaning = meaning = cells.meaning(self._setting)
         return SourceTarget(
             kind=meaning.kind, names=meaning.names, units=meaning.units, classes=meaning.classes,
-            separator=meaning.separator, about=tuple(_about(meaning, first)),
+            columns=meaning.columns, separator=meaning.separator, about=tuple(_about(meaning, first)),
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[TargetRow]:

@@ -236,8 +236,26 @@ def test_a_validation_table_has_a_column_for_each_label_of_training(
     refused(prep(*words), "got a table that lacks near,", "expected the 4 of SRC's table")
     table(val, ("bright", "red", "spiny", "two eyes"), range(0, 60, 4))
     refused(prep(*words), "got a table that lacks near and adds spiny,", "correct VAL_LABELS")
+    table(val, ("near",), range(0, 60, 4))  # which would be a column of class numbers
+    refused(prep(*words), "got a table that lacks bright, red, two eyes,", "correct VAL_LABELS")
     table(val, ("red", "bright", "two eyes", "near"), range(0, 60, 4))
     assert prep(*words).status == 0, "the order is free"
+
+
+def test_a_validation_column_of_a_single_class_is_not_one_of_class_numbers(
+    photos: Path, names: list[str], tmp_path: Path, prep: Prep
+) -> None:
+    for i, name in enumerate(names):
+        (tmp_path / ("val" if i % 4 == 0 else "train")).mkdir(exist_ok=True)
+        shutil.move(photos / name, tmp_path / ("val" if i % 4 == 0 else "train") / f"{i:03d}.jpg")
+    rows = [(f"{i:03d}.jpg", i % 2, (i + 1) % 2) for i in range(60)]
+    own = write_table(tmp_path / "a.csv", ("image_id", "far", "near"), [row for i, row in enumerate(rows) if i % 4])
+    val = write_table(tmp_path / "b.csv", ("image_id", "far"), [(name, 1) for name, *_ in rows[::4]])
+    refused(
+        prep("--src", tmp_path / "train", "--labels", own, "--val", tmp_path / "val", "--val-labels", val,
+             "--res", "32", "--dry-run", "--out", tmp_path / "s"),
+        "got a table that lacks near, expected the 2 of SRC's table",
+    )  # fmt: skip
 
 
 def samples_of(photos: Path, names: Sequence[str], contents: Sequence[object]) -> list[Any]:

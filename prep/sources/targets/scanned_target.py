@@ -84,7 +84,7 @@ class ScannedTarget:
         first = [(name, self.label(name, label)[0]) for name, label in islice(rows, _EXAMPLES)]
         several = len(self._columns) > 1
         if self.kind == "class":
-            return SourceTarget(classes=tuple(self._columns) if several else ())
+            return SourceTarget(classes=tuple(self._columns) if several else (), columns=tuple(self._columns))
         names: tuple[str, ...] = ()
         units: tuple[str, ...] = ()
         if self.kind == "values":
@@ -102,7 +102,7 @@ class ScannedTarget:
             about.append(f"  {image}: {describe_label(shown, names, units)}")
         return SourceTarget(
             kind=self.kind, names=names, units=units, about=tuple(about),
-            classes=tuple(self._columns) if several and self.kind == "labels" else (),
+            classes=tuple(self._columns) if several and self.kind == "labels" else (), columns=tuple(self._columns),
         )  # fmt: skip
 
     def label(self, name: str, label: RowLabel) -> tuple[Label, bool]:
