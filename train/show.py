@@ -70,14 +70,14 @@ def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[R
             batch = next(loader)
             chosen = batch.images[:count].permute(0, 2, 3, 1).numpy()
             what = "training" if split == "train" else "validation"
-            stored = reader.submit(split, batch.spec.stored_res, batch.spec.ids[:count]).result()
+            read = reader.submit(split, batch.spec.stored_res, batch.spec.ids[:count]).result()
             strengths = regularization_text(recipe, stage, res, res) if split == "train" else ""
             rows.append(
                 Row(
                     title=f"stage {stage}, {what}, {res} px, epoch {batch.spec.epoch}{strengths}",
                     pixels=np.rint((chosen * std + mean) * 255).clip(0, 255).astype(np.uint8),
                     lines=tuple(_label(shards, batch, i) for i in range(len(chosen))),
-                    originals=tuple(image.tobytes() for image in stored.images),
+                    originals=tuple(image[:n].tobytes() for image, n in zip(read.images, read.nbytes, strict=True)),
                     crops=batch.spec.crops[:count],
                 )
             )

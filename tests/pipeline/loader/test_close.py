@@ -26,7 +26,7 @@ def left():
     tars = [f for f in files if f.endswith(".tar")]
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return {"tasks": len(tasks), "threads": threading.active_count(), "tars": tars, "children": children,
-            "shared": sorted(os.listdir("/dev/shm")), "files": len(files)}
+            "shared": Path("/proc/self/maps").read_text().count("/dev/shm/"), "files": len(files)}
 
 
 def consume(way):
