@@ -15,7 +15,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -26,7 +26,7 @@ import torch
 from tqdm import tqdm
 
 from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
+from pipeline.errors import ResoluteError, StorageError
 from pipeline.loader.loader import Loader
 from pipeline.plan.plan import BatchSpec, Plan
 from pipeline.storage.atomic_file import delete_partial, used_folder
@@ -82,8 +82,8 @@ def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
 
     Raises `ResoluteError` naming the other process if one is training in the folder.
     """
-    with _locked(options.folder) if ranks.is_main else contextlib.nullcontext():
-        opened = _Session(options, *set_up(options, ranks))
+    with _locked(options.folder) if ranks.is_main else contextlib.nullcontext(lambda: None) as check_lock:
+        opened = _Session(options, check_lock, *set_up(options, ranks))
         try:
             yield opened
         except (DoesNotFit, RuntimeError) as error:
@@ -99,18 +99,29 @@ def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Create and lock the run's folder, and delete partial files left by killed writers."""
+def _locked(folder: Path) -> Iterator[Callable[[], None]]:
+    """Create and lock the run's folder, and delete partial files left by killed writers.
+
+    Yields a function that raises `StorageError` if it is no longer that folder, as when its mount is lost.
+    """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(used_folder(folder))
         except OSError as error:
             raise ResoluteError(f"{folder}: {error.strerror}, expected a writable folder; choose another RUN") from None
-        stack.enter_context(
+        is_held = stack.enter_context(
             exclusive_lock(folder / _LOCK, folder=folder, writer="training", remedy="choose another RUN")
         )
         delete_partial(folder)
-        yield
+
+        def check() -> None:
+            if not is_held():
+                raise StorageError(
+                    f"{folder}: replaced while the run was writing, got a folder without its lock, expected the one "
+                    "that it began in; mount its volume again, then run the same command: it resumes"
+                )
+
+        yield check
 
 
 class _Stopped(Exception):
@@ -120,8 +131,13 @@ class _Stopped(Exception):
 class _Session:
     """This process's part of a run: resumes, trains, saves and prints."""
 
-    def __init__(self, options: Options, recipe: Recipe, shards: ShardSet, plan: Plan, learner: Learner) -> None:
+    def __init__(
+        self, options: Options, check_lock: Callable[[], None], recipe: Recipe, shards: ShardSet, plan: Plan,
+        learner: Learner,
+    ) -> None:  # fmt: skip
+        """`check_lock`: raises if the run's folder is no longer the one that was locked; called before each save."""
         self.options, self.recipe, self.plan, self.learner = options, recipe, plan, learner
+        self._check_lock = check_lock
         self.ranks = learner.ranks
         self.identity = {"recipe": recipe.values(), "data": plan.identity["shards"], "shards": shards.hash}
         state = None
@@ -360,6 +376,7 @@ class _Session:
         }  # fmt: skip
         file = checkpoint.step_file(folder, step)
         if self.ranks.is_main:
+            self._check_lock()
             digest = checkpoint.save(file, state)
             # why this order: a kill between the two repeats the epoch
             for name in ("best.pt", LAST) if best else (LAST,):

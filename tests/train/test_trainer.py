@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from tests.support.commands import Ended
 from tests.train.conftest import without_clocks
 from train.__main__ import main
 from train.logs.metrics import read_log
+from train.loop import Learner
 from train.planner import measure as measuring
 from train.recipe.schema import Recipe
 
@@ -174,6 +176,30 @@ def test_a_second_ctrl_c_ends_the_run_immediately_without_a_traceback(
     assert cut.status == 130
     assert "Traceback" not in cut.err
     assert cut.err.endswith("stopped immediately, without saving; run the same command to resume\n")
+
+
+def test_nothing_is_saved_in_a_folder_that_took_the_place_of_the_runs(
+    finished: Path, words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a mount is lost, and its mount point is an empty folder."""
+    step, steps, folder, away = Learner.train_step, 0, tmp_path / "tiny", tmp_path / "away"
+
+    def lose_the_mount(learner: Learner, batch: Batch) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 7:
+            folder.rename(away)
+            folder.mkdir()
+        return step(learner, batch)
+
+    monkeypatch.setattr(Learner, "train_step", lose_the_mount)
+    assert main(words(tmp_path)) == 2
+    assert "tiny: replaced while the run was writing" in capsys.readouterr().err
+    assert not list(folder.glob("*.pt"))
+    shutil.rmtree(folder, ignore_errors=True)
+    away.rename(folder)
+    assert main(words(tmp_path)) == 0
+    assert_equal_runs(folder, finished)
 
 
 def test_a_loader_that_ends_early_does_not_finish_the_run(
