@@ -26,7 +26,7 @@ from pipeline.cli import Parser, number
 from pipeline.cpu_count import available_cpus
 from pipeline.dataset.format import FORMAT, VERSION, is_sealed
 from pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
-from pipeline.errors import ResoluteError, from_os_error, strip_credentials
+from pipeline.errors import ResoluteError, StorageError, from_os_error, strip_credentials
 from pipeline.fork_server import fork_server
 from pipeline.storage.atomic_file import PARTIAL
 from prep.shards.existing_set import CHANGES, DAMAGED, MANIFEST
@@ -80,9 +80,20 @@ def verify(
                 result.damaged[name] = fault
             done += files[name].nbytes
             progress(done, total)
+        _check_storage(store, result.damaged)
     result.damaged = dict(sorted(result.damaged.items()))
     result.elapsed_s = time.perf_counter() - started_at
     return result
+
+
+def _check_storage(store: Store, damaged: Mapping[str, str]) -> None:
+    """Raise `StorageError` if files were missing because storage was: the manifest is gone, or they are back by now."""
+    missing = [name for name, fault in damaged.items() if fault == "missing"]
+    if missing and (store.size(MANIFEST) is None or any(store.size(name) is not None for name in missing)):
+        raise StorageError(
+            f"{store.where}: storage was away while verify read it, got {len(missing)} files missing, such as "
+            f"{missing[0]}, expected the set's folder all the time; check its mount, then run verify again"
+        )
 
 
 def _read_manifest(store: Store) -> dict[str, Any] | None:

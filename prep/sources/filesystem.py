@@ -5,13 +5,15 @@ Every failure is a one-line error: a `StorageError` if storage is unavailable, o
 
 from __future__ import annotations
 
+import errno
 import glob
+import io
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from braceexpand import braceexpand
 
@@ -26,7 +28,9 @@ __all__ = [
     "path_kind", "read_errors", "version_stamp", "without_query",
 ]  # fmt: skip
 
+T = TypeVar("T")
 _HTTP = ("http://", "https://")
+_OUTAGES = frozenset({errno.EIO, errno.ESTALE})
 
 
 class Entry(NamedTuple):
@@ -189,16 +193,79 @@ def _mode(path: str) -> int:
 def open_file(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
     """Open a file for reading; `forward`: without seeking, which also works with servers without byte ranges.
 
-    Raises `ResoluteError` for any error while it is open.
+    Short outages of a local disk are bridged. Raises `ResoluteError` for any error while it is open.
     """
     with read_errors(path):
         if not is_url(path):
-            with Path(path).open("rb") as file:
-                yield file
+            with io.BufferedReader(_Bridging(path)) as local:
+                yield local
             return
         fs, inner = _store(path)
         with fs.open(inner, "rb", **({"block_size": 0} if forward and path.startswith(_HTTP) else {})) as file:
             yield file
+
+
+class _Bridging(io.RawIOBase):
+    """A local file that is read as `retry` says, each time with a new descriptor: a stale one (ESTALE) stays stale."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._at, self._descriptor = path, 0, -1
+        self._descriptor = _bridged(path, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        if stat.S_ISDIR(os.fstat(self._descriptor).st_mode):
+            self.close()
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        end = os.fstat(self._descriptor).st_size if whence == os.SEEK_END else 0
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: end}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = _bridged(self._path, lambda: self._read(len(buffer)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _read(self, nbytes: int) -> bytes:
+        try:
+            return os.pread(self._descriptor, nbytes, self._at)
+        except OSError:
+            again = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            os.dup2(again, self._descriptor, inheritable=False)
+            os.close(again)
+            raise
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        super().close()
+
+
+def _bridged(path: str, work: Callable[[], T]) -> T:
+    """`work` as `retry` says, but only in an outage: a file that is missing or refused is so at once."""
+
+    def attempt() -> T | OSError:
+        try:
+            return work()
+        except OSError as error:
+            if error.errno in _OUTAGES:
+                raise
+            return error
+
+    result = retry(path, attempt)
+    if isinstance(result, OSError):
+        raise result
+    return result
 
 
 def version_stamp(path: str) -> str:

@@ -13,7 +13,7 @@ import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import fsspec
 import numpy as np
@@ -22,6 +22,7 @@ import pytest
 from pipeline.dataset.format import manifest_bytes
 from pipeline.errors import ResoluteError, StorageError
 from pipeline.storage.atomic_file import write_errors
+from prep import verify as verifying
 from prep.shards.file_check import Damage, check_file, read_with_retry
 from prep.shards.record import ShardRecord
 from prep.storage.hashed_file import FileInfo
@@ -263,6 +264,27 @@ def test_a_transient_io_error_is_not_reported_as_damage(whole: Path, monkeypatch
                         ((name, check_file(store, name, info)) for name, info in files.items()))  # fmt: skip
     assert verify(LocalStore(whole), workers=1).damaged == {}
     assert any(name.endswith(".tar") for name in failed)
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_mount_that_is_lost_during_verify_is_no_damage(
+    whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], comes_back: bool
+) -> None:
+    """Its mount point is an empty folder then."""
+    away, check = whole.with_name("away"), verifying._in_processes
+
+    def lost(*args: Any) -> Any:
+        whole.rename(away)
+        whole.mkdir()
+        yield from check(*args)
+        if comes_back:
+            whole.rmdir()
+            away.rename(whole)
+
+    monkeypatch.setattr(verifying, "_in_processes", lost)
+    assert main([str(whole), "--workers", "1"]) == 2
+    assert "storage was away while verify read it" in capsys.readouterr().err
+    assert not list(whole.glob("damaged.json"))
 
 
 def test_partial_files_of_a_killed_verify_are_not_reported(whole: Path) -> None:

@@ -24,6 +24,7 @@ from prep.sources.fetch import fetch, fetch_many
 from prep.sources.image_ref import MISSING, ByteRange
 from prep.storage import retry
 from tests.conftest import make_photos
+from tests.support.source_formats import pack
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -39,14 +40,15 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, times: int) -> None:
-    """Let `os.CALL` raise `number` for its first `times` calls."""
+def failing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, times: int, *, of: str = "") -> None:
+    """Let `os.CALL` raise `number` for its first `times` calls, or those with the path `of` or a descriptor."""
     works, left = getattr(os, call), times
 
     def fail(*args: Any, **options: Any) -> Any:
         nonlocal left
-        left -= 1
-        if left >= 0:
+        is_meant = not of or isinstance(args[0], int) or os.fspath(args[0]) == of
+        left -= is_meant
+        if is_meant and left >= 0:
             raise OSError(number, os.strerror(number))
         return works(*args, **options)
 
@@ -209,6 +211,25 @@ def test_listing_a_folder_is_retried_and_then_ends_the_run(
         failing(patch, call, number, 999)
         with pytest.raises(StorageError, match=re.escape(os.strerror(number))):
             list(open_source(str(photos), scan_cache=tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("call", ["open", "pread"])
+@pytest.mark.parametrize("how", ["zip", "tar", "tar.gz"])
+def test_scanning_an_archive_bridges_a_short_outage_and_a_longer_one_ends_the_run(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], how: str, call: str, number: int
+) -> None:
+    files = {str(path.relative_to(photos)): path.read_bytes() for path in sorted(photos.rglob("[!.]*.jpg"))}
+    archive = str(pack(tmp_path, how, files, ""))
+    listed = [image.name for image in open_source(archive, scan_cache=tmp_path / "whole")]
+    assert len(listed) == len(files)
+    with monkeypatch.context() as patch:
+        failing(patch, call, number, len(retry.WAITS_S), of=archive)
+        assert [image.name for image in open_source(archive, scan_cache=tmp_path / "bridged")] == listed
+    with monkeypatch.context() as patch:
+        failing(patch, call, number, 999, of=archive)
+        with pytest.raises(StorageError, match=re.escape(os.strerror(number))):
+            list(open_source(archive, scan_cache=tmp_path / "lost"))
 
 
 def test_a_circular_link_is_rejected(photos: Path, tmp_path: Path, prep: Prep) -> None:
