@@ -46,7 +46,7 @@ def measure_rates(runner: Runner, *, counts: Sequence[int] = ()) -> dict[str, An
     """{"warm_up_batches", "res": [{"res", "loaders": {name: values}}]}; numbers of all rounds are `repeated`.
 
     `counts`: numbers of workers to try (default: that of the job). A loader's values are those of `rate` with its
-    fastest number, which is "workers"; "tried": {number: images/s}; "ours_times": our rate / the loader's in the round.
+    fastest number, which is "workers"; "tried", of several: {number: images/s}; "ours_times": our rate / the loader's in the round.
     """
     job, results = runner.job, []
     names = [name for name in runner.loaders if LOADERS[name].has_rate]
@@ -71,10 +71,9 @@ def measure_rates(runner: Runner, *, counts: Sequence[int] = ()) -> dict[str, An
         for name in names:
             tried = {workers: summarize(raw[res, name, workers]) for workers in counts}
             best[name] = max(tried, key=lambda workers: tried[workers]["images_per_s"]["median"])
-            loaders[name] = {
-                **tried[best[name]], "workers": best[name],
-                "tried": {str(workers): values["images_per_s"] for workers, values in tried.items()},
-            }  # fmt: skip
+            loaders[name] = tried[best[name]] | {"workers": best[name]}
+            if len(counts) > 1:
+                loaders[name]["tried"] = {str(workers): values["images_per_s"] for workers, values in tried.items()}
         for name in names if "ours" in names else ():
             pairs = zip(raw[res, "ours", best["ours"]], raw[res, name, best[name]], strict=True)
             loaders[name]["ours_times"] = repeated([a["images_per_s"] / b["images_per_s"] for a, b in pairs])
