@@ -46,7 +46,8 @@ def measure_rates(runner: Runner, *, counts: Sequence[int] = ()) -> dict[str, An
     """{"warm_up_batches", "res": [{"res", "loaders": {name: values}}]}; numbers of all rounds are `repeated`.
 
     `counts`: numbers of workers to try (default: that of the job). A loader's values are those of `rate` with its
-    fastest number, which is "workers"; "tried", of several: {number: images/s}; "ours_times": our rate / the loader's in the round.
+    fastest number, which is "workers"; "tried", of several: {number: images/s}; "ours_times": our rate / the loader's
+    in the same round.
     """
     job, results = runner.job, []
     names = [name for name in runner.loaders if LOADERS[name].has_rate]
