@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-__all__ = ["available_cpus"]
+__all__ = ["available_cpus", "use_cpus"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -20,6 +20,12 @@ def available_cpus(*, cgroup: Path = _CGROUP, membership: Path = Path("/proc/sel
     for quota in _quotas(cgroup, membership):
         cores = min(cores, max(1, math.ceil(quota)))
     return max(1, cores)
+
+
+def use_cpus(count: int) -> None:
+    """Restrict this process, and those that it starts, to the first `count` of its CPU cores; 0: no limit."""
+    if count:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
 
 def _quotas(root: Path, membership: Path) -> list[float]:

@@ -179,8 +179,8 @@ def write_changes(store: Store, settings: Settings, finished: Finished) -> None:
             lines.append(json.dumps(row) + "\n")
     if lines:
         store.write(CHANGES, "".join(lines).encode())
-    elif store.size(CHANGES) is not None:
-        store.remove(CHANGES)
+    elif not (settings.drop and is_nothing_new(finished)) and store.size(CHANGES) is not None:
+        store.remove(CHANGES)  # why not then: a repeated command finds the photos left out that the file lists
 
 
 def describe_changes(where: str | None, removed: int, changed: int, *, dropped: bool) -> list[str]:

@@ -133,10 +133,7 @@ def run(job: Job) -> Any:
 def main() -> int:
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    job = Job.from_json(sys.stdin.read())
-    if job.cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.cores])
-    result = run(job)
+    result = run(Job.from_json(sys.stdin.read()))
     with answer:
         json.dump(result, answer)
     return 0

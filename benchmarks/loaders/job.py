@@ -29,7 +29,6 @@ class Job:
     batches: int = 1  # at each resolution
     batch_size: int = 64
     workers: int = 2  # processes or threads that decode
-    cores: int = 0  # that the loader's process, and those that it starts, may use; 0: all
     device: str = "cpu"  # of the batches; others than ours and torch's DataLoader deliver on the CPU
     warm_up: int = 1  # rate: batches delivered before the clock starts
     seconds: float = 1.0  # rate: length of the measurement

@@ -13,11 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cli import check_numbers, chosen, parse_resolutions, show_progress
 from benchmarks.record import check_writable, header, read_into_cache, write
+from pipeline.cpu_count import use_cpus
 from pipeline.errors import ResoluteError
 
 from .job import Job
@@ -33,6 +35,7 @@ _ROOT = Path(__file__).parents[2]
 class Runner:
     """Runs variants of `job`. isolated: each in a new process, with the interpreter that has the loader.
 
+    cores: how many CPU cores such a process may use; 0: all.
     until: time of `time.perf_counter` at which no further round begins; the first is always measured.
     """
 
@@ -41,6 +44,7 @@ class Runner:
     rounds: int
     ffcv_python: str | None = None
     isolated: bool = True
+    cores: int = 0
     until: float = math.inf
 
     def run(self, name: str, **settings: Any) -> Any:
@@ -57,6 +61,7 @@ class Runner:
             done = subprocess.run(
                 [python, "-m", f"{__package__}.child"], input=job.to_json(), capture_output=True, text=True, cwd=_ROOT,
                 timeout=job.seconds + _SPARE_S, env={**os.environ, "PYTHONWARNINGS": "ignore"},
+                preexec_fn=partial(use_cpus, self.cores),
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ResoluteError(f"loader {name}: {error}, expected a result; leave it out with --only") from None
@@ -122,8 +127,8 @@ def compare(
     try:
         runner = Runner(
             job=Job(shards=str(args.shards.resolve()), scratch=scratch, resolutions=selected,
-                    batch_size=args.batch_size, workers=args.workers, cores=args.workers, **job),
-            loaders=tuple(names), rounds=args.rounds, ffcv_python=args.ffcv_python,
+                    batch_size=args.batch_size, workers=args.workers, **job),
+            loaders=tuple(names), rounds=args.rounds, ffcv_python=args.ffcv_python, cores=args.workers,
         )  # fmt: skip
         used = runner.job
         result |= {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import io
 import itertools
 import json
 import math
@@ -25,7 +24,6 @@ import pytest
 import torch
 
 from benchmarks.loader import SAME_DB, main, measure_rates, psnr_db, quality_table, rates_table, reference
-from benchmarks.loaders import child
 from benchmarks.loaders.dataloader import stored_images
 from benchmarks.loaders.job import MEAN, STD, Job
 from benchmarks.loaders.ours import full_batches, training_plan
@@ -242,17 +240,20 @@ def test_every_loader_takes_part_with_its_faster_number_of_workers(job: Job, mon
         assert {number: values["median"] for number, values in pillow["tried"].items()} == {"1": 20.0, "2": 5.0}
 
 
-def test_a_loader_runs_on_the_cores_of_its_job_alone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_loader_runs_on_the_same_cores(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[set[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 3, 5})
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: allowed.append(set(cores)))
-    monkeypatch.setattr(child, "run", lambda job: {})
+
+    def started(*words: Any, preexec_fn: Any, **settings: Any) -> Any:
+        preexec_fn()
+        return SimpleNamespace(returncode=0, stdout="{}")
+
+    monkeypatch.setattr(subprocess, "run", started)
     for cores in (2, 0):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(replace(job, cores=cores).to_json()))
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "dup2", lambda *_: None)
-            assert child.main() == 0
-    assert allowed == [{3, 5}]
+        for name in ("ours", "pillow"):
+            assert replace(runner(job, name), cores=cores).run(name) == {}
+    assert allowed == [{3, 5}] * 2
 
 
 def line(shard_root: Path, *more: str) -> list[str]:

@@ -296,8 +296,11 @@ def test_drop_leaves_out_removed_photos_and_takes_the_new_versions_of_changed_on
     assert names(tmp_path / "s", "train", 0) == kept
     digests = {info["sha256"] for info in manifest_of(tmp_path / "s")["files"].values()}
     assert len(digests) > 10
+    changes = (tmp_path / "s" / "changes.jsonl").read_text()
+    assert len(changes.splitlines()) == 4
     again = prep(*argv, "--extend", "--drop")
     assert "already there" in again.out
+    assert (tmp_path / "s" / "changes.jsonl").read_text() == changes
     (photos / kept[3]).write_bytes((photos / kept[0]).read_bytes())  # a photo of that name comes back
     add("cat", 3)
     assert prep(*argv, "--extend").status == 0

@@ -195,6 +195,7 @@ def test_a_writer_whose_lock_was_taken_over_writes_nothing_more(bucket: str) -> 
     assert second_store.names(LOCK) == []
 
 
+@pytest.mark.timing
 def test_a_writer_that_cannot_renew_its_lock_stops_before_it_expires(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
