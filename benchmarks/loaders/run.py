@@ -57,10 +57,13 @@ class Runner:
             return child.run(job)
         python = self.ffcv_python if loader.module == "ffcv" else sys.executable
         assert python is not None
+        environ = {**os.environ, "PYTHONWARNINGS": "ignore"}
+        if loader.module == "ffcv":
+            environ["NUMBA_NUM_THREADS"] = str(job.workers)  # why: by default no more than there are cores
         try:
             done = subprocess.run(
                 [python, "-m", f"{__package__}.child"], input=job.to_json(), capture_output=True, text=True, cwd=_ROOT,
-                timeout=job.seconds + _SPARE_S, env={**os.environ, "PYTHONWARNINGS": "ignore"},
+                timeout=job.seconds + _SPARE_S, env=environ,
                 preexec_fn=partial(use_cpus, self.cores),
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -130,8 +130,9 @@ class Records:
             if len(flat) and (flat.min() < 0 or flat.max() >= len(self)):
                 raise self._out_of_range()
             flat = self._rows[flat].astype(np.int64)
-        unchecked, count = _unchecked_blocks(
-            flat, len(self._file_rows), self._first, self.dtype.itemsize, self._checked
+        unchecked = np.empty(2 * len(flat), np.int64)
+        count = _unchecked_blocks(
+            flat, len(self._file_rows), self._first, self.dtype.itemsize, self._checked, unchecked
         )
         if count < 0:
             raise self._out_of_range()
@@ -228,22 +229,24 @@ class JoinedRecords(Records):
 
 
 @compiled
-def _unchecked_blocks(rows: Any, length: Any, first: Any, size: Any, checked: Any) -> Any:
-    """(blocks, count): the blocks of `rows` that are not yet `checked`; count -1 if a row is out of range."""
-    blocks = np.empty(2 * len(rows), np.int64)
+def _unchecked_blocks(rows: Any, length: Any, first: Any, size: Any, checked: Any, out: Any) -> Any:
+    """The number of blocks of `rows` that are not yet `checked`, written to `out`; -1 if a row is out of range.
+
+    why no array is returned: numba runs Python code to make one, and does not notice if Ctrl-C interrupts it.
+    """
     count = 0
     for row in rows:
         if row < 0 or row >= length:
-            return blocks, -1
+            return -1
         low = (first + row * size) // BLOCK_BYTES
         high = (first + (row + 1) * size - 1) // BLOCK_BYTES  # a record may span two blocks
         if not checked[low]:
-            blocks[count] = low
+            out[count] = low
             count += 1
         if high != low and not checked[high]:
-            blocks[count] = high
+            out[count] = high
             count += 1
-    return blocks, count
+    return count
 
 
 def read_checksums(path: Path, sha256: str, where: str) -> NDArray[np.uint32]:

@@ -128,6 +128,42 @@ def test_ctrl_c_while_a_batch_is_freed_is_not_swallowed(tmp_path: Path) -> None:
     assert (done.status, done.out, done.err) == (0, "100 100\n", "")
 
 
+_RECORDS = """
+import os, signal, sys, threading, time
+import numpy as np
+from pipeline import ShardSet
+
+records, ids, caught = ShardSet.open(sys.argv[1]).splits["train"].samples, np.arange(64), 0
+records[ids]
+
+
+def interrupt():
+    while caught < 500:
+        time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+thread = threading.Thread(target=interrupt, daemon=True)
+until = time.monotonic() + 30
+while caught < 500 and time.monotonic() < until:
+    try:
+        if thread.ident is None:
+            thread.start()
+        while True:
+            records[ids]
+    except KeyboardInterrupt:
+        caught += 1
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(caught)
+"""
+
+
+def test_ctrl_c_while_records_are_looked_up_is_a_keyboard_interrupt(shard_root: Path, tmp_path: Path) -> None:
+    """numba's own code must not meet it: there it became a SystemError, and now and then ended the process."""
+    done = Command("tests.support.execute", [_RECORDS, shard_root], folder=ROOT, scratch=tmp_path).end()
+    assert (done.status, done.out, done.err) == (0, "500\n", "")
+
+
 @pytest.fixture
 def plan(shard_set: ShardSet) -> Plan:
     augment = Augment(policy="randaugment", mixup_alpha=0.8)
