@@ -28,6 +28,7 @@ from pipeline.storage.atomic_file import atomic_write
 __all__ = ["main"]
 
 _PAUSE_S = 0.2  # between two interrupts, at most
+_INTERRUPTS = 40  # then no more: a loop that is always interrupted never sees that storage does not answer
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -42,7 +43,7 @@ def _run(args: argparse.Namespace) -> None:
             raise KeyboardInterrupt
 
     def interrupt(rng: random.Random) -> None:
-        while len(batches) < plan.total_batches:
+        for _ in range(_INTERRUPTS):
             time.sleep(rng.uniform(0, _PAUSE_S))
             os.kill(os.getpid(), signal.SIGINT)
 
