@@ -179,7 +179,7 @@ class Learner:
         return score_batch(self.head, self.eval_outputs(batch.images), batch.targets)
 
     def eval_outputs(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What a validation computes of a batch's images: the outputs of "raw" and, with EMA, "ema"."""
+        """The outputs of the networks "raw" and, with EMA, "ema" for a validation batch's images."""
         self.network.eval()
         networks = {"raw": self.network} | ({"ema": self.ema.module} if self.ema is not None else {})
         return {name: eval_logits(network, images, self.recipe.precision, flip=self.recipe.eval.flip)

@@ -15,7 +15,7 @@ __all__ = ["DaemonPool", "end_threads"]
 Answer = TypeVar("Answer")
 
 class Interruptible(Protocol):
-    """What reads, as `Files` do; `interrupt` ends the reads that are running."""
+    """Anything with running reads that `interrupt` ends, such as `Files`."""
 
     def interrupt(self) -> None: ...
 

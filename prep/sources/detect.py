@@ -66,8 +66,8 @@ def open_source(
         kind, files = _detect_kind(src, files, setting)
         if kind == "webdataset" and are_in_folders(files[0]):
             note = (
-                f"{files[0]}: read as WebDataset samples, whose .txt or .json tells the label; if the folders do, set "
-                "KIND=archive"
+                f"{files[0]}: read as WebDataset samples, labelled by their .txt or .json; if the folders are the "
+                "classes, set KIND=archive"
             )
     elif not files and kind in _SUFFIXES:
         files = _files_of_kind(src, kind)

@@ -218,12 +218,18 @@ def test_one_table_may_name_the_images_of_src_and_val(
     assert not list((tmp_path / "u").glob("*"))
 
 
+def move_into_splits(photos: Path, names: Sequence[str], root: Path) -> None:
+    """Photo i becomes iii.jpg in `root`/val, if i is a multiple of 4, or `root`/train."""
+    for i, name in enumerate(names):
+        folder = root / ("val" if i % 4 == 0 else "train")
+        folder.mkdir(exist_ok=True)
+        shutil.move(photos / name, folder / f"{i:03d}.jpg")
+
+
 def test_a_validation_table_has_a_column_for_each_label_of_training(
     photos: Path, names: list[str], tmp_path: Path, prep: Prep
 ) -> None:
-    for i, name in enumerate(names):
-        (tmp_path / ("val" if i % 4 == 0 else "train")).mkdir(exist_ok=True)
-        shutil.move(photos / name, tmp_path / ("val" if i % 4 == 0 else "train") / f"{i:03d}.jpg")
+    move_into_splits(photos, names, tmp_path)
 
     def table(path: Path, columns: Sequence[str], rows: Iterable[int]) -> Path:
         bits = [(f"{i:03d}.jpg", *(int(name in LABELS[i]) for name in columns)) for i in rows]
@@ -245,9 +251,7 @@ def test_a_validation_table_has_a_column_for_each_label_of_training(
 def test_a_validation_column_of_a_single_class_is_not_one_of_class_numbers(
     photos: Path, names: list[str], tmp_path: Path, prep: Prep
 ) -> None:
-    for i, name in enumerate(names):
-        (tmp_path / ("val" if i % 4 == 0 else "train")).mkdir(exist_ok=True)
-        shutil.move(photos / name, tmp_path / ("val" if i % 4 == 0 else "train") / f"{i:03d}.jpg")
+    move_into_splits(photos, names, tmp_path)
     rows = [(f"{i:03d}.jpg", i % 2, (i + 1) % 2) for i in range(60)]
     own = write_table(tmp_path / "a.csv", ("image_id", "far", "near"), [row for i, row in enumerate(rows) if i % 4])
     val = write_table(tmp_path / "b.csv", ("image_id", "far"), [(name, 1) for name, *_ in rows[::4]])

@@ -20,7 +20,7 @@ _HALF_WITHIN, _ALL_WITHIN = 1.5, 8.0
 
 
 def difference(shards: ShardSet, *, res: int, batch_size: int, device: str, threads: int) -> str | None:
-    """How some training batches decoded on the GPU `device` differ from the CPU's; None: as decoders may differ.
+    """Describe how training batches decoded on the GPU `device` differ from the CPU's; None if within tolerance.
 
     The images are only cropped, flipped and resized, since other operations can enlarge differences.
     """
