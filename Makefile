@@ -104,11 +104,11 @@ $(TOOLS): $(READY)
 	@touch $@
 
 demo/photos/.demo.json: | $(READY)
-	@$(PY) -m pipeline.examples.demo_photos --out demo/photos $(call option,WORKERS,workers)
+	@$(PY) -m resolute.pipeline.examples.demo_photos --out demo/photos $(call option,WORKERS,workers)
 
 demo: $(READY) demo/photos/.demo.json  ## generate the demo photos (demo/photos)
 
-PREP = $(PY) -m prep --src="$${SRC$(if $(DEMO),-demo/photos)}" --out="$$MADE" $(call option,RES,res) \
+PREP = $(PY) -m resolute.prep --src="$${SRC$(if $(DEMO),-demo/photos)}" --out="$$MADE" $(call option,RES,res) \
 	$(call option,KIND,kind) $(call option,LABELS,labels) $(call option,COLUMNS,columns) \
 	$(call option,TARGET,target) $(call option,CLASSES,classes) $(call option,VAL,val) \
 	$(call option,VAL_LABELS,val-labels) $(call option,VAL_LIST,val-list) \
@@ -122,72 +122,72 @@ shards: $(READY) $(if $(DEMO),demo/photos/.demo.json)  ## SRC=photos/train [LABE
 	@$(PREP)
 
 verify: $(READY) $(DATA)  ## [SHARDS=…] read and decode a whole shard set again and report damage
-	@$(PY) -m prep.verify $(call option,WORKERS,workers) -- "$$SHARDS"
+	@$(PY) -m resolute.prep.verify $(call option,WORKERS,workers) -- "$$SHARDS"
 
 demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
-	@$(PY) -m prep --src demo/photos --out demo/shards $(call option,WORKERS,workers)
+	@$(PY) -m resolute.prep --src demo/photos --out demo/shards $(call option,WORKERS,workers)
 
 # for other WebDataset tars; not with the goal `shards`, where both describe the photos to prep
 FOREIGN = $(if $(filter shards,$(GOALS)),,$(call option,VAL,val) $(call option,CLASSES,classes) $(call option,TARGET,target))
 
 keys: $(READY)  ## all keys of a recipe, with their defaults (a Markdown table)
-	@$(PY) -m train keys
+	@$(PY) -m resolute.train keys
 
 show: $(READY) $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see, stage by stage (seen.html)
-	@$(PY) -m train show --recipe="$$RECIPE" $(FOREIGN) -- "$$SHARDS"
+	@$(PY) -m resolute.train show --recipe="$$RECIPE" $(FOREIGN) -- "$$SHARDS"
 
 lr: $(READY) $(if $(SAMPLES),,$(DATA))  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR, resolution and regularisation over all steps (lr.html)
-	@$(PY) -m train lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS" $(FOREIGN))
+	@$(PY) -m resolute.train lr --recipe="$$RECIPE" $(or $(call option,SAMPLES,samples),--shards="$$SHARDS" $(FOREIGN))
 
 lr-find: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] LR range test on the first stage; suggests optim.lr (lr-find.html)
-	@$(PY) -m train lr-find --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,DEVICE,device)
+	@$(PY) -m resolute.train lr-find --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,DEVICE,device)
 
 plan: $(READY) $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m [SUGGEST=new.toml]] [GPU_MEMORY_GIB=24] estimate a run; write a recipe for BUDGET
-	@$(ENOUGH_GPUS) $(LAUNCH) train plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
+	@$(ENOUGH_GPUS) $(LAUNCH) resolute.train plan --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,BUDGET,budget) $(call option,GPU_MEMORY_GIB,gpu-memory-gib) \
 	$(call option,SUGGEST,suggest) $(call option,JSON,json)
 
 # GPUS=8: one process each; several machines run the same command with NODES=2 HEAD=first-machine:29400 besides
 # why the variable: a store that outlives a restart has the addresses of the dead; why --: torchrun has a --run-path
-LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-m train.devices.launch \
+LAUNCH = $(if $(HEAD),TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) $(PY) $(if $(GPUS),-m resolute.train.devices.launch \
 	--nproc-per-node="$$GPUS" --max-restarts="$${RESTARTS-$(if $(FROM),0,3)}" $(if $(HEAD),--nnodes="$${NODES-1}" \
 	--rdzv-backend c10d --rdzv-endpoint="$$HEAD" --rdzv-id="$${RUN-resolute}",--standalone) -m --,-m)
 
 # why before: torchrun starts its processes again after an error
-ENOUGH_GPUS = $(if $(GPUS),$(if $(filter cpu,$(DEVICE)),,$(PY) -m train.devices.device --gpus="$$GPUS" &&))
+ENOUGH_GPUS = $(if $(GPUS),$(if $(filter cpu,$(DEVICE)),,$(PY) -m resolute.train.devices.device --gpus="$$GPUS" &&))
 
 train: $(READY) $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8] [LOGGERS=csv,wandb]; again: resume
-	@$(ENOUGH_GPUS) $(LAUNCH) train train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
+	@$(ENOUGH_GPUS) $(LAUNCH) resolute.train train --shards="$$SHARDS" $(FOREIGN) --recipe="$$RECIPE" $(call option,RUN,run) \
 	$(call option,DEVICE,device) $(call option,FOLDS,folds) $(call option,FROM,from) $(call option,KEEP,keep) $(call option,LOGGERS,loggers) \
 	$(call option,GPU_MEMORY_GIB,gpu-memory-gib) $(call flag,CALIBRATE,calibrate)
 
 predict: $(READY)  ## RUN=name [SRC=photos|shards] [OUT=pred.csv] classes, labels or values; RUN of folds: their mean
-	@$(PY) -m train predict $(call option,SRC,src) $(FOREIGN) $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
+	@$(PY) -m resolute.train predict $(call option,SRC,src) $(FOREIGN) $(call option,OUT,out) $(call option,DEVICE,device) -- "$$RUN"
 
 # why no demo/shards: a run remembers its own set
 eval: $(READY)  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA
-	@$(PY) -m train eval $(if $(filter file,$(origin SHARDS)),,--shards="$$SHARDS") $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
+	@$(PY) -m resolute.train eval $(if $(filter file,$(origin SHARDS)),,--shards="$$SHARDS") $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) -- "$$RUN"
 
 export: $(READY)  ## RUN=name [OUT=model.safetensors|model.onnx|folder] the best weights, and a program that loads them
-	@$(PY) -m train export $(call option,OUT,out) -- "$$RUN"
+	@$(PY) -m resolute.train export $(call option,OUT,out) -- "$$RUN"
 
 report: $(READY)  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
-	@$(PY) -m train report -- "$$RUN"
+	@$(PY) -m resolute.train report -- "$$RUN"
 
 # why set -f: the names in RUNS are separated at spaces, and nothing else is done with them
 compare: $(READY)  ## RUNS="a b" [OUT=compare.html] accuracy, step times and recipes of several runs on one page
-	@set -f; $(PY) -m train compare $(call option,OUT,out) -- $$RUNS
+	@set -f; $(PY) -m resolute.train compare $(call option,OUT,out) -- $$RUNS
 
 bench: $(READY) $(DATA)  ## [SHARDS=…] [MODEL=resnet50] in 90 s: loader, model, cost of a change, beside a DataLoader (bench/)
-	@$(PY) -m benchmarks.brief --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) \
+	@$(PY) -m resolute.benchmarks.brief --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device) \
 	$(call option,MODEL,model) $(call option,OUT,out)
 
 bench-all: $(READY) $(DATA)  ## [SHARDS=…] the same at length, in rounds with their spread, and stalls of training (bench/)
-	@$(PY) -m benchmarks --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device)
+	@$(PY) -m resolute.benchmarks --shards="$$SHARDS" $(FOREIGN) $(call option,RES,res) $(call option,DEVICE,device)
 
 # why no demo/shards: the check makes its own set in OUT unless SHARDS is set
 gpu-check: $(TOOLS)  ## [SHARDS=…] [OUT=gpu-check] all about a GPU in ten minutes: report.html (DEVICE=cpu: a trial)
-	@$(PY) -m benchmarks.gpu_check $(if $(filter file,$(origin SHARDS)),,--shards="$$SHARDS") $(call option,DEVICE,device) \
+	@$(PY) -m resolute.benchmarks.gpu_check $(if $(filter file,$(origin SHARDS)),,--shards="$$SHARDS") $(call option,DEVICE,device) \
 	$(call option,OUT,out) $(call option,WORKERS,threads)
 
 # why worksteal: neighbouring tests, which share fixtures, stay in one worker

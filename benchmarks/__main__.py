@@ -1,4 +1,4 @@
-"""`python -m benchmarks --shards DIR`: loader throughput, cost of stage changes, and stalls of training.
+"""`python -m resolute.benchmarks --shards DIR`: loader throughput, cost of stage changes, and stalls of training.
 
 What `make bench-all` runs: the loader and the change are compared with torch's DataLoader on the same images. Each part
 prints a table; one JSON file records every round's values, the machine and the versions.
@@ -7,7 +7,7 @@ prints a table; one JSON file records every round's values, the machine and the 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -28,12 +28,12 @@ PARTS = ("loader", "change", "training")
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m benchmarks",
+        prog="python -m resolute.benchmarks",
         description="Measure on your own shards: the loader's throughput at each resolution and the cost of a stage "
         "change (both compared with torch's DataLoader and Pillow on the same images), and how much training time is "
         "lost to loading.",
         epilog="On a quiet machine this takes minutes: about rounds x resolutions x (5 x seconds + 15 s). Other work "
-        "on the machine shows as a wide (min..max). More: python -m benchmarks.loader, .change, .storage, .training "
+        "on the machine shows as a wide (min..max). More: python -m resolute.benchmarks.loader, .change, .storage, .training "
         "and .prep, each with --help. Exit status: 0 done, 2 for a problem that the one line on stderr explains, "
         "130 interrupted.",
         allow_abbrev=False,
@@ -93,6 +93,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

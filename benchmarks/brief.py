@@ -1,15 +1,15 @@
-"""`python -m benchmarks.brief --shards DIR`: which of loader and model is the limit, and what a stage change costs.
+"""`python -m resolute.benchmarks.brief --shards DIR`: which of loader and model is the limit, and what a stage change costs.
 
 What `make bench` runs, in about 90 s: the model's rate at each resolution, the time of every training step across the
 stage changes, with our loader and with torch's DataLoader rebuilt at each, and the rates of both loaders alone. It ends
-with a sentence and writes an HTML page, and the values as JSON beside it. `python -m benchmarks` measures the same for
+with a sentence and writes an HTML page, and the values as JSON beside it. `python -m resolute.benchmarks` measures the same for
 longer, in rounds whose spread it shows.
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.report.charts import Chart, Series, chart
-from pipeline.report.page import figures_page
-from pipeline.storage.atomic_file import check_output, output_file
+from resolute.files import check_output, output_file
+from resolute.report.charts import Chart, Series, chart
+from resolute.report.page import figures_page
 
 from . import change, loader
 from .cli import Parser, command, show_progress
@@ -37,8 +37,8 @@ from .setting import Setting, add_arguments, default_file, set_up
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.dataset.shard_set import ShardSet
-    from pipeline.loader.loader import Batch
+    from resolute.pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.loader.loader import Batch
 
     from .loaders.job import Job
 
@@ -57,7 +57,7 @@ _ENOUGH = 1.1  # loader's rate / model's: below it, single late batches already 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
     parser = Parser(
-        prog="python -m benchmarks.brief",
+        prog="python -m resolute.benchmarks.brief",
         description="Measure on your own shards, in about 90 s: images/s of the loader beside torch's DataLoader, of "
         "the model, and the cost of a stage change.",
         epilog="Exit status: 0 done, 2 for a problem that the one line on stderr explains, 130 interrupted.",
@@ -95,7 +95,7 @@ def _train(args: argparse.Namespace, setting: Setting) -> tuple[dict[int, float]
     """{res: images/s of the model alone}, and {"batch_size", "step_s": {loader: [resolution][step]}}."""
     import torch
 
-    from train.devices.memory import keep_freed_memory
+    from resolute.train.devices.memory import keep_freed_memory
 
     if setting.device.type == "cpu":
         keep_freed_memory()
@@ -136,7 +136,7 @@ class Trainer:
     """Training steps of a model on batches of which only the images matter: all are of one class."""
 
     def __init__(self, shards: ShardSet, *, model: str, device: torch.device, batch_size: int) -> None:
-        from train.loop import Learner
+        from resolute.train.loop import Learner
 
         from .loaders.ours import full_batches, training_plan
         from .training.stalls import small_recipe
@@ -150,7 +150,7 @@ class Trainer:
         self.warm_up(batch_size)
 
     def warm_up(self, batch_size: int) -> None:
-        from train.warmup import warm_up
+        from resolute.train.warmup import warm_up
 
         warm_up(self._learner, [("train", res, batch_size) for res in sorted(self._specs, reverse=True)])
 
@@ -185,7 +185,7 @@ class Trainer:
     def _batch(self, images: torch.Tensor) -> Batch:
         import torch
 
-        from pipeline.loader.loader import Batch
+        from resolute.pipeline.loader.loader import Batch
 
         labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
         spec = dataclasses.replace(self._specs[images.shape[-1]], global_size=len(images))
@@ -320,6 +320,6 @@ def _charts(figures: Figures, result: Mapping[str, Any], titles: Sequence[str]) 
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -1,7 +1,7 @@
 """Measures the time lost at a change between stages or epochs.
 
-    python -m benchmarks.change --shards shards [--only ours,pillow]     # of resolution, for every loader
-    python -m benchmarks.change --shards shards --kinds                  # of every kind, for ours
+    python -m resolute.benchmarks.change --shards shards [--only ours,pillow]     # of resolution, for every loader
+    python -m resolute.benchmarks.change --shards shards --kinds                  # of every kind, for ours
 
 The first runs each loader over all resolutions of the set, ascending. The cost of a change is the time of the first N
 batches after it minus N steady batches of the new stage. `around` adds the time lost by the last N batches before it,
@@ -22,7 +22,7 @@ of that pass, in ms and in steady steps.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -40,9 +40,9 @@ from .loaders.run import Runner, add_arguments, compare
 from .record import check_writable, header, read_into_cache, write
 
 if TYPE_CHECKING:
-    from pipeline.dataset.shard_set import ShardSet
-    from pipeline.plan.plan import Pass, Plan
-    from pipeline.plan.stage import Stage
+    from resolute.pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.plan.plan import Pass, Plan
+    from resolute.pipeline.plan.stage import Stage
 
 __all__ = ["around_s", "cost_s", "first_batches", "main", "measure", "measure_kinds", "steady_s",
            "summary", "table"]  # fmt: skip
@@ -148,7 +148,7 @@ def table(result: dict[str, Any]) -> str:
 
 def stages_of_kinds(shards: ShardSet, batch_size: int) -> list[tuple[str, Stage]]:
     """(kind of change, stage after the change) for consecutive stages."""
-    from pipeline.plan.stage import Augment, Stage
+    from resolute.pipeline.plan.stage import Augment, Stage
 
     small, *_, large = shards.resolutions
     rich = Augment(
@@ -179,7 +179,7 @@ def measure_kinds(shards: ShardSet, *, batch_size: int, rounds: int, threads: in
 
     Each value is `repeated` over rounds, of the median over the changes of that kind.
     """
-    from pipeline.plan.plan import Plan
+    from resolute.pipeline.plan.plan import Plan
 
     named = stages_of_kinds(shards, batch_size)
     plan = Plan(shards, [stage for _, stage in named], eval_batch_size=batch_size, eval_every_epochs=2)
@@ -217,7 +217,7 @@ def _waits_s(plan: Plan, threads: int, steps_s: Sequence[float]) -> list[list[fl
     """Seconds that a consumer with a step time of `steps_s[pass]` s waited for each batch of each pass."""
     import torch
 
-    from pipeline.loader.loader import Loader
+    from resolute.pipeline.loader.loader import Loader
 
     from .loaders.child import clock
 
@@ -248,7 +248,7 @@ def kinds_table(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    parser = Parser(prog="python -m benchmarks.change", description=__doc__, allow_abbrev=False,
+    parser = Parser(prog="python -m resolute.benchmarks.change", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add_arguments(parser, "change.json")
     parser.add_argument("--batches", type=int, default=40, metavar="N", help="per resolution (default: %(default)s)")
@@ -270,7 +270,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _run_kinds(args: argparse.Namespace) -> None:
-    from pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.dataset.shard_set import ShardSet
 
     check_numbers(args, rounds=1, workers=1, batch_size=2)
     check_writable(args.out)
@@ -283,6 +283,6 @@ def _run_kinds(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import pipeline.cli
-from pipeline.cli import Parser
-from pipeline.errors import ResoluteError
+import resolute.console
+from resolute.console import Parser
+from resolute.errors import ResoluteError
 
 __all__ = ["Parser", "check_numbers", "chosen", "command", "parse_resolutions", "repeated", "show_progress", "spread",
            "summarize", "text_table"]  # fmt: skip
@@ -28,7 +28,7 @@ def command(
     words = sys.argv[1:] if argv is None else list(argv)
     without_folders = [re.sub(r"(?<![\w.:/])/(?:[^/,=]*/)*", "", word) for word in words]
     parser.set_defaults(command=f"{parser.prog} {shlex.join(without_folders)}".strip())
-    return pipeline.cli.command(parser, work, words)
+    return resolute.console.command(parser, work, words)
 
 
 def show_progress(text: str) -> None:

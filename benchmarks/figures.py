@@ -1,7 +1,7 @@
 """The figures of README and `docs/` that come from result files, and the only place that words them.
 
-    python -m benchmarks.figures           # writes them into the pages
-    python -m benchmarks.figures --check   # only says which pages are out of date
+    python -m resolute.benchmarks.figures           # writes them into the pages
+    python -m resolute.benchmarks.figures --check   # only says which pages are out of date
 
 A page holds each of them between `<!-- figures: NAME -->` and `<!-- end -->`; what is between is written by this
 command. To renew a figure, add the result file, name it in the function here, and run the command.
@@ -10,7 +10,7 @@ command. To renew a figure, add the result file, name it in the function here, a
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -25,15 +25,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import output_file
+from resolute.errors import ResoluteError
+from resolute.files import output_file
 
 from .cli import Parser, command
 from .record import RESULTS
 
 __all__ = ["BLOCK", "FIGURES", "PAGES", "main", "written"]
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(_ROOT / name for name in ("README.md", "docs/index.md", "docs/benchmarks.md"))
 BLOCK = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 _LINK = "benchmarks/results/"  # as README links to result files; pages in docs/ go up a folder
@@ -424,7 +424,7 @@ def written(text: str, *, folder: str = "") -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.figures", description="Write the figures of README and docs/.")
+    parser = Parser(prog="python -m resolute.benchmarks.figures", description="Write the figures of README and docs/.")
     parser.add_argument("--check", action="store_true", help="write nothing; status 2 if a page is out of date")
 
     def work(args: argparse.Namespace) -> None:
@@ -442,12 +442,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"written: {page.relative_to(_ROOT)}")
         if stale:
             raise ResoluteError(f"{', '.join(stale)}: got other figures than the result files have, expected the same; "
-                                "run `python -m benchmarks.figures`")  # fmt: skip
+                                "run `python -m resolute.benchmarks.figures`")  # fmt: skip
 
     return command(parser, work, argv)
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

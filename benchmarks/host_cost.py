@@ -1,6 +1,6 @@
 """Measures what a batch of 1 024 costs the consumer's thread: planning, submitting reads, feeding, taking, labels.
 
-    python -m benchmarks.host_cost [--rounds 3] [--batches 40]
+    python -m resolute.benchmarks.host_cost [--rounds 3] [--batches 40]
 
 No pixels are decoded: the graph's decoder is replaced by nodes that return an 8 x 8 px image made of the file's first
 bytes, enlarged where whole images are decoded. Everything else is the real loader on JPEGs of realistic size, about
@@ -15,7 +15,7 @@ and copied to unpinned memory, and Triton kernels are not launched (their parame
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -38,7 +38,7 @@ from .record import check_writable, header, write
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.dataset.shard_set import ShardSet
 
 __all__ = ["CASES", "TARGETS_MS", "main", "measure", "measure_case", "table", "write_photos"]
 
@@ -101,8 +101,8 @@ def _without_pixels(device: str, decode: str) -> Iterator[None]:
     from nvidia.dali.data_node import DataNode
     from nvidia.dali.pipeline import do_not_convert
 
-    from pipeline.graph import gpu_augment, graph
-    from pipeline.loader import loader
+    from resolute.pipeline.graph import gpu_augment, graph
+    from resolute.pipeline.loader import loader
 
     with contextlib.ExitStack() as stack:
         patch: Callable[..., Any] = lambda *args: stack.enter_context(mock.patch.object(*args))  # noqa: E731
@@ -125,7 +125,7 @@ def _unlaunched() -> type[Any]:
     """`GpuAugment` on the CPU, whose kernels are not launched."""
     import torch
 
-    from pipeline.graph.gpu_augment import GpuAugment
+    from resolute.pipeline.graph.gpu_augment import GpuAugment
 
     class Unlaunched(GpuAugment):
         def __init__(self, features: Any, **settings: Any) -> None:
@@ -163,9 +163,9 @@ def measure_case(
 
     The parts are CPU time.
     """
-    from pipeline.loader.loader import Loader
-    from pipeline.plan.plan import Plan
-    from pipeline.plan.stage import Augment, Stage
+    from resolute.pipeline.loader.loader import Loader
+    from resolute.pipeline.plan.plan import Plan
+    from resolute.pipeline.plan.stage import Augment, Stage
 
     device, _, decode = case[0].partition(" ")
     rich = Augment(
@@ -197,7 +197,7 @@ def measure_case(
 
 def measure(folder: Path, *, rounds: int, batches: int, batch_size: int, pause_s: float) -> list[dict[str, Any]]:
     """[{"case", "target_ms", "cpu_ms", "real_ms", "PART_ms"}], times `repeated`; the cases are interleaved."""
-    from pipeline.dataset.open_dataset import open_dataset
+    from resolute.pipeline.dataset.open_dataset import open_dataset
 
     shards = open_dataset(write_photos(folder, (_BATCHES_PER_EPOCH + 1) * batch_size), val="0.1")
     raw: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in CASES}
@@ -223,7 +223,7 @@ def table(results: Sequence[dict[str, Any]], batch_size: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    parser = Parser(prog="python -m benchmarks.host_cost", description=__doc__, allow_abbrev=False,
+    parser = Parser(prog="python -m resolute.benchmarks.host_cost", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = parser.add_argument
     add("--rounds", type=int, default=3, metavar="N", help="interleaved rounds of all cases (default: %(default)s)")
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, default=Path("host-cost.json"), metavar="FILE", help="JSON to write (default: %(default)s)")
 
     def work(args: argparse.Namespace) -> None:
-        from pipeline.storage.scratch import ScratchFolder
+        from resolute.pipeline.storage.scratch import ScratchFolder
 
         check_numbers(args, rounds=1, batches=1, batch_size=2)
         check_writable(args.out)
@@ -249,6 +249,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -1,6 +1,6 @@
 """Compiles every Triton kernel ahead of time for every GPU generation, and reports the resources that each uses.
 
-    python -m benchmarks.kernels [--capabilities 75,90] [--out FILE]
+    python -m resolute.benchmarks.kernels [--capabilities 75,90] [--out FILE]
 
 Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuAugment`, recorded from
 it. Per kernel and compute capability: registers and local memory per thread (which is where registers are spilled to),
@@ -11,7 +11,7 @@ fails if a kernel exceeds its budget.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -33,12 +33,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from benchmarks.cli import Parser, command, show_progress, text_table
-from benchmarks.record import check_writable, header, write
-from pipeline.errors import ResoluteError
-from pipeline.graph import gpu_augment
-from pipeline.graph.gpu_augment import GpuAugment
-from pipeline.plan.sampling import NOISE_PX, Features
+from resolute.benchmarks.cli import Parser, command, show_progress, text_table
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.errors import ResoluteError
+from resolute.pipeline.graph import gpu_augment
+from resolute.pipeline.graph.gpu_augment import GpuAugment
+from resolute.pipeline.plan.sampling import NOISE_PX, Features
 
 __all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "main", "over_budget", "specialization", "variants"]
 
@@ -157,7 +157,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.kernels", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m resolute.benchmarks.kernels", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--capabilities", default=",".join(map(str, CAPABILITIES)), metavar="CC,…",
                         help="compute capabilities (default: %(default)s)")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels.json"), metavar="FILE")
@@ -183,6 +183,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -1,6 +1,6 @@
 """Measures image loaders: images per second, CPU time per image, and PSNR of their pixels.
 
-    python -m benchmarks.loader --shards shards [--only ours,pillow] [--batch-size 256]
+    python -m resolute.benchmarks.loader --shards shards [--only ours,pillow] [--batch-size 256]
 
 Every loader applies random resized crop, flip and normalisation to the same stored images and delivers float32 batches
 on the CPU, on the same N cores. Loaders count their workers or threads differently, so each is measured with N and with
@@ -11,7 +11,7 @@ a warm-up. benchmarks/loaders/ffcv.py explains how to install FFCV.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -170,7 +170,7 @@ def _measure(runner: Runner) -> tuple[dict[str, Any], str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
     parser = Parser(
-        prog="python -m benchmarks.loader",
+        prog="python -m resolute.benchmarks.loader",
         description="Measure on your own shards what image loaders deliver: ours, torch's DataLoader with Pillow and "
         "with torchvision v2, timm's, webdataset's, stock DALI, FFCV.",
         epilog="Takes about 2 x rounds x resolutions x loaders x (seconds + 8 s). Other work on the machine shows as a "
@@ -190,6 +190,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -1,6 +1,6 @@
 """Result files of the benchmarks: the fields that all of them have, writing them, and the page that lists them.
 
-    python -m benchmarks.record     # writes benchmarks/results/README.md
+    python -m resolute.benchmarks.record     # writes benchmarks/results/README.md
 
 A result file holds the command, the date, the number of rounds, the commit, the machine, the versions and the raw value
 of every round. It holds no host name and no absolute path.
@@ -9,7 +9,7 @@ of every round. It holds no host name and no absolute path.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -25,16 +25,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cpu_count import available_cpus
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import check_output, output_file
+from resolute.errors import ResoluteError
+from resolute.files import check_output, output_file
+from resolute.machine import available_cpus
 
 from .proc import read_files
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.dataset.shard_set import ShardSet
 
 __all__ = ["check_writable", "commit", "find_device", "header", "machine", "read_into_cache", "results_page",
            "versions", "write"]  # fmt: skip
@@ -106,7 +106,7 @@ def machine(device: torch.device | None) -> dict[str, Any]:
         "gpu": None,
     }
     if device and device.type == "cpu":
-        from train.logs.hardware import bf16_is_emulated
+        from resolute.train.logs.hardware import bf16_is_emulated
 
         record["bf16"] = not bf16_is_emulated(device)  # which changes the speed of networks by different factors
     if device and device.type == "cuda":
@@ -183,7 +183,7 @@ def results_page(folder: Path) -> str:
     lines = [
         "# Results",
         "",
-        "Written by `python -m benchmarks.record`. Every file holds the raw values of all rounds; [LOG.md](LOG.md) has",
+        "Written by `python -m resolute.benchmarks.record`. Every file holds the raw values of all rounds; [LOG.md](LOG.md) has",
         "the conclusions. Commands name a shard set or a folder of photos by its last part; `PY` is the interpreter of",
         "an environment with that tool. Files without a date, commit or rounds are older than these fields.",
         "",
@@ -210,10 +210,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with output_file(RESULTS / "README.md") as file:
             file.write(results_page(RESULTS).encode())
 
-    return command(Parser(prog="python -m benchmarks.record", description="Write the page of all results."), work, argv)
+    return command(Parser(prog="python -m resolute.benchmarks.record", description="Write the page of all results."), work, argv)
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

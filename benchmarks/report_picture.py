@@ -1,16 +1,16 @@
 """Draws the first screen of a run's report, or of another HTML page, in headless Chromium.
 
-    python -m benchmarks.report_picture runs/demo [--out docs/report.png]
-    python -m benchmarks.report_picture charts.html --out benchmarks/results/half-imagenette.png
+    python -m resolute.benchmarks.report_picture runs/demo [--out docs/report.png]
+    python -m resolute.benchmarks.report_picture charts.html --out benchmarks/results/half-imagenette.png
 
 The first is meant for the report of `make train`, whose photos are generated: pictures of people's photos do not belong
-in the repository. The second takes the page that `python -m benchmarks.training.summary RESULT --charts` writes.
+in the repository. The second takes the page that `python -m resolute.benchmarks.training.summary RESULT --charts` writes.
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -25,14 +25,14 @@ from pathlib import Path
 
 from PIL import Image
 
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import check_output, output_file
+from resolute.errors import ResoluteError
+from resolute.files import check_output, output_file
 
 from .cli import Parser, command
 
 __all__ = ["main"]
 
-_PICTURE = Path(__file__).parents[1] / "docs" / "report.png"
+_PICTURE = Path(__file__).resolve().parents[1] / "docs" / "report.png"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _WIDTH, _HEIGHT = 1240, 900  # px
 _MAX_BYTES = 100_000
@@ -40,7 +40,7 @@ _MAX_BYTES = 100_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.report_picture", description="Draw the first screen of an HTML page.")
+    parser = Parser(prog="python -m resolute.benchmarks.report_picture", description="Draw the first screen of an HTML page.")
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, such as runs/demo, or an .html page")
     parser.add_argument("--out", type=Path, default=_PICTURE, metavar="FILE", help="default: docs/report.png")
 
@@ -78,6 +78,6 @@ def _screenshot(page: Path) -> bytes:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cpu_count import available_cpus
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import write_errors
+from resolute.errors import ResoluteError
+from resolute.files import write_errors
+from resolute.machine import available_cpus
 
 from .cli import check_numbers, parse_resolutions
 from .loaders.job import Job
@@ -20,7 +20,7 @@ from .record import find_device, header, read_into_cache
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.dataset.shard_set import ShardSet
 
 __all__ = ["Setting", "add_arguments", "default_file", "set_up"]
 
@@ -63,7 +63,7 @@ def set_up(args: argparse.Namespace, *, rounds: int, changes: bool) -> Setting:
     # why here: --help and command line errors should not wait for slow imports
     import timm
 
-    from pipeline.dataset.open_dataset import open_dataset
+    from resolute.pipeline.dataset.open_dataset import open_dataset
 
     from .loaders.ours import full_batches
 
@@ -76,7 +76,7 @@ def set_up(args: argparse.Namespace, *, rounds: int, changes: bool) -> Setting:
     if changes and len(resolutions) < 2:
         raise ResoluteError(
             f"{shards.root}: got one resolution, expected two or more for a stage change; measure its loader with "
-            "`python -m benchmarks --only loader,training`"
+            "`python -m resolute.benchmarks --only loader,training`"
         )
     shards = dataclasses.replace(shards, resolutions=resolutions)
     train = shards.splits["train"]

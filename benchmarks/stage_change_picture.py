@@ -1,15 +1,15 @@
 """Draws `docs/stage_change.svg`: the time of each step across two changes of resolution, ours and a rebuilt DataLoader.
 
-    python -m benchmarks.stage_change_picture [--result benchmarks/results/bench-cpu.json]
+    python -m resolute.benchmarks.stage_change_picture [--result benchmarks/results/bench-cpu.json]
 
-The result file is one of `python -m benchmarks --only change`, first round: a consumer that takes a fixed time per
+The result file is one of `python -m resolute.benchmarks --only change`, first round: a consumer that takes a fixed time per
 step. A step's time is that fixed time and the wait for its batch.
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import output_file
+from resolute.errors import ResoluteError
+from resolute.files import output_file
 
 from .cli import Parser, command
 from .record import RESULTS
 
 __all__ = ["PICTURE", "draw", "main"]
 
-PICTURE = Path(__file__).parents[1] / "docs" / "stage_change.svg"
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "stage_change.svg"
 _WIDTH, _HEIGHT = 860, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 58, 44  # margins of the plot
 _SKIPPED = 10  # first steps of the first stage: both loaders start
@@ -36,7 +36,7 @@ _TICK_MS = 100
 
 
 def draw(result: dict[str, Any]) -> str:
-    """The picture as SVG, from a result of `python -m benchmarks` with the part "change"."""
+    """The picture as SVG, from a result of `python -m resolute.benchmarks` with the part "change"."""
     change = result.get("change") or result["switch"]
     paced = change["consumers"]["paced"]
     resolutions = change.get("resolutions") or result["shards"]["resolutions"]
@@ -92,15 +92,15 @@ def draw(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.stage_change_picture", description="Draw docs/stage_change.svg.")
+    parser = Parser(prog="python -m resolute.benchmarks.stage_change_picture", description="Draw docs/stage_change.svg.")
     parser.add_argument("--result", type=Path, default=RESULTS / "bench-cpu.json", metavar="FILE",
-        help="result of `python -m benchmarks` (default: %(default)s)")  # fmt: skip
+        help="result of `python -m resolute.benchmarks` (default: %(default)s)")  # fmt: skip
 
     def work(args: argparse.Namespace) -> None:
         try:
             picture = draw(json.loads(args.result.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError):
-            raise ResoluteError(f"{args.result}: not such a result, expected one of `python -m benchmarks` with the "
+            raise ResoluteError(f"{args.result}: not such a result, expected one of `python -m resolute.benchmarks` with the "
                                 "part change; choose another") from None  # fmt: skip
         with output_file(PICTURE) as file:
             file.write(picture.encode())
@@ -109,6 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -14,7 +14,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from train.recipe.keys import table
+from resolute.train.recipe.keys import table
 
 ROOT = Path(__file__).resolve().parents[1]
 # page of the site: file of the repository that it shows

@@ -1,12 +1,12 @@
-"""`python -m pipeline index SOURCE`: index third-party WebDataset tars, as the first run on them would.
+"""`python -m resolute.pipeline index SOURCE`: index third-party WebDataset tars, as the first run on them would.
 
-    python -m pipeline index imagenet/ --val '*validation*'
+    python -m resolute.pipeline index imagenet/ --val '*validation*'
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from .cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -16,14 +16,14 @@ from contextlib import suppress
 
 import numpy as np
 
-from .cli import Parser, command, number
+from resolute.console import Parser, command, number
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m pipeline", description="Index WebDataset tars.", allow_abbrev=False)
+    parser = Parser(prog="python -m resolute.pipeline", description="Index WebDataset tars.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     index = commands.add_parser("index", help="check and index all samples of a WebDataset")
     index.add_argument("source", nargs="+", metavar="SOURCE", help="a folder, tars, a pattern, a URL with {000..146}")
@@ -44,7 +44,7 @@ def _index(args: argparse.Namespace) -> None:
     with suppress(TypeError, ValueError):  # not a fraction but a pattern, or None
         val = float(args.val)
     fields = {name: value.split(",") for name in ("image", "label") if (value := getattr(args, name)) is not None}
-    from pipeline.dataset.webdataset.open import open_webdataset
+    from resolute.pipeline.dataset.webdataset.open import open_webdataset
 
     shards = open_webdataset(
         args.source, val=val, classes=args.classes, target=args.target, threads=args.threads, index=args.index, **fields
@@ -59,6 +59,6 @@ def _index(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from .cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

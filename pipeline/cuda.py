@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .errors import ResoluteError
+from resolute.errors import ResoluteError
 
 __all__ = [
     "allocated_bytes", "available", "available_bytes", "current_stream", "device_count", "device_name", "elapsed_s",

@@ -1,6 +1,6 @@
-"""Command line of prep: `python -m prep --src photos --out shards --res 128,160,224`.
+"""Command line of prep: `python -m resolute.prep --src photos --out shards --res 128,160,224`.
 
-`python -m prep plan`, `shards` and `finalize` make the same set by separate commands, on any number of machines.
+`python -m resolute.prep plan`, `shards` and `finalize` make the same set by separate commands, on any number of machines.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ if __name__ == "__main__":  # before the slow imports
     import gc
     import os
 
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
     gc.set_threshold(50_000)  # why: collecting garbage takes a tenth of the imports' time
@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from pipeline.cli import Parser, number, print_error
-from pipeline.cpu_count import available_cpus
-from pipeline.errors import ResoluteError, from_os_error, strip_credentials
-from prep.execute.process_pool import start_fork_server
+from resolute.console import Parser, number, print_error
+from resolute.errors import ResoluteError, from_os_error, strip_credentials
+from resolute.machine import available_cpus
+from resolute.prep.execute.process_pool import start_fork_server
 
 from .config import MARGIN, RESOLUTIONS, Settings, parse_resolutions
 
 if TYPE_CHECKING:
-    from prep.execute.stats import RunStats
+    from resolute.prep.execute.stats import RunStats
 
     from .prepare import BuildResult
 
@@ -49,20 +49,20 @@ _SHARDS = (
     "see OUT and the photos under the same names; each may be killed and repeated, and ranges may overlap."
 )
 _FINALIZE = "Complete the set when all shards are converted: index, lists, report, and the manifest last."
-_OUT = "where `python -m prep plan` has written the plan: a folder, or a URL such as s3://bucket/set"
+_OUT = "where `python -m resolute.prep plan` has written the plan: a folder, or a URL such as s3://bucket/set"
 _WORKERS = "worker processes (default: one per CPU core)"
 
 
 def _parser(*, plan: bool = False) -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m prep plan" if plan else "python -m prep",
+        prog="python -m resolute.prep plan" if plan else "python -m resolute.prep",
         description=_PLAN if plan else "Turn photos into pre-resized WebDataset shards: each photo is decoded once, "
         "resized to every resolution and written in one shuffled order.",
         epilog="Repeated plans keep finished shards." if plan else
         "It is safe to run the same command again: an unfinished run resumes, and a finished set is left as it "
-        "is, except that missing resolutions are added, and shards rebuilt that `python -m prep.verify` found "
+        "is, except that missing resolutions are added, and shards rebuilt that `python -m resolute.prep.verify` found "
         "damaged. "
-        "`python -m prep plan`, `shards` and `finalize` (each has a --help) make the same set by separate jobs. "
+        "`python -m resolute.prep plan`, `shards` and `finalize` (each has a --help) make the same set by separate jobs. "
         "Exit status: 0 success, 2 error (explained in one line on stderr), 130 interrupted.",
         allow_abbrev=False,
     )
@@ -114,7 +114,7 @@ def _parser(*, plan: bool = False) -> argparse.ArgumentParser:
 
 
 def _shards_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m prep shards", description=_SHARDS, allow_abbrev=False)
+    parser = Parser(prog="python -m resolute.prep shards", description=_SHARDS, allow_abbrev=False)
     parser.add_argument("--out", required=True, metavar="DIR", help=_OUT)
     parser.add_argument("--range", required=True, metavar="A:B",
         help="shards A to B - 1; either may be left out, and B may be more than there are")  # fmt: skip
@@ -123,7 +123,7 @@ def _shards_parser() -> argparse.ArgumentParser:
 
 
 def _finalize_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m prep finalize", description=_FINALIZE, allow_abbrev=False)
+    parser = Parser(prog="python -m resolute.prep finalize", description=_FINALIZE, allow_abbrev=False)
     parser.add_argument("--out", required=True, metavar="DIR", help=_OUT)
     return parser
 
@@ -161,7 +161,7 @@ def _settings(args: dict[str, Any]) -> Settings:
 def _default_resolutions(args: dict[str, Any]) -> tuple[int, ...]:
     """Those of the set to be extended (px), otherwise those of a new set."""
     if args["extend"] and args["out"]:
-        from prep.storage.output import open_store
+        from resolute.prep.storage.output import open_store
 
         # why not `open_existing`: its imports are slow; whether the set can be extended is checked later
         with suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
@@ -172,8 +172,8 @@ def _default_resolutions(args: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _missing_source(out: str, resolutions: tuple[int, ...], *, extend: bool) -> ResoluteError:
-    from prep.shards.source_record import missing_source_error
-    from prep.storage.output import open_store
+    from resolute.prep.shards.source_record import missing_source_error
+    from resolute.prep.storage.output import open_store
 
     return missing_source_error(open_store(out), resolutions, extend=extend)
 
@@ -256,9 +256,9 @@ def _progress_bar() -> Iterator[tuple[Callable[[int, int], None], Callable[[RunS
 
 def _report(out: str, result: BuildResult, workers: int = 0) -> str:
     """The summary of a set that is finished; writes its report."""
-    from prep.report.report import write_report
-    from prep.report.summary import summary
-    from prep.storage.output import open_store
+    from resolute.prep.report.report import write_report
+    from resolute.prep.report.summary import summary
+    from resolute.prep.storage.output import open_store
 
     store = open_store(out)
     text = summary(result, store, workers=workers)
@@ -268,6 +268,6 @@ def _report(out: str, result: BuildResult, workers: int = 0) -> str:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(lambda: main(before_work=start_fork_server), teardown=False)

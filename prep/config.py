@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.cpu_count import available_cpus
-from pipeline.errors import ResoluteError
-from prep.sources.image_ref import is_url
-from prep.sources.targets.target_cells import parse_target
+from resolute.errors import ResoluteError
+from resolute.machine import available_cpus
+from resolute.prep.sources.image_ref import is_url
+from resolute.prep.sources.targets.target_cells import parse_target
 
 __all__ = ["MIN_RES_PX", "Settings", "parse_resolutions"]
 

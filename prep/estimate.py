@@ -8,17 +8,17 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pipeline.storage.scratch import ScratchFolder
-from prep.convert.batch import BatchResult, EncodeOptions
-from prep.execute.process_pool import open_pool
-from prep.execute.stats import RunStats
-from prep.plan.input_checks import describe_ignored, describe_target, input_warnings, size_warnings
-from prep.plan.inputs import Inputs, check_no_overlap, list_catalogs, list_inputs
-from prep.plan.set_plan import ShardLayout
-from prep.plan.shard_inputs import ShardInputs
-from prep.plan.shard_plan import GenerationImages, ShardPlan
-from prep.shards.existing_set import open_existing
-from prep.storage.output import open_store
+from resolute.pipeline.storage.scratch import ScratchFolder
+from resolute.prep.convert.batch import BatchResult, EncodeOptions
+from resolute.prep.execute.process_pool import open_pool
+from resolute.prep.execute.stats import RunStats
+from resolute.prep.plan.input_checks import describe_ignored, describe_target, input_warnings, size_warnings
+from resolute.prep.plan.inputs import Inputs, check_no_overlap, list_catalogs, list_inputs
+from resolute.prep.plan.set_plan import ShardLayout
+from resolute.prep.plan.shard_inputs import ShardInputs
+from resolute.prep.plan.shard_plan import GenerationImages, ShardPlan
+from resolute.prep.shards.existing_set import open_existing
+from resolute.prep.storage.output import open_store
 
 from .config import Settings
 from .extension import check_extendable, describe_changes, extension_plan, open_finished

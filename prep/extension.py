@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.dataset.format import FORMAT, VERSION, rejects_name
-from pipeline.errors import ResoluteError
-from prep.convert.codecs import codec_versions
-from prep.plan.catalog import Catalog
-from prep.plan.generations import Comparison, StoredInputs, compare, read_inputs, rejected_keys
-from prep.plan.inputs import Inputs, copies_of
-from prep.plan.set_plan import layout_of
-from prep.plan.splits import extend_splits
-from prep.shards.existing_set import CHANGES, ExistingSet, describe_differences
-from prep.shards.manifest import is_info_file, read_rejects
-from prep.shards.record import plan_hash
-from prep.shards.source_record import is_other_source, read_record
-from prep.storage.output import Store
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import FORMAT, VERSION, rejects_name
+from resolute.prep.convert.codecs import codec_versions
+from resolute.prep.plan.catalog import Catalog
+from resolute.prep.plan.generations import Comparison, StoredInputs, compare, read_inputs, rejected_keys
+from resolute.prep.plan.inputs import Inputs, copies_of
+from resolute.prep.plan.set_plan import layout_of
+from resolute.prep.plan.splits import extend_splits
+from resolute.prep.shards.existing_set import CHANGES, ExistingSet, describe_differences
+from resolute.prep.shards.manifest import is_info_file, read_rejects
+from resolute.prep.shards.record import plan_hash
+from resolute.prep.shards.source_record import is_other_source, read_record
+from resolute.prep.storage.output import Store
 
 from .config import Settings
 

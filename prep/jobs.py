@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import manifest_bytes, shard_name
-from pipeline.errors import ResoluteError
-from pipeline.storage.scratch import ScratchFolder
-from prep.convert.codecs import check_codecs
-from prep.execute.local import convert_shards
-from prep.execute.process_pool import open_pool
-from prep.execute.stats import RunStats
-from prep.plan.generations import StoredNames, plan_name, read_inputs
-from prep.plan.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan
-from prep.plan.shard_inputs import ShardInputs
-from prep.shards.cleanup import delete_partial_shards
-from prep.shards.existing_set import PLAN, open_existing, read_damaged, read_sealed
-from prep.shards.record import RECORDS, Records, plan_hash, record_name, record_names
-from prep.sources.archives.containers import check_containers, container_sizes
-from prep.storage.bulk import read_present, remove_many, write_many
-from prep.storage.output import Store, open_store
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import manifest_bytes, shard_name
+from resolute.pipeline.storage.scratch import ScratchFolder
+from resolute.prep.convert.codecs import check_codecs
+from resolute.prep.execute.local import convert_shards
+from resolute.prep.execute.process_pool import open_pool
+from resolute.prep.execute.stats import RunStats
+from resolute.prep.plan.generations import StoredNames, plan_name, read_inputs
+from resolute.prep.plan.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan
+from resolute.prep.plan.shard_inputs import ShardInputs
+from resolute.prep.shards.cleanup import delete_partial_shards
+from resolute.prep.shards.existing_set import PLAN, open_existing, read_damaged, read_sealed
+from resolute.prep.shards.record import RECORDS, Records, plan_hash, record_name, record_names
+from resolute.prep.sources.archives.containers import check_containers, container_sizes
+from resolute.prep.storage.bulk import read_present, remove_many, write_many
+from resolute.prep.storage.output import Store, open_store
 
 from .config import Settings
 from .prepare import (
@@ -53,7 +53,7 @@ __all__ = ["convert_range", "finalize_jobs", "parse_range", "plan_jobs"]
 
 _CONTAINERS = f"{PLAN_FOLDER}/containers.json"  # {path: bytes} of the archives that hold images
 _MAX_NAMED = 8  # ranges of missing shards in a message
-_AGAIN = "run `python -m prep plan` again, with the settings of the set"
+_AGAIN = "run `python -m resolute.prep plan` again, with the settings of the set"
 
 
 def parse_range(text: str) -> tuple[int, int | None]:
@@ -96,9 +96,9 @@ def plan_jobs(settings: Settings, describe: Callable[[str], None] = lambda line:
     return (
         f"{store.where}: planned {_count(first, 'shard')}, numbered {', '.join(parts)}; {first - len(missing)} of them "
         f"{'is' if first - len(missing) == 1 else 'are'} finished. Run next, as any number of jobs with a range each:\n"
-        f"  python -m prep shards --out {out} --range 0:{first}\n"
+        f"  python -m resolute.prep shards --out {out} --range 0:{first}\n"
         "and when all of them have ended:\n"
-        f"  python -m prep finalize --out {out}"
+        f"  python -m resolute.prep finalize --out {out}"
     )
 
 
@@ -251,7 +251,7 @@ def _missing_error(store: Store, out: str, missing: NDArray[np.int64]) -> Resolu
     ranges = ", ".join([f"{run[0]}:{run[-1] + 1}" for run in runs[:_MAX_NAMED]] + ["…"] * (len(runs) > _MAX_NAMED))
     return ResoluteError(
         f"{store.where}: not all shards are finished, got {len(missing)} missing, numbers {ranges}, expected none; run "
-        f"`python -m prep shards --out {shlex.quote(out)} --range {missing[0]}:{missing[-1] + 1}`, which leaves "
+        f"`python -m resolute.prep shards --out {shlex.quote(out)} --range {missing[0]}:{missing[-1] + 1}`, which leaves "
         "finished shards as they are"
     )
 

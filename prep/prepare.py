@@ -20,30 +20,30 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, rejects_name, shard_name
-from pipeline.errors import ResoluteError, StorageError
-from pipeline.storage.atomic_file import write_errors
-from pipeline.storage.scratch import ScratchFolder
-from prep.convert.batch import EncodeOptions
-from prep.convert.codecs import check_codecs, codec_versions
-from prep.execute.stats import RunStats
-from prep.plan.generations import SUPERSEDED, StoredInputs, check_inputs, plan_name, read_inputs, write_inputs
-from prep.plan.input_checks import input_warnings
-from prep.plan.inputs import Inputs, check_no_overlap, list_catalogs, split_inputs
-from prep.plan.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan, ShardLayout, layout_of
-from prep.plan.shard_inputs import ShardInputs
-from prep.plan.shard_plan import FinishedGeneration, GenerationImages, ShardPlan
-from prep.shards.cleanup import delete_orphans, delete_partial, start_over
-from prep.shards.duplicates import InputNames
-from prep.shards.existing_set import ExistingSet, describe_differences, open_existing, read_sealed
-from prep.shards.manifest import finalize_set, restore_info_files, write_rejects
-from prep.shards.record import Records, record_name
-from prep.shards.source_record import check_replaced_source, is_other_source, read_record, write_record
-from prep.shards.writer import ShardSpec
-from prep.sources.image_ref import ByteRange
-from prep.sources.scan_cache import delete_old_versions
-from prep.storage.bulk import remove_many
-from prep.storage.output import LOCK, RUN_FOLDER, LocalStore, Store, open_store
+from resolute.errors import ResoluteError, StorageError
+from resolute.files import write_errors
+from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, rejects_name, shard_name
+from resolute.pipeline.storage.scratch import ScratchFolder
+from resolute.prep.convert.batch import EncodeOptions
+from resolute.prep.convert.codecs import check_codecs, codec_versions
+from resolute.prep.execute.stats import RunStats
+from resolute.prep.plan.generations import SUPERSEDED, StoredInputs, check_inputs, plan_name, read_inputs, write_inputs
+from resolute.prep.plan.input_checks import input_warnings
+from resolute.prep.plan.inputs import Inputs, check_no_overlap, list_catalogs, split_inputs
+from resolute.prep.plan.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan, ShardLayout, layout_of
+from resolute.prep.plan.shard_inputs import ShardInputs
+from resolute.prep.plan.shard_plan import FinishedGeneration, GenerationImages, ShardPlan
+from resolute.prep.shards.cleanup import delete_orphans, delete_partial, start_over
+from resolute.prep.shards.duplicates import InputNames
+from resolute.prep.shards.existing_set import ExistingSet, describe_differences, open_existing, read_sealed
+from resolute.prep.shards.manifest import finalize_set, restore_info_files, write_rejects
+from resolute.prep.shards.record import Records, record_name
+from resolute.prep.shards.source_record import check_replaced_source, is_other_source, read_record, write_record
+from resolute.prep.shards.writer import ShardSpec
+from resolute.prep.sources.image_ref import ByteRange
+from resolute.prep.sources.scan_cache import delete_old_versions
+from resolute.prep.storage.bulk import remove_many
+from resolute.prep.storage.output import LOCK, RUN_FOLDER, LocalStore, Store, open_store
 
 from .config import Settings
 from .extension import (
@@ -521,13 +521,13 @@ def _convert(
     progress: Callable[[RunStats], None],
 ) -> RunStats:
     if settings.engine == "ray":
-        from prep.execute.ray import convert_on_ray
+        from resolute.prep.execute.ray import convert_on_ray
 
         return convert_on_ray(
             settings.ray_address, options, specs, store, photos=specs.photos(), done=records.add, progress=progress
         )
-    from prep.execute.local import convert_shards
-    from prep.execute.process_pool import open_pool
+    from resolute.prep.execute.local import convert_shards
+    from resolute.prep.execute.process_pool import open_pool
 
     with open_pool(settings.worker_count) as pool:
         return convert_shards(pool, options, specs, store, done=records.add, progress=progress)

@@ -1,4 +1,4 @@
-"""Checks that a finished shard set is still what prep wrote: `python -m prep.verify SHARDS`.
+"""Checks that a finished shard set is still what prep wrote: `python -m resolute.prep.verify SHARDS`.
 
 Reads every file once and decodes every JPEG; writes nothing but `damaged.json`, from which prep repairs the set.
 """
@@ -6,7 +6,7 @@ Reads every file once and decodes every JPEG; writes nothing but `damaged.json`,
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -22,19 +22,19 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.cli import Parser, number
-from pipeline.cpu_count import available_cpus
-from pipeline.dataset.format import FORMAT, VERSION, is_sealed
-from pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
-from pipeline.errors import ResoluteError, StorageError, from_os_error, strip_credentials
-from pipeline.fork_server import fork_server
-from pipeline.storage.atomic_file import PARTIAL
-from prep.shards.existing_set import CHANGES, DAMAGED, MANIFEST
-from prep.shards.file_check import Damage, check_file, init_worker, read_with_retry
-from prep.shards.record import record_name
-from prep.shards.source_record import read_record, rerun_command
-from prep.storage.hashed_file import FileInfo
-from prep.storage.output import RUN_FOLDER, Store, open_store
+from resolute.console import Parser, number
+from resolute.errors import ResoluteError, StorageError, from_os_error, strip_credentials
+from resolute.files import PARTIAL
+from resolute.machine import available_cpus
+from resolute.pipeline.dataset.format import FORMAT, VERSION, is_sealed
+from resolute.pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
+from resolute.pipeline.fork_server import fork_server
+from resolute.prep.shards.existing_set import CHANGES, DAMAGED, MANIFEST
+from resolute.prep.shards.file_check import Damage, check_file, init_worker, read_with_retry
+from resolute.prep.shards.record import record_name
+from resolute.prep.shards.source_record import read_record, rerun_command
+from resolute.prep.storage.hashed_file import FileInfo
+from resolute.prep.storage.output import RUN_FOLDER, Store, open_store
 
 __all__ = ["VerifyResult", "main", "to_rebuild", "verify"]
 
@@ -208,7 +208,7 @@ def _write_damaged_list(store: Store, result: VerifyResult) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m prep.verify",
+        prog="python -m resolute.prep.verify",
         description="Hash every file of a shard set and decode every JPEG in it.",
         epilog="Lists the damaged files, also in SHARDS/damaged.json, and the `make shards` command that rebuilds only "
         "those. Exit status: 0 sound, 1 damaged, 2 error (explained in one line on stderr), 130 interrupted.",
@@ -249,6 +249,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

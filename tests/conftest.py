@@ -17,8 +17,8 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.dataset.shard_set import ShardSet
-from prep.__main__ import main as prep
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.prep.__main__ import main as prep
 from tests import ROOT
 from tests.support.commands import Ended, run
 

@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.__main__ import main as index
-from prep.__main__ import main as prep
+from resolute.pipeline.__main__ import main as index
+from resolute.prep.__main__ import main as prep
+from resolute.train.__main__ import main as train
 from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.commands import Command, assert_one_line, run, snapshot
-from train.__main__ import main as train
 
 pytestmark = pytest.mark.slow
 RECIPE = """

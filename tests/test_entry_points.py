@@ -58,7 +58,7 @@ def test_entry_points_are_guarded_before_their_imports(path: Path) -> None:
 
 def start(module: str, arguments: Sequence[object], **options: object) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}  # type: ignore[dict-item]
-    command = [sys.executable, "-m", *module.split(), *map(str, arguments)]
+    command = [sys.executable, "-m", *f"resolute.{module}".split(), *map(str, arguments)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen(command, text=True, env=environment, **streams)  # type: ignore[call-overload]
 
@@ -102,7 +102,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_prep_finishes_with_a_closed_full_or_unread_stdout(
     photos: Path, tmp_path: Path, output: str, status: int
 ) -> None:
-    done = shell(f"{sys.executable} -m prep --src {photos} --out {tmp_path / 's'} --res 32 --workers 1 {output}")
+    done = shell(f"{sys.executable} -m resolute.prep --src {photos} --out {tmp_path / 's'} --res 32 --workers 1 {output}")
     assert done.returncode == status
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == (output == "> /dev/full")
@@ -118,7 +118,7 @@ def test_keys_and_help_print_no_traceback_with_a_closed_or_full_stdout(output: s
 
 
 def test_an_error_with_a_closed_stderr_gives_status_2() -> None:
-    assert shell(f"{sys.executable} -m prep --src gone --out gone 2>&-").returncode == 2
+    assert shell(f"{sys.executable} -m resolute.prep --src gone --out gone 2>&-").returncode == 2
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_file_names_are_utf8_in_every_locale(photos: Path, tmp_path: Path, local
     for name, environment in (("a", {"PYTHONUTF8": "1"}), ("b", locale)):
         out = folder / name
         done = shell(
-            f"{sys.executable} -m prep --src {photos} --val-list {folder}/välid.txt --out {out} --res 32 --workers 1",
+            f"{sys.executable} -m resolute.prep --src {photos} --val-list {folder}/välid.txt --out {out} --res 32 --workers 1",
             **environment,
         )
         assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -12,13 +13,16 @@ from pathlib import Path
 
 from tests import ROOT
 
-FILES = sorted(p for part in ("pipeline", "prep", "train", "benchmarks") for p in (ROOT / part).rglob("*.py"))
+PARTS = ("pipeline", "prep", "train", "benchmarks")
+FILES = sorted(
+    Path(folder, name) for folder, _, names in os.walk(ROOT / "resolute", followlinks=True) for name in names
+    if name.endswith(".py")
+)  # fmt: skip
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
-LIGHT = ("pipeline.storage", "pipeline.dataset", "pipeline.plan")
+LIGHT = ("resolute.pipeline.storage", "resolute.pipeline.dataset", "resolute.pipeline.plan")
 # modules of the pipeline that prep may import
-SHARED = ("pipeline.cli", "pipeline.cpu_count", "pipeline.errors", "pipeline.fork_server", "pipeline.jit",
-          "pipeline.storage", "pipeline.dataset", "pipeline.plan.order", "pipeline.plan.rng",
-          "pipeline.report")  # fmt: skip
+SHARED = ("resolute.pipeline.fork_server", "resolute.pipeline.jit", "resolute.pipeline.storage",
+          "resolute.pipeline.dataset", "resolute.pipeline.plan.order", "resolute.pipeline.plan.rng")  # fmt: skip
 
 
 def is_within(module: str, packages: tuple[str, ...]) -> bool:
@@ -57,16 +61,16 @@ def broken(rule: str, allowed: object) -> list[str]:
 
 
 def test_the_pipeline_packages_import_downwards_only() -> None:
-    order = ["errors", "report", "storage", "dataset", "plan", "graph", "loader", "examples"]
-    parts = {f"pipeline.{part}": level for level, part in enumerate(order)}
+    order = ["storage", "dataset", "plan", "graph", "loader", "examples"]
+    parts = {f"resolute.pipeline.{part}": level for level, part in enumerate(order)}
 
     def level(module: str) -> int | None:
         return next((parts[part] for part in parts if is_within(module, (part,))), None)
 
     def allowed(importing: str, imported: str) -> bool:
         above, below = level(importing), level(imported)
-        outside = imported.split(".")[0] in ("prep", "train", "benchmarks")
-        if importing.split(".")[0] != "pipeline":
+        outside = is_within(imported, ("resolute.prep", "resolute.train", "resolute.benchmarks"))
+        if not is_within(importing, ("resolute.pipeline",)):
             return True
         if is_within(importing, LIGHT) and imported.split(".")[0] in ("torch", "nvidia", "triton"):
             return False
@@ -75,9 +79,27 @@ def test_the_pipeline_packages_import_downwards_only() -> None:
     assert broken("downwards", allowed) == []
 
 
+def test_no_file_imports_a_part_by_its_bare_name() -> None:
+    files = {**NAMES, **{path: str(path) for path in (ROOT / "tests").rglob("*.py")}}
+    bare = [str(path) for path in files for node in ast.walk(ast.parse(path.read_text()))
+            if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] in PARTS for alias in node.names))
+            or (isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in PARTS)]  # fmt: skip
+    assert bare == []
+
+
+def test_what_all_parts_share_imports_none_of_them() -> None:
+    parts = tuple(f"resolute.{part}" for part in PARTS)
+
+    def allowed(importing: str, imported: str) -> bool:
+        is_shared = not is_within(importing, (*parts, "resolute.cli")) and importing != "resolute"
+        return not (is_shared and is_within(imported, parts))
+
+    assert broken("shared", allowed) == []
+
+
 def test_dali_and_triton_are_imported_by_the_graph_only() -> None:
     def allowed(importing: str, imported: str) -> bool:
-        is_free = importing.startswith("benchmarks") or is_within(importing, ("pipeline.graph",))
+        is_free = importing.startswith("resolute.benchmarks") or is_within(importing, ("resolute.pipeline.graph",))
         return is_free or imported.split(".")[0] not in ("nvidia", "triton")
 
     assert broken("graph", allowed) == []
@@ -85,13 +107,13 @@ def test_dali_and_triton_are_imported_by_the_graph_only() -> None:
 
 def test_prep_train_and_benchmarks_import_only_what_they_may() -> None:
     def allowed(importing: str, imported: str) -> bool:
-        package, top = importing.split(".")[0], imported.split(".")[0]
+        package, top = importing.split(".")[1], imported.removeprefix("resolute.").split(".")[0]
         if top == "benchmarks":
             return package == "benchmarks"
         if package == "prep":
             return top not in ("torch", "train") and (top != "pipeline" or is_within(imported, SHARED))
         if package == "train":  # how image files are listed and decoded is prep's to say, for predictions too
-            is_allowed = top != "prep" or is_within(imported, ("prep.sources", "prep.convert.decode"))
+            is_allowed = top != "prep" or is_within(imported, ("resolute.prep.sources", "resolute.prep.convert.decode"))
             return top not in ("tarfile", "webdataset") and is_allowed
         return True
 
@@ -114,7 +136,7 @@ def test_no_import_cycles() -> None:
 
 
 def test_the_plan_loads_without_torch_and_dali() -> None:
-    code = "import sys, pipeline, pipeline.plan.plan, pipeline.dataset.open_dataset, train.recipe.schema; " \
+    code = "import sys, resolute.pipeline.plan.plan, resolute.pipeline.dataset.open_dataset, resolute.train.recipe.schema; " \
            "print({'torch', 'nvidia.dali'} & set(sys.modules))"  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

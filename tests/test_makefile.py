@@ -89,33 +89,33 @@ def test_an_empty_value_is_refused(make: Make, name: str) -> None:
 @pytest.mark.parametrize("name", ["OUT", "KIND", "LABELS", "COLUMNS", "CLASSES", "VAL", "VAL_LIST"])
 def test_settings_of_other_photos_never_use_the_demo(make: Make, name: str) -> None:
     (call,) = make.calls("shards", f"{name}=x")
-    assert call[:3] == ["-m", "prep", "--src="]
+    assert call[:3] == ["-m", "resolute.prep", "--src="]
 
 
 @pytest.mark.parametrize("target", ["eval", "predict", "export", "report"])
 def test_a_missing_run_is_passed_as_empty(make: Make, target: str) -> None:
     """Each command refuses it with a list of the runs."""
     (call,) = make.calls(target)
-    assert call[:3] == ["-m", "train", target]
+    assert call[:3] == ["-m", "resolute.train", target]
     assert call[-2:] == ["--", ""]
 
 
 @pytest.mark.parametrize("target", ["eval", "predict"])
 def test_a_run_is_used_with_its_own_set_and_never_with_the_demo(make: Make, target: str) -> None:
-    assert make.calls(target, "RUN=x") == [["-m", "train", target, "--", "x"]]
+    assert make.calls(target, "RUN=x") == [["-m", "resolute.train", target, "--", "x"]]
     (make.folder / "calls").unlink()
     assert "WORKERS: without effect" in make.refusal(target, "RUN=x", "WORKERS=2")
 
 
 def test_without_settings_the_demo_is_built_and_used(make: Make) -> None:
-    photos = ["-m", "pipeline.examples.demo_photos", "--out", "demo/photos"]
-    assert [call[:4] for call in make.calls("shards", "RES=64")] == [photos, ["-m", "prep", "--src=demo/photos",
+    photos = ["-m", "resolute.pipeline.examples.demo_photos", "--out", "demo/photos"]
+    assert [call[:4] for call in make.calls("shards", "RES=64")] == [photos, ["-m", "resolute.prep", "--src=demo/photos",
                                                                               "--out=demo/shards"]]  # fmt: skip
     for target in ("verify", "show", "lr", "lr-find", "plan", "train", "bench", "bench-all"):
         (make.folder / "calls").unlink()
         first, second, third = make.calls(target)
         assert first == photos
-        assert second == ["-m", "prep", "--src", "demo/photos", "--out", "demo/shards"]
+        assert second == ["-m", "resolute.prep", "--src", "demo/photos", "--out", "demo/shards"]
         assert "demo/shards" in third or "--shards=demo/shards" in third
     (make.folder / "calls").unlink()
     assert len(make.calls("train", "SHARDS=mine")) == 1
@@ -159,13 +159,13 @@ def test_a_plan_takes_a_budget_and_the_file_of_a_proposal(make: Make) -> None:
 
 def test_runs_to_compare_are_separated_at_spaces_and_never_evaluated_by_a_shell(make: Make) -> None:
     (call,) = make.calls("compare", "RUNS=first group/second * $(touch x)", "OUT=a b.html")
-    assert call == ["-m", "train", "compare", "--out=a b.html", "--", "first", "group/second", "*", "$(touch", "x)"]
+    assert call == ["-m", "resolute.train", "compare", "--out=a b.html", "--", "first", "group/second", "*", "$(touch", "x)"]
     assert not (make.folder / "x").exists()
 
 
 def test_the_short_benchmark_takes_a_model_and_a_page(make: Make) -> None:
     (call,) = make.calls("bench", "SHARDS=a", "MODEL=resnet50", "OUT=my page.html", "RES=128,160")
-    assert call[:2] == ["-m", "benchmarks.brief"]
+    assert call[:2] == ["-m", "resolute.benchmarks.brief"]
     assert {"--shards=a", "--model=resnet50", "--out=my page.html", "--res=128,160"} <= set(call)
 
 

@@ -1,4 +1,4 @@
-"""`python -m train COMMAND`: train and plan runs, evaluate, use and export them, and draw what a recipe does.
+"""`python -m resolute.train COMMAND`: train and plan runs, evaluate, use and export them, and draw what a recipe does.
 
 This file declares all flags. The module of a command is imported only when it runs, so that `--help` and mistakes in
 the command line are answered at once.
@@ -7,7 +7,7 @@ the command line are answered at once.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -17,8 +17,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.cli import Parser, command, number
-from pipeline.cpu_count import available_cpus
+from resolute.console import Parser, command, number
+from resolute.machine import available_cpus
 
 __all__ = ["main"]
 
@@ -173,23 +173,23 @@ def _add_show(parser: Parser) -> None:
 
 # name: (module whose `main` takes the parsed arguments, what adds its flags, help)
 _COMMANDS: dict[str, tuple[str, Callable[[Parser], None], str]] = {
-    "train": ("train.trainer", _add_train, "train a recipe on a shard set; again: resume the unfinished run"),
-    "plan": ("train.planner.plan", _add_plan_output, "measure a few steps per stage and print the expected time"),
-    "eval": ("train.inference.evaluate", _add_eval, "exact metrics of a run, at one or more resolutions"),
-    "predict": ("train.inference.predict", _add_predict, "classes, labels or values of images, from a run or folds"),
-    "export": ("train.inference.export", _add_export, "write the best weights for timm, ONNX Runtime or Hugging Face"),
-    "report": ("train.report.html", _add_report, "draw RUN/report.html from its log again"),
-    "compare": ("train.report.compare", _add_compare, "draw several runs on one page, and what differs in them"),
-    "lr": ("train.plot_lr", _add_lr, "draw learning rate, resolution and regularisation over all steps"),
-    "lr-find": ("train.lr_find", _add_lr_find, "learning rate range test on the first stage; suggests optim.lr"),
-    "show": ("train.show", _add_show, "draw the model's input per stage and split, with labels and mix weights"),
-    "keys": ("train.recipe.keys", lambda _: None, "print every recipe key with its type, range, default and meaning"),
+    "train": ("resolute.train.trainer", _add_train, "train a recipe on a shard set; again: resume the unfinished run"),
+    "plan": ("resolute.train.planner.plan", _add_plan_output, "measure a few steps per stage and print the expected time"),
+    "eval": ("resolute.train.inference.evaluate", _add_eval, "exact metrics of a run, at one or more resolutions"),
+    "predict": ("resolute.train.inference.predict", _add_predict, "classes, labels or values of images, from a run or folds"),
+    "export": ("resolute.train.inference.export", _add_export, "write the best weights for timm, ONNX Runtime or Hugging Face"),
+    "report": ("resolute.train.report.html", _add_report, "draw RUN/report.html from its log again"),
+    "compare": ("resolute.train.report.compare", _add_compare, "draw several runs on one page, and what differs in them"),
+    "lr": ("resolute.train.plot_lr", _add_lr, "draw learning rate, resolution and regularisation over all steps"),
+    "lr-find": ("resolute.train.lr_find", _add_lr_find, "learning rate range test on the first stage; suggests optim.lr"),
+    "show": ("resolute.train.show", _add_show, "draw the model's input per stage and split, with labels and mix weights"),
+    "keys": ("resolute.train.recipe.keys", lambda _: None, "print every recipe key with its type, range, default and meaning"),
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m train", description=(__doc__ or "").partition(".")[0])
+    parser = Parser(prog="python -m resolute.train", description=(__doc__ or "").partition(".")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name, (_, add_flags, text) in _COMMANDS.items():
         description = text[0].upper() + text[1:] + "."
@@ -203,6 +203,6 @@ def _run(args: argparse.Namespace) -> int | None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from pipeline.errors import ResoluteError, StorageError, differences
-from pipeline.storage.atomic_file import atomic_file, atomic_link, write_errors
+from resolute.errors import ResoluteError, StorageError, differences
+from resolute.files import atomic_file, atomic_link, write_errors
 
 __all__ = ["FORMAT", "LAST", "DamagedCheckpoint", "keep_newest", "link", "load", "newest", "peek", "resume", "save",
            "step_file"]  # fmt: skip

@@ -10,11 +10,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import output_file
-from train.devices.distributed import Ranks
-from train.logs.run_log import RunLogReader
-from train.logs.score import METRICS, best_score, main_metric
+from resolute.errors import ResoluteError
+from resolute.files import output_file
+from resolute.train.devices.distributed import Ranks
+from resolute.train.logs.run_log import RunLogReader
+from resolute.train.logs.score import METRICS, best_score, main_metric
 
 from .checkpoint import LAST
 from .trainer import Options, run

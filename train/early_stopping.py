@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.dataset.format import key_name
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
-from pipeline.storage.atomic_file import output_file
-from train.logs.score import best_score, is_better, main_metric
-from train.recipe.schema import Stop
+from resolute.errors import ResoluteError
+from resolute.files import output_file
+from resolute.pipeline.dataset.format import key_name
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.logs.score import best_score, is_better, main_metric
+from resolute.train.recipe.schema import Stop
 
 __all__ = ["NotFinite", "Progress", "all_finite"]
 

@@ -13,23 +13,23 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pipeline import cuda
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Batch
-from pipeline.plan.plan import BatchSpec
-from train.devices.distributed import Ranks
-from train.logs.hardware import bf16_is_emulated
-from train.logs.metrics import Meter
-from train.loss.distillation import build_teacher, distilled
-from train.loss.losses import build_loss
-from train.model.build import build_ema, build_model, compile_network, ema_decay, set_tf32
-from train.model.freeze import Freezer
-from train.model.head import CLASSES, Head
-from train.model.norms import batch_norms, statistics_kept
-from train.model.regularization import Regularizer, strongest
-from train.optim.optimizer import Lookahead, build_optimizer, build_shaping
-from train.optim.schedule import Rates
-from train.recipe.schema import Precision, Recipe
+from resolute.errors import ResoluteError
+from resolute.pipeline import cuda
+from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.plan.plan import BatchSpec
+from resolute.train.devices.distributed import Ranks
+from resolute.train.logs.hardware import bf16_is_emulated
+from resolute.train.logs.metrics import Meter
+from resolute.train.loss.distillation import build_teacher, distilled
+from resolute.train.loss.losses import build_loss
+from resolute.train.model.build import build_ema, build_model, compile_network, ema_decay, set_tf32
+from resolute.train.model.freeze import Freezer
+from resolute.train.model.head import CLASSES, Head
+from resolute.train.model.norms import batch_norms, statistics_kept
+from resolute.train.model.regularization import Regularizer, strongest
+from resolute.train.optim.optimizer import Lookahead, build_optimizer, build_shaping
+from resolute.train.optim.schedule import Rates
+from resolute.train.recipe.schema import Precision, Recipe
 
 from .validation import BatchScores, score_batch
 

@@ -1,4 +1,4 @@
-"""`python -m train lr-find`: a learning rate range test on the first stage, a chart of it and one suggested `optim.lr`.
+"""`python -m resolute.train lr-find`: a learning rate range test on the first stage, a chart of it and one suggested `optim.lr`.
 
 The learning rate rises exponentially over the steps of a short training of the recipe's model, from its initial
 weights, on the first stage's batches and with the recipe's loss. The largest usable rate is the last at which the
@@ -27,16 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from pipeline.errors import ResoluteError, check
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.report.charts import Series, chart
-from pipeline.report.page import figures_page
-from pipeline.storage.atomic_file import check_output, output_file
-from train.devices.distributed import Ranks
-from train.optim.schedule import Rates, peak_momentum
-from train.planner.batch_size import DoesNotFit, out_of_memory
-from train.recipe.schema import Ema, Recipe, Schedule
+from resolute.errors import ResoluteError, check
+from resolute.files import check_output, output_file
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.report.charts import Series, chart
+from resolute.report.page import figures_page
+from resolute.train.devices.distributed import Ranks
+from resolute.train.optim.schedule import Rates, peak_momentum
+from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
+from resolute.train.recipe.schema import Ema, Recipe, Schedule
 
 from .loop import Learner
 from .setup import Options, set_up

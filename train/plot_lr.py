@@ -1,4 +1,4 @@
-"""`python -m train lr`: draws the schedule over all steps of a recipe and prints a summary per stage.
+"""`python -m resolute.train lr`: draws the schedule over all steps of a recipe and prints a summary per stage.
 
 The charts share the x axis: learning rate, momentum, resolution, and the regularisation that changes.
 """
@@ -10,15 +10,15 @@ import bisect
 from itertools import accumulate
 from pathlib import Path
 
-from pipeline.dataset.open_dataset import open_dataset
-from pipeline.errors import ResoluteError
-from pipeline.plan.batching import run_epochs
-from pipeline.plan.stage import AUTO
-from pipeline.report.charts import Chart
-from pipeline.report.page import figures_page
-from pipeline.storage.atomic_file import check_output, output_file
-from train.optim.schedule import Rates, epoch_samples, epoch_steps
-from train.recipe.schema import Recipe
+from resolute.errors import ResoluteError
+from resolute.files import check_output, output_file
+from resolute.pipeline.dataset.open_dataset import open_dataset
+from resolute.pipeline.plan.batching import run_epochs
+from resolute.pipeline.plan.stage import AUTO
+from resolute.report.charts import Chart
+from resolute.report.page import figures_page
+from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
+from resolute.train.recipe.schema import Recipe
 
 from .report.curves import schedule_charts
 

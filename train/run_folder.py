@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 __all__ = ["RUNS", "existing_run", "new_run"]
 

@@ -11,22 +11,22 @@ from typing import Any, Literal
 
 import torch
 
-from pipeline.dataset.open_dataset import open_dataset
-from pipeline.dataset.shard_set import ShardSet, stored_resolutions
-from pipeline.dataset.target import TargetKind
-from pipeline.errors import ResoluteError, strip_credentials
-from pipeline.plan.plan import Plan
-from pipeline.storage.base import is_url
-from train.devices.device import pick_device
-from train.devices.distributed import Ranks
-from train.devices.memory import keep_freed_memory
-from train.logs.hardware import bf16_is_emulated
-from train.logs.loggers.background import check_loggers, parse_loggers
-from train.loss.class_weights import class_weights
-from train.model.head import Head
-from train.model.regularization import strongest
-from train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
-from train.recipe.schema import Recipe
+from resolute.errors import ResoluteError, strip_credentials
+from resolute.pipeline.dataset.open_dataset import open_dataset
+from resolute.pipeline.dataset.shard_set import ShardSet, stored_resolutions
+from resolute.pipeline.dataset.target import TargetKind
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.storage.base import is_url
+from resolute.train.devices.device import pick_device
+from resolute.train.devices.distributed import Ranks
+from resolute.train.devices.memory import keep_freed_memory
+from resolute.train.logs.hardware import bf16_is_emulated
+from resolute.train.logs.loggers.background import check_loggers, parse_loggers
+from resolute.train.loss.class_weights import class_weights
+from resolute.train.model.head import Head
+from resolute.train.model.regularization import strongest
+from resolute.train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
+from resolute.train.recipe.schema import Recipe
 
 from . import checkpoint
 from .loop import Learner
@@ -71,7 +71,7 @@ class Options:
 
     @classmethod
     def parsed(cls, args: argparse.Namespace) -> Options:
-        """The options of `python -m train train` or `plan`. Raises `ResoluteError` for an invalid run name."""
+        """The options of `python -m resolute.train train` or `plan`. Raises `ResoluteError` for an invalid run name."""
         names = {field.name for field in dataclasses.fields(cls)} & vars(args).keys()
         folder = new_run(args.recipe.stem if args.run is None else args.run, runs=args.runs)
         values = {name: getattr(args, name) for name in names}

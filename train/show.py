@@ -1,7 +1,7 @@
-"""`python -m train show SHARDS --recipe FILE`: contact sheet of the model's input, per stage, split and resolution.
+"""`python -m resolute.train show SHARDS --recipe FILE`: contact sheet of the model's input, per stage, split and resolution.
 
 Beside each input is its original, as it is stored, with the crop outlined. If regularisation changes over the run, the
-charts of `python -m train lr` come first, and each row has its values.
+charts of `python -m resolute.train lr` come first, and each row has its values.
 
 The inputs come from the same loader, plan and graph as in training, so the pixels are those of a run.
 """
@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from pipeline.dataset.open_dataset import open_dataset
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Batch, Loader
-from pipeline.loader.reader import Reader
-from pipeline.report.charts import Chart
-from pipeline.report.page import figures_page
-from pipeline.storage.atomic_file import check_output, output_file
-from train.recipe.schema import Recipe
+from resolute.files import check_output, output_file
+from resolute.pipeline.dataset.open_dataset import open_dataset
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.loader.reader import Reader
+from resolute.report.charts import Chart
+from resolute.report.page import figures_page
+from resolute.train.recipe.schema import Recipe
 
 from .plot_lr import Curve, changes, charts, regularization_text
 

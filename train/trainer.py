@@ -25,26 +25,26 @@ import timm
 import torch
 from tqdm import tqdm
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError, StorageError
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import BatchSpec, Plan
-from pipeline.storage.atomic_file import delete_partial, used_folder
-from pipeline.storage.lock import exclusive_lock
-from train.devices.device import device_name
-from train.devices.distributed import Ranks, join
-from train.devices.trial import trial_fault
-from train.logs.hardware import describe, reset_peak_memory
-from train.logs.loggers.background import Loggers
-from train.logs.metrics import Meter, NullLogWriter, RunLogWriter
-from train.logs.score import main_metric
-from train.planner.batch_size import DoesNotFit, out_of_memory
-from train.planner.estimate import Forecast, calibration, forecast, table
-from train.planner.gpu_decode import difference
-from train.planner.measure import Decode, Stopwatch, busiest, choose_decode, measure_stages, restored
-from train.recipe.schema import Recipe
-from train.report.console import Reports, epoch_header, epoch_line
-from train.report.validation import confused_photos, write_validation
+from resolute.errors import ResoluteError, StorageError
+from resolute.files import delete_partial, used_folder
+from resolute.lock import exclusive_lock
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import BatchSpec, Plan
+from resolute.train.devices.device import device_name
+from resolute.train.devices.distributed import Ranks, join
+from resolute.train.devices.trial import trial_fault
+from resolute.train.logs.hardware import describe, reset_peak_memory
+from resolute.train.logs.loggers.background import Loggers
+from resolute.train.logs.metrics import Meter, NullLogWriter, RunLogWriter
+from resolute.train.logs.score import main_metric
+from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
+from resolute.train.planner.estimate import Forecast, calibration, forecast, table
+from resolute.train.planner.gpu_decode import difference
+from resolute.train.planner.measure import Decode, Stopwatch, busiest, choose_decode, measure_stages, restored
+from resolute.train.recipe.schema import Recipe
+from resolute.train.report.console import Reports, epoch_header, epoch_line
+from resolute.train.report.validation import confused_photos, write_validation
 
 from . import checkpoint
 from .checkpoint import LAST
@@ -60,7 +60,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(args: argparse.Namespace) -> int:
-    """`python -m train train`: train or resume a run, or one run per fold. Returns the exit status."""
+    """`python -m resolute.train train`: train or resume a run, or one run per fold. Returns the exit status."""
     options = Options.parsed(args)
     with join(options.device) as ranks:
         if args.folds is None:

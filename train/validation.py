@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from train.devices.distributed import Ranks
-from train.logs.score import METRICS
-from train.model.head import Head
+from resolute.train.devices.distributed import Ranks
+from resolute.train.logs.score import METRICS
+from resolute.train.model.head import Head
 
 __all__ = ["BatchScores", "Validation", "average_precision", "metrics_of", "score_batch"]
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import nn
 
-from pipeline import cuda
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Pass, Plan
-from train.devices.memory import fault_in
-from train.logs.hardware import peak_memory_bytes
-from train.model.norms import batch_norms
-from train.planner.batch_size import DoesNotFit, out_of_memory
-from train.recipe.schema import Recipe
+from resolute.errors import ResoluteError
+from resolute.pipeline import cuda
+from resolute.pipeline.plan.plan import Pass, Plan
+from resolute.train.devices.memory import fault_in
+from resolute.train.logs.hardware import peak_memory_bytes
+from resolute.train.model.norms import batch_norms
+from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
+from resolute.train.recipe.schema import Recipe
 
 from .loop import Learner, in_layout, micro_batches
 

@@ -1,1 +1,1 @@
-"""`python -m benchmarks.gpu_check`: everything about a GPU that matters to a run, in one command of ten minutes."""
+"""`python -m resolute.benchmarks.gpu_check`: everything about a GPU that matters to a run, in one command of ten minutes."""

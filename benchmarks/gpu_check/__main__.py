@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu_check`: the first ten minutes on a GPU, as one command. `make gpu-check` runs it.
+"""`python -m resolute.benchmarks.gpu_check`: the first ten minutes on a GPU, as one command. `make gpu-check` runs it.
 
 Every part runs in a process of its own with its own time limit, so that neither a failure nor a crash nor a hang stops
 the parts after it. Written to the folder `--out`: report.html, gpu-check.json, and the log and the results of parts.
@@ -7,7 +7,7 @@ the parts after it. Written to the folder `--out`: report.html, gpu-check.json, 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -24,11 +24,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import Parser, chosen, command
-from benchmarks.record import find_device, header, write
-from pipeline.cpu_count import available_cpus
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import write_errors
+from resolute.benchmarks.cli import Parser, chosen, command
+from resolute.benchmarks.record import find_device, header, write
+from resolute.errors import ResoluteError
+from resolute.files import write_errors
+from resolute.machine import available_cpus
 
 from .parts import PARTS
 from .result import Part, Result, Settings
@@ -46,7 +46,7 @@ def run_part(part: Part, folder: Path, *, limit_s: float, words: Sequence[str] =
     """
     result, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     result.unlink(missing_ok=True)
-    words = words or [sys.executable, "-m", "benchmarks.gpu_check.parts", part.name, str(folder)]
+    words = words or [sys.executable, "-m", "resolute.benchmarks.gpu_check.parts", part.name, str(folder)]
     with log.open("wb") as output:
         # why passive: on a CPU, OpenMP threads that wait in a loop take the cores of the loader's
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
@@ -76,7 +76,7 @@ def overall(results: Sequence[Result]) -> tuple[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, or 1 if a part failed, 2 for a `ResoluteError`."""
-    parser = Parser(prog="python -m benchmarks.gpu_check", description=__doc__, allow_abbrev=False,
+    parser = Parser(prog="python -m resolute.benchmarks.gpu_check", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     names = ",".join(part.name for part in PARTS)
     add = parser.add_argument
@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     memory_gib = 0.0
     if device.type == "cuda":
-        from pipeline import cuda
+        from resolute.pipeline import cuda
 
         memory_gib = cuda.total_bytes(device) / 2**30
     settings = Settings.for_device(
@@ -110,7 +110,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.shards is None:
         _make_shards(settings)
     else:
-        from pipeline.dataset.open_dataset import open_dataset
+        from resolute.pipeline.dataset.open_dataset import open_dataset
 
         stored = open_dataset(args.shards).resolutions  # plain tars: none, as they can be read at any
         settings = dataclasses.replace(settings, resolutions=tuple(stored) or settings.resolutions)
@@ -135,7 +135,7 @@ def _run(args: argparse.Namespace) -> int:
         **record, "settings": dataclasses.asdict(settings) | without_folders, "verdict": verdict,
         "took_s": round(took_s, 1), "parts": parts,
     }  # fmt: skip
-    from pipeline.report.page import render
+    from resolute.report.page import render
 
     machine = record["machine"]
     page = render(
@@ -155,8 +155,8 @@ def _make_shards(settings: Settings) -> None:
     out, photos = Path(settings.shards), Path(settings.folder, "photos")
     res = ",".join(map(str, settings.resolutions))
     for words in (
-        ["pipeline.examples.demo_photos", "--out", str(photos), "--images", str(settings.photos)],
-        ["prep", "--src", str(photos), "--out", str(out), "--res", res],
+        ["resolute.pipeline.examples.demo_photos", "--out", str(photos), "--images", str(settings.photos)],
+        ["resolute.prep", "--src", str(photos), "--out", str(out), "--res", res],
     ):
         command_words = [sys.executable, "-m", *words]
         try:
@@ -170,6 +170,6 @@ def _make_shards(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

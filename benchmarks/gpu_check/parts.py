@@ -1,6 +1,6 @@
 """The parts of the check, each of which runs in a process of its own.
 
-    python -m benchmarks.gpu_check.parts NAME FOLDER      # reads FOLDER/settings.json, writes FOLDER/NAME.json
+    python -m resolute.benchmarks.gpu_check.parts NAME FOLDER      # reads FOLDER/settings.json, writes FOLDER/NAME.json
 
 A part returns a `Result`; an exception is a failure that its message explains. Targets apply to a GPU only: on a CPU
 the same code runs at sizes that say nothing about speed.
@@ -9,7 +9,7 @@ the same code runs at sizes that say nothing about speed.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -31,10 +31,10 @@ from .result import Part, Result, Settings
 
 if TYPE_CHECKING:
 
-    from pipeline.dataset.shard_set import ShardSet
-    from pipeline.plan.plan import Plan
-    from pipeline.plan.stage import Stage
-    from train.loop import Learner
+    from resolute.pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.plan.plan import Plan
+    from resolute.pipeline.plan.stage import Stage
+    from resolute.train.loop import Learner
 
 __all__ = ["PARTS", "busy_and_gaps", "run", "switch_costs"]
 
@@ -75,7 +75,7 @@ def _augments() -> dict[str, dict[str, Any]]:
 def device(settings: Settings) -> Result:
     import torch
 
-    from benchmarks.record import machine, versions
+    from resolute.benchmarks.record import machine, versions
 
     facts: dict[str, Any] = {**machine(torch.device(settings.device)), **versions([])}
     if settings.on_gpu:
@@ -98,7 +98,7 @@ def device(settings: Settings) -> Result:
 
 
 def tests(settings: Settings) -> Result:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).resolve().parents[2]
     if not (root / "tests/gpu").is_dir():
         return Result(verdict="skipped", summary="no tests/gpu beside benchmarks: not a checkout")
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0", "-p", "no:cacheprovider", "tests/gpu"]
@@ -116,7 +116,7 @@ def tests(settings: Settings) -> Result:
 
 def pixels(settings: Settings) -> Result:
     """Both decodes and all recipes against the loader on the CPU: mean within 1.5 levels of 255 for half the images."""
-    from pipeline.loader.loader import Loader
+    from resolute.pipeline.loader.loader import Loader
 
     rows, good, values = [], True, {}
     for name, keys in _augments().items():
@@ -221,7 +221,7 @@ def training(settings: Settings) -> Result:
     """Training on the loader's batches, on cached and on synthetic ones, in bf16 and channels_last."""
     import torch
 
-    from benchmarks.training import stalls
+    from resolute.benchmarks.training import stalls
 
     shards, rows, values, good = _shards(settings), [], {}, True
     for compiled in (False, True) if settings.on_gpu else (False,):
@@ -255,10 +255,10 @@ def switch(settings: Settings) -> Result:
     """Time lost at each stage switch: the first steps after it beyond as many steady ones, by events of the device."""
     import torch
 
-    from pipeline import cuda
-    from pipeline.loader.loader import Loader
-    from train.loop import Learner
-    from train.warmup import shapes, warm_up
+    from resolute.pipeline import cuda
+    from resolute.pipeline.loader.loader import Loader
+    from resolute.train.loop import Learner
+    from resolute.train.warmup import shapes, warm_up
 
     device, shards = torch.device(settings.device), _shards(settings)
     stages = [_stage(settings, shards, res, batches=0) for res in settings.resolutions]
@@ -299,7 +299,7 @@ def switch(settings: Settings) -> Result:
 
 def resume(settings: Settings) -> Result:
     """A run killed with SIGKILL and started again, against one that was not."""
-    from train.logs.metrics import read_log
+    from resolute.train.logs.metrics import read_log
 
     runs = Path(settings.folder, "runs")
     recipe = _tiny_recipe(settings, "resume")
@@ -359,7 +359,7 @@ def ranks(settings: Settings) -> Result:
 
     if settings.on_gpu and torch.cuda.device_count() < 2:
         return Result(verdict="skipped", summary=f"needs two devices, got {torch.cuda.device_count()}")
-    from train.logs.metrics import read_log
+    from resolute.train.logs.metrics import read_log
 
     runs, recipe = Path(settings.folder, "runs"), _tiny_recipe(settings, "ranks", epochs=1)
     # why --: torchrun has a --run-path
@@ -411,15 +411,15 @@ def _decodes(settings: Settings) -> tuple[Any, ...]:
 
 
 def _shards(settings: Settings) -> ShardSet:
-    from pipeline.dataset.open_dataset import open_dataset
+    from resolute.pipeline.dataset.open_dataset import open_dataset
 
     return dataclasses.replace(open_dataset(settings.shards), resolutions=settings.resolutions)
 
 
 def _stage(settings: Settings, shards: ShardSet, res: int, *, batches: int, **augment: Any) -> Stage:
     """A stage of at least `batches` full training batches; 0: `stage_epochs` epochs."""
-    from benchmarks.loaders.ours import full_batches
-    from pipeline.plan.stage import Augment
+    from resolute.benchmarks.loaders.ours import full_batches
+    from resolute.pipeline.plan.stage import Augment
 
     stage = full_batches(shards, res, batches=max(1, batches), batch_size=settings.train_batch_size)
     if not batches:
@@ -428,7 +428,7 @@ def _stage(settings: Settings, shards: ShardSet, res: int, *, batches: int, **au
 
 
 def _plan(settings: Settings, shards: ShardSet, *, batches: int, augment: dict[str, Any]) -> Plan:
-    from benchmarks.loaders.ours import training_plan
+    from resolute.benchmarks.loaders.ours import training_plan
 
     return training_plan(shards, [_stage(settings, shards, res, batches=batches, **augment)
                                   for res in settings.resolutions])  # fmt: skip
@@ -445,9 +445,9 @@ def _loader_rate(
     settings: Settings, shards: ShardSet, res: int, augment: dict[str, Any], **options: Any
 ) -> tuple[float, float]:
     """(images/s, CPU time of the consumer's thread in us per image) of the loader alone."""
-    from benchmarks.loaders.ours import full_batches, training_plan
-    from pipeline.loader.loader import Loader
-    from pipeline.plan.stage import Augment
+    from resolute.benchmarks.loaders.ours import full_batches, training_plan
+    from resolute.pipeline.loader.loader import Loader
+    from resolute.pipeline.plan.stage import Augment
 
     batch_size = min(settings.batch_size, len(shards.splits["train"]))
     batches = 8 + int(settings.seconds * 50_000 / batch_size)
@@ -472,9 +472,9 @@ def _training(settings: Settings, *, steps: int, augment: dict[str, Any]) -> Ite
     """(batches, learner) for `steps` steps at the largest resolution, warmed up."""
     import torch
 
-    from pipeline.loader.loader import Loader
-    from train.loop import Learner
-    from train.warmup import shapes, warm_up
+    from resolute.pipeline.loader.loader import Loader
+    from resolute.train.loop import Learner
+    from resolute.train.warmup import shapes, warm_up
 
     shards = _shards(settings)
     stage = _stage(settings, shards, settings.resolutions[-1], batches=steps, **augment)
@@ -489,7 +489,7 @@ def _training(settings: Settings, *, steps: int, augment: dict[str, Any]) -> Ite
 
 
 def _recipe(settings: Settings, stages: Sequence[Stage], augment: dict[str, Any]) -> Any:
-    from train.recipe.schema import Recipe
+    from resolute.train.recipe.schema import Recipe
 
     tables = [{"res": s.res, "epochs": s.epochs, "batch_size": s.batch_size, "fraction": s.fraction} for s in stages]
     return Recipe.parse(
@@ -511,7 +511,7 @@ def _tiny_recipe(settings: Settings, name: str, *, batch_size: int | str = 8, ep
 
 
 def _train_command(settings: Settings, recipe: Path, runs: Path, run: str) -> list[str]:
-    return [sys.executable, "-m", "train", "train", "--shards", settings.shards, "--recipe", str(recipe), "--run", run,
+    return [sys.executable, "-m", "resolute.train", "train", "--shards", settings.shards, "--recipe", str(recipe), "--run", run,
             "--runs", str(runs), "--device", settings.device, "--threads", str(settings.threads), "--save-every-steps",
             "5"]  # fmt: skip
 
@@ -537,7 +537,7 @@ def _synchronize(settings: Settings) -> None:
     if settings.on_gpu:
         import torch
 
-        from pipeline import cuda
+        from resolute.pipeline import cuda
 
         cuda.synchronize(torch.device("cuda"))  # sync: ends a timed interval
 
@@ -576,6 +576,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -1,6 +1,6 @@
 """Measures one loader: runs a job, read as JSON from standard input, and writes the result to standard output.
 
-    python -m benchmarks.loaders.child
+    python -m resolute.benchmarks.loaders.child
 
 It runs with the interpreter that has the loader. The libraries' output goes to standard error.
 """
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.proc import cpu_time
+from resolute.benchmarks.proc import cpu_time
 
 from .job import Job
 from .tars import Tars

@@ -20,7 +20,7 @@ from torchvision import io as image_io
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.shard_set import ShardSet
 
 from .job import MEAN, STD, Job
 from .ours import open_shards

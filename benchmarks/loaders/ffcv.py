@@ -6,7 +6,7 @@ libturbojpeg0-dev, pkg-config and a C++ compiler; 1.0.2 builds on Python 3.11):
     python3 -m venv ffcv
     ffcv/bin/pip install "numpy<2" "setuptools<81" wheel torch numba pillow tqdm opencv-python-headless
     ffcv/bin/pip install ffcv==1.0.2 --no-build-isolation --no-deps
-    python -m benchmarks.loader --ffcv-python ffcv/bin/python --shards DIR
+    python -m resolute.benchmarks.loader --ffcv-python ffcv/bin/python --shards DIR
 
 A CPU build of torch suffices. FFCV imports cv2 even if all images are JPEGs already.
 """

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.dataset.open_dataset import open_dataset
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.open_dataset import open_dataset
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
 
 from .job import MEAN, STD, Job
 

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import check_numbers, chosen, parse_resolutions, show_progress
-from benchmarks.record import check_writable, header, read_into_cache, write
-from pipeline.cpu_count import use_cpus
-from pipeline.errors import ResoluteError
+from resolute.benchmarks.cli import check_numbers, chosen, parse_resolutions, show_progress
+from resolute.benchmarks.record import check_writable, header, read_into_cache, write
+from resolute.errors import ResoluteError
+from resolute.machine import use_cpus
 
 from .job import Job
 from .registry import LOADERS
@@ -28,7 +28,7 @@ from .registry import LOADERS
 __all__ = ["Runner", "add_arguments", "compare"]
 
 _SPARE_S = 600  # a loader that exceeds its expected time by this much has hung
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def compare(
     names, left_out = available(args, rates=rates)
     check_numbers(args, rounds=1, workers=1, batch_size=2)
     # why here: --help and command line errors should not wait for slow imports
-    from pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.dataset.shard_set import ShardSet
 
     from .tars import Tars
 

@@ -1,10 +1,10 @@
 """Measures photos per second of prep and of other converters, and the PSNR of prep's pixels.
 
-    python -m benchmarks.prep --src photos/train [--res 128,160,224] [--rounds 3] [--copies 10]
+    python -m resolute.benchmarks.prep --src photos/train [--res 128,160,224] [--rounds 3] [--copies 10]
                               [--shard-samples 4096] [--img2dataset /path/to/python]
 
 All JPEGs of a folder of class folders, in a few copies, are converted to shards of all sizes with two processes by
-`python -m prep`, by Pillow's Lanczos + `webdataset.ShardWriter`, and by img2dataset, run once per size (in a separate
+`python -m resolute.prep`, by Pillow's Lanczos + `webdataset.ShardWriter`, and by img2dataset, run once per size (in a separate
 environment, as it pins an old webdataset; it reads `file://` URLs). Each copy is a file of its own with other bytes: a
 comment that numbers it, before the first segment of the JPEG. Each round times the complete commands one after another;
 prep also hashes photos and shards and syncs them to disk. A tool's start-up time (imports, compilation) is its time for
@@ -15,7 +15,7 @@ command and of all its processes. One untimed round fills the page cache.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -40,11 +40,11 @@ from typing import Any
 import webdataset
 from PIL import Image
 
-from benchmarks.cli import Parser, command
-from benchmarks.record import check_writable, header, write
-from pipeline.errors import ResoluteError
-from prep.config import MARGIN, parse_resolutions
-from prep.convert.resize import fit
+from resolute.benchmarks.cli import Parser, command
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.errors import ResoluteError
+from resolute.prep.config import MARGIN, parse_resolutions
+from resolute.prep.convert.resize import fit
 
 from .parts import measure_parts, measure_psnr
 
@@ -90,7 +90,7 @@ def _run(words: Sequence[object]) -> None:
 def run_ours(src: Path, out: Path, resolutions: Sequence[int], shard_samples: int) -> None:
     words = ["--src", src, "--out", out, "--res", ",".join(map(str, resolutions)), "--val-frac", "0.01",
              "--shard-samples", shard_samples]  # fmt: skip
-    _run([sys.executable, "-m", "prep", *words, "--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"])
+    _run([sys.executable, "-m", "resolute.prep", *words, "--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"])
 
 
 def run_pillow(src: Path, out: Path, short_sides: Sequence[int]) -> None:
@@ -183,7 +183,7 @@ def measure(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.prep", description="Measure prep.")
+    parser = Parser(prog="python -m resolute.benchmarks.prep", description="Measure prep.")
     parser.add_argument("--src", type=Path, required=True, help="folder of class folders of JPEGs")
     parser.add_argument("--res", default="128,160,224", help="resolutions in px (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds (default: %(default)s)")
@@ -249,6 +249,6 @@ def report(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -1,6 +1,6 @@
 """Measures what it costs to add photos to a finished set (EXTEND=1) beside making it, and that no old byte changes.
 
-    python -m benchmarks.prep.extend --src photos/train [photos/more …] [--rounds 3] [--entries 1281167]
+    python -m resolute.benchmarks.prep.extend --src photos/train [photos/more …] [--rounds 3] [--entries 1281167]
 
 Two measurements. First, complete commands on hard links of all photos, each with the CPU time of all its processes: the
 first run, on all but every hundredth photo; an extension that finds nothing new; one by a single photo; one that adds
@@ -11,7 +11,7 @@ photos: the comparison of source and set, and index and manifest of an extension
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -33,19 +33,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cli import Parser, command
-from benchmarks.proc import in_new_process
-from benchmarks.record import check_writable, header, write
-from pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
-from prep.plan.catalog import Catalog, write_catalog
-from prep.plan.generations import SUPERSEDED, StoredNames, compare, read_inputs, rejected_keys, write_inputs
-from prep.plan.set_plan import SetPlan, layout_of
-from prep.plan.splits import Split, extend_splits
-from prep.shards.manifest import finalize_set
-from prep.shards.record import Records, ShardRecord, plan_hash
-from prep.sources.image_ref import ImageRef, SourceTarget
-from prep.storage.hashed_file import FileInfo
-from prep.storage.output import LocalStore
+from resolute.benchmarks.cli import Parser, command
+from resolute.benchmarks.proc import in_new_process
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
+from resolute.prep.plan.catalog import Catalog, write_catalog
+from resolute.prep.plan.generations import SUPERSEDED, StoredNames, compare, read_inputs, rejected_keys, write_inputs
+from resolute.prep.plan.set_plan import SetPlan, layout_of
+from resolute.prep.plan.splits import Split, extend_splits
+from resolute.prep.shards.manifest import finalize_set
+from resolute.prep.shards.record import Records, ShardRecord, plan_hash
+from resolute.prep.sources.image_ref import ImageRef, SourceTarget
+from resolute.prep.storage.hashed_file import FileInfo
+from resolute.prep.storage.output import LocalStore
 
 FEW = 24
 EVERY = 100  # one photo of so many is added later
@@ -59,7 +59,7 @@ def run_prep(src: Path, out: Path, *more: str) -> dict[str, float]:
     """Run prep; wall seconds and CPU seconds of all its processes."""
     words = ["--src", str(src), "--out", str(out), "--workers", "2", "--max-bad", "1", *more]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, "-m", "prep", *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "resolute.prep", *words], check=True, stdout=subprocess.DEVNULL)
     elapsed_s = time.perf_counter() - began
     with suppress(ChildProcessError):
         while True:  # why: prep does not wait for its last processes to end
@@ -207,7 +207,7 @@ def measure_synthetic(folder: str, entries: int) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.prep.extend", description=__doc__)
+    parser = Parser(prog="python -m resolute.benchmarks.prep.extend", description=__doc__)
     parser.add_argument("--src", type=Path, nargs="+", required=True, help="folders of class folders")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--entries", type=int, default=1_281_167, help="photos of the synthetic set")
@@ -231,6 +231,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

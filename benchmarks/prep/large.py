@@ -1,6 +1,6 @@
 """Measures what decoding large JPEGs at a fraction of their size saves, and how the stored images differ.
 
-    python -m benchmarks.prep.large --src photos/train [--real folder] [--rounds 3]
+    python -m resolute.benchmarks.prep.large --src photos/train [--real folder] [--rounds 3]
 
 CPU milliseconds for decoding, resizing to all sizes and encoding, on a single thread, as prep does it and with the full
 decode, one after the other in each round; PSNR between their images before JPEG. Measured on the four largest photos of
@@ -11,7 +11,7 @@ detail that folds into small images, and text; and on all JPEGs of `--real`.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -28,12 +28,12 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from benchmarks.cli import Parser, check_numbers, command, repeated
-from benchmarks.record import check_writable, header, write
-from prep.config import MARGIN, parse_resolutions
-from prep.convert.decode import Photo, Reject, decode
-from prep.convert.reduced import decode_for_sizes
-from prep.convert.resize import fit, resize_and_encode, resize_photo
+from resolute.benchmarks.cli import Parser, check_numbers, command, repeated
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.prep.config import MARGIN, parse_resolutions
+from resolute.prep.convert.decode import Photo, Reject, decode
+from resolute.prep.convert.reduced import decode_for_sizes
+from resolute.prep.convert.resize import fit, resize_and_encode, resize_photo
 
 QUALITY = 90
 PHOTOS = 4
@@ -129,7 +129,7 @@ def psnr_db(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.prep.large", description=__doc__)
+    parser = Parser(prog="python -m resolute.benchmarks.prep.large", description=__doc__)
     parser.add_argument("--src", type=Path, required=True, help="folder of JPEGs, of which the largest are enlarged")
     parser.add_argument("--real", type=Path, help="folder of large JPEGs")
     parser.add_argument("--res", default="128,160,224", help="resolutions in px (default: %(default)s)")
@@ -178,6 +178,6 @@ def report(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -1,6 +1,6 @@
 """Measures `prep plan`, a `shards` job, `finalize` and a no-op prep of a set with many shards on a slow object store.
 
-    python -m benchmarks.prep.many_shards [--shards 24000] [--latency 0.03]
+    python -m resolute.benchmarks.prep.many_shards [--shards 24000] [--latency 0.03]
 
 The store is in this process's memory. Each request to it sleeps for the latency; as on S3, a list request returns 1000
 keys and a delete request takes up to 1000. The photos are one tar. The commands are the real ones; only the shards are
@@ -11,7 +11,7 @@ samples; `bytes_of_4096` is what the records of shards of 4096 samples would add
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -33,17 +33,17 @@ import numpy as np
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
-from benchmarks.cli import Parser, command
-from benchmarks.record import check_writable, header, write
-from pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
-from prep import jobs
-from prep.config import Settings
-from prep.plan.set_plan import ShardLayout
-from prep.prepare import build
-from prep.shards.existing_set import PLAN, read_sealed
-from prep.shards.record import RECORDS, ShardRecord, plan_hash
-from prep.storage.hashed_file import FileInfo
-from prep.storage.output import open_store
+from resolute.benchmarks.cli import Parser, command
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
+from resolute.prep import jobs
+from resolute.prep.config import Settings
+from resolute.prep.plan.set_plan import ShardLayout
+from resolute.prep.prepare import build
+from resolute.prep.shards.existing_set import PLAN, read_sealed
+from resolute.prep.shards.record import RECORDS, ShardRecord, plan_hash
+from resolute.prep.storage.hashed_file import FileInfo
+from resolute.prep.storage.output import open_store
 
 RESOLUTIONS = (128, 160, 224)
 PAGE_KEYS = 1000  # keys of a list or delete request of S3
@@ -194,7 +194,7 @@ def write_shards(layout: ShardLayout, plan: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.prep.many_shards", description=__doc__)
+    parser = Parser(prog="python -m resolute.benchmarks.prep.many_shards", description=__doc__)
     parser.add_argument("--shards", type=int, default=24_000, help="number of shards (default: %(default)s)")
     parser.add_argument("--samples", type=int, default=2, help="samples per shard (default: %(default)s)")
     parser.add_argument("--latency", type=float, default=0.03, help="seconds per request (default: %(default)s)")
@@ -237,6 +237,6 @@ def _measure_all(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -19,10 +19,10 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from benchmarks.cli import repeated
-from prep.convert.decode import Photo, Reject, decode
-from prep.convert.resize import fit, resize, resize_photo
-from prep.shards.tar_format import member
+from resolute.benchmarks.cli import repeated
+from resolute.prep.convert.decode import Photo, Reject, decode
+from resolute.prep.convert.resize import fit, resize, resize_photo
+from resolute.prep.shards.tar_format import member
 
 __all__ = ["measure_parts", "measure_psnr"]
 

@@ -1,6 +1,6 @@
 """Measures time and memory of prep against the number of images, up to a set of ten million entries.
 
-    python -m benchmarks.prep.scale --src photos/train [--copies 1,4,16] [--entries 10000000]
+    python -m resolute.benchmarks.prep.scale --src photos/train [--copies 1,4,16] [--entries 10000000]
 
 Two measurements in separate processes: complete runs of prep over 1, 4 and 16 hard links of every photo (peak
 proportional set size of the main process and of all workers, sampled every 50 ms); and index and manifest of a
@@ -10,7 +10,7 @@ synthetic set, written by prep's `finalize_set`.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -29,17 +29,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cli import Parser, command
-from benchmarks.proc import descendants, in_new_process
-from benchmarks.record import check_writable, header, write
-from pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
-from prep.plan.generations import SUPERSEDED, read_inputs, write_inputs
-from prep.plan.set_plan import SetPlan, layout_of
-from prep.shards.duplicates import InputNames
-from prep.shards.manifest import finalize_set
-from prep.shards.record import Records, ShardRecord
-from prep.storage.hashed_file import FileInfo
-from prep.storage.output import LocalStore
+from resolute.benchmarks.cli import Parser, command
+from resolute.benchmarks.proc import descendants, in_new_process
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
+from resolute.prep.plan.generations import SUPERSEDED, read_inputs, write_inputs
+from resolute.prep.plan.set_plan import SetPlan, layout_of
+from resolute.prep.shards.duplicates import InputNames
+from resolute.prep.shards.manifest import finalize_set
+from resolute.prep.shards.record import Records, ShardRecord
+from resolute.prep.storage.hashed_file import FileInfo
+from resolute.prep.storage.output import LocalStore
 
 MIB = 1 << 20
 PER_SHARD = 4096
@@ -76,7 +76,7 @@ def run_prep(src: Path, out: Path) -> dict[str, Any]:
     res = ",".join(map(str, RESOLUTIONS))
     words = ["--src", str(src), "--out", str(out), "--res", res, "--workers", "2", "--shard-samples", "1024"]
     began = time.perf_counter()
-    main_mib, workers_mib = run_watched([sys.executable, "-m", "prep", *words, "--max-bad", "1"])
+    main_mib, workers_mib = run_watched([sys.executable, "-m", "resolute.prep", *words, "--max-bad", "1"])
     elapsed_s = time.perf_counter() - began
     images = json.loads((out / "manifest.json").read_text())["source"]["images"]
     return {"images": images, "elapsed_s": elapsed_s, "main_mib": main_mib, "workers_mib": workers_mib}
@@ -140,7 +140,7 @@ def write_entries(root: str, entries: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.prep.scale", description=__doc__)
+    parser = Parser(prog="python -m resolute.benchmarks.prep.scale", description=__doc__)
     parser.add_argument("--src", type=Path, required=True, help="folder of class folders")
     parser.add_argument("--copies", default="1,4,16")
     parser.add_argument("--entries", type=int, default=10_000_000)
@@ -165,6 +165,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

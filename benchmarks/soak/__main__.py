@@ -1,4 +1,4 @@
-"""`python -m benchmarks.soak`: soak test with hundreds of kills and storage faults, and checks of the results.
+"""`python -m resolute.benchmarks.soak`: soak test with hundreds of kills and storage faults, and checks of the results.
 
 Every cycle runs one scenario (prep, verify, training, evaluation) from start to end while a few random events hit it;
 after each event the same command is restarted, as a supervisor would. The outcome is then compared with that of an
@@ -9,7 +9,7 @@ Exit status: 0 no findings, 1 findings (in the result file and on stdout), 2 for
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -23,9 +23,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cli import Parser, command
-from benchmarks.record import check_writable, header, write
-from pipeline.errors import ResoluteError
+from resolute.benchmarks.cli import Parser, command
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.errors import ResoluteError
 
 from .faults import compile_library, preload
 
@@ -35,7 +35,7 @@ _INSIDE = "RESOLUTE_SOAK_FOLDER"  # set in the process that was started with the
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m benchmarks.soak", description=(__doc__ or "").partition("\n\n")[0],
+    parser = Parser(prog="python -m resolute.benchmarks.soak", description=(__doc__ or "").partition("\n\n")[0],
                     epilog=(__doc__ or "").rpartition("\n\n")[2], allow_abbrev=False)  # fmt: skip
     add = parser.add_argument
     add("--seed", type=int, default=0, metavar="N", help="seed of all events (default: %(default)s)")
@@ -98,6 +98,6 @@ def _soak(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

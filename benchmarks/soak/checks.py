@@ -55,9 +55,9 @@ def planned_samples(
     shards: str, recipe: Path, fold: tuple[int, int] | None = None
 ) -> list[tuple[int, int, list[int]]]:
     """(epoch, step, sample ids) of every training batch of a run, or of one with this (fold, number of folds)."""
-    from pipeline.dataset.shard_set import ShardSet
-    from pipeline.plan.plan import Plan
-    from train.recipe.schema import Recipe
+    from resolute.pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.plan.plan import Plan
+    from resolute.train.recipe.schema import Recipe
 
     parsed = Recipe.load(recipe)
     assert parsed.data.order != "auto"

@@ -14,7 +14,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 __all__ = ["NAME", "OPEN", "READ", "SYNC", "WRITE", "Control", "compile_library", "preload"]
 

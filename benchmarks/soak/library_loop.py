@@ -1,6 +1,6 @@
 """A loop over the library's loader that is interrupted by Ctrl-C again and again, as in a notebook, and started again.
 
-    python -m benchmarks.soak.library_loop SHARDS OUT [--interrupts SEED]
+    python -m resolute.benchmarks.soak.library_loop SHARDS OUT [--interrupts SEED]
 
 OUT gets a line "index digest" for each batch, in the order in which the loop got them.
 """
@@ -8,7 +8,7 @@ OUT gets a line "index digest" for each batch, in the order in which the loop go
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -22,8 +22,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cli import Parser, command
-from pipeline.storage.atomic_file import atomic_write
+from resolute.benchmarks.cli import Parser, command
+from resolute.files import atomic_write
 
 __all__ = ["main"]
 
@@ -32,7 +32,14 @@ _INTERRUPTS = 40  # then no more: a loop that is always interrupted never sees t
 
 
 def _run(args: argparse.Namespace) -> None:
-    from pipeline import Augment, Batch, Loader, Plan, ShardSet, Stage  # why here: their threads must not be forked
+    from resolute import (  # why here: their threads must not be forked
+        Augment,
+        Batch,
+        Loader,
+        Plan,
+        ShardSet,
+        Stage,
+    )
 
     rich = Augment(policy="randaugment", mixup_alpha=0.4)
     stages = [Stage(res=32, epochs=20, batch_size=4), Stage(res=64, epochs=10, batch_size=16, augment=rich)]
@@ -64,7 +71,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.soak.library_loop", description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(prog="python -m resolute.benchmarks.soak.library_loop", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("shards", help="a shard set with 64 px")
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("--interrupts", type=int, metavar="SEED", help="seed of the moments (default: none)")
@@ -72,6 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

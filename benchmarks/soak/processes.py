@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks.proc import descendants, stat_fields
-from pipeline.cli import guard_process, run_main
-from pipeline.errors import ResoluteError
+from resolute.benchmarks.proc import descendants, stat_fields
+from resolute.console import guard_process, run_main
+from resolute.errors import ResoluteError
 
 __all__ = ["Command", "Process", "adopt_orphans", "check_single_threaded", "end_leftovers", "end_process", "in_child",
            "load_compiled", "redirect_streams", "start"]  # fmt: skip
@@ -146,7 +146,7 @@ def start(command: Command, folder: Path, *, prepare: Callable[[], None] = lambd
         path.touch()  # why here: a forked process may be killed before it opens them
     if command.new_interpreter:
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(command.ranks), "-m", "--"]
-        words = [sys.executable, "-m", *(torchrun if command.ranks > 1 else []), command.module, *command.arguments]
+        words = [sys.executable, "-m", *(torchrun if command.ranks > 1 else []), f"resolute.{command.module}", *command.arguments]
         with stdout.open("wb") as out, stderr.open("wb") as err:
             running = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
@@ -202,7 +202,7 @@ def _run(command: Command, stdout: Path, stderr: Path, prepare: Callable[[], Non
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         os.environ.update(command.env)
         tempfile.tempdir = None
-        sys.argv = [command.module, *command.arguments]
+        sys.argv = [f"resolute.{command.module}", *command.arguments]
         if command.ranks > 1:
             status = _launch(command, prepare)
         else:

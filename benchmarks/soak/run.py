@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 # why: forks of this process need not import them
-import prep.__main__
-import prep.convert.worker  # noqa: F401
-import train.__main__
-import train.cross_validation
-import train.inference.evaluate
-import train.planner.plan
-import train.trainer  # noqa: F401
-from pipeline.errors import ResoluteError
+import resolute.prep.__main__
+import resolute.prep.convert.worker
+import resolute.train.__main__
+import resolute.train.cross_validation
+import resolute.train.inference.evaluate
+import resolute.train.planner.plan
+import resolute.train.trainer  # noqa: F401
+from resolute.errors import ResoluteError
 
 from .events import Event, problems_of
 from .faults import Control
@@ -333,8 +333,8 @@ class Soak:
         self._failed = True
         self.findings.append({
             "scenario": scenario.name, "index": scenario.index, "event": event, "problem": problem,
-            "stderr": "" if process is None else process.stderr[-4000:].replace(f"{Path(__file__).parents[2]}/", ""),
-            "repeat": f"python -m benchmarks.soak --seed {self.seed} --only {scenario.name} --index {scenario.index}",
+            "stderr": "" if process is None else process.stderr[-4000:].replace(f"{Path(__file__).resolve().parents[2]}/", ""),
+            "repeat": f"python -m resolute.benchmarks.soak --seed {self.seed} --only {scenario.name} --index {scenario.index}",
         })  # fmt: skip
         print(f"FINDING {scenario.name} {scenario.index}: {problem} (after: {event})", flush=True)
 

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from pipeline.errors import ResoluteError
-from pipeline.storage.scratch import ScratchFolder
+from resolute.errors import ResoluteError
+from resolute.pipeline.storage.scratch import ScratchFolder
 
 from . import library_loop
 from .checks import check_training, compare_trees, leftover_files, planned_samples, tree
@@ -231,24 +231,24 @@ class Scenario(ABC):
 
 @functools.cache
 def _main_of(module: str) -> Callable[[list[str]], int]:
-    name = module if module == "prep.verify" else f"{module}.__main__"
+    name = f"resolute.{module}" if module == "prep.verify" else f"resolute.{module}.__main__"
     main: Callable[[list[str]], int] = importlib.import_module(name).main
     return main
 
 
 def shorten_limits() -> None:
     """In a forked process: use short time limits, and fork prep's workers instead of starting interpreters."""
-    import prep.execute.process_pool
-    import prep.storage.lease
-    from pipeline.storage.disk_cache import CacheSettings
+    import resolute.prep.execute.process_pool
+    import resolute.prep.storage.lease
+    from resolute.pipeline.storage.disk_cache import CacheSettings
 
     get_context = multiprocessing.get_context
     multiprocessing.get_context = lambda method=None: get_context(  # type: ignore[assignment]
         "fork" if method == "forkserver" else method
     )
-    prep.execute.process_pool.Pool = functools.partial(prep.execute.process_pool.Pool, hang_s=HANG_S)  # type: ignore[assignment, misc]
-    prep.execute.process_pool.open_pool = functools.partial(prep.execute.process_pool.open_pool, method="fork")
-    prep.storage.lease._LEASE_S, prep.storage.lease._MARGIN_S, prep.storage.lease._RENEW_S = 8.0, 2.0, 1.0
+    resolute.prep.execute.process_pool.Pool = functools.partial(resolute.prep.execute.process_pool.Pool, hang_s=HANG_S)  # type: ignore[assignment, misc]
+    resolute.prep.execute.process_pool.open_pool = functools.partial(resolute.prep.execute.process_pool.open_pool, method="fork")
+    resolute.prep.storage.lease._LEASE_S, resolute.prep.storage.lease._MARGIN_S, resolute.prep.storage.lease._RENEW_S = 8.0, 2.0, 1.0
     defaults = CacheSettings.__init__.__kwdefaults__
     assert defaults is not None
     defaults.update(first_wait_s=0.05, stall_s=1.5)
@@ -463,7 +463,7 @@ class PrepJobs(Prep):
                 Phase(name="finalize", command=finalize)]  # fmt: skip
 
     def keep(self, reference: Path) -> None:
-        """Save the set that `python -m prep` makes instead."""
+        """Save the set that `python -m resolute.prep` makes instead."""
         self.prepare()
         single = start(self.prep(), self.world.root / "output" / "single", prepare=lambda: self.in_process(0))
         if single.wait(self.attempt_s):
@@ -702,7 +702,7 @@ class LibraryLoop(Scenario):
 
 def _record_samples(folder: Path, name: str) -> None:
     """Have each training step of this process record its samples in `folder`/FOLD/`name` before it runs."""
-    from train import loop
+    from resolute.train import loop
 
     step: Callable[..., Any] = loop.Learner.train_step
 

@@ -1,6 +1,6 @@
 """Measures how long a training step waits for its data on slow storage.
 
-    python -m benchmarks.storage --shards shards [--res 128] [--pace 1500] [--seconds 10] [--only local,cold,store]
+    python -m resolute.benchmarks.storage --shards shards [--res 128] [--pace 1500] [--seconds 10] [--only local,cold,store]
 
 local  a folder in the page cache, and the same with 1, 5 and 20 ms added per read (a network disk)
 cold   a folder evicted from the page cache
@@ -14,7 +14,7 @@ including opening the set and the loader. The second epoch reads the same sample
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -29,12 +29,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import Parser, chosen, command, show_progress, text_table
-from benchmarks.proc import evict_files
-from benchmarks.record import check_writable, header, write
-from pipeline.errors import ResoluteError
-from pipeline.plan.order import Order
-from pipeline.storage.base import Files, open_files
+from resolute.benchmarks.cli import Parser, chosen, command, show_progress, text_table
+from resolute.benchmarks.proc import evict_files
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.errors import ResoluteError
+from resolute.pipeline.plan.order import Order
+from resolute.pipeline.storage.base import Files, open_files
 
 __all__ = ["Delayed", "main", "paced"]
 
@@ -94,9 +94,9 @@ def measure_one(
     open_set: Callable[[], Any], args: argparse.Namespace, *, order: Order, epochs: int
 ) -> dict[str, Any]:
     """Measure `epochs` epochs of the same samples at the pace of the arguments."""
-    from pipeline.loader.loader import Loader
-    from pipeline.plan.plan import Plan
-    from pipeline.plan.stage import Stage
+    from resolute.pipeline.loader.loader import Loader
+    from resolute.pipeline.plan.plan import Plan
+    from resolute.pipeline.plan.stage import Stage
 
     began = time.perf_counter()
     shards = open_set()
@@ -119,7 +119,7 @@ def measure_one(
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    from pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.dataset.shard_set import ShardSet
 
     def open_with(files: Callable[[], Any]) -> Any:
         opened = files()
@@ -154,7 +154,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 @contextmanager
 def remote(args: argparse.Namespace) -> Iterator[Callable[[], Files]]:
     """A function that opens the set's files in the store, through a new, empty cache."""
-    from pipeline.storage.disk_cache import CacheSettings
+    from resolute.pipeline.storage.disk_cache import CacheSettings
 
     from .object_store import store
 
@@ -185,7 +185,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m benchmarks.storage", description=__doc__, allow_abbrev=False,
+    parser = Parser(prog="python -m resolute.benchmarks.storage", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = parser.add_argument
     add("--shards", type=Path, required=True, metavar="DIR", help="local folder written by `make shards`")
@@ -225,6 +225,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

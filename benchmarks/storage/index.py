@@ -1,6 +1,6 @@
 """Measures time per batch and memory of a set's index, from a thousand to a hundred million samples.
 
-    python -m benchmarks.storage.index [--samples 1000,1000000,100000000] [--dir FOLDER] [--out FILE]
+    python -m resolute.benchmarks.storage.index [--samples 1000,1000000,100000000] [--dir FOLDER] [--out FILE]
 
 For each size, a synthetic set is created with a real index and sparse files as shards (10 GB of disk at 100 M samples,
 deleted at the end). A separate process opens it at three resolutions and gets batches and labels from the plan, as the
@@ -12,7 +12,7 @@ another block, so "unchecked" is the worst case; a long run approaches "again".
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -29,15 +29,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cli import Parser, command, text_table
-from benchmarks.proc import evict_files, in_new_process, read_files
-from benchmarks.record import check_writable, header, write
-from pipeline.dataset.format import FORMAT, SAMPLE, STORED, VERSION, manifest_bytes, shard_name, tar_name
-from pipeline.dataset.index_array import checksums, checksums_name
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.plan.order import Order
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
+from resolute.benchmarks.cli import Parser, command, text_table
+from resolute.benchmarks.proc import evict_files, in_new_process, read_files
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.pipeline.dataset.format import FORMAT, SAMPLE, STORED, VERSION, manifest_bytes, shard_name, tar_name
+from resolute.pipeline.dataset.index_array import checksums, checksums_name
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.order import Order
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
 
 RESOLUTIONS = (128, 160, 224)
 PER_SHARD, CHUNK, BATCH = 10_000, 1_000_000, 256
@@ -170,7 +170,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.storage.index", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m resolute.benchmarks.storage.index", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", default="1000,1000000,100000000", metavar="N,…")
     parser.add_argument("--batches", type=int, default=400, metavar="N")
     parser.add_argument("--dir", type=Path, help="folder for the sets (default: the system's temporary folder)")
@@ -201,6 +201,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

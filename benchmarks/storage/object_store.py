@@ -32,7 +32,7 @@ def store(folder: Path, *, latency_s: float, bytes_per_s: float, total_bytes_per
     """The URL of `folder` behind such a store; within the block, environment variables point s3fs to it."""
     speeds = (latency_s, bytes_per_s, total_bytes_per_s)
     argv = [sys.executable, "-m", __name__, str(folder.resolve()), *map(str, speeds)]
-    server = subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(argv, cwd=Path(__file__).resolve().parents[2], stdout=subprocess.PIPE, text=True)
     assert server.stdout
     variables = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{int(server.stdout.readline())}", "AWS_ACCESS_KEY_ID": "none",

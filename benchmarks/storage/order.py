@@ -1,6 +1,6 @@
 """Measures how well each sample order shuffles, and how much it reads, relative to random permutations.
 
-    python -m benchmarks.storage.order [--shards DIR | --samples 1281167 --classes 1000] [--batch-size 256] [--out FILE]
+    python -m resolute.benchmarks.storage.order [--shards DIR | --samples 1281167 --classes 1000] [--batch-size 256] [--out FILE]
 
 Measured over complete training epochs, for `full`, for `block` with several window sizes, and without shuffling:
 
@@ -16,7 +16,7 @@ Measured over complete training epochs, for `full`, for `block` with several win
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.cli import Parser, command, text_table
-from benchmarks.record import check_writable, header, write
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.plan.order import WINDOW_BLOCKS, block_samples, sample_ids
+from resolute.benchmarks.cli import Parser, command, text_table
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.order import WINDOW_BLOCKS, block_samples, sample_ids
 
 WINDOWS = (1, 4, 16, 64)
 IDEAL = 8  # random permutations to compare with
@@ -129,7 +129,7 @@ def table(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.storage.order", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m resolute.benchmarks.storage.order", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shards", type=Path, metavar="DIR", help="shard set whose samples and classes to use")
     parser.add_argument("--samples", type=int, default=1_281_167, help="size of a synthetic set (default: ImageNet's)")
     parser.add_argument("--classes", type=int, default=1000)
@@ -158,6 +158,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -1,7 +1,7 @@
 """Measures accuracy and time of complete trainings of several sides, relative to the first one.
 
-    python -m benchmarks.training --shards shards --recipes benchmarks/recipes/fixed224.toml,… --seeds 0,1,2,3,4
-    python -m benchmarks.training --split FOLDER --report --tune-lr 0.5,1,2 --recipes a.toml,b.toml --runs runs/table
+    python -m resolute.benchmarks.training --shards shards --recipes benchmarks/recipes/fixed224.toml,… --seeds 0,1,2,3,4
+    python -m resolute.benchmarks.training --split FOLDER --report --tune-lr 0.5,1,2 --recipes a.toml,b.toml --runs runs/table
 
 A side is a recipe, and a shard set of its own if it has one (`new.toml=other_shards`); all sets validate on the same
 photos. Each seed trains all sides one after another (a b c, a b c, …). Accuracies are means ± standard errors over the
@@ -15,7 +15,7 @@ division; the result names the part and the number of runs before. With --tune-l
 factors on its learning rate on the part tune first, and the table uses the best factor of each.
 
 "Final epoch" is the time per image in the epochs at the last resolution, which should not depend on how a run got
-there. With --plan, `python -m train plan` forecasts every run. With --turns the trainings of a seed alternate every
+there. With --plan, `python -m resolute.train plan` forecasts every run. With --turns the trainings of a seed alternate every
 few steps (a b, b a, a b, …), and epoch n of a side is compared with epoch n of the first: while one works, the others
 are paused, so that changes of the machine's speed cancel out of the ratio, which has a confidence interval; a ratio of
 1 means that the earlier stages do not matter.
@@ -24,7 +24,7 @@ are paused, so that changes of the machine's speed cancel out of the ratio, whic
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -41,14 +41,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import Parser, command, show_progress
-from benchmarks.record import check_writable, find_device, header, read_into_cache, write
-from pipeline.cpu_count import available_cpus
-from pipeline.dataset.open_dataset import open_dataset
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import check_output
-from train.recipe.schema import Recipe
+from resolute.benchmarks.cli import Parser, command, show_progress
+from resolute.benchmarks.record import check_writable, find_device, header, read_into_cache, write
+from resolute.errors import ResoluteError
+from resolute.files import check_output
+from resolute.machine import available_cpus
+from resolute.pipeline.dataset.open_dataset import open_dataset
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.train.recipe.schema import Recipe
 
 from .runs import Runner, Side, measure, take_turns, train
 from .split import PARTS, Parts, source_digests
@@ -79,7 +79,7 @@ def best_factors(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m benchmarks.training",
+        prog="python -m resolute.benchmarks.training",
         description="Train several recipes with several seeds, and compare accuracy and time with the first recipe.",
         epilog="Takes as long as all trainings together. With --runs the runs are kept, and finished ones are not "
         "repeated after an interruption. Exit status: 0 done, 2 for a problem that the one line on stderr explains, "
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--shards", metavar="DIR", help="folder written by `make shards`; {part} in it stands for the part of --split "
         "(default with --split: FOLDER/{part})")  # fmt: skip
     add("--seeds", default="0,1,2", metavar="N,…", help="each trains all sides (default: %(default)s)")
-    add("--split", type=Path, metavar="FOLDER", help="division by `python -m benchmarks.training.split`")
+    add("--split", type=Path, metavar="FOLDER", help="division by `python -m resolute.benchmarks.training.split`")
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--part", choices=PARTS[1:-1], help="of --split, to validate on (default: tune)")
     part.add_argument("--report", action="store_true", help="validate on the reported part of --split")
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--turns", action="store_true", help="alternate a seed's trainings every few steps, for precise ratios")
     add("--runs", type=Path, metavar="FOLDER", help="folder to keep the runs in (default: they are deleted)")
     add("--charts", type=Path, metavar="FILE", help="draw top-1 against time and loss against the epoch into an .html "
-        "page; `python -m benchmarks.training.summary` draws it later")  # fmt: skip
+        "page; `python -m resolute.benchmarks.training.summary` draws it later")  # fmt: skip
     add("--out", type=Path, metavar="FILE", help="JSON to write (default: training-<name of the shards' folder>.json "
         "in benchmarks/results)")  # fmt: skip
     return parser
@@ -263,6 +263,6 @@ def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

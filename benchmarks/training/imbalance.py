@@ -1,6 +1,6 @@
 """Compares sampling by class and class weights on an artificially unbalanced set, by the accuracy of rare classes.
 
-    python -m benchmarks.training.imbalance --photos imagenette224,imagenette224_more --val-list val.txt --work FOLDER
+    python -m resolute.benchmarks.training.imbalance --photos imagenette224,imagenette224_more --val-list val.txt --work FOLDER
 
 The number of training photos falls exponentially from class to class, from --largest to --largest / --ratio. The order
 of the classes and the choice of photos are drawn with a fixed seed. The
@@ -12,7 +12,7 @@ differences are taken within a seed. Head and tail: the three largest and the th
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -29,15 +29,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cli import Parser, check_numbers, command, text_table
-from benchmarks.record import check_writable, find_device, header, write
-from benchmarks.training.__main__ import parse_seeds
-from benchmarks.training.runs import Runner, Side, measure, train
-from pipeline.cpu_count import available_cpus
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from prep.sources.names import is_image
-from train.recipe.schema import Recipe
+from resolute.benchmarks.cli import Parser, check_numbers, command, text_table
+from resolute.benchmarks.record import check_writable, find_device, header, write
+from resolute.benchmarks.training.__main__ import parse_seeds
+from resolute.benchmarks.training.runs import Runner, Side, measure, train
+from resolute.errors import ResoluteError
+from resolute.machine import available_cpus
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.prep.sources.names import is_image
+from resolute.train.recipe.schema import Recipe
 
 __all__ = ["VARIANTS", "accuracies", "class_sizes", "main", "select", "summary"]
 
@@ -49,7 +49,7 @@ VARIANTS = {
     "weights": ("loss", 'class_weights = "balanced"'),
 }
 _GROUP = 3  # classes in the head and in the tail
-_RECIPE = Path(__file__).parents[1] / "recipes" / "imbalance.toml"
+_RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "imbalance.toml"
 
 
 def class_sizes(classes: Sequence[str], *, largest: int, ratio: float, seed: int) -> dict[str, int]:
@@ -108,7 +108,7 @@ def make_set(args: argparse.Namespace) -> tuple[Path, dict[str, int]]:
         raise ResoluteError(f"{photos}: got photos of other settings, expected its own; choose another --work")
     words = ["--src", photos, "--out", out, "--res", resolutions, "--val-list", args.val_list.resolve()]
     done = subprocess.run(
-        [sys.executable, "-m", "prep", *map(str, words)], cwd=_RECIPE.parents[2], capture_output=True, text=True,
+        [sys.executable, "-m", "resolute.prep", *map(str, words)], cwd=_RECIPE.parents[2], capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     if done.returncode:
@@ -171,7 +171,7 @@ def log_entry(result: Mapping[str, Any]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m benchmarks.training.imbalance",
+        prog="python -m resolute.benchmarks.training.imbalance",
         description="Train with uniform, sqrt and balanced sampling and with class weights on an unbalanced set.",
         epilog="Finished runs in --work are not repeated. Exit status: 0 done, 2 for a problem that the one line on "
         "stderr explains, 130 interrupted.",
@@ -243,6 +243,6 @@ def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -1,7 +1,7 @@
 """Makes a table of several labels, or of numbers, from a folder of photos in class folders.
 
-    python -m benchmarks.training.photo_tables PHOTOS OUT --kind labels [--val-list val.txt] [--count 3000] [--seed 0]
-    python -m benchmarks.training.photo_tables PHOTOS OUT --kind values [--val-list val.txt]
+    python -m resolute.benchmarks.training.photo_tables PHOTOS OUT --kind labels [--val-list val.txt] [--count 3000] [--seed 0]
+    python -m resolute.benchmarks.training.photo_tables PHOTOS OUT --kind values [--val-list val.txt]
 
 labels   Each sample is two photos side by side, drawn with a fixed seed from the same split, each cropped to its centre
          of 1:2 and resized to 128 x 256 px. Its labels are the classes of both, so it has one or two. The classes are
@@ -19,7 +19,7 @@ names of the validation samples, for `prep --src OUT/photos --labels OUT/labels.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -32,8 +32,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pipeline.cli import Parser, command
-from pipeline.errors import ResoluteError
+from resolute.console import Parser, command
+from resolute.errors import ResoluteError
 
 __all__ = ["brightness_colourfulness", "main"]
 
@@ -101,7 +101,7 @@ def _make_values(splits: dict[str, list[Path]], photos: Path) -> list[list[str]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m benchmarks.training.photo_tables", description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(prog="python -m resolute.benchmarks.training.photo_tables", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of class folders")
     parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
     parser.add_argument("--kind", choices=("labels", "values"), required=True)
@@ -126,6 +126,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

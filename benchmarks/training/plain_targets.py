@@ -1,8 +1,8 @@
 """Trains on a table of several labels or numbers with torchvision, Pillow and timm alone, to compare final metrics.
 
-    python -m benchmarks.training.plain_targets TABLE --recipe train/recipes/labels_cpu.toml [--seed 0] [--json FILE]
+    python -m resolute.benchmarks.training.plain_targets TABLE --recipe train/recipes/labels_cpu.toml [--seed 0] [--json FILE]
 
-TABLE is a folder of `benchmarks.training.photo_tables`. Of the recipe, which `python -m train train` runs on the same
+TABLE is a folder of `benchmarks.training.photo_tables`. Of the recipe, which `python -m resolute.train train` runs on the same
 photos for the comparison, it reads the model, [optim] lr, weight_decay and momentum (SGD with Nesterov momentum),
 augment.scale, precision.amp and the stages; the schedule is torch's OneCycleLR with the recipe's defaults, the losses
 are BCE (loss.sum_classes) and MSE of standardised values, and the photos are decoded from the files in every epoch. It
@@ -28,9 +28,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from pipeline.plan.stage import Augment
-from train.loop import autocast_dtype
-from train.recipe.schema import Precision
+from resolute.pipeline.plan.stage import Augment
+from resolute.train.loop import autocast_dtype
+from resolute.train.recipe.schema import Precision
 
 __all__ = ["average_precision", "main", "train"]
 
@@ -133,7 +133,7 @@ def train(table: Path, recipe: dict[str, Any], *, seed: int, workers: int) -> di
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training.plain_targets",
+    parser = argparse.ArgumentParser(prog="python -m resolute.benchmarks.training.plain_targets",
                                      description=(__doc__ or "").partition("\n")[0])  # fmt: skip
     parser.add_argument("table", type=Path, metavar="TABLE")
     parser.add_argument("--recipe", type=Path, required=True, metavar="FILE")

@@ -1,16 +1,16 @@
 """Tests the proposals of `make plan SUGGEST=FILE`: trains each one, and compares its forecast with the outcome.
 
-    python -m benchmarks.training.plan_outcomes --budgets 3m,6m,11m --cases recipe.toml=shards,other.toml=shards2
+    python -m resolute.benchmarks.training.plan_outcomes --budgets 3m,6m,11m --cases recipe.toml=shards,other.toml=shards2
 
-For every case (a base recipe and a set) and budget, `python -m train plan --suggest` measures and writes a recipe, and
-`python -m train train` trains it, each in its own process. `ratio` is the forecast divided by the wall time of the
+For every case (a base recipe and a set) and budget, `python -m resolute.train plan --suggest` measures and writes a recipe, and
+`python -m resolute.train train` trains it, each in its own process. `ratio` is the forecast divided by the wall time of the
 complete training command; `used` is that wall time divided by the budget.
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -24,14 +24,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import Parser, check_numbers, command, text_table
-from benchmarks.record import check_writable, find_device, header, write
-from benchmarks.training.runs import Runner, figures, train
-from pipeline.cpu_count import available_cpus
-from pipeline.dataset.open_dataset import open_dataset
-from pipeline.errors import ResoluteError
-from train.planner.estimate import parse_duration
-from train.recipe.schema import Recipe
+from resolute.benchmarks.cli import Parser, check_numbers, command, text_table
+from resolute.benchmarks.record import check_writable, find_device, header, write
+from resolute.benchmarks.training.runs import Runner, figures, train
+from resolute.errors import ResoluteError
+from resolute.machine import available_cpus
+from resolute.pipeline.dataset.open_dataset import open_dataset
+from resolute.train.planner.estimate import parse_duration
+from resolute.train.recipe.schema import Recipe
 
 __all__ = ["main", "outcome", "table"]
 
@@ -84,7 +84,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m benchmarks.training.plan_outcomes",
+        prog="python -m resolute.benchmarks.training.plan_outcomes",
         description="Train the recipes that `make plan SUGGEST=FILE` proposes, and compare forecast and outcome.",
         epilog="Takes the sum of the budgets for each case. Exit status: 0 done, 2 for a problem that the one line on "
         "stderr explains, 130 interrupted.",
@@ -149,6 +149,6 @@ def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

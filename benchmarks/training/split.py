@@ -1,6 +1,6 @@
 """Divides photos into the parts train, tune, choose and report, and keeps the reported part unseen until the end.
 
-    python -m benchmarks.training.split --src photos [more_photos …] --out FOLDER
+    python -m resolute.benchmarks.training.split --src photos [more_photos …] --out FOLDER
 
 tune     learning rates and settings are tuned on it
 choose   decides between the tuned candidates
@@ -19,7 +19,7 @@ and logs every run in FOLDER/tuning.jsonl.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -38,14 +38,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.cli import Parser, command, text_table
-from pipeline.dataset.format import read_manifest
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import atomic_write, write_errors
-from pipeline.storage.base import open_files
-from prep.report.browse import ShardSetReader
-from prep.sources.image_folder import ImageFolderSource
-from prep.storage.output import open_store
+from resolute.benchmarks.cli import Parser, command, text_table
+from resolute.errors import ResoluteError
+from resolute.files import atomic_write, write_errors
+from resolute.pipeline.dataset.format import read_manifest
+from resolute.pipeline.storage.base import open_files
+from resolute.prep.report.browse import ShardSetReader
+from resolute.prep.sources.image_folder import ImageFolderSource
+from resolute.prep.storage.output import open_store
 
 __all__ = ["PARTS", "Parts", "Photo", "divide", "main", "source_digests"]
 
@@ -115,7 +115,7 @@ class Parts:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ResoluteError(
                 f"{folder}: cannot be read, got {error!r}, expected the folder of a division; make it with "
-                "`python -m benchmarks.training.split`"
+                "`python -m resolute.benchmarks.training.split`"
             ) from None
 
     def check(self, root: str | Path, part: str) -> None:
@@ -194,7 +194,7 @@ def _write_list(path: Path, photos: Iterable[Photo]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m benchmarks.training.split",
+        prog="python -m resolute.benchmarks.training.split",
         description="Divide photos into the parts train, tune, choose and report, by a salted hash of their names.",
         epilog="Again with more photos: those of earlier calls keep their parts. Exit status: 0 done, 2 for a problem "
         "that the one line on stderr explains.",
@@ -268,6 +268,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.cli import repeated, show_progress, spread, text_table
-from benchmarks.loaders.child import synchronise
-from benchmarks.loaders.ours import full_batches, training_plan
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Batch, Loader
-from pipeline.plan.stage import Stage
-from train.devices.memory import keep_freed_memory
-from train.loop import Learner, autocast_dtype
-from train.recipe.schema import Recipe
-from train.warmup import warm_up
+from resolute.benchmarks.cli import repeated, show_progress, spread, text_table
+from resolute.benchmarks.loaders.child import synchronise
+from resolute.benchmarks.loaders.ours import full_batches, training_plan
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.devices.memory import keep_freed_memory
+from resolute.train.loop import Learner, autocast_dtype
+from resolute.train.recipe.schema import Recipe
+from resolute.train.warmup import warm_up
 
 __all__ = ["measure", "table"]
 

@@ -1,12 +1,12 @@
 """Summary of compared trainings: means over seeds with standard errors, ratios to the first side, tables and charts.
 
-    python -m benchmarks.training.summary RESULT.json [--charts page.html]     # of a result file, again
+    python -m resolute.benchmarks.training.summary RESULT.json [--charts page.html]     # of a result file, again
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import Parser, command, repeated, spread, text_table
-from pipeline.errors import ResoluteError
-from pipeline.report.charts import Chart, Series, chart
-from pipeline.report.page import figures_page
-from pipeline.storage.atomic_file import check_output, output_file
+from resolute.benchmarks.cli import Parser, command, repeated, spread, text_table
+from resolute.errors import ResoluteError
+from resolute.files import check_output, output_file
+from resolute.report.charts import Chart, Series, chart
+from resolute.report.page import figures_page
 
 __all__ = ["TARGETS", "charts", "draw", "interval", "main", "summary", "tables"]
 
@@ -292,13 +292,13 @@ def _run(args: argparse.Namespace) -> None:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ResoluteError(
             f"{args.result}: cannot be read, got {error!r}, expected a result of today's "
-            "`python -m benchmarks.training`; name another file"
+            "`python -m resolute.benchmarks.training`; name another file"
         ) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    parser = Parser(prog="python -m benchmarks.training.summary", description="Print and draw a result file.",
+    parser = Parser(prog="python -m resolute.benchmarks.training.summary", description="Print and draw a result file.",
                     allow_abbrev=False)  # fmt: skip
     parser.add_argument("result", type=Path, metavar="RESULT.json")
     parser.add_argument("--charts", type=Path, metavar="FILE", help=".html page to draw")
@@ -306,6 +306,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ResoluteError
-from pipeline.storage.base import Files, open_files
-from pipeline.storage.local import retry_local
+from resolute.errors import ResoluteError
+from resolute.pipeline.storage.base import Files, open_files
+from resolute.pipeline.storage.local import retry_local
 
 from .source_record import missing_set_hint, read_record, repair_hint, shards_command
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ResoluteError
-from pipeline.jit import compiled
-from pipeline.storage.base import OpenFile
-from pipeline.storage.local import retry_local
-from pipeline.storage.read_at import read_at
+from resolute.errors import ResoluteError
+from resolute.pipeline.jit import compiled
+from resolute.pipeline.storage.base import OpenFile
+from resolute.pipeline.storage.local import retry_local
+from resolute.pipeline.storage.read_at import read_at
 
 __all__ = ["BLOCK_BYTES", "REPAIR", "JoinedRecords", "Records", "checksums", "checksums_name", "read_checksums"]
 

@@ -10,8 +10,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.errors import ResoluteError, strip_credentials
-from pipeline.storage.base import is_url
+from resolute.errors import ResoluteError, strip_credentials
+from resolute.pipeline.storage.base import is_url
 
 from .format import is_shard_set
 from .shard_set import ShardSet
@@ -55,7 +55,7 @@ def _open(
                     f"leave {name} out"
                 )
         return ShardSet.open(source, resolutions=resolutions, generation=generation)
-    from pipeline.dataset.webdataset.open import open_webdataset
+    from resolute.pipeline.dataset.webdataset.open import open_webdataset
 
     val_split: str | float | None = val
     with suppress(TypeError, ValueError):  # not a fraction but a pattern, or None

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ResoluteError, StorageError, differences
-from pipeline.storage.base import Files, open_files
-from pipeline.storage.local import retry_local
+from resolute.errors import ResoluteError, StorageError, differences
+from resolute.pipeline.storage.base import Files, open_files
+from resolute.pipeline.storage.local import retry_local
 
 from .format import STORED, dropped_name, index_name, key_name, names_name, read_manifest, tar_name
 from .index_array import REPAIR, JoinedRecords, Records, checksums_name, read_checksums

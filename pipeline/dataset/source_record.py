@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pipeline.errors import ResoluteError, strip_credentials
-from pipeline.storage.base import Files
+from resolute.errors import ResoluteError, strip_credentials
+from resolute.pipeline.storage.base import Files
 
 __all__ = [
     "SOURCE_RECORD", "missing_set_hint", "parse_record", "read_record", "record_bytes", "repair_hint", "shards_command",

@@ -1,9 +1,9 @@
-"""Generates labelled demo photos, without a download: `python -m pipeline.examples.demo_photos --out photos`."""
+"""Generates labelled demo photos, without a download: `python -m resolute.pipeline.examples.demo_photos --out photos`."""
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -20,11 +20,11 @@ import numpy as np
 import simplejpeg
 from tqdm import tqdm
 
-from pipeline.cli import Parser, command, number
-from pipeline.cpu_count import available_cpus
-from pipeline.errors import ResoluteError
-from pipeline.fork_server import fork_server
-from pipeline.storage.atomic_file import write_errors
+from resolute.console import Parser, command, number
+from resolute.errors import ResoluteError
+from resolute.files import write_errors
+from resolute.machine import available_cpus
+from resolute.pipeline.fork_server import fork_server
 
 from .demo_scene import CLASSES, draw
 
@@ -93,7 +93,7 @@ def _draw_photo(out: Path, seed: int, number: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m pipeline.examples.demo_photos", description="Generate labelled demo photos.")
+    parser = Parser(prog="python -m resolute.pipeline.examples.demo_photos", description="Generate labelled demo photos.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--images", type=int, default=3000, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--seed", type=number(0, 2**63), default=0, metavar="N", help="(default: %(default)s)")
@@ -112,6 +112,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

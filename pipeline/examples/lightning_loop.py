@@ -1,6 +1,6 @@
 """Training with Lightning's `Trainer` and its checkpoints.
 
-    python -m pipeline.examples.lightning_loop SHARDS --res 128,160 --checkpoint folder
+    python -m resolute.pipeline.examples.lightning_loop SHARDS --res 128,160 --checkpoint folder
 
 Each epoch of Lightning is a training pass of the plan and its validation, both read from one loader, so a stage change
 rebuilds nothing. Run it again after an interruption: it continues after the last complete epoch.
@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from pipeline import Loader, cuda
+from resolute import Loader, cuda
 
 from .start import flags, open_plan, run
 from .timm_loop import PassLoader

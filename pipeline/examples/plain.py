@@ -1,6 +1,6 @@
 """A plain PyTorch loop that trains in stages, validates on every sample and resumes after an interruption.
 
-    python -m pipeline.examples.plain SHARDS --res 128,160 --checkpoint run.pt --device cuda
+    python -m resolute.pipeline.examples.plain SHARDS --res 128,160 --checkpoint run.pt --device cuda
 
 Run it again after an interruption: it continues after the last complete epoch and, on a CPU, ends with bit-identical
 weights.
@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from pipeline import Loader, cuda
-from pipeline.storage.atomic_file import output_file
+from resolute import Loader, cuda
+from resolute.files import output_file
 
 from .start import flags, open_plan, run
 

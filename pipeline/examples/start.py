@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline import Augment, Plan, ResoluteError, ShardSet, Stage
-from pipeline.cli import Parser, print_error, run_main
+from resolute import Augment, Plan, ResoluteError, ShardSet, Stage
+from resolute.console import Parser, print_error, run_main
 
 __all__ = ["flags", "open_plan", "run"]
 

@@ -1,6 +1,6 @@
 """Training in timm's style, `for epoch: for input, target in loader`.
 
-    python -m pipeline.examples.timm_loop SHARDS --res 128,160
+    python -m resolute.pipeline.examples.timm_loop SHARDS --res 128,160
 
 `PassLoader` provides the loader interface of timm's `train_one_epoch` and `validate`. Training batches are already
 mixed, so the loss takes soft targets and timm's own mixup stays off.
@@ -18,8 +18,8 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
-from pipeline import Loader, cuda
-from pipeline.plan.plan import Pass
+from resolute import Loader, cuda
+from resolute.pipeline.plan.plan import Pass
 
 from .start import flags, open_plan, run
 

@@ -1,6 +1,6 @@
 """Training with the Trainer of Transformers, which reads one stream, and evaluates and saves after each epoch.
 
-    python -m pipeline.examples.transformers_loop SHARDS --res 128,160 --checkpoint folder
+    python -m resolute.pipeline.examples.transformers_loop SHARDS --res 128,160 --checkpoint folder
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from pipeline import Loader, Plan, cuda
+from resolute import Loader, Plan, cuda
 
 from .start import flags, open_plan, run
 

@@ -1,6 +1,6 @@
 """The DALI graph that turns encoded images into batches, and the compiled kernels it uses."""
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 try:
     import nvidia.dali as _dali  # noqa: F401

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn, types
 
-from pipeline.plan.rng import stream_key, uniforms
-from pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, UNMIXED, Features
+from resolute.pipeline.plan.rng import stream_key, uniforms
+from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, UNMIXED, Features
 
 __all__ = ["erase_noise", "graph_inputs", "input_types", "mix", "uses_triton"]
 

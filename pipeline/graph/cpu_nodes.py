@@ -18,13 +18,13 @@ from nvidia.dali import types as dali
 from nvidia.dali.pipeline import do_not_convert
 from nvidia.dali.plugin.numba import NumbaFunction
 
-from pipeline.graph.kernels.augment import apply_ops, blend
-from pipeline.graph.kernels.pread import TAG_BYTES
-from pipeline.graph.kernels.resize import normalise_rows, resize
-from pipeline.jit import c_function, compiled
-from pipeline.plan import autoaugment as p
-from pipeline.plan.plan import BatchSpec
-from pipeline.plan.sampling import MIXUP, NOISE_PX, UNMIXED, Features, pack_ops
+from resolute.pipeline.graph.kernels.augment import apply_ops, blend
+from resolute.pipeline.graph.kernels.pread import TAG_BYTES
+from resolute.pipeline.graph.kernels.resize import normalise_rows, resize
+from resolute.pipeline.jit import c_function, compiled
+from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan.sampling import MIXUP, NOISE_PX, UNMIXED, Features, pack_ops
 
 __all__ = ["ImageRows", "augment", "crop", "mix"]
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 import triton
 
-from pipeline import cuda
-from pipeline.errors import ResoluteError
-from pipeline.graph.kernels.triton_finish import ERASE_FIELDS, MIX_FIELDS, finish
-from pipeline.graph.kernels.triton_slot import BLOCK, apply_slot
-from pipeline.plan import autoaugment as p
-from pipeline.plan.plan import BatchSpec
-from pipeline.plan.sampling import CUTMIX, NOISE_PX, Features, pack_ops
+from resolute.errors import ResoluteError
+from resolute.pipeline import cuda
+from resolute.pipeline.graph.kernels.triton_finish import ERASE_FIELDS, MIX_FIELDS, finish
+from resolute.pipeline.graph.kernels.triton_slot import BLOCK, apply_slot
+from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan.sampling import CUTMIX, NOISE_PX, Features, pack_ops
 
 __all__ = ["GpuAugment"]
 

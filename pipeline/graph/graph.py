@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali._autograph.pyct import loader as generated_code
 
-from pipeline.graph.buffers import BufferPool
-from pipeline.plan.plan import BatchSpec
-from pipeline.plan.sampling import Features
+from resolute.pipeline.graph.buffers import BufferPool
+from resolute.pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan.sampling import Features
 
 from . import augment_nodes as ops
 from . import cpu_nodes as cpu

@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline import cuda
-from pipeline.errors import DamagedSample, ResoluteError, StorageError, differences
-from pipeline.graph.graph import Graph
-from pipeline.graph.kernels.pread import EncodedImages
-from pipeline.jit import numba_interrupts
-from pipeline.plan.plan import BatchSpec, Plan
-from pipeline.plan.sampling import features
+from resolute.errors import DamagedSample, ResoluteError, StorageError, differences
+from resolute.pipeline import cuda
+from resolute.pipeline.graph.graph import Graph
+from resolute.pipeline.graph.kernels.pread import EncodedImages
+from resolute.pipeline.jit import numba_interrupts
+from resolute.pipeline.plan.plan import BatchSpec, Plan
+from resolute.pipeline.plan.sampling import features
 
 from .prefetch import Prefetcher
 from .reader import EncodedBatch, PendingBatch, Reader

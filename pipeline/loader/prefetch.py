@@ -11,8 +11,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
+from resolute.errors import ResoluteError
+from resolute.pipeline.plan.plan import Plan
 
 __all__ = ["Prefetcher"]
 

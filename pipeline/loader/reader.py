@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import key_name
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import DamagedSample, FileEndsEarly, Interrupted, Missing
-from pipeline.graph.buffers import BufferPool
-from pipeline.graph.kernels.pread import TAG_BYTES, EncodedImages, fetch
-from pipeline.storage.base import OpenFile
-from pipeline.storage.threads import DaemonPool
+from resolute.errors import DamagedSample, FileEndsEarly, Interrupted, Missing
+from resolute.pipeline.dataset.format import key_name
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.graph.buffers import BufferPool
+from resolute.pipeline.graph.kernels.pread import TAG_BYTES, EncodedImages, fetch
+from resolute.pipeline.storage.base import OpenFile
+from resolute.pipeline.storage.threads import DaemonPool
 
 __all__ = ["EncodedBatch", "PendingBatch", "Reader"]
 

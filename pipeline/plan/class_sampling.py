@@ -27,9 +27,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.index_array import Records
-from pipeline.dataset.target import Target
-from pipeline.jit import compiled
+from resolute.pipeline.dataset.index_array import Records
+from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.jit import compiled
 
 from .rng import U64, derive, half_bits, permute_index, stream_key, uniforms
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.jit import compiled
+from resolute.pipeline.jit import compiled
 
 from .stage import Augment
 

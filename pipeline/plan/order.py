@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.jit import compiled
+from resolute.pipeline.jit import compiled
 
 from .rng import U64, derive, half_bits, permute, permute_index, stream_key
 

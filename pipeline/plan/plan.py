@@ -19,8 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
 
 from .batching import Run, rank_bounds, run_epochs
 from .class_sampling import ClassSampling, EpochDraws, Sampling

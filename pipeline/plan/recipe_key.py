@@ -6,7 +6,7 @@ import dataclasses
 import operator
 from typing import Any, TypeVar
 
-from pipeline.errors import check
+from resolute.errors import check
 
 __all__ = ["check_ranges", "described", "key", "range_text"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.jit import compiled
+from resolute.pipeline.jit import compiled
 
 __all__ = ["beta", "betas", "derive", "half_bits", "permute", "permute_index", "philox", "stream_key", "uniforms"]
 

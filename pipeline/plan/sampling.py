@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.jit import compiled
+from resolute.pipeline.jit import compiled
 
 from . import autoaugment as p
 from .rng import U64, beta, philox, stream_key, uniforms

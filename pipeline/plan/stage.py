@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-from pipeline.errors import check
+from resolute.errors import check
 
 from .recipe_key import check_ranges, described, key
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 if TYPE_CHECKING:
     from .disk_cache import CacheSettings

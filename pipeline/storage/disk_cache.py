@@ -26,10 +26,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.errors import Interrupted, ResoluteError, StorageError
+from resolute.errors import Interrupted, ResoluteError, StorageError
 
 from .base import OpenFile
-from .lock import same_file, try_lock
+from resolute.lock import same_file, try_lock
 from .read_at import read_at
 
 __all__ = ["HEADER", "TOUCH_S", "Cache", "CacheSettings", "cache_error", "exclusive_writer", "sha256_of",

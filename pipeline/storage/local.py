@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline.errors import FileEndsEarly, Missing
+from resolute.errors import FileEndsEarly, Missing
 
 from .base import MAX_OPEN_FILES, Files, OpenFile, is_url
 from .read_at import read_at

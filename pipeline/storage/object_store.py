@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from pipeline.errors import ResoluteError, strip_credentials
+from resolute.errors import ResoluteError, strip_credentials
 
 from .retry import retry_call
 

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import FileEndsEarly, Missing, ResoluteError
+from resolute.errors import FileEndsEarly, Missing, ResoluteError
 
 from .base import MAX_OPEN_FILES, Files, OpenFile
 from .disk_cache import HEADER, TOUCH_S, Cache, CacheSettings, sha256_of, write_at

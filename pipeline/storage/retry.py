@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from pipeline.errors import Interrupted, ResoluteError, StorageError, strip_credentials
+from resolute.errors import Interrupted, ResoluteError, StorageError, strip_credentials
 
 __all__ = ["is_final", "retry_call", "wait_s"]
 

@@ -12,7 +12,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from .lock import try_lock
+from resolute.lock import try_lock
 
 __all__ = ["ScratchFolder"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import SAMPLE
-from prep.sources.image_ref import ByteRange
+from resolute.pipeline.dataset.format import SAMPLE
+from resolute.prep.sources.image_ref import ByteRange
 
 __all__ = ["Batch", "BatchResult", "EncodeOptions", "Times", "receive_answer", "send_answer"]
 

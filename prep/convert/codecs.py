@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 __all__ = ["PIXELS", "check_codecs", "codec_versions"]
 

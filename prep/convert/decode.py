@@ -19,7 +19,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from prep.sources.image_ref import MAX_BYTES
+from resolute.prep.sources.image_ref import MAX_BYTES
 
 from .reject import Reject
 

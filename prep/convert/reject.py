@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.errors import strip_credentials
+from resolute.errors import strip_credentials
 
 __all__ = ["NOT_THERE", "Reject"]
 

@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.dataset.format import SOURCE, STORED, key_name
-from pipeline.errors import ResoluteError
-from prep.execute.stats import RunStats, ShardReport
-from prep.shards.tar_format import BLOCK_BYTES, member, target_file
-from prep.shards.writer import ShardSpec, ShardWriter
-from prep.sources.fetch import fetch_many
-from prep.sources.image_ref import ByteRange, is_url
-from prep.storage.output import Store
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import SOURCE, STORED, key_name
+from resolute.prep.execute.stats import RunStats, ShardReport
+from resolute.prep.shards.tar_format import BLOCK_BYTES, member, target_file
+from resolute.prep.shards.writer import ShardSpec, ShardWriter
+from resolute.prep.sources.fetch import fetch_many
+from resolute.prep.sources.image_ref import ByteRange, is_url
+from resolute.prep.storage.output import Store
 
 from .batch import Batch, BatchResult, EncodeOptions, Times, send_answer
 from .codecs import check_codecs

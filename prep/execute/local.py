@@ -10,11 +10,11 @@ from itertools import islice
 from operator import length_hint
 from time import perf_counter
 
-from pipeline.errors import ResoluteError
-from prep.convert.batch import Batch, BatchResult, EncodeOptions
-from prep.shards.cleanup import delete_partial_shards
-from prep.shards.writer import ShardSpec, ShardWriter
-from prep.storage.output import Store
+from resolute.errors import ResoluteError
+from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions
+from resolute.prep.shards.cleanup import delete_partial_shards
+from resolute.prep.shards.writer import ShardSpec, ShardWriter
+from resolute.prep.storage.output import Store
 
 from .process_pool import Pool, Task
 from .stats import RunStats, ShardReport

@@ -10,7 +10,7 @@ import os
 
 gc.disable()
 
-import prep.convert.worker  # noqa: E402, F401
+import resolute.prep.convert.worker  # noqa: E402, F401
 
 gc.freeze()
 atexit.register(os._exit, 0)

@@ -22,20 +22,20 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.errors import ResoluteError
-from pipeline.fork_server import fork_server
-from prep.convert.batch import Batch, BatchResult, EncodeOptions, receive_answer
-from prep.sources.image_ref import ByteRange
+from resolute.errors import ResoluteError
+from resolute.pipeline.fork_server import fork_server
+from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions, receive_answer
+from resolute.prep.sources.image_ref import ByteRange
 
 from .stats import ShardReport
 
 if TYPE_CHECKING:  # why: these imports are slow, and the fork server has to start early
-    from prep.shards.writer import ShardSpec
-    from prep.storage.output import Store
+    from resolute.prep.shards.writer import ShardSpec
+    from resolute.prep.storage.output import Store
 
 __all__ = ["HANG_S", "Answer", "Pool", "Task", "open_pool", "start_fork_server"]
 
-_PRELOAD = ["prep.execute.preload"]
+_PRELOAD = ["resolute.prep.execute.preload"]
 HANG_S = 120.0  # per image; the largest accepted image takes about ten seconds
 _BATCHES_PER_WORKER = 2  # the next batch is already there when one is done
 _BATCHES_BEFORE_SHARD = 16  # the same for a shard, of which up to 8 batches are converted without a report
@@ -144,7 +144,7 @@ def _worker_main(serve: Serve, conn: Connection, current: Any, environ: Mapping[
 
 
 def _serve(conn: Connection, current: Any) -> None:
-    from prep.convert.worker import serve  # why: the main process does not need these imports
+    from resolute.prep.convert.worker import serve  # why: the main process does not need these imports
 
     serve(conn, current)
 

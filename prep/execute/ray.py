@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.cli import print_error
-from pipeline.errors import ResoluteError
-from prep.convert.batch import EncodeOptions
-from prep.shards.writer import ShardSpec
-from prep.sources.archives.containers import container_sizes
-from prep.sources.image_ref import ByteRange
-from prep.storage.output import Store
+from resolute.console import print_error
+from resolute.errors import ResoluteError
+from resolute.prep.convert.batch import EncodeOptions
+from resolute.prep.shards.writer import ShardSpec
+from resolute.prep.sources.archives.containers import container_sizes
+from resolute.prep.sources.image_ref import ByteRange
+from resolute.prep.storage.output import Store
 
 from .ray_node import check_node, convert_shard, version_query, write_probe
 from .stats import RunStats

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pipeline.errors import ResoluteError
-from prep.convert.batch import EncodeOptions
-from prep.convert.reject import Reject
-from prep.shards.writer import ShardSpec
-from prep.sources.archives.containers import check_containers
-from prep.sources.fetch import fetch
-from prep.sources.image_ref import ByteRange
-from prep.storage.output import RUN_FOLDER, Store
+from resolute.errors import ResoluteError
+from resolute.prep.convert.batch import EncodeOptions
+from resolute.prep.convert.reject import Reject
+from resolute.prep.shards.writer import ShardSpec
+from resolute.prep.sources.archives.containers import check_containers
+from resolute.prep.sources.fetch import fetch
+from resolute.prep.sources.image_ref import ByteRange
+from resolute.prep.storage.output import RUN_FOLDER, Store
 
 from .local import convert_shards
 from .process_pool import Pool
@@ -54,7 +54,7 @@ def version_query() -> Callable[[], dict[str, str] | str]:
 
     def query() -> dict[str, str] | str:
         try:
-            from prep.execute.versions import versions
+            from resolute.prep.execute.versions import versions
 
             return versions()
         except Exception as error:  # why: code of any age may be on the node, or none

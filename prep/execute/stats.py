@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from prep.convert.batch import BatchResult
+from resolute.prep.convert.batch import BatchResult
 
 __all__ = ["RunStats", "ShardReport"]
 

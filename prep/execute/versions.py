@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from prep.convert.codecs import codec_versions
+from resolute.prep.convert.codecs import codec_versions
 
 __all__ = ["versions"]
 

@@ -20,11 +20,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.target import Target
-from pipeline.errors import ResoluteError, strip_credentials
-from pipeline.storage.atomic_file import write_errors
-from prep.sources.image_ref import ByteRange, ImageRef, Source, is_url
-from prep.sources.targets.target_cells import describe_label, is_number
+from resolute.errors import ResoluteError, strip_credentials
+from resolute.files import write_errors
+from resolute.pipeline.dataset.target import Target
+from resolute.prep.sources.image_ref import ByteRange, ImageRef, Source, is_url
+from resolute.prep.sources.targets.target_cells import describe_label, is_number
 
 from .classes import MAX_CLASSES, by_name, by_number
 from .external_sort import ENTRY, RUN_RECORDS, Record, RecordFile, TwoTargets, sort_records

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.errors import ResoluteError
-from prep.sources.label_file import is_text, is_utf16, not_utf8
+from resolute.errors import ResoluteError
+from resolute.prep.sources.label_file import is_text, is_utf16, not_utf8
 
 __all__ = ["MAX_CLASSES", "by_name", "by_number", "read_classes"]
 

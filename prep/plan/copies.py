@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ResoluteError, strip_credentials
-from prep.convert.reject import Reject
-from prep.execute.thread_map import thread_map
-from prep.sources.fetch import fetch
-from prep.sources.image_ref import MISSING, UNSEEN, ZIPPED, ByteRange, is_url
+from resolute.errors import ResoluteError, strip_credentials
+from resolute.prep.convert.reject import Reject
+from resolute.prep.execute.thread_map import thread_map
+from resolute.prep.sources.fetch import fetch
+from resolute.prep.sources.image_ref import MISSING, UNSEEN, ZIPPED, ByteRange, is_url
 
 from .catalog import ByteRanges, Catalog
 

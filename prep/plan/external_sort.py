@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.storage.atomic_file import write_errors
+from resolute.files import write_errors
 
 __all__ = ["ENTRY", "Record", "RecordFile", "TwoTargets", "sort_records"]
 

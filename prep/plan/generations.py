@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import generation_mark
-from pipeline.errors import ResoluteError
-from prep.shards.duplicates import InputNames
-from prep.shards.record import RECORDS, plan_hash
-from prep.sources.image_ref import MISSING
-from prep.storage.hashed_file import FileInfo
-from prep.storage.output import Store
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import generation_mark
+from resolute.prep.shards.duplicates import InputNames
+from resolute.prep.shards.record import RECORDS, plan_hash
+from resolute.prep.sources.image_ref import MISSING
+from resolute.prep.storage.hashed_file import FileInfo
+from resolute.prep.storage.output import Store
 
 from .catalog import Catalog
 from .set_plan import ShardLayout

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.target import Target
-from prep.sources.targets.target_cells import is_number
+from resolute.pipeline.dataset.target import Target
+from resolute.prep.sources.targets.target_cells import is_number
 
 if TYPE_CHECKING:
-    from prep.config import Settings
+    from resolute.prep.config import Settings
 
     from .inputs import Inputs
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.dataset.target import Target
-from pipeline.errors import ResoluteError
-from prep.config import Settings
-from prep.sources.detect import open_source
-from prep.sources.filesystem import path_kind
-from prep.sources.image_ref import Source, is_url
-from prep.sources.label_file import table_covers
-from prep.sources.targets.target_cells import TargetSetting, parse_target
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.target import Target
+from resolute.prep.config import Settings
+from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.filesystem import path_kind
+from resolute.prep.sources.image_ref import Source, is_url
+from resolute.prep.sources.label_file import table_covers
+from resolute.prep.sources.targets.target_cells import TargetSetting, parse_target
 
 from .catalog import Catalog, write_catalog
 from .classes import read_classes

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import label_digits, manifest_bytes
-from pipeline.dataset.target import Target
-from pipeline.errors import strip_credentials
-from prep.convert.batch import EncodeOptions
-from prep.shards.record import plan_hash
-from prep.storage.output import RUN_FOLDER
+from resolute.errors import strip_credentials
+from resolute.pipeline.dataset.format import label_digits, manifest_bytes
+from resolute.pipeline.dataset.target import Target
+from resolute.prep.convert.batch import EncodeOptions
+from resolute.prep.shards.record import plan_hash
+from resolute.prep.storage.output import RUN_FOLDER
 
 __all__ = ["PLAN_FOLDER", "SET_PLAN", "SetPlan", "ShardLayout", "layout_of"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.dataset.format import shard_name
-from prep.shards.record import pack_rows, unpack_rows
-from prep.shards.writer import ShardSpec
+from resolute.pipeline.dataset.format import shard_name
+from resolute.prep.shards.record import pack_rows, unpack_rows
+from resolute.prep.shards.writer import ShardSpec
 
 from .catalog import ENTRY, ByteRanges, Catalog
 

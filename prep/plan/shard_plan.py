@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ResoluteError
-from prep.convert.reject import NOT_THERE
-from prep.shards.duplicates import InputNames
-from prep.sources.image_ref import MISSING
+from resolute.errors import ResoluteError
+from resolute.prep.convert.reject import NOT_THERE
+from resolute.prep.shards.duplicates import InputNames
+from resolute.prep.sources.image_ref import MISSING
 
 from .catalog import Catalog
 from .generations import Comparison

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.plan.rng import permute, stream_key
+from resolute.pipeline.plan.rng import permute, stream_key
 
 __all__ = ["Mixing", "mixing", "shuffled"]
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ResoluteError
-from pipeline.plan.rng import permute, stream_key
+from resolute.errors import ResoluteError
+from resolute.pipeline.plan.rng import permute, stream_key
 
 from .catalog import Catalog
 from .copies import Copies, check_not_across, leaders

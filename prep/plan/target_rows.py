@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.target import sample_dtype
-from pipeline.storage.atomic_file import write_errors
-from prep.sources.image_ref import Label
+from resolute.files import write_errors
+from resolute.pipeline.dataset.target import sample_dtype
+from resolute.prep.sources.image_ref import Label
 
 __all__ = ["LabelRows", "TargetRows", "TargetWriter", "ValueRows"]
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import SOURCE, STORED, index_name, names_name, source_name
-from pipeline.dataset.target import Target, widened
-from pipeline.storage.scratch import ScratchFolder
-from prep.execute.stats import RunStats
-from prep.storage.output import Store
+from resolute.pipeline.dataset.format import SOURCE, STORED, index_name, names_name, source_name
+from resolute.pipeline.dataset.target import Target, widened
+from resolute.pipeline.storage.scratch import ScratchFolder
+from resolute.prep.execute.stats import RunStats
+from resolute.prep.storage.output import Store
 
 __all__ = ["ShardSetReader", "tar_sizes", "work_seconds"]
 

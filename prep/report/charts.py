@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.target import Target
-from pipeline.report.charts import Chart, Series, chart
+from resolute.pipeline.dataset.target import Target
+from resolute.report.charts import Chart, Series, chart
 
 __all__ = ["LabelCounts", "SourceCounts", "ValueCounts", "class_chart", "label_chart", "source_charts"]
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import duplicates_name, key_name, rejects_name
-from pipeline.report.page import render
-from prep.prepare import BuildResult
-from prep.storage.output import Store
+from resolute.pipeline.dataset.format import duplicates_name, key_name, rejects_name
+from resolute.prep.prepare import BuildResult
+from resolute.prep.storage.output import Store
+from resolute.report.page import render
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
 from .charts import LabelCounts, SourceCounts, ValueCounts, class_chart, label_chart, source_charts

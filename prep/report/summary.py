@@ -7,15 +7,15 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pipeline.dataset.format import duplicates_name, rejects_name
-from pipeline.dataset.target import Target
-from pipeline.plan.order import Order, sample_ids
-from prep.execute.stats import RunStats
-from prep.extension import describe_changes
-from prep.plan.input_checks import describe_ignored, describe_target, size_warnings
-from prep.plan.shuffle import WINDOW_SAMPLES, mixing
-from prep.prepare import BuildResult, describe_reasons
-from prep.storage.output import Store
+from resolute.pipeline.dataset.format import duplicates_name, rejects_name
+from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.plan.order import Order, sample_ids
+from resolute.prep.execute.stats import RunStats
+from resolute.prep.extension import describe_changes
+from resolute.prep.plan.input_checks import describe_ignored, describe_target, size_warnings
+from resolute.prep.plan.shuffle import WINDOW_SAMPLES, mixing
+from resolute.prep.prepare import BuildResult, describe_reasons
+from resolute.prep.storage.output import Store
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
 

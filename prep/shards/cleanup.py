@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from prep.execute.thread_map import thread_map
-from prep.storage.bulk import remove_many
-from prep.storage.output import Store
+from resolute.prep.execute.thread_map import thread_map
+from resolute.prep.storage.bulk import remove_many
+from resolute.prep.storage.output import Store
 
 from .existing_set import CHANGES, MANIFEST, PLAN
 from .record import RECORDS, record_names

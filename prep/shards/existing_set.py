@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.dataset.format import FORMAT, VERSION, is_sealed
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import PARTIAL
-from prep.plan.generations import inputs_names, plan_name, stored_plan
-from prep.storage.output import RUN_FOLDER, Store
-from prep.storage.retry import retry
+from resolute.errors import ResoluteError
+from resolute.files import PARTIAL
+from resolute.pipeline.dataset.format import FORMAT, VERSION, is_sealed
+from resolute.prep.plan.generations import inputs_names, plan_name, stored_plan
+from resolute.prep.storage.output import RUN_FOLDER, Store
+from resolute.prep.storage.retry import retry
 
 from .record import RECORDS, lost_files, plan_hash, record_names
 

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import simplejpeg
 
-from pipeline.dataset.format import key_name
-from pipeline.errors import ResoluteError
-from prep.execute.child import init_child
-from prep.storage.hashed_file import FileInfo
-from prep.storage.output import Store
-from prep.storage.retry import retry
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import key_name
+from resolute.prep.execute.child import init_child
+from resolute.prep.storage.hashed_file import FileInfo
+from resolute.prep.storage.output import Store
+from resolute.prep.storage.retry import retry
 
 from .record import ShardRecord, record_name
 from .tar_format import BLOCK_BYTES, member_bytes, padded_bytes, target_file
@@ -28,7 +28,7 @@ __all__ = ["Damage", "check_file", "init_worker", "read_with_retry"]
 
 T = TypeVar("T")
 _PIECE_BYTES = 1 << 20
-_NO_DRIVER = ("builtins", "prep", "pipeline")
+_NO_DRIVER = ("builtins", "resolute")
 
 
 class Damage(Exception):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import (
+from resolute.pipeline.dataset.format import (
     FORMAT,
     SOURCE,
     STORED,
@@ -28,13 +28,13 @@ from pipeline.dataset.format import (
     shard_name,
     source_name,
 )
-from pipeline.dataset.index_array import checksums, checksums_name
-from pipeline.dataset.target import Target, widened
-from prep.plan.generations import StoredInputs, check_inputs, plan_name
-from prep.plan.set_plan import SetPlan, ShardLayout
-from prep.plan.shuffle import shuffled
-from prep.storage.hashed_file import AtomicFile, FileInfo
-from prep.storage.output import Store
+from resolute.pipeline.dataset.index_array import checksums, checksums_name
+from resolute.pipeline.dataset.target import Target, widened
+from resolute.prep.plan.generations import StoredInputs, check_inputs, plan_name
+from resolute.prep.plan.set_plan import SetPlan, ShardLayout
+from resolute.prep.plan.shuffle import shuffled
+from resolute.prep.storage.hashed_file import AtomicFile, FileInfo
+from resolute.prep.storage.output import Store
 
 from .duplicates import InputNames, find_duplicates
 from .existing_set import DAMAGED, MANIFEST

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
-from pipeline.storage.atomic_file import write_errors
-from pipeline.storage.read_at import read_at
-from prep.execute.thread_map import thread_map
-from prep.storage.bulk import REQUESTS, read_many
-from prep.storage.hashed_file import FileInfo
-from prep.storage.output import Store
-from prep.storage.retry import retry
+from resolute.files import write_errors
+from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
+from resolute.pipeline.storage.read_at import read_at
+from resolute.prep.execute.thread_map import thread_map
+from resolute.prep.storage.bulk import REQUESTS, read_many
+from resolute.prep.storage.hashed_file import FileInfo
+from resolute.prep.storage.output import Store
+from resolute.prep.storage.retry import retry
 
 __all__ = ["RECORDS", "Records", "ShardRecord", "lost_files", "pack_rows", "plan_hash", "record_name",
            "record_names", "unpack_rows"]  # fmt: skip

@@ -9,11 +9,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.cli import print_error
-from pipeline.dataset.source_record import SOURCE_RECORD, parse_record, record_bytes, shards_command
-from pipeline.errors import ResoluteError
-from prep.config import MARGIN, Settings
-from prep.storage.output import Store
+from resolute.console import print_error
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.source_record import SOURCE_RECORD, parse_record, record_bytes, shards_command
+from resolute.prep.config import MARGIN, Settings
+from resolute.prep.storage.output import Store
 
 from .existing_set import MANIFEST, ExistingSet
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import key_name
+from resolute.pipeline.dataset.format import key_name
 
 __all__ = ["BLOCK_BYTES", "dali_index", "member", "member_bytes", "padded_bytes", "tar_end", "target_file"]
 

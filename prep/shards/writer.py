@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import SOURCE, STORED, shard_name
-from pipeline.errors import ResoluteError
-from prep.convert.batch import Batch, BatchResult, EncodeOptions
-from prep.sources.image_ref import ByteRange
-from prep.storage.hashed_file import AtomicFile
-from prep.storage.output import Store
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import SOURCE, STORED, shard_name
+from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions
+from resolute.prep.sources.image_ref import ByteRange
+from resolute.prep.storage.hashed_file import AtomicFile
+from resolute.prep.storage.output import Store
 
 from .record import ShardRecord
 from .tar_format import dali_index, tar_end

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 from .archives.tar_members import is_compressed, open_tar
 from .archives.zip_directory import zip_members

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 from .archive import ArchiveSource
 from .archives.tar_members import COMPRESSED, is_compressed

@@ -19,10 +19,10 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
-from pipeline.storage.read_at import read_at
-from prep.convert.reject import NOT_THERE, Reject
-from prep.storage.retry import WAITS_S, is_retryable, unavailable
+from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
+from resolute.pipeline.storage.read_at import read_at
+from resolute.prep.convert.reject import NOT_THERE, Reject
+from resolute.prep.storage.retry import WAITS_S, is_retryable, unavailable
 
 from .archives.zip_directory import HEADER_BYTES, TAIL_BYTES, content_start, unzip
 from .image_ref import MAX_BYTES, MISSING, UNSEEN, ZIPPED, ByteRange, is_url

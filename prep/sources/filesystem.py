@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from braceexpand import braceexpand
 
-from pipeline.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
-from prep.storage.retry import is_retryable, retry
+from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
+from resolute.prep.storage.retry import is_retryable, retry
 
 from .image_ref import is_url
 from .names import ignore_reason, is_image

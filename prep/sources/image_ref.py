@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from pipeline.dataset.target import TargetKind
+from resolute.pipeline.dataset.target import TargetKind
 
 __all__ = [
     "MAX_BYTES", "MISSING", "PLAIN", "UNSEEN", "ZIPPED", "ByteRange", "ImageRef", "Label", "Source", "SourceTarget",

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import NamedTuple
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 from .filesystem import file_name, file_size, open_file, without_query
 from .image_folder import walk

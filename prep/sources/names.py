@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 from .image_ref import is_url
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 from .filesystem import file_name, open_file
 from .image_ref import MAX_BYTES

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pipeline.errors import Interrupted, ResoluteError, strip_credentials
-from pipeline.storage.atomic_file import atomic_file, atomic_write, delete_partial, write_errors
-from pipeline.storage.threads import DaemonPool
+from resolute.errors import Interrupted, ResoluteError, strip_credentials
+from resolute.files import atomic_file, atomic_write, delete_partial, write_errors
+from resolute.pipeline.storage.threads import DaemonPool
 
 from .filesystem import common_root, file_name, version_stamp
 from .image_ref import PLAIN, ImageRef, SourceTarget, is_url

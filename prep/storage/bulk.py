@@ -12,11 +12,11 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 
-from pipeline.cpu_count import available_cpus
-from pipeline.errors import ResoluteError
-from pipeline.fork_server import fork_server
-from prep.execute.child import init_child
-from prep.execute.thread_map import thread_map
+from resolute.errors import ResoluteError
+from resolute.machine import available_cpus
+from resolute.pipeline.fork_server import fork_server
+from resolute.prep.execute.child import init_child
+from resolute.prep.execute.thread_map import thread_map
 
 from .output import ObjectStore, Store
 from .retry import retry

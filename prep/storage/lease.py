@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from pipeline.errors import ResoluteError, StorageError
-from pipeline.storage.lock import describe_holder, holder_record
+from resolute.errors import ResoluteError, StorageError
+from resolute.lock import describe_holder, holder_record
 
 __all__ = ["Lease"]
 

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from pipeline.errors import ResoluteError, StorageError, strip_credentials
-from pipeline.storage.atomic_file import atomic_file, delete_partial, sync_folder, write_errors
-from pipeline.storage.lock import describe_holder, exclusive_lock, shared_lock
+from resolute.errors import ResoluteError, StorageError, strip_credentials
+from resolute.files import atomic_file, delete_partial, sync_folder, write_errors
+from resolute.lock import describe_holder, exclusive_lock, shared_lock
 
 from .hashed_file import AtomicFile, FileInfo
 from .lease import Lease

@@ -1,6 +1,6 @@
 """Retries for local files and folders: a short outage is bridged, a longer one ends the command.
 
-`pipeline.errors.is_unavailable` decides what counts as unavailable storage: EIO, ESTALE, EACCES, a file that has
+`resolute.errors.is_unavailable` decides what counts as unavailable storage: EIO, ESTALE, EACCES, a file that has
 vanished. Such an error never becomes a reject; the command ends with a `StorageError` and can be resumed.
 """
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from pipeline.errors import StorageError, is_unavailable, strip_credentials
+from resolute.errors import StorageError, is_unavailable, strip_credentials
 
 __all__ = ["WAITS_S", "is_retryable", "retry", "unavailable"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import brief, change
+from resolute.benchmarks import brief, change
 from tests.conftest import RESOLUTIONS
 from tests.support.pages import bench_result
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.change import around_s, cost_s, first_batches, main, measure, steady_s, table
-from benchmarks.loaders.job import Job
-from benchmarks.loaders.registry import LOADERS
-from benchmarks.loaders.run import Runner
+from resolute.benchmarks.change import around_s, cost_s, first_batches, main, measure, steady_s, table
+from resolute.benchmarks.loaders.job import Job
+from resolute.benchmarks.loaders.registry import LOADERS
+from resolute.benchmarks.loaders.run import Runner
 
 STEADY = [2.0] * 30
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.loaders import child
-from benchmarks.loaders.job import Job
-from benchmarks.training import stalls
+from resolute.benchmarks.loaders import child
+from resolute.benchmarks.loaders.job import Job
+from resolute.benchmarks.training import stalls
 
 CPU = torch.device("cpu")
 

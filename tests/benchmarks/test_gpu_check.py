@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_check.__main__ import main, overall, run_part
-from benchmarks.gpu_check.parts import PARTS, busy_and_gaps, run, switch_costs
-from benchmarks.gpu_check.result import Part, Result, Settings
+from resolute.benchmarks.gpu_check.__main__ import main, overall, run_part
+from resolute.benchmarks.gpu_check.parts import PARTS, busy_and_gaps, run, switch_costs
+from resolute.benchmarks.gpu_check.result import Part, Result, Settings
 
 PART = Part(name="pixels", title="Pixels", limit_s=20)
 

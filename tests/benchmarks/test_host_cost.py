@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.host_cost import CASES, PARTS, main
+from resolute.benchmarks.host_cost import CASES, PARTS, main
 
 
 def test_every_case_has_times_of_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

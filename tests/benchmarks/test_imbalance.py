@@ -8,10 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.training.imbalance import _RECIPE, VARIANTS, accuracies, class_sizes, log_entry, main, select, summary
-from benchmarks.training.imbalance import variant as with_variant
-from pipeline.errors import ResoluteError
-from train.recipe.schema import Recipe
+from resolute.benchmarks.training.imbalance import (
+    _RECIPE,
+    VARIANTS,
+    accuracies,
+    class_sizes,
+    log_entry,
+    main,
+    select,
+    summary,
+)
+from resolute.benchmarks.training.imbalance import variant as with_variant
+from resolute.errors import ResoluteError
+from resolute.train.recipe.schema import Recipe
 
 CLASSES = tuple(f"c{k}" for k in range(10))
 

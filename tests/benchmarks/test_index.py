@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.storage import index
-from pipeline.dataset.shard_set import ShardSet
+from resolute.benchmarks.storage import index
+from resolute.pipeline.dataset.shard_set import ShardSet
 
 
 def test_a_synthetic_set_opens_with_the_expected_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kernels import main
+from resolute.benchmarks.kernels import main
 
 
 @pytest.mark.slow

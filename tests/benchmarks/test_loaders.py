@@ -23,18 +23,18 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.loader import SAME_DB, main, measure_rates, psnr_db, quality_table, rates_table, reference
-from benchmarks.loaders.dataloader import stored_images
-from benchmarks.loaders.job import MEAN, STD, Job
-from benchmarks.loaders.ours import full_batches, training_plan
-from benchmarks.loaders.registry import LOADERS
-from benchmarks.loaders.run import Runner, available
-from benchmarks.loaders.tars import Tars, endless
-from benchmarks.proc import cpu_time
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.loader.reader import Reader
-from pipeline.plan.stage import Augment
+from resolute.benchmarks.loader import SAME_DB, main, measure_rates, psnr_db, quality_table, rates_table, reference
+from resolute.benchmarks.loaders.dataloader import stored_images
+from resolute.benchmarks.loaders.job import MEAN, STD, Job
+from resolute.benchmarks.loaders.ours import full_batches, training_plan
+from resolute.benchmarks.loaders.registry import LOADERS
+from resolute.benchmarks.loaders.run import Runner, available
+from resolute.benchmarks.loaders.tars import Tars, endless
+from resolute.benchmarks.proc import cpu_time
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.reader import Reader
+from resolute.pipeline.plan.stage import Augment
 from tests.conftest import RESOLUTIONS
 
 FFCV_PYTHON = os.environ.get("FFCV_PYTHON")
@@ -55,7 +55,7 @@ def runner(job: Job, *loaders: str, rounds: int = 1) -> Runner:
 
 def stream(name: str, job: Job) -> Any:
     loader = LOADERS[name]
-    module = importlib.import_module(f"benchmarks.loaders.{loader.module}")
+    module = importlib.import_module(f"resolute.benchmarks.loaders.{loader.module}")
     return closing(module.stream(replace(job, variant=loader.variant)))
 
 
@@ -148,7 +148,7 @@ def test_a_set_smaller_than_a_batch_is_refused(shard_set: ShardSet) -> None:
 @pytest.mark.parametrize("frac", [1.0, 0.5])
 def test_loaders_resize_the_reported_crop(job: Job, name: str, frac: float) -> None:
     loader, res = LOADERS[name], 64
-    module = importlib.import_module(f"benchmarks.loaders.{loader.module}")
+    module = importlib.import_module(f"resolute.benchmarks.loaders.{loader.module}")
     tars = Tars(job.shards, res, "val")
     jpegs = [tars.jpeg(i) for i in range(5)]
     images, crops = module.centre_crops(replace(job, variant=loader.variant, resolutions=(res,), crop_frac=frac), jpegs)
@@ -295,7 +295,7 @@ def test_the_command_line_writes_every_value_and_no_absolute_path(
 def test_bad_arguments_are_reported_in_one_line(
     shard_root: Path, capsys: pytest.CaptureFixture[str], module: str, more: list[str], expected: str
 ) -> None:
-    command = importlib.import_module(f"benchmarks.{module}").main
+    command = importlib.import_module(f"resolute.benchmarks.{module}").main
     assert command([*line(shard_root), "--only", "pillow", *more]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import __main__ as command
-from benchmarks.record import commit
-from benchmarks.setting import default_file
-from pipeline.dataset.shard_set import ShardSet
+from resolute.benchmarks import __main__ as command
+from resolute.benchmarks.record import commit
+from resolute.benchmarks.setting import default_file
+from resolute.pipeline.dataset.shard_set import ShardSet
 from tests.conftest import RESOLUTIONS
 
 
@@ -81,7 +81,7 @@ def test_results_record_machine_versions_and_settings(ran: tuple[dict[str, Any],
     assert result["settings"]["batch_size"] == 8
     assert result["commit"] == commit()
     assert result["rounds"] == 2
-    assert result["command"].startswith("python -m benchmarks --shards ")
+    assert result["command"].startswith("python -m resolute.benchmarks --shards ")
 
 
 def test_results_contain_no_absolute_path_or_host_name(ran: tuple[dict[str, Any], str], shard_root: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.prep.many_shards import SlowStore, main
+from resolute.benchmarks.prep.many_shards import SlowStore, main
 
 
 def test_a_job_makes_no_more_requests_in_a_larger_set(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.storage.order import class_distance, fetches, kept_pairs, main, measure
-from pipeline.dataset.shard_set import ShardSet
+from resolute.benchmarks.storage.order import class_distance, fetches, kept_pairs, main, measure
+from resolute.pipeline.dataset.shard_set import ShardSet
 
 
 def test_kept_pairs_equal_a_count_pair_by_pair() -> None:

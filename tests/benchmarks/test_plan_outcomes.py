@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.training.plan_outcomes import main, outcome, table
-from pipeline.errors import ResoluteError
+from resolute.benchmarks.training.plan_outcomes import main, outcome, table
+from resolute.errors import ResoluteError
+from resolute.train.planner.estimate import to_json
 from tests.benchmarks.test_training import FORECAST, tiny, write_log
-from train.planner.estimate import to_json
 
 
 def fake(words: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ def fake(words: Sequence[str]) -> None:
 
 def test_forecast_and_outcome_are_those_of_plan_and_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 7.0, 7.0, 47.0])
-    monkeypatch.setattr("benchmarks.training.plan_outcomes.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("resolute.benchmarks.training.plan_outcomes.time.perf_counter", lambda: next(clock))
     got = outcome(Path("base.toml"), Path("set"), "1m", settings=["--threads", "1"], folder=tmp_path, run=fake)
     assert (got["plan_s"], got["wall_s"], got["forecast_s"], got["budget_s"]) == (7.0, 40.0, 50.0, 60.0)
     assert (got["ratio"], got["used"]) == (50 / 40, 40 / 60)

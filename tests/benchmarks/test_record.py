@@ -7,17 +7,17 @@ import statistics
 
 import pytest
 
-from benchmarks.cli import Parser, command, repeated, spread, text_table
-from benchmarks.record import RESULTS, header, results_page
+from resolute.benchmarks.cli import Parser, command, repeated, spread, text_table
+from resolute.benchmarks.record import RESULTS, header, results_page
 
 
 def test_the_results_page_is_up_to_date() -> None:
-    """Run `python -m benchmarks.record` after adding or removing a result."""
+    """Run `python -m resolute.benchmarks.record` after adding or removing a result."""
     assert (RESULTS / "README.md").read_text() == results_page(RESULTS)
 
 
 def test_a_result_records_the_command_without_absolute_folders() -> None:
-    parser, made = Parser(prog="python -m benchmarks.x"), list[str]()
+    parser, made = Parser(prog="python -m resolute.benchmarks.x"), list[str]()
     parser.add_argument("words", nargs="*")
     parser.add_argument("--out")
 
@@ -26,7 +26,7 @@ def test_a_result_records_the_command_without_absolute_folders() -> None:
 
     words = ["/a/my set", "s3://bucket/set", "photos/train", "a.toml,/a/b.toml", "--out=/a/b/y.json"]
     assert command(parser, work, words) == 0
-    assert made == ["python -m benchmarks.x 'my set' s3://bucket/set photos/train a.toml,b.toml --out=y.json"]
+    assert made == ["python -m resolute.benchmarks.x 'my set' s3://bucket/set photos/train a.toml,b.toml --out=y.json"]
 
 
 @pytest.mark.parametrize("raw", [[3.0], [1.0, 9.0], [5.0, 1.0, 2.0, 8.0, 3.0]])

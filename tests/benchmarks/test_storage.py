@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.proc import evict_files
-from benchmarks.storage.__main__ import Delayed, main, paced
-from benchmarks.storage.object_store import store
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.reader import Reader
-from pipeline.storage.base import open_files
-from pipeline.storage.disk_cache import CacheSettings
+from resolute.benchmarks.proc import evict_files
+from resolute.benchmarks.storage.__main__ import Delayed, main, paced
+from resolute.benchmarks.storage.object_store import store
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.reader import Reader
+from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.disk_cache import CacheSettings
 
 
 @pytest.mark.timing

@@ -17,20 +17,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.training import photo_tables
-from benchmarks.training.__main__ import best_factors, main
-from benchmarks.training.runs import Side, _ends_turn, changed, figures, measure, train
-from benchmarks.training.summary import charts, interval, summary, tables
-from benchmarks.training.summary import main as show
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
+from resolute.benchmarks.training import photo_tables
+from resolute.benchmarks.training.__main__ import best_factors, main
+from resolute.benchmarks.training.runs import Side, _ends_turn, changed, figures, measure, train
+from resolute.benchmarks.training.summary import charts, interval, summary, tables
+from resolute.benchmarks.training.summary import main as show
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.planner.estimate import Forecast, StageForecast
+from resolute.train.planner.estimate import to_json as plan_to_json
+from resolute.train.planner.measure import Pace
+from resolute.train.recipe.schema import Recipe
 from tests import ROOT
-from train.planner.estimate import Forecast, StageForecast
-from train.planner.estimate import to_json as plan_to_json
-from train.planner.measure import Pace
-from train.recipe.schema import Recipe
 
 # 2 epochs of 150 images at 10 images/s, each validated in 5 s and saved in 0.5 s: 30 + 10 + 1 s, and 9 s to start
 FORECAST = Forecast(
@@ -486,7 +486,7 @@ def test_comparison_recipes_differ_only_in_the_named_property() -> None:
     for name, recipe in recipes.items():
         assert recipe.total_epochs == 12
         assert recipe.stages[-1].res == 224
-        assert (RECIPES / f"{name}.toml").read_text().startswith("# python -m benchmarks.training: ")
+        assert (RECIPES / f"{name}.toml").read_text().startswith("# python -m resolute.benchmarks.training: ")
         stages = tuple(replace(stage, freeze_to=None, unfreeze_to=None) for stage in recipe.stages)
         assert replace(recipe, stages=progressive.stages if name == "fixed224" else stages, **same) == progressive
 

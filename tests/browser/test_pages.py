@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
+from resolute.train.logs.run_log import RunLogReader
+from resolute.train.report.html import write_page
 from tests import ROOT
 from tests.support.browser import BROWSER, Browser, Tab
 from tests.support.http_server import serving
 from tests.support.pages import PAGES
 from tests.support.synthetic_log import write_log
-from train.logs.run_log import RunLogReader
-from train.report.html import write_page
 
 pytestmark = [
     pytest.mark.slow,

@@ -22,7 +22,7 @@ LEFT_OUT = {
     ("", "make env"): "installs the environment that the tests run in",
     ("", "make (test|check)"): "would run this test again",
     ("", "make bench .*"): "takes 90 s by design; tests/benchmarks/test_brief.py runs it on tiny data",
-    ("", r"python -m benchmarks\.\w+"): "writes into the checkout; tests/docs/test_figures.py compares",
+    ("", r"python -m resolute.benchmarks\.\w+"): "writes into the checkout; tests/docs/test_figures.py compares",
     ("docs/planning.md", "make train RECIPE=mine.toml .*"): "trains for the whole budget of eleven minutes",
 }  # fmt: skip
 

@@ -90,7 +90,7 @@ class Sandbox:
     def add_set(self) -> None:
         """The set `shards`, with a validation split."""
         make_photos(self.folder / "set-photos", each=12)
-        self.run("python -m prep --src set-photos --out shards --res 128,160,224 --val-frac 0.25")
+        self.run("python -m resolute.prep --src set-photos --out shards --res 128,160,224 --val-frac 0.25")
 
     def add_run(self) -> None:
         """The run `first` on the set."""
@@ -99,7 +99,7 @@ class Sandbox:
     def add_growing_photos(self) -> None:
         """A set of class folders, to which photos have come since, and of which one is gone."""
         make_photos(self.folder / "photos", each=12)
-        self.run("python -m prep --src photos --out shards --res 128,160")
+        self.run("python -m resolute.prep --src photos --out shards --res 128,160")
         for label in range(3):
             folder = self.folder / "photos" / f"class{label}"
             shutil.copy(folder / "000.jpg", folder / "later.jpg")

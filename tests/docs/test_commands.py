@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.docs.commands import BLOCK, LEFT_OUT, blocks, commands, pages, reason
 from tests.docs.sandbox import OTHERS, STARTS, Sandbox
-from train.recipe.schema import Recipe
 
 RUN = {str(page.relative_to(ROOT)): [command for command in commands(page) if not reason(page, command)]
        for page in pages()}  # fmt: skip

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import BLOCK, FIGURES, PAGES, written
-from benchmarks.record import RESULTS
-from benchmarks.stage_change_picture import PICTURE, draw
-from pipeline.errors import ResoluteError
+from resolute.benchmarks.figures import BLOCK, FIGURES, PAGES, written
+from resolute.benchmarks.record import RESULTS
+from resolute.benchmarks.stage_change_picture import PICTURE, draw
+from resolute.errors import ResoluteError
 from tests import ROOT
 from tests.docs.commands import blocks
 
@@ -24,7 +24,7 @@ ALLOWED = ["6 GB"]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_shows_the_figures_of_the_result_files(page: Path) -> None:
-    """Run `python -m benchmarks.figures` after changing a result."""
+    """Run `python -m resolute.benchmarks.figures` after changing a result."""
     text = page.read_text(encoding="utf-8")
     assert BLOCK.search(text)
     assert text == written(text, folder=str(page.parent.relative_to(ROOT)))
@@ -60,7 +60,7 @@ def test_the_output_in_readme_was_printed() -> None:
 
 
 def test_the_picture_is_drawn_from_its_result_file() -> None:
-    """Run `python -m benchmarks.stage_change_picture` after changing the result."""
+    """Run `python -m resolute.benchmarks.stage_change_picture` after changing the result."""
     assert PICTURE.read_text(encoding="utf-8") == draw(json.loads((RESULTS / "bench-cpu.json").read_text()))
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from resolute.train.recipe.keys import keys
 from tests import ROOT
-from train.recipe.keys import keys
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Augment, Stage
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Augment, Stage
 
 pytestmark = pytest.mark.gpu
 

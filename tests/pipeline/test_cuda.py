@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import cuda
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
+from resolute.errors import ResoluteError
+from resolute.pipeline import cuda
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
 from tests import ROOT
 from tests.support.fake_cuda import FakeCuda
 from tests.support.gpu_on_cpu import GpuLoader

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cuda_stack import choose_stack, driver_and_gpus
+from resolute.pipeline.cuda_stack import choose_stack, driver_and_gpus
 from tests import ROOT
 from tests.support.fake_make import Make
 

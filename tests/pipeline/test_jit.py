@@ -12,12 +12,12 @@ import time
 import numpy as np
 import pytest
 
-import pipeline.jit as compiled_module
-from pipeline.jit import compiled
-from pipeline.plan.crops import random_crops
-from pipeline.plan.order import sample_ids
-from pipeline.plan.rng import uniforms
-from pipeline.plan.stage import Augment
+import resolute.pipeline.jit as compiled_module
+from resolute.pipeline.jit import compiled
+from resolute.pipeline.plan.crops import random_crops
+from resolute.pipeline.plan.order import sample_ids
+from resolute.pipeline.plan.rng import uniforms
+from resolute.pipeline.plan.stage import Augment
 from tests import ROOT
 
 

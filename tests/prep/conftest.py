@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from prep.__main__ import main
+from resolute.prep.__main__ import main
 from tests import SHARED_DATA
 
 CLASSES = ("apple", "bee", "cat")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from prep.sources.image_ref import is_url
-from prep.storage.output import ObjectStore
+from resolute.prep.sources.image_ref import is_url
+from resolute.prep.storage.output import ObjectStore
 from tests.support.http_server import RangeHandler, serving
 from tests.support.source_formats import catalog, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
 

@@ -17,13 +17,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.dataset.format import manifest_bytes
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.dataset.target import Target
-from prep.__main__ import main
-from prep.report.summary import mixing_lines
-from prep.storage import output
-from prep.verify import main as verify
+from resolute.pipeline.dataset.format import manifest_bytes
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.target import Target
+from resolute.prep.__main__ import main
+from resolute.prep.report.summary import mixing_lines
+from resolute.prep.storage import output
+from resolute.prep.verify import main as verify
 from tests.conftest import make_photos
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.source_formats import jpeg, make_tree, pack, pack_parquet, pack_samples, pack_table

@@ -18,13 +18,13 @@ from typing import Any
 import fsspec
 import pytest
 
-import prep.convert.codecs as codecs
-from pipeline.dataset.format import manifest_bytes
-from pipeline.storage.atomic_file import atomic_file
-from prep.__main__ import main
-from prep.execute.process_pool import Pool
-from prep.storage.output import LOCK, LocalStore, open_store
-from prep.verify import main as verify
+import resolute.prep.convert.codecs as codecs
+from resolute.files import atomic_file
+from resolute.pipeline.dataset.format import manifest_bytes
+from resolute.prep.__main__ import main
+from resolute.prep.execute.process_pool import Pool
+from resolute.prep.storage.output import LOCK, LocalStore, open_store
+from resolute.prep.verify import main as verify
 from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.faulty_worker import serve
@@ -100,7 +100,7 @@ def test_any_ranges_in_any_order_produce_the_bytes_of_a_single_prep(
     status, out, _ = run("plan", *argv, "--max-bad", 0.1, "--out", tmp_path / "s")
     assert status == 0
     assert "planned 7 shards, numbered train 0:6, val 6:7; 0 of them are finished" in out
-    assert f"  python -m prep shards --out {tmp_path / 's'} --range 0:7\n" in out
+    assert f"  python -m resolute.prep shards --out {tmp_path / 's'} --range 0:7\n" in out
     jobs(run, tmp_path / "s", *ranges)
     status, out, err = run("finalize", "--out", tmp_path / "s")
     assert (status, err) == (0, "")
@@ -192,8 +192,8 @@ def away(path: Path) -> Callable[[], object]:
 def test_a_job_without_the_photos_ends_with_one_line_and_rejects_none(
     tmp_path: Path, run: Run, prep: Prep, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("prep.storage.retry.WAITS_S", (0.0, 0.0))
-    monkeypatch.setattr("prep.sources.fetch.WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("resolute.prep.storage.retry.WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("resolute.prep.sources.fetch.WAITS_S", (0.0, 0.0))
     files = make_tree(tmp_path / "photos")
     out, src = tmp_path / "s", tmp_path / "photos"
     if kind == "list":
@@ -271,7 +271,7 @@ def test_finalize_lists_missing_shards(
     jobs(run, tmp_path / "s", "1:3", "5:6")
     (tmp_path / "s" / "48" / "train-000002.tar").unlink()
     ran = run("finalize", "--out", tmp_path / "s")
-    refused(ran, "got 5 missing, numbers 0:1, 2:5, 6:7", f"`python -m prep shards --out {tmp_path / 's'} --range 0:7`")
+    refused(ran, "got 5 missing, numbers 0:1, 2:5, 6:7", f"`python -m resolute.prep shards --out {tmp_path / 's'} --range 0:7`")
     jobs(run, tmp_path / "s", "0:7")
     assert run("finalize", "--out", tmp_path / "s")[0] == 0
     assert tree(tmp_path / "s") == fresh()
@@ -441,7 +441,7 @@ def test_a_job_whose_worker_is_killed_rejects_nothing_and_can_be_repeated(
 ) -> None:
     """As by the kernel when memory runs out."""
     (photos / "bee" / "03.jpg").write_bytes(b"slow " + bytes(tmp_path / "pid"))
-    monkeypatch.setattr("prep.jobs.open_pool", faulty_pool)
+    monkeypatch.setattr("resolute.prep.jobs.open_pool", faulty_pool)
     assert run("plan", *argv, "--out", tmp_path / "s")[0] == 0
 
     def kill() -> None:
@@ -527,7 +527,7 @@ def test_killed_and_overlapping_jobs_on_s3_produce_the_bytes_of_a_local_set(
     assert run("plan", *argv, "--out", out)[0] == 0
     finished = []
     for ranges in ((":25", "15:"), ("30:", "5:35")):
-        words = [sys.executable, "-m", "prep", "shards", "--out", out, "--workers", "1", "--range"]
+        words = [sys.executable, "-m", "resolute.prep", "shards", "--out", out, "--workers", "1", "--range"]
         started = [subprocess.Popen([*words, part], cwd=ROOT, start_new_session=True) for part in ranges]
         enough, deadline = len(store.names("records")) + 12, time.monotonic() + 120
         while len(store.names("records")) < enough and time.monotonic() < deadline:

@@ -15,10 +15,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.dataset.format import key_name
-from pipeline.dataset.index_array import checksums, checksums_name
-from pipeline.dataset.shard_set import ShardSet
-from prep.shards.tar_format import dali_index
+from resolute.pipeline.dataset.format import key_name
+from resolute.pipeline.dataset.index_array import checksums, checksums_name
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.prep.shards.tar_format import dali_index
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from prep.config import Settings
-from prep.plan.inputs import list_inputs
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.prep.config import Settings
+from resolute.prep.plan.inputs import list_inputs
 from tests.support.source_formats import files_in, pack_parquet, pack_tar, pack_zip
 from tests.support.trees import tree
 
@@ -78,7 +78,7 @@ def test_a_resumed_run_does_not_unpack_parquet_again(
     def unpack(*args: object) -> None:
         raise AssertionError("unpacked again")
 
-    monkeypatch.setattr("prep.sources.parquet._fill", unpack)
+    monkeypatch.setattr("resolute.prep.sources.parquet._fill", unpack)
     ran = prep(*argv, "--max-bad", 0.1)
     assert ran.status == 0, ran.err
     assert not (tmp_path / "s" / ".prep").exists()

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
-from prep.__main__ import main
-from prep.verify import main as verify
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.prep.__main__ import main
+from resolute.prep.verify import main as verify
 from tests.support.source_formats import pack_samples
 from tests.support.trees import tree
 

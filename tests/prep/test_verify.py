@@ -19,15 +19,15 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline.dataset.format import manifest_bytes
-from pipeline.errors import ResoluteError, StorageError
-from pipeline.storage.atomic_file import write_errors
-from prep import verify as verifying
-from prep.shards.file_check import Damage, check_file, read_with_retry
-from prep.shards.record import ShardRecord
-from prep.storage.hashed_file import FileInfo
-from prep.storage.output import LocalStore, open_store
-from prep.verify import main, to_rebuild, verify
+from resolute.errors import ResoluteError, StorageError
+from resolute.files import write_errors
+from resolute.pipeline.dataset.format import manifest_bytes
+from resolute.prep import verify as verifying
+from resolute.prep.shards.file_check import Damage, check_file, read_with_retry
+from resolute.prep.shards.record import ShardRecord
+from resolute.prep.storage.hashed_file import FileInfo
+from resolute.prep.storage.output import LocalStore, open_store
+from resolute.prep.verify import main, to_rebuild, verify
 from tests import ROOT
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
@@ -187,7 +187,7 @@ def test_an_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Pat
     manifest["files"]["48/train-000000.tar"]["bytes"] = 0
     (whole / "manifest.json").write_bytes(manifest_bytes(manifest))
     process = subprocess.Popen(
-        [sys.executable, "-m", "prep.verify", str(whole), "--workers", "2"],
+        [sys.executable, "-m", "resolute.prep.verify", str(whole), "--workers", "2"],
         cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     with pipe.open("wb"):  # why: opens when the worker does
@@ -210,7 +210,7 @@ def test_a_set_in_an_object_store_is_verified_in_place(shard_root: Path, s3_serv
     fs = fsspec.filesystem("s3")
     fs.put(f"{shard_root}/", f"{s3_server}/set/", recursive=True)
     # why: in a process of its own, whose workers then know the server too
-    command = [sys.executable, "-m", "prep.verify", f"{s3_server}/set", "--workers", "2"]
+    command = [sys.executable, "-m", "resolute.prep.verify", f"{s3_server}/set", "--workers", "2"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("s3://bucket/set: sound, 90 samples")
@@ -240,7 +240,7 @@ class DriverError(Exception):
 def test_unavailable_storage_is_not_reported_as_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], message: str
 ) -> None:
-    monkeypatch.setattr("prep.storage.retry.WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("resolute.prep.storage.retry.WAITS_S", (0.0, 0.0))
 
     def refuse() -> None:
         raise error
@@ -250,7 +250,7 @@ def test_unavailable_storage_is_not_reported_as_damage(
 
 
 def test_a_transient_io_error_is_not_reported_as_damage(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prep.storage.retry.WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("resolute.prep.storage.retry.WAITS_S", (0.0, 0.0))
     opened, failed = LocalStore.open, set[str]()
 
     def open_at_the_second_try(self: LocalStore, name: str) -> BinaryIO:
@@ -260,7 +260,7 @@ def test_a_transient_io_error_is_not_reported_as_damage(whole: Path, monkeypatch
         return opened(self, name)
 
     monkeypatch.setattr(LocalStore, "open", open_at_the_second_try)
-    monkeypatch.setattr("prep.verify._in_processes", lambda store, files, workers:
+    monkeypatch.setattr("resolute.prep.verify._in_processes", lambda store, files, workers:
                         ((name, check_file(store, name, info)) for name, info in files.items()))  # fmt: skip
     assert verify(LocalStore(whole), workers=1).damaged == {}
     assert any(name.endswith(".tar") for name in failed)

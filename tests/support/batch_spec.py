@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan.plan import BatchSpec
 
 
 def batch_spec(n: int, *, res: int, **changed: Any) -> BatchSpec:

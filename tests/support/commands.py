@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.processes import end_process, load_compiled, redirect_streams
+from resolute.benchmarks.soak.processes import end_process, load_compiled, redirect_streams
 from tests import ROOT
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,6 +80,7 @@ class Command:
         closed: Sequence[int] = (), unprivileged: bool = False,
     ) -> None:  # fmt: skip
         """`stdout`: a file instead of the one in `scratch`; `closed`: descriptors that are closed at the start."""
+        module = module if module.startswith(("tests.", "resolute.")) else f"resolute.{module}"
         number = f"{time.monotonic_ns()}"
         self.out, self.err = scratch / f"{number}.out", scratch / f"{number}.err"
         self.out.touch()
@@ -180,15 +181,15 @@ def _run(
 
 def _unblock_after_guard() -> None:
     """Unblock signals once the command has called `guard_process`; before that Python itself is still starting."""
-    import pipeline.cli
+    import resolute.console
 
-    guard = pipeline.cli.guard_process
+    guard = resolute.console.guard_process
 
     def guard_and_unblock() -> None:
         guard()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
-    pipeline.cli.guard_process = guard_and_unblock
+    resolute.console.guard_process = guard_and_unblock
 
 
 def _obey_permissions() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.shard_set import ShardSet
 
 
 def damage_sample(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from pipeline.cli import guard_process
+from resolute.console import guard_process
 
 if __name__ == "__main__":
     guard_process()

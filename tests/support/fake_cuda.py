@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import cuda
+from resolute.pipeline import cuda
 
 GIB = 2**30
 

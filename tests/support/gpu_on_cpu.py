@@ -13,9 +13,9 @@ import torch
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 
-from pipeline.graph import gpu_augment, graph
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
+from resolute.pipeline.graph import gpu_augment, graph
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
 from tests.support.fake_cuda import FakeCuda
 
 __all__ = ["GpuLoader", "differences"]

@@ -17,10 +17,10 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import prep.convert.worker
-import prep.execute.process_pool
-import prep.prepare
-from prep.__main__ import main
+import resolute.prep.convert.worker
+import resolute.prep.execute.process_pool
+import resolute.prep.prepare
+from resolute.prep.__main__ import main
 
 _TOO_LATE = 70
 
@@ -30,7 +30,7 @@ def attempt(argv: list[str]) -> int:
     child = os.fork()
     if child == 0:
         os.setsid()
-        prep.execute.process_pool.open_pool = partial(prep.execute.process_pool.open_pool, method="fork")
+        resolute.prep.execute.process_pool.open_pool = partial(resolute.prep.execute.process_pool.open_pool, method="fork")
         try:
             os._exit(main(argv))
         finally:

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pipeline.loader.loader import Batch
-from pipeline.plan.plan import BatchSpec
-from train.model.build import build_model
-from train.recipe.schema import Model
+from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.plan.plan import BatchSpec
+from resolute.train.model.build import build_model
+from resolute.train.recipe.schema import Model
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pipeline.report.page import render
-from prep.__main__ import main as prep
+from resolute.prep.__main__ import main as prep
+from resolute.report.page import render
 from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.synthetic_log import GPU, write_log
@@ -53,9 +53,9 @@ def run_report_of_many_epochs_and_classes(_: pytest.FixtureRequest, folder: Path
 
 def _report(folder: Path, *, classes: int) -> bytes:
     """The report of the run in `folder`, with a validation of `classes` classes."""
-    from train.logs.run_log import RunLogReader
-    from train.report.html import write_page
-    from train.report.validation import FILE
+    from resolute.train.logs.run_log import RunLogReader
+    from resolute.train.report.html import write_page
+    from resolute.train.report.validation import FILE
 
     rng, names = random.Random(0), _names(classes)
     per_cell = -(-classes // 100)
@@ -86,7 +86,7 @@ def _jpeg(seed: int) -> str:
 
 
 def comparison(_: pytest.FixtureRequest, folder: Path) -> bytes:
-    from train.report.compare import open_runs, page
+    from resolute.train.report.compare import open_runs, page
 
     write_log(folder / "a")
     write_log(folder / "b", switch_s=0.5, machine=GPU)
@@ -96,7 +96,7 @@ def comparison(_: pytest.FixtureRequest, folder: Path) -> bytes:
 
 
 def bench(_: pytest.FixtureRequest, __: Path) -> bytes:
-    from benchmarks.brief import page
+    from resolute.benchmarks.brief import page
 
     return page(bench_result())
 
@@ -113,7 +113,7 @@ def bench_result() -> dict[str, Any]:
                 for i, step_s in enumerate((0.02, 0.03, 0.06))]  # fmt: skip
 
     return {
-        "command": "python -m benchmarks.brief", "date": "2026-01-02", "commit": "0123456789ab", "took_s": 88.0,
+        "command": "python -m resolute.benchmarks.brief", "date": "2026-01-02", "commit": "0123456789ab", "took_s": 88.0,
         "machine": {"cpu": "Some CPU", "cores": 2, "gpu": None, "load_before": 1.5},
         "settings": {"device": "cpu", "threads": 2, "batch_size": 32, "model": "resnet10t"},
         "shards": {"name": "some <photos>", "resolutions": sizes},
@@ -153,7 +153,7 @@ def schedule(_: pytest.FixtureRequest, folder: Path) -> bytes:
 
 
 def _command(folder: Path, *words: object) -> bytes:
-    from train.__main__ import main
+    from resolute.train.__main__ import main
 
     folder.mkdir()
     (folder / "recipe.toml").write_text(SCHEDULE)

@@ -5,20 +5,20 @@ import safetensors.torch
 import timm
 import torch
 
-import benchmarks.loader
-import pipeline.loader.loader
-import prep.prepare
-import prep.report.report
-import prep.verify
-import train.devices.distributed
-import train.inference.evaluate
-import train.inference.export
-import train.inference.predict
-import train.lr_find
-import train.planner.plan
-import train.plot_lr
-import train.report.html
-import train.show
-import train.trainer
+import resolute.benchmarks.loader
+import resolute.pipeline.loader.loader
+import resolute.prep.prepare
+import resolute.prep.report.report
+import resolute.prep.verify
+import resolute.train.devices.distributed
+import resolute.train.inference.evaluate
+import resolute.train.inference.export
+import resolute.train.inference.predict
+import resolute.train.lr_find
+import resolute.train.planner.plan
+import resolute.train.plot_lr
+import resolute.train.report.html
+import resolute.train.show
+import resolute.train.trainer
 
-__all__ = ["benchmarks", "nvidia", "pipeline", "prep", "safetensors", "timm", "torch", "train"]
+__all__ = ["nvidia", "resolute", "safetensors", "timm", "torch"]

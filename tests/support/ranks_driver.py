@@ -20,17 +20,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from pipeline.cli import guard_process
-from pipeline.loader.loader import Batch
+from resolute.console import guard_process
+from resolute.pipeline.loader.loader import Batch
+from resolute.train import loop
+from resolute.train import trainer as runs
+from resolute.train.__main__ import main
+from resolute.train.devices.distributed import Ranks, join
+from resolute.train.model.build import compile_network
+from resolute.train.planner.measure import synthetic
+from resolute.train.recipe.schema import Recipe
+from resolute.train.warmup import warm_up
 from tests.support.batch_spec import batch_spec
-from train import loop
-from train import trainer as runs
-from train.__main__ import main
-from train.devices.distributed import Ranks, join
-from train.model.build import compile_network
-from train.planner.measure import synthetic
-from train.recipe.schema import Recipe
-from train.warmup import warm_up
 
 
 def work(folder: str, how: str, cue: int, *lines: Any) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.dataset.format import key_name
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.plan.plan import BatchSpec
-from pipeline.plan.sampling import CUTMIX, MIXUP
+from resolute.pipeline.dataset.format import key_name
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan.sampling import CUTMIX, MIXUP
 
 
 def stored_jpeg(shards: ShardSet, split: str, res: int, sample: int) -> bytes:

@@ -13,8 +13,8 @@ from torchvision.transforms import functional as tv1
 from torchvision.transforms.v2 import RandAugment
 from torchvision.transforms.v2 import functional as tv
 
-from pipeline.plan import autoaugment as p
-from pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.plan import BatchSpec
 
 Pixels = NDArray[np.uint8]
 PARTS = ("policy", "jitter", "grey", "blur")  # in the order they run

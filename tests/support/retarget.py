@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.dataset.format import manifest_bytes
-from pipeline.dataset.index_array import checksums, checksums_name
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.dataset.target import Target
+from resolute.pipeline.dataset.format import manifest_bytes
+from resolute.pipeline.dataset.index_array import checksums, checksums_name
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.target import Target
 
 __all__ = ["retarget"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from PIL import Image
 
-from prep.plan.catalog import Catalog, write_catalog
-from prep.sources.detect import open_source
-from prep.sources.fetch import fetch_many
-from prep.sources.image_ref import Source
+from resolute.prep.plan.catalog import Catalog, write_catalog
+from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.fetch import fetch_many
+from resolute.prep.sources.image_ref import Source
 
 TREE = {
     "cat": ["1.jpg", "more/2.JPEG", "a b.png", "quo\"te's.jpg", "-dash.jpg"],

@@ -12,7 +12,8 @@ import numpy as np
 import webdataset
 from PIL import Image
 
-from pipeline import ShardSet, open_webdataset
+from resolute import ShardSet
+from resolute.pipeline.dataset.webdataset.open import open_webdataset
 
 LABELS = (0, 1, 2, 40, 907)  # with gaps
 

@@ -39,8 +39,8 @@ def in_simulation(shards: Any, **settings: Any) -> str | None:
     """The real trial, with the GPU's graph run by CPU kernels."""
     import pytest
 
+    from resolute.train.planner import gpu_decode
     from tests.support.gpu_on_cpu import GpuLoader
-    from train.planner import gpu_decode
 
     with pytest.MonkeyPatch.context() as patch:
         real = gpu_decode.Loader

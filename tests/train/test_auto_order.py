@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.storage.local import Folder
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.storage.local import Folder
+from resolute.train import trainer as runs
+from resolute.train.__main__ import main
 from tests.train.conftest import without_clocks
-from train import trainer as runs
-from train.__main__ import main
 
 RECIPE = """
 seed = 5

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.train import trainer as runs
+from resolute.train.__main__ import main
+from resolute.train.logs.metrics import read_log
 from tests.train.conftest import without_clocks
-from train import trainer as runs
-from train.__main__ import main
-from train.logs.metrics import read_log
 
 
 def train(folded: Path, out: Path, *more: str) -> int:

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.dataset.format import key_name
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
+from resolute.pipeline.dataset.format import key_name
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.train import loop
+from resolute.train.__main__ import main
+from resolute.train.devices.distributed import Ranks
+from resolute.train.early_stopping import Progress, all_finite
+from resolute.train.logs.score import best_epoch, best_score
+from resolute.train.recipe.schema import Recipe, Stop
 from tests.train.conftest import SMALL, without_clocks
-from train import loop
-from train.__main__ import main
-from train.devices.distributed import Ranks
-from train.early_stopping import Progress, all_finite
-from train.logs.score import best_epoch, best_score
-from train.recipe.schema import Recipe, Stop
 
 
 def stages_of(*sizes: int, epochs: int = 1) -> list[Stage]:

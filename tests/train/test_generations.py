@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from prep.__main__ import main as prep
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.prep.__main__ import main as prep
+from resolute.train import checkpoint, trainer
+from resolute.train.__main__ import main
+from resolute.train.inference.saved_run import open_eval_set, open_saved_run, training_overlap
 from tests.conftest import make_photos
 from tests.train.conftest import SMALL, stages, without_clocks
-from train import checkpoint, trainer
-from train.__main__ import main
-from train.inference.saved_run import open_eval_set, open_saved_run, training_overlap
 
 
 @pytest.fixture

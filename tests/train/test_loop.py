@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
+from resolute.train.loop import Learner, run_batches
+from resolute.train.recipe.schema import Recipe
 from tests.support.networks import CPU, make_batch
-from train.logs.metrics import Meter, RunLogWriter, read_log
-from train.loop import Learner, run_batches
-from train.recipe.schema import Recipe
 
 TABLE: dict[str, Any] = {
     "model": {"name": "test_vit", "kwargs": {"img_size": 32}},  # no batch statistics: chunks add up exactly

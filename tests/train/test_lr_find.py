@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Loader
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.train.__main__ import main
+from resolute.train.loop import Learner
+from resolute.train.lr_find import RangeTest, range_test, smoothed, suggestion
+from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.support.networks import CPU
-from train.__main__ import main
-from train.loop import Learner
-from train.lr_find import RangeTest, range_test, smoothed, suggestion
-from train.recipe.schema import Recipe
 
 STORED = json.loads((ROOT / "benchmarks" / "results" / "lr-find-sweeps.json").read_text())
 STAGES = """

@@ -16,23 +16,23 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import cuda
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.dataset.target import Target
-from pipeline.graph import gpu_augment
-from pipeline.loader.loader import Batch
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Augment, Stage
+from resolute.pipeline import cuda
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.graph import gpu_augment
+from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Augment, Stage
+from resolute.train.devices.distributed import Ranks
+from resolute.train.logs.hardware import GpuUtilization
+from resolute.train.logs.metrics import Meter, NullLogWriter
+from resolute.train.loop import Learner, run_batches
+from resolute.train.model.head import CLASSES, Head
+from resolute.train.recipe.schema import Recipe
+from resolute.train.trainer import _Session
 from tests.support.device_trace import DEVICE, DeviceTrace, functions_called, unmarked_syncs
 from tests.support.gpu_on_cpu import GpuLoader
 from tests.support.networks import make_batch
-from train.devices.distributed import Ranks
-from train.logs.hardware import GpuUtilization
-from train.logs.metrics import Meter, NullLogWriter
-from train.loop import Learner, run_batches
-from train.model.head import CLASSES, Head
-from train.recipe.schema import Recipe
-from train.trainer import _Session
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {}, "adamw": {"optim": {"name": "adamw", "lr": 1e-3, "clip_norm": 1.0}},

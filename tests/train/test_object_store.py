@@ -8,12 +8,12 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.train.__main__ import main
+from resolute.train.logs.metrics import read_log
 from tests.support.damage import damage_sample
 from tests.support.s3 import running_s3
 from tests.train.conftest import stages
-from train.__main__ import main
-from train.logs.metrics import read_log
 
 RECIPE = f"""
 [model]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import main as bench
-from train.__main__ import main
+from resolute.benchmarks.__main__ import main as bench
+from resolute.train.__main__ import main
 
 Command = Callable[[str], int]
 SUFFIXES = {"eval": ".json", "export": ".safetensors", "predict": ".csv", "lr": ".html", "lr-find": ".html",
@@ -88,7 +88,7 @@ def test_predict_without_a_source_is_refused(
 def test_the_default_batch_size_of_bench_is_at_most_the_set(
     shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.setting._BATCH_SIZE", 1000)
+    monkeypatch.setattr("resolute.benchmarks.setting._BATCH_SIZE", 1000)
     monkeypatch.chdir(tmp_path)
     assert bench(["--shards", str(shard_root), "--only", "loader", "--res", "32", "--seconds", "0.02", "--rounds", "1",
                   "--threads", "1", "--device", "cpu"]) == 0  # fmt: skip

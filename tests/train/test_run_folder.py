@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ResoluteError
-from train import trainer as runs_module
-from train.__main__ import main
-from train.run_folder import existing_run, new_run
+from resolute.errors import ResoluteError
+from resolute.train import trainer as runs_module
+from resolute.train.__main__ import main
+from resolute.train.run_folder import existing_run, new_run
 
 READERS: dict[str, Callable[[str], list[str]]] = {
     "eval": lambda run: ["--shards", "shards", "--", run], "export": lambda run: ["--", run],

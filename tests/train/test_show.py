@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from train.__main__ import main
-from train.recipe.schema import Recipe
-from train.show import model_inputs
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.train.__main__ import main
+from resolute.train.recipe.schema import Recipe
+from resolute.train.show import model_inputs
 
 TEXT = """
 seed = 3

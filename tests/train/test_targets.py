@@ -18,17 +18,17 @@ from PIL import Image
 from safetensors import safe_open
 from torch import nn
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.dataset.target import Target
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.target import Target
+from resolute.train import checkpoint
+from resolute.train.__main__ import main
+from resolute.train.inference.saved_run import open_saved_run
+from resolute.train.logs.metrics import read_log
+from resolute.train.model.head import Head
+from resolute.train.recipe.schema import Distill, Loss
 from tests.support.retarget import retarget
 from tests.train.conftest import stages, without_clocks
-from train import checkpoint
-from train.__main__ import main
-from train.inference.saved_run import open_saved_run
-from train.logs.metrics import read_log
-from train.model.head import Head
-from train.recipe.schema import Distill, Loss
 
 LABELS = ("first", "second", "any", "never")
 RECIPE = f"""
@@ -115,7 +115,7 @@ def test_eval_shows_outputs_that_are_not_finite(
     def broken(network: nn.Module, images: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full((len(images), {"labels": len(LABELS), "values": 2}[kind]), torch.inf)
 
-    monkeypatch.setattr("train.inference.evaluate.eval_logits", broken)
+    monkeypatch.setattr("resolute.train.inference.evaluate.eval_logits", broken)
     words = ["eval", run, "--shards", shards.root, "--json", tmp_path / "e.json", "--device", "cpu"]
     assert main([str(word) for word in words]) == 0
     out = capsys.readouterr().out

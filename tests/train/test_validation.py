@@ -14,16 +14,16 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.dataset.target import Target
-from pipeline.loader.loader import Loader
-from pipeline.plan.batching import rank_bounds
-from pipeline.plan.plan import Plan
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.batching import rank_bounds
+from resolute.pipeline.plan.plan import Plan
+from resolute.train.__main__ import main
+from resolute.train.devices.distributed import Ranks
+from resolute.train.model.head import Head
+from resolute.train.validation import Validation, average_precision, score_batch
 from tests.train.conftest import stages
-from train.__main__ import main
-from train.devices.distributed import Ranks
-from train.model.head import Head
-from train.validation import Validation, average_precision, score_batch
 
 RNG = np.random.default_rng(5)
 N, C = 57, 5

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
-from train.__main__ import main
-from train.devices.distributed import Ranks
-from train.loop import Learner
-from train.recipe.schema import Recipe
-from train.warmup import check_micro_batches, enough_for_a_cpu, shapes, warm_up
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.__main__ import main
+from resolute.train.devices.distributed import Ranks
+from resolute.train.loop import Learner
+from resolute.train.recipe.schema import Recipe
+from resolute.train.warmup import check_micro_batches, enough_for_a_cpu, shapes, warm_up
 
 STAGES = (Stage(res=32, epochs=2, batch_size=16), Stage(res=48, epochs=1, batch_size=20, fraction=0.5))
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import main as bench
+from resolute.benchmarks.__main__ import main as bench
+from resolute.train.__main__ import main
+from resolute.train.inference import export
+from resolute.train.logs.metrics import read_log
 from tests.support.third_party_tars import encoded, write
 from tests.train.conftest import stages
-from train.__main__ import main
-from train.inference import export
-from train.logs.metrics import read_log
 
 RECIPE = f"""
 [model]

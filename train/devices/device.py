@@ -1,13 +1,13 @@
 """Selects the device of a run from `--device`; never falls back from a GPU to the CPU silently.
 
-`python -m train.devices.device --gpus 8` fails with a one-line error on a machine with fewer GPUs; `make train GPUS=8`
+`python -m resolute.train.devices.device --gpus 8` fails with a one-line error on a machine with fewer GPUs; `make train GPUS=8`
 runs it first.
 """
 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import torch
 
-from pipeline import cuda
-from pipeline.cli import Parser, command
-from pipeline.errors import ResoluteError
+from resolute.console import Parser, command
+from resolute.errors import ResoluteError
+from resolute.pipeline import cuda
 
 from .distributed import Ranks
 
@@ -66,7 +66,7 @@ def device_name(device: torch.device) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     about = "Check that this machine has a GPU for each process."
-    parser = Parser(prog="python -m train.devices.device", description=about)
+    parser = Parser(prog="python -m resolute.train.devices.device", description=about)
     parser.add_argument("--gpus", required=True, metavar="N", help="number of processes on this machine, one per GPU")
     return command(parser, _check_gpus, arguments)
 
@@ -83,6 +83,6 @@ def _check_gpus(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

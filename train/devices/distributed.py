@@ -20,9 +20,9 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline import cuda
-from pipeline.errors import ResoluteError
-from pipeline.plan.rng import stream_key
+from resolute.errors import ResoluteError
+from resolute.pipeline import cuda
+from resolute.pipeline.plan.rng import stream_key
 
 __all__ = ["Ranks", "join"]
 

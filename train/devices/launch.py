@@ -1,4 +1,4 @@
-"""`python -m train.devices.launch OPTIONS -m -- train …`: torchrun that ends in a line instead of a traceback.
+"""`python -m resolute.train.devices.launch OPTIONS -m -- train …`: torchrun that ends in a line instead of a traceback.
 
 On a signal it lets all processes save and stop. Exit status: 128 + the signal's number, or that of the process that
 failed first, which has printed why.
@@ -7,7 +7,7 @@ failed first, which has printed why.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
 
     guard_process()
 
@@ -18,7 +18,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from pipeline.cli import print_error
+from resolute.console import print_error
 
 __all__ = ["main"]
 
@@ -44,6 +44,6 @@ def _stopped(number: int, how: str) -> int:
 
 
 if __name__ == "__main__":
-    from pipeline.cli import run_main
+    from resolute.console import run_main
 
     run_main(main)

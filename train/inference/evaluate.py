@@ -1,4 +1,4 @@
-"""`python -m train eval RUN --shards SHARDS`: the exact metrics of a run at one or more resolutions.
+"""`python -m resolute.train eval RUN --shards SHARDS`: the exact metrics of a run at one or more resolutions.
 
 Every sample of the split counts exactly once. The results are printed and written to eval.json.
 """
@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import check_output, output_file
-from train.devices.device import pick_device
-from train.logs.score import METRICS, Metric
-from train.loop import eval_logits
-from train.run_folder import existing_run
-from train.validation import Validation, score_batch
+from resolute.errors import ResoluteError
+from resolute.files import check_output, output_file
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.train.devices.device import pick_device
+from resolute.train.logs.score import METRICS, Metric
+from resolute.train.loop import eval_logits
+from resolute.train.run_folder import existing_run
+from resolute.train.validation import Validation, score_batch
 
 from .saved_run import SavedRun, left_out_note, open_eval_set, open_saved_run, training_overlap, validation_loader
 

@@ -1,4 +1,4 @@
-"""`python -m train export RUN`: writes the best weights as a safetensors file, an ONNX model or a Hugging Face folder.
+"""`python -m resolute.train export RUN`: writes the best weights as a safetensors file, an ONNX model or a Hugging Face folder.
 
 The name of the output decides: `NAME.safetensors` and a folder (a name without suffix) are loaded by timm, `NAME.onnx`
 by ONNX Runtime. The metadata holds the class names, the validation preprocessing as timm's `pretrained_cfg_overlay`,
@@ -21,11 +21,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from pipeline.errors import ResoluteError, check_installed
-from pipeline.storage.atomic_file import check_output, output_file, write_errors
-from train.model.build import size_options
-from train.model.head import Head
-from train.run_folder import existing_run
+from resolute.errors import ResoluteError, check_installed
+from resolute.files import check_output, output_file, write_errors
+from resolute.train.model.build import size_options
+from resolute.train.model.head import Head
+from resolute.train.run_folder import existing_run
 
 from .saved_run import SavedRun, open_saved_run
 

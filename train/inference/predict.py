@@ -1,4 +1,4 @@
-"""`python -m train predict RUN --src photos --out pred.csv`: classes, labels or values of images, from a run or folds.
+"""`python -m resolute.train predict RUN --src photos --out pred.csv`: classes, labels or values of images, from a run or folds.
 
 Image files are selected and decoded exactly as by `prep`. The predictions of several folds are averaged, except on the
 shards that they were trained on: there each photo is predicted by the fold that held it out (out of fold).
@@ -23,23 +23,23 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
-from pipeline.dataset.open_dataset import is_foreign
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.plan.crops import centre_crops
-from pipeline.storage.atomic_file import check_output, output_file
-from pipeline.storage.base import is_url
-from prep.convert.decode import Reject, decode
-from prep.sources.fetch import fetch
-from prep.sources.image_folder import walk
-from prep.sources.image_ref import MISSING, PLAIN, ByteRange
-from prep.sources.names import SUFFIXES, is_image
-from train.devices.device import pick_device
-from train.logs.score import METRICS
-from train.loop import eval_logits
-from train.model.head import Head
-from train.run_folder import existing_run
-from train.validation import metrics_of
+from resolute.errors import ResoluteError
+from resolute.files import check_output, output_file
+from resolute.pipeline.dataset.open_dataset import is_foreign
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.crops import centre_crops
+from resolute.pipeline.storage.base import is_url
+from resolute.prep.convert.decode import Reject, decode
+from resolute.prep.sources.fetch import fetch
+from resolute.prep.sources.image_folder import walk
+from resolute.prep.sources.image_ref import MISSING, PLAIN, ByteRange
+from resolute.prep.sources.names import SUFFIXES, is_image
+from resolute.train.devices.device import pick_device
+from resolute.train.logs.score import METRICS
+from resolute.train.loop import eval_logits
+from resolute.train.model.head import Head
+from resolute.train.run_folder import existing_run
+from resolute.train.validation import metrics_of
 
 from .saved_run import SavedRun, Weights, open_eval_set, open_saved_run, training_overlap, validation_loader
 

@@ -11,18 +11,18 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from pipeline.dataset.open_dataset import is_foreign, open_dataset
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.dataset.target import TargetKind
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from train.checkpoint import load
-from train.logs.score import METRICS, Metric
-from train.loop import image_dtype
-from train.model.build import build_model
-from train.model.head import Head
-from train.recipe.schema import Recipe
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.open_dataset import is_foreign, open_dataset
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.target import TargetKind
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.train.checkpoint import load
+from resolute.train.logs.score import METRICS, Metric
+from resolute.train.loop import image_dtype
+from resolute.train.model.build import build_model
+from resolute.train.model.head import Head
+from resolute.train.recipe.schema import Recipe
 
 __all__ = ["Overlap", "SavedRun", "Weights", "left_out_note", "open_eval_set", "open_saved_run", "training_overlap",
            "validation_loader"]  # fmt: skip

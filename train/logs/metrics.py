@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from pipeline import cuda
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import BatchSpec
-from train.devices.distributed import Ranks
-from train.early_stopping import NotFinite
-from train.model.head import CLASSES, Head
-from train.validation import BatchScores, Validation
+from resolute.errors import ResoluteError
+from resolute.pipeline import cuda
+from resolute.pipeline.plan.plan import BatchSpec
+from resolute.train.devices.distributed import Ranks
+from resolute.train.early_stopping import NotFinite
+from resolute.train.model.head import CLASSES, Head
+from resolute.train.validation import BatchScores, Validation
 
 from .hardware import GpuUtilization, peak_memory_bytes, reset_peak_memory
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 from .score import best_epoch
 

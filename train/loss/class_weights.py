@@ -7,9 +7,9 @@ import difflib
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
-from train.recipe.schema import Loss
+from resolute.errors import ResoluteError
+from resolute.pipeline.plan.plan import Plan
+from resolute.train.recipe.schema import Loss
 
 __all__ = ["class_weights"]
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.errors import ResoluteError
-from train.model.build import build_model
-from train.recipe.schema import Data, Distill, Model
+from resolute.errors import ResoluteError
+from resolute.train.model.build import build_model
+from resolute.train.recipe.schema import Data, Distill, Model
 
 __all__ = ["Teacher", "build_teacher", "distilled"]
 

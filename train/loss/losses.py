@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from train.model.head import CLASSES, Head
-from train.recipe.schema import Loss
+from resolute.train.model.head import CLASSES, Head
+from resolute.train.recipe.schema import Loss
 
 __all__ = ["build_loss", "mixed_binary_cross_entropy", "mixed_cross_entropy"]
 

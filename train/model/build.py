@@ -18,9 +18,9 @@ from timm.models import load_state_dict
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from pipeline.errors import ResoluteError, StorageError
-from train import checkpoint
-from train.recipe.schema import Ema, Model
+from resolute.errors import ResoluteError, StorageError
+from resolute.train import checkpoint
+from resolute.train.recipe.schema import Ema, Model
 
 from .norms import set_norms
 

@@ -12,9 +12,9 @@ from timm.models import group_parameters
 from timm.models._manipulate import flatten_modules
 from torch import nn
 
-from pipeline.errors import ResoluteError
-from pipeline.plan.stage import Stage
-from train.recipe.schema import Freeze
+from resolute.errors import ResoluteError
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.recipe.schema import Freeze
 
 __all__ = ["Freezer", "layers", "trainable_sets"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.dataset.target import Target
-from pipeline.errors import ResoluteError
-from train.recipe.schema import Distill, Loss
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.target import Target
+from resolute.train.recipe.schema import Distill, Loss
 
 __all__ = ["CLASSES", "Head"]
 

@@ -12,8 +12,8 @@ from timm.layers import BatchNormAct2d, GroupNormAct, convert_sync_batchnorm
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pipeline.errors import ResoluteError
-from train.recipe.schema import Model
+from resolute.errors import ResoluteError
+from resolute.train.recipe.schema import Model
 
 __all__ = ["GhostBatchNorm", "batch_norms", "set_norms", "statistics_kept"]
 

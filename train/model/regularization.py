@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from pipeline.errors import ResoluteError
-from train.recipe.schema import Model, Recipe
+from resolute.errors import ResoluteError
+from resolute.train.recipe.schema import Model, Recipe
 
 from .build import without_weights
 

@@ -11,9 +11,9 @@ import torch
 from timm.utils import dispatch_clip_grad
 from torch import nn
 
-from pipeline.errors import ResoluteError
-from train.model.build import head_parameters
-from train.recipe.schema import Optim
+from resolute.errors import ResoluteError
+from resolute.train.model.build import head_parameters
+from resolute.train.recipe.schema import Optim
 
 from .muon import replace_emulated_bf16
 

@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from pipeline.plan.batching import run_epochs
-from pipeline.plan.stage import Stage
-from train.recipe.schema import Optim, Schedule
+from resolute.pipeline.plan.batching import run_epochs
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.recipe.schema import Optim, Schedule
 
 __all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_samples", "epoch_steps", "peak_momentum"]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from pipeline import cuda
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import BatchSpec, Plan
-from pipeline.plan.stage import AUTO
-from train.loop import Learner
-from train.recipe.schema import Recipe
+from resolute.errors import ResoluteError
+from resolute.pipeline import cuda
+from resolute.pipeline.plan.plan import BatchSpec, Plan
+from resolute.pipeline.plan.stage import AUTO
+from resolute.train.loop import Learner
+from resolute.train.recipe.schema import Recipe
 
 from .measure import synthetic
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
-from train.logs.run_log import format_duration
+from resolute.errors import ResoluteError
+from resolute.pipeline.plan.plan import Plan
+from resolute.train.logs.run_log import format_duration
 
 from .measure import Pace
 

@@ -20,13 +20,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pipeline import cuda
-from pipeline.loader.loader import Batch, Loader
-from pipeline.plan.plan import BatchSpec, Plan
-from pipeline.plan.stage import BatchShape
-from train.logs.hardware import peak_memory_bytes, reset_peak_memory
-from train.loop import Learner
-from train.model.head import CLASSES, Head
+from resolute.pipeline import cuda
+from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.plan.plan import BatchSpec, Plan
+from resolute.pipeline.plan.stage import BatchShape
+from resolute.train.logs.hardware import peak_memory_bytes, reset_peak_memory
+from resolute.train.loop import Learner
+from resolute.train.model.head import CLASSES, Head
 
 __all__ = ["Decode", "Leg", "Pace", "Stopwatch", "busiest", "choose_decode", "combined", "legs", "measure",
            "measure_stages", "restored", "synthetic", "synthetic_batch"]  # fmt: skip

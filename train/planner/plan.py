@@ -20,18 +20,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from pipeline.dataset.open_dataset import is_foreign, open_dataset
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
-from pipeline.storage.atomic_file import check_output, output_file, used_folder
-from train.cross_validation import chosen_folds
-from train.devices.distributed import Ranks, join
-from train.logs.hardware import describe, process_age_s
-from train.loop import Learner
-from train.recipe.schema import Recipe
-from train.report.classes import HEADS, class_rows
-from train.setup import Options
-from train.trainer import session
+from resolute.errors import ResoluteError
+from resolute.files import check_output, output_file, used_folder
+from resolute.pipeline.dataset.open_dataset import is_foreign, open_dataset
+from resolute.pipeline.plan.plan import Plan
+from resolute.train.cross_validation import chosen_folds
+from resolute.train.devices.distributed import Ranks, join
+from resolute.train.logs.hardware import describe, process_age_s
+from resolute.train.loop import Learner
+from resolute.train.recipe.schema import Recipe
+from resolute.train.report.classes import HEADS, class_rows
+from resolute.train.setup import Options
+from resolute.train.trainer import session
 
 from .batch_size import out_of_memory
 from .estimate import Forecast, advice, parse_duration, table, to_json, with_doubled_batches
@@ -44,7 +44,7 @@ _CLASSES = 3  # most and least frequent ones shown
 
 
 def main(args: argparse.Namespace) -> int:
-    """`python -m train plan`: print, and write to `--json`, the forecast of a run. Returns the exit status."""
+    """`python -m resolute.train plan`: print, and write to `--json`, the forecast of a run. Returns the exit status."""
     if args.json:
         check_output(args.json, setting="--json", suffixes=(".json",))
     if args.suggest:

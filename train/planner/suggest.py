@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ResoluteError
-from pipeline.plan.stage import AUTO, Stage
-from pipeline.storage.atomic_file import output_file
-from train.logs.run_log import format_duration
-from train.recipe.schema import Recipe, scaled_schedule
-from train.recipe.toml import recipe_text
+from resolute.errors import ResoluteError
+from resolute.files import output_file
+from resolute.pipeline.plan.stage import AUTO, Stage
+from resolute.train.logs.run_log import format_duration
+from resolute.train.recipe.schema import Recipe, scaled_schedule
+from resolute.train.recipe.toml import recipe_text
 
 from .estimate import Forecast
 

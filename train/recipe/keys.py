@@ -1,4 +1,4 @@
-"""`python -m train keys`: all recipe keys from the dataclasses: key, type, range, default and help."""
+"""`python -m resolute.train keys`: all recipe keys from the dataclasses: key, type, range, default and help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.plan.recipe_key import range_text
+from resolute.pipeline.plan.recipe_key import range_text
 
 from .schema import Augment, Recipe, Regularization, Stage
 

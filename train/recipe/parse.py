@@ -9,7 +9,7 @@ import types
 import typing
 from typing import Any, Literal
 
-from pipeline.errors import ResoluteError, check
+from resolute.errors import ResoluteError, check
 
 __all__ = ["RENAMED", "build"]
 

@@ -16,9 +16,9 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.errors import ResoluteError, check
-from pipeline.plan.recipe_key import check_ranges, key
-from pipeline.plan.stage import (
+from resolute.errors import ResoluteError, check
+from resolute.pipeline.plan.recipe_key import check_ranges, key
+from resolute.pipeline.plan.stage import (
     AUGMENT_STRENGTHS,
     AUTO,
     BATCH_SIZES,
@@ -34,9 +34,9 @@ from .parse import build
 from .sections import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
 
 if TYPE_CHECKING:
-    from pipeline.dataset.shard_set import ShardSet
-    from pipeline.plan.order import Order
-    from pipeline.plan.plan import Plan
+    from resolute.pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.plan.order import Order
+    from resolute.pipeline.plan.plan import Plan
 
 __all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss", "Model", "Optim", "Precision",
            "Recipe", "Regularization", "Schedule", "Stage", "Stop",
@@ -160,7 +160,9 @@ class Recipe:
         `auto_order`: the order of `data.order = "auto"`, which a resumed run takes from its checkpoint; None: `block`
         if the set is remote, else `full`.
         """
-        from pipeline.plan.plan import Plan  # why here: it loads the compiler, which reading a recipe does not need
+        from resolute.pipeline.plan.plan import (
+            Plan,  # why here: it loads the compiler, which reading a recipe does not need
+        )
 
         order = self.data.order
         if order == "auto":

@@ -9,8 +9,8 @@ import difflib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.errors import check
-from pipeline.plan.recipe_key import check_ranges, described, key
+from resolute.errors import check
+from resolute.pipeline.plan.recipe_key import check_ranges, described, key
 
 __all__ = ["Distill", "Ema", "Freeze", "Loss", "Model", "Optim", "Precision", "Schedule", "Stop"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.report.charts import Chart, Series, chart
-from train.logs.run_log import RunLogReader
+from resolute.report.charts import Chart, Series, chart
+from resolute.train.logs.run_log import RunLogReader
 
 __all__ = ["HEADS", "ClassCounts", "class_counts", "class_rows"]
 

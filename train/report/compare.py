@@ -1,4 +1,4 @@
-"""`python -m train compare RUN RUN …`: one page about several runs, from their logs; imports neither torch nor DALI.
+"""`python -m resolute.train compare RUN RUN …`: one page about several runs, from their logs; imports neither torch nor DALI.
 
 Accuracy against time and epochs, losses, step times, tables, and the settings in which the runs differ. A run of folds
 stands for its folds.
@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ResoluteError
-from pipeline.report.charts import Chart, Series, chart
-from pipeline.report.page import figures_page
-from pipeline.storage.atomic_file import check_output, output_file
-from train.logs.run_log import RunLogReader, format_duration
-from train.logs.score import Metric, best_score
-from train.run_folder import existing_run
+from resolute.errors import ResoluteError
+from resolute.files import check_output, output_file
+from resolute.report.charts import Chart, Series, chart
+from resolute.report.page import figures_page
+from resolute.train.logs.run_log import RunLogReader, format_duration
+from resolute.train.logs.score import Metric, best_score
+from resolute.train.run_folder import existing_run
 
 from .curves import metrics_of, time_unit
 from .diagnosis import stage_rows

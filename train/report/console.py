@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.dataset.target import TargetKind
-from train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs
-from train.logs.score import METRICS, Metric, best_score, main_metric
+from resolute.pipeline.dataset.target import TargetKind
+from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs
+from resolute.train.logs.score import METRICS, Metric, best_score, main_metric
 
 from .html import write_page
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.report.charts import Chart, Series, chart
-from train.logs.score import METRICS, Metric, main_metric
+from resolute.report.charts import Chart, Series, chart
+from resolute.train.logs.score import METRICS, Metric, main_metric
 
 __all__ = ["metric_series", "metrics_of", "schedule_charts", "time_unit"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from train.logs.run_log import SWITCH_STEPS, RunLogReader, format_duration, switch_costs
-from train.logs.score import best_score, main_metric
+from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, format_duration, switch_costs
+from resolute.train.logs.score import best_score, main_metric
 
 from .classes import class_counts
 

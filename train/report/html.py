@@ -1,4 +1,4 @@
-"""`python -m train report RUN`: writes RUN/report.html from run.jsonl and validation.json.
+"""`python -m resolute.train report RUN`: writes RUN/report.html from run.jsonl and validation.json.
 
 Training does so after every epoch. The page is self-contained and needs no network.
 """
@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ResoluteError
-from pipeline.report.charts import Chart, Series, chart, short
-from pipeline.report.page import render
-from pipeline.storage.atomic_file import output_file
-from train.logs.run_log import Columns, RunLogReader, format_duration
-from train.logs.score import best_score, main_metric
-from train.recipe.schema import Recipe
-from train.recipe.toml import recipe_text
-from train.run_folder import existing_run
+from resolute.errors import ResoluteError
+from resolute.files import output_file
+from resolute.report.charts import Chart, Series, chart, short
+from resolute.report.page import render
+from resolute.train.logs.run_log import Columns, RunLogReader, format_duration
+from resolute.train.logs.score import best_score, main_metric
+from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.toml import recipe_text
+from resolute.train.run_folder import existing_run
 
 from .classes import HEADS, class_counts, class_rows
 from .curves import metric_series, metrics_of, schedule_charts, time_unit

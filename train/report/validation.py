@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.report.charts import Chart, Series, chart
-from pipeline.storage.atomic_file import output_file
-from train.logs.score import METRICS
+from resolute.errors import ResoluteError
+from resolute.files import output_file
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.report.charts import Chart, Series, chart
+from resolute.train.logs.score import METRICS
 
 __all__ = ["FILE", "confused_photos", "read_validation", "sections", "write_validation"]
 

@@ -31,22 +31,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import STORED, manifest_bytes
-from pipeline.dataset.index_array import Records, checksums, checksums_name, read_checksums
-from pipeline.dataset.target import CLASS, Target
-from pipeline.errors import Missing, ResoluteError, StorageError
-from pipeline.storage.atomic_file import atomic_write, delete_partial
-from pipeline.storage.base import Files
-from pipeline.storage.disk_cache import CacheSettings, cache_error, exclusive_writer, write_at
-from pipeline.storage.local import retry_local
-from pipeline.storage.threads import DaemonPool
+from resolute.errors import Missing, ResoluteError, StorageError
+from resolute.files import atomic_write, delete_partial
+from resolute.pipeline.dataset.format import STORED, manifest_bytes
+from resolute.pipeline.dataset.index_array import Records, checksums, checksums_name, read_checksums
+from resolute.pipeline.dataset.target import CLASS, Target
+from resolute.pipeline.storage.base import Files
+from resolute.pipeline.storage.disk_cache import CacheSettings, cache_error, exclusive_writer, write_at
+from resolute.pipeline.storage.local import retry_local
+from resolute.pipeline.storage.threads import DaemonPool
 
 from .sample_check import FOREIGN_SAMPLE, CheckedSamples, SampleFields, check_samples
 from .tar_reader import Sample, samples
 
 __all__ = ["REPAIR", "ForeignIndex", "open_index"]
 
-REPAIR = "fetch the tar again, or index it as it is: `python -m pipeline index SOURCE`"
+REPAIR = "fetch the tar again, or index it as it is: `python -m resolute.pipeline index SOURCE`"
 _FORMAT, _VERSION = "resolute-foreign-index", 3
 _FOLDER = ".resolute-index"
 _TASK_SAMPLES = 16

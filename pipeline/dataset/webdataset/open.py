@@ -24,13 +24,13 @@ from typing import get_args
 import numpy as np
 from braceexpand import braceexpand
 
-from pipeline.cpu_count import available_cpus
-from pipeline.dataset.format import is_shard_set
-from pipeline.dataset.shard_set import EveryRes, ShardSet, Split
-from pipeline.dataset.target import CLASS, Target, TargetKind
-from pipeline.errors import ResoluteError, StorageError, strip_credentials
-from pipeline.storage.base import is_url, open_files
-from pipeline.storage.disk_cache import CacheSettings
+from resolute.errors import ResoluteError, StorageError, strip_credentials
+from resolute.machine import available_cpus
+from resolute.pipeline.dataset.format import is_shard_set
+from resolute.pipeline.dataset.shard_set import EveryRes, ShardSet, Split
+from resolute.pipeline.dataset.target import CLASS, Target, TargetKind
+from resolute.pipeline.storage.base import is_url, open_files
+from resolute.pipeline.storage.disk_cache import CacheSettings
 
 from .index import REPAIR, ForeignIndex, open_index
 from .sample_check import SampleFields

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import SAMPLE, STORED
-from pipeline.dataset.target import CLASS, TargetKind
-from pipeline.storage.base import Files
+from resolute.pipeline.dataset.format import SAMPLE, STORED
+from resolute.pipeline.dataset.target import CLASS, TargetKind
+from resolute.pipeline.storage.base import Files
 
 from .image_check import Unusable, upright_size
 from .tar_reader import Member, Sample

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 __all__ = ["Member", "Sample", "samples"]
 

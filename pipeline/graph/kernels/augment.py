@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.jit import compiled
-from pipeline.plan import autoaugment as p
+from resolute.pipeline.jit import compiled
+from resolute.pipeline.plan import autoaugment as p
 
 __all__ = ["apply_ops", "blend"]
 

@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pipeline.jit import compiled
+from resolute.pipeline.jit import compiled
 
 __all__ = ["TAG_BYTES", "EncodedImages", "crc32", "fetch"]
 

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pipeline.jit import compiled
+from resolute.pipeline.jit import compiled
 
 __all__ = ["normalise_rows", "resample_weights", "resize"]
 

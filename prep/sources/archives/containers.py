@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pipeline.errors import StorageError
-from prep.sources.image_ref import is_url
-from prep.storage.retry import retry
+from resolute.errors import StorageError
+from resolute.prep.sources.image_ref import is_url
+from resolute.prep.storage.retry import retry
 
 __all__ = ["check_containers", "container_sizes"]
 

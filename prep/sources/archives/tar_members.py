@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, cast
 
-from pipeline.errors import ResoluteError
-from prep.sources.filesystem import file_name, open_file, read_errors
-from prep.sources.image_ref import MAX_BYTES
+from resolute.errors import ResoluteError
+from resolute.prep.sources.filesystem import file_name, open_file, read_errors
+from resolute.prep.sources.image_ref import MAX_BYTES
 
 __all__ = ["COMPRESSED", "TarMember", "TarReader", "is_compressed", "open_tar"]
 

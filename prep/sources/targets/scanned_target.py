@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from pipeline.dataset.target import TargetKind
-from pipeline.errors import ResoluteError
-from prep.sources.image_ref import Label, SourceTarget
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.target import TargetKind
+from resolute.prep.sources.image_ref import Label, SourceTarget
 
 from .target_cells import TargetSetting, describe_label, float32, name_and_unit, split_items
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.dataset.target import TargetKind
-from pipeline.errors import ResoluteError
-from prep.sources.image_ref import Label
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.target import TargetKind
+from resolute.prep.sources.image_ref import Label
 
 __all__ = ["AUTO", "Cells", "Meaning", "TargetSetting", "describe_label", "float32", "is_number", "name_and_unit",
            "parse_target", "split_items"]  # fmt: skip

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.dataset.open_dataset import open_dataset
-from pipeline.dataset.shard_set import ShardSet, fold_numbers
-from pipeline.errors import ResoluteError, StorageError
+from resolute.errors import ResoluteError, StorageError
+from resolute.pipeline.dataset.open_dataset import open_dataset
+from resolute.pipeline.dataset.shard_set import ShardSet, fold_numbers
 from tests.support.trees import tree
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from nvidia.dali import Pipeline, fn, pipeline_def, types
 
-from pipeline.dataset.webdataset.image_check import Unusable, upright_size
+from resolute.pipeline.dataset.webdataset.image_check import Unusable, upright_size
 from tests.support.third_party_tars import encoded, exif, random_image
 
 WHOLE = {

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import SAMPLE, STORED
-from pipeline.dataset.index_array import (
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import SAMPLE, STORED
+from resolute.pipeline.dataset.index_array import (
     BLOCK_BYTES,
     JoinedRecords,
     Records,
@@ -23,7 +24,6 @@ from pipeline.dataset.index_array import (
     checksums_name,
     read_checksums,
 )
-from pipeline.errors import ResoluteError
 
 N = 5000
 

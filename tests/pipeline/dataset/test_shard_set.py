@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, read_manifest
-from pipeline.dataset.index_array import checksums, checksums_name
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError, differences
-from pipeline.storage.base import open_files
-from prep.__main__ import main as prep
+from resolute.errors import ResoluteError, differences
+from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, read_manifest
+from resolute.pipeline.dataset.index_array import checksums, checksums_name
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.storage.base import open_files
+from resolute.prep.__main__ import main as prep
 from tests.conftest import make_photos
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.dataset.target import Target
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Augment, Stage
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Augment, Stage
 from tests.support.retarget import retarget
 
 CLASSES = tuple(f"c{i}" for i in range(11))  # more than one byte of bits

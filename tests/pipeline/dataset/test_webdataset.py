@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from pipeline import Augment, Loader, Plan, ResoluteError, Stage
-from pipeline.__main__ import main
-from pipeline.dataset.open_dataset import open_dataset
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import StorageError
-from pipeline.loader.reader import Reader
+from resolute import Augment, Loader, Plan, ResoluteError, Stage
+from resolute.errors import StorageError
+from resolute.pipeline.__main__ import main
+from resolute.pipeline.dataset.open_dataset import open_dataset
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.reader import Reader
 from tests.support import reference
 from tests.support.tar_headers import DAMAGED_HEADERS, header
 from tests.support.third_party_tars import BAD, encoded, expected_samples, opened, rejects, sample, write

@@ -11,15 +11,15 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline import ResoluteError
-from pipeline.loader.reader import Reader
+from resolute import ResoluteError
+from resolute.pipeline.loader.reader import Reader
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.third_party_tars import encoded, opened, sample, write
 
 
 def test_a_second_open_reads_no_tar_and_gives_the_same_set(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = opened(tars)
-    monkeypatch.setattr("pipeline.dataset.webdataset.index.samples", None)  # the walk over a tar
+    monkeypatch.setattr("resolute.pipeline.dataset.webdataset.index.samples", None)  # the walk over a tar
     second, lines = opened([tars / "val-000.tar", str(tars / "train-{000..002}.tar")])
     assert not lines
     assert first.hash == second.hash
@@ -82,7 +82,7 @@ def test_the_index_is_cached_elsewhere_if_the_tars_are_on_read_only_storage(
     tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RESOLUTE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("pipeline.dataset.webdataset.index._writable", lambda place: tars not in place.parents)
+    monkeypatch.setattr("resolute.pipeline.dataset.webdataset.index._writable", lambda place: tars not in place.parents)
     shards, _ = opened(tars)
     assert not (tars / ".resolute-index").exists()
     assert len(list((tmp_path / "cache" / "foreign").glob("*/*/meta.json"))) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 from tests.support.third_party_tars import encoded, opened, write
 
 NAMES = ("cat", "dog", "bird", *(f"c{n}" for n in range(3, 10)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.examples import accelerate_loop
+from resolute.pipeline.examples import accelerate_loop
 from tests import ROOT
 
 WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25"]

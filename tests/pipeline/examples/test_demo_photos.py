@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.examples.demo_photos import main
-from pipeline.examples.demo_scene import CLASSES, draw
+from resolute.pipeline.examples.demo_photos import main
+from resolute.pipeline.examples.demo_scene import CLASSES, draw
 from tests import ROOT
 from tests.support.trees import tree
 
@@ -21,7 +21,7 @@ def test_the_photos_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> No
     for workers in ("1", "2"):
         out = tmp_path / workers
         # why a process: its workers import the function that draws from the program's main module
-        command = [sys.executable, "-m", "pipeline.examples.demo_photos", "--out", str(out), "--images", "30"]
+        command = [sys.executable, "-m", "resolute.pipeline.examples.demo_photos", "--out", str(out), "--images", "30"]
         subprocess.run([*command, "--workers", workers], cwd=ROOT, check=True)
         assert sorted(path.name for path in out.iterdir() if path.is_dir()) == sorted(CLASSES)
     assert tree(tmp_path / "1") == tree(tmp_path / "2")
@@ -53,7 +53,7 @@ def test_an_interrupted_demo_leaves_nothing_and_can_be_repeated(
         raise KeyboardInterrupt
 
     argv = ["--out", str(tmp_path / "demo"), "--images", "10", "--workers", "1"]
-    monkeypatch.setattr("pipeline.examples.demo_photos.tqdm", interrupt)
+    monkeypatch.setattr("resolute.pipeline.examples.demo_photos.tqdm", interrupt)
     assert main(argv) == 130
     assert not (tmp_path / "demo").exists()
     monkeypatch.undo()

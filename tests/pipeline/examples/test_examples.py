@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import Loader, Plan, ResoluteError, ShardSet, Stage
-from pipeline.examples import plain, timm_loop
+from resolute import Loader, Plan, ResoluteError, ShardSet, Stage
+from resolute.pipeline.examples import plain, timm_loop
 from tests import ROOT
 from tests.support.commands import Ended
 from tests.train.test_targets import of_kind
@@ -93,7 +93,7 @@ def test_an_example_runs_on_the_cpu_at_the_resolutions_of_the_set_by_default(
 def test_bad_arguments_of_an_example_are_reported_in_one_line(
     shard_root: Path, tmp_path: Path, forked: Callable[..., Ended], words: list[str], message: str
 ) -> None:
-    ended = forked("pipeline.examples.plain", shard_root, *words, "--checkpoint", tmp_path / "x")
+    ended = forked("resolute.pipeline.examples.plain", shard_root, *words, "--checkpoint", tmp_path / "x")
     assert ended.status == 2, ended.err
     assert message in ended.err
     assert len(ended.err.splitlines()) == 1

@@ -24,7 +24,7 @@ def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     pytest.importorskip(request.param)
     for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "ACCELERATE_USE_CPU"):
         monkeypatch.setenv(name, "1")
-    return importlib.import_module(f"pipeline.examples.{request.param}_loop")
+    return importlib.import_module(f"resolute.pipeline.examples.{request.param}_loop")
 
 
 def test_a_resumed_run_ends_with_the_same_weights(

@@ -15,16 +15,16 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.graph import augment_nodes as ops
-from pipeline.graph import gpu_augment as launch
-from pipeline.graph.gpu_augment import GpuAugment
-from pipeline.graph.kernels import augment as pixels
-from pipeline.graph.kernels import triton_finish, triton_slot
-from pipeline.plan import autoaugment as p
-from pipeline.plan.plan import BatchSpec, Plan
-from pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, UNMIXED, Features, augment_params, features
-from pipeline.plan.stage import Augment, Stage
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.graph import augment_nodes as ops
+from resolute.pipeline.graph import gpu_augment as launch
+from resolute.pipeline.graph.gpu_augment import GpuAugment
+from resolute.pipeline.graph.kernels import augment as pixels
+from resolute.pipeline.graph.kernels import triton_finish, triton_slot
+from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.plan import BatchSpec, Plan
+from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, UNMIXED, Features, augment_params, features
+from resolute.pipeline.plan.stage import Augment, Stage
 from tests.pipeline.graph.test_augment_kernels import CASES, EVERY, MEAN, STD, run
 from tests.support import reference_ops
 from tests.support.batch_spec import batch_spec as spec

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
-from pipeline.graph import augment_nodes as ops
-from pipeline.graph import cpu_nodes as cpu
-from pipeline.graph.graph import _graph
-from pipeline.graph.kernels import augment as pixels
-from pipeline.plan import autoaugment as p
-from pipeline.plan.plan import BatchSpec
-from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, features
-from pipeline.plan.stage import Augment
+from resolute.pipeline.graph import augment_nodes as ops
+from resolute.pipeline.graph import cpu_nodes as cpu
+from resolute.pipeline.graph.graph import _graph
+from resolute.pipeline.graph.kernels import augment as pixels
+from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, features
+from resolute.pipeline.plan.stage import Augment
 from tests import SHARED_DATA
 from tests.pipeline.graph.test_gpu_graph import PLAIN
 from tests.support import reference, reference_ops

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.graph.buffers import BufferPool
+from resolute.pipeline.graph.buffers import BufferPool
 
 
 def test_a_buffer_is_reused_only_after_its_last_view_is_deleted() -> None:

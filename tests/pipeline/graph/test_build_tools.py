@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.errors import ResoluteError
-from pipeline.graph.augment_nodes import erase_noise
-from pipeline.graph.gpu_augment import GpuAugment
-from pipeline.plan.sampling import features
-from pipeline.plan.stage import Augment
+from resolute.errors import ResoluteError
+from resolute.pipeline.graph.augment_nodes import erase_noise
+from resolute.pipeline.graph.gpu_augment import GpuAugment
+from resolute.pipeline.plan.sampling import features
+from resolute.pipeline.plan.stage import Augment
 from tests.support.gpu_on_cpu import MEAN, STD
 
 

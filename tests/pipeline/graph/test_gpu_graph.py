@@ -12,14 +12,14 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from PIL import Image
 
-from pipeline.graph.graph import _graph, gpu_inputs
-from pipeline.graph.kernels.resize import resize
-from pipeline.plan.sampling import Features, features
-from pipeline.plan.stage import Augment
+from resolute.pipeline.graph.graph import _graph, gpu_inputs
+from resolute.pipeline.graph.kernels.resize import resize
+from resolute.pipeline.plan.sampling import Features, features
+from resolute.pipeline.plan.stage import Augment
+from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.support.batch_spec import batch_spec
 from tests.support.dali_graph import graph_faults
-from train.recipe.schema import Recipe
 
 PLAIN: dict[str, Any] = {
     "batch_size": 4, "num_threads": 1, "device_id": None, "prefetch_queue_depth": 2, "exec_dynamic": True,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.graph.kernels.resize import resample_weights, resize
+from resolute.pipeline.graph.kernels.resize import resample_weights, resize
 
 SIZES = [(125, 150, 128), (60, 80, 128), (100, 128, 128), (256, 330, 224), (47, 33, 48), (500, 333, 37), (900, 70, 64),
          (64, 64, 64), (1, 1, 5), (1, 7, 33), (7, 1, 33), (2, 2, 3), (3, 400, 7)]  # fmt: skip

@@ -15,9 +15,9 @@ import pytest
 import torch
 import triton
 
-from benchmarks.kernels import CAPABILITIES, Launch, compiled, launches, over_budget, specialization, variants
-from pipeline.plan.sampling import Features, features
-from pipeline.plan.stage import Augment
+from resolute.benchmarks.kernels import CAPABILITIES, Launch, compiled, launches, over_budget, specialization, variants
+from resolute.pipeline.plan.sampling import Features, features
+from resolute.pipeline.plan.stage import Augment
 from tests import ROOT
 
 EVERYTHING = features([

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.graph.kernels import augment as kernels
-from pipeline.loader.loader import Loader
-from pipeline.plan import autoaugment as p
-from pipeline.plan.plan import Plan
-from pipeline.plan.sampling import features, pack_ops
-from pipeline.plan.stage import Augment, Stage
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.graph.kernels import augment as kernels
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.sampling import features, pack_ops
+from resolute.pipeline.plan.stage import Augment, Stage
+from resolute.train.recipe.schema import Recipe
 from tests.support import reference
-from train.recipe.schema import Recipe
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ALL = Augment(scale=(0.3, 1.0), policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), jitter_prob=0.8, grey_prob=0.2,

@@ -15,8 +15,8 @@ from tests.support.commands import Command
 _CONSUMER = """
 import gc, json, os, signal, sys, threading, time
 from pathlib import Path
-from pipeline import Loader, Plan, ShardSet, Stage
-from pipeline.plan.stage import Augment
+from resolute import Loader, Plan, ShardSet, Stage
+from resolute.pipeline.plan.stage import Augment
 
 
 def left():

@@ -9,11 +9,11 @@ import pytest
 import torch
 from nvidia.dali import fn
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.graph.graph import Graph
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Augment, Stage
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.graph.graph import Graph
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Augment, Stage
 from tests.support.gpu_on_cpu import GpuLoader, differences
 
 MIXING: dict[str, dict[str, Any]] = {

@@ -11,12 +11,12 @@ import pytest
 import torch
 from nvidia.dali.pipeline import Pipeline
 
-from pipeline.dataset import index_array
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Batch, Loader
-from pipeline.loader.reader import PendingBatch, Reader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Augment, Stage
+from resolute.pipeline.dataset import index_array
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.loader.reader import PendingBatch, Reader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Augment, Stage
 from tests import ROOT
 from tests.support.commands import Command
 from tests.support.damage import damage_sample
@@ -27,7 +27,7 @@ from tests.support.gpu_on_cpu import GpuLoader
 _LOOP = """
 import json, os, random, signal, sys, threading, time
 import torch
-from pipeline import Augment, Loader, Plan, ShardSet, Stage
+from resolute import Augment, Loader, Plan, ShardSet, Stage
 
 root, kind, wanted = sys.argv[1], sys.argv[2], int(sys.argv[3])
 rich = Augment(policy="randaugment", mixup_alpha=0.4)
@@ -94,7 +94,7 @@ def test_a_loop_interrupted_at_random_moments_gets_every_batch_once_and_in_order
 
 _BUFFERS = """
 import os, signal, threading, time
-from pipeline.graph.buffers import BufferPool
+from resolute.pipeline.graph.buffers import BufferPool
 
 pool, sent, caught, until = BufferPool(nbytes=4096, count=4), 0, 0, time.monotonic() + 20
 
@@ -131,7 +131,7 @@ def test_ctrl_c_while_a_batch_is_freed_is_not_swallowed(tmp_path: Path) -> None:
 _RECORDS = """
 import os, signal, sys, threading, time
 import numpy as np
-from pipeline import ShardSet
+from resolute import ShardSet
 
 records, ids, caught = ShardSet.open(sys.argv[1]).splits["train"].samples, np.arange(64), 0
 records[ids]

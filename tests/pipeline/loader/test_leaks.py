@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Augment, Stage
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Augment, Stage
 
 AUGMENTS = (Augment(), Augment(mixup_alpha=0.4, cutmix_alpha=1.0), Augment(policy="randaugment"))
 

@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from pipeline.cuda import usable
-from pipeline.dataset.index_array import Records
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import DamagedSample, ResoluteError, StorageError
-from pipeline.loader.loader import Batch, Loader, pack_labels, unpack_labels
-from pipeline.loader.reader import Reader
-from pipeline.plan.plan import Plan
-from pipeline.plan.sampling import CUTMIX, MIXUP
-from pipeline.plan.stage import Augment, Stage
+from resolute.errors import DamagedSample, ResoluteError, StorageError
+from resolute.pipeline.cuda import usable
+from resolute.pipeline.dataset.index_array import Records
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Batch, Loader, pack_labels, unpack_labels
+from resolute.pipeline.loader.reader import Reader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.sampling import CUTMIX, MIXUP
+from resolute.pipeline.plan.stage import Augment, Stage
 from tests.support import reference
 from tests.support.damage import damage_sample
 from tests.support.fake_cuda import FakeCuda
@@ -329,7 +329,7 @@ def requested_graph(monkeypatch: pytest.MonkeyPatch, plan: Plan, **options: Any)
     def graph(**arguments: Any) -> None:
         raise GraphRequested(**arguments)
 
-    monkeypatch.setattr("pipeline.loader.loader.Graph", graph)
+    monkeypatch.setattr("resolute.pipeline.loader.loader.Graph", graph)
     with pytest.raises(GraphRequested) as request:
         Loader(plan, **options)
     return request.value.options
@@ -368,7 +368,7 @@ def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[
 
 def test_cuda_without_an_index_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1)
-    monkeypatch.setattr("pipeline.cuda.driver", driver)
+    monkeypatch.setattr("resolute.pipeline.cuda.driver", driver)
     assert usable("cuda") == torch.device("cuda", 1)
     assert usable("cuda:0") == torch.device("cuda", 0)
     assert usable("cpu") == torch.device("cpu")

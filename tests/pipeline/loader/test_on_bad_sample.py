@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import DamagedSample, ResoluteError, StorageError
-from pipeline.loader.loader import Loader
-from pipeline.loader.reader import EncodedBatch, Reader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Augment, Stage
+from resolute.errors import DamagedSample, ResoluteError, StorageError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.loader.reader import EncodedBatch, Reader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Augment, Stage
 from tests.support import reference
 from tests.support.damage import damage_sample
 

@@ -12,15 +12,15 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.prefetch import Prefetcher
-from pipeline.loader.reader import Reader
-from pipeline.plan.class_sampling import Sampling
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
-from pipeline.storage.base import open_files
-from pipeline.storage.disk_cache import HEADER, CacheSettings
-from pipeline.storage.remote import Remote
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.prefetch import Prefetcher
+from resolute.pipeline.loader.reader import Reader
+from resolute.pipeline.plan.class_sampling import Sampling
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.disk_cache import HEADER, CacheSettings
+from resolute.pipeline.storage.remote import Remote
 from tests.support.s3 import FaultyProxy, proxy, running_s3  # noqa: F401
 
 STEP = 4096

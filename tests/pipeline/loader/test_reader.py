@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.dataset.format import manifest_bytes
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import DamagedSample, StorageError
-from pipeline.graph.kernels.pread import TAG_BYTES, crc32, fetch
-from pipeline.loader.reader import EncodedBatch, Reader
+from resolute.errors import DamagedSample, StorageError
+from resolute.pipeline.dataset.format import manifest_bytes
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.graph.kernels.pread import TAG_BYTES, crc32, fetch
+from resolute.pipeline.loader.reader import EncodedBatch, Reader
 from tests.support.damage import damage_sample
 from tests.support.reference import stored_jpeg
 
@@ -130,10 +130,10 @@ class Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
         self.left, self.lock, self._number, self._pread = times, threading.Lock(), number, os.pread
-        monkeypatch.setattr("pipeline.loader.reader.fetch", self.fetch)
-        monkeypatch.setattr("pipeline.storage.read_at.os.pread", self.pread)
-        monkeypatch.setattr("pipeline.storage.local._FIRST_WAIT_S", 0.001)
-        monkeypatch.setattr("pipeline.storage.local._TRIES", 5)
+        monkeypatch.setattr("resolute.pipeline.loader.reader.fetch", self.fetch)
+        monkeypatch.setattr("resolute.pipeline.storage.read_at.os.pread", self.pread)
+        monkeypatch.setattr("resolute.pipeline.storage.local._FIRST_WAIT_S", 0.001)
+        monkeypatch.setattr("resolute.pipeline.storage.local._TRIES", 5)
 
     def fetch(self, files: Any, *rest: Any) -> Any:
         return fetch(np.full_like(files, -1), *rest)
@@ -178,7 +178,7 @@ def test_a_huge_image_does_not_pad_the_whole_batch(shard_set: ShardSet, monkeypa
     ids = np.arange(16)
     with closing(Reader(shard_set)) as reader:
         assert isinstance(reader.submit("train", 32, ids).result().images, np.ndarray)
-        monkeypatch.setattr("pipeline.loader.reader._MAX_PADDING", 0.5)
+        monkeypatch.setattr("resolute.pipeline.loader.reader._MAX_PADDING", 0.5)
         read = reader.submit("train", 32, ids).result()
         nbytes = shard_set.splits["train"].stored[32][ids]["nbytes"]
         assert [len(piece) for piece in read.images] == (nbytes + TAG_BYTES).tolist()
@@ -232,7 +232,7 @@ def test_closing_during_reads_ends_every_thread(shard_root: Path, shard_set: Sha
 
 
 def test_files_closed_by_the_open_file_limit_are_reopened(shard_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.storage.local.MAX_OPEN_FILES", 1)
+    monkeypatch.setattr("resolute.pipeline.storage.local.MAX_OPEN_FILES", 1)
     shard_set = ShardSet.open(shard_root)
     with closing(Reader(shard_set, threads=4)) as reader:
         ids = np.random.default_rng(1).permutation(75)

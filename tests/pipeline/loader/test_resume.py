@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Batch, Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Augment, Stage
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Augment, Stage
 
 RICH = {"vflip_prob": 0.3, "jitter": (0.4, 0.4, 0.4, 0.1), "grey_prob": 0.2, "blur_prob": 0.3,
         "random_erasing_prob": 0.5, "mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_prob": 0.8}  # fmt: skip

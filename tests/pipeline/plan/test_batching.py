@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.plan.batching import Run, epoch_runs, run_epochs
-from pipeline.plan.plan import BatchSpec, Plan
-from pipeline.plan.stage import Augment, BatchShape, Stage
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.batching import Run, epoch_runs, run_epochs
+from resolute.pipeline.plan.plan import BatchSpec, Plan
+from resolute.pipeline.plan.stage import Augment, BatchShape, Stage
 
 RAMP = (32, 40, 48, 56, 64)
 SCHEDULES = ("epoch", "step", "random")

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.dataset.format import STORED
-from pipeline.dataset.shard_set import ShardSet, Split
-from pipeline.dataset.target import Target
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Loader
-from pipeline.plan.class_sampling import Sampling, quotas
-from pipeline.plan.order import Order, block_samples
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Augment, Stage
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import STORED
+from resolute.pipeline.dataset.shard_set import ShardSet, Split
+from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.class_sampling import Sampling, quotas
+from resolute.pipeline.plan.order import Order, block_samples
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Augment, Stage
 
 SIZES = (400, 180, 90, 41, 0, 20, 9, 4, 1)  # samples of each class
 RICH = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mixup_mode="elem", policy="randaugment", random_erasing_prob=0.5,

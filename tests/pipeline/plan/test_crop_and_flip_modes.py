@@ -15,16 +15,16 @@ from timm.data.auto_augment import AugmentOp
 from torchvision.transforms import RandomCrop
 from torchvision.transforms.v2 import functional
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.graph.kernels import augment as pixels
-from pipeline.plan import autoaugment as p
-from pipeline.plan.crops import CROP_UNIFORMS, random_crops
-from pipeline.plan.plan import Plan
-from pipeline.plan.rng import stream_key, uniforms
-from pipeline.plan.sampling import Features, alternating_flips, augment_params, features
-from pipeline.plan.stage import Augment, Stage
-from train.recipe.schema import Recipe
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.graph.kernels import augment as pixels
+from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.crops import CROP_UNIFORMS, random_crops
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.rng import stream_key, uniforms
+from resolute.pipeline.plan.sampling import Features, alternating_flips, augment_params, features
+from resolute.pipeline.plan.stage import Augment, Stage
+from resolute.train.recipe.schema import Recipe
 
 IDS = np.arange(40_000) * 977
 

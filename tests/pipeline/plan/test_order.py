@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.plan.order import BLOCK_SAMPLES, WINDOW_BLOCKS, Order, block_samples, sample_ids
-from pipeline.plan.rng import stream_key
+from resolute.pipeline.plan.order import BLOCK_SAMPLES, WINDOW_BLOCKS, Order, block_samples, sample_ids
+from resolute.pipeline.plan.rng import stream_key
 from tests.support.reference_rng import permute
 
 ORDERS: tuple[Order, ...] = ("full", "block")

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.plan.batching import Run, rank_bounds
-from pipeline.plan.crops import centre_crops, random_crops
-from pipeline.plan.order import Order
-from pipeline.plan.plan import BatchSpec, Plan
-from pipeline.plan.rng import uniforms
-from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED
-from pipeline.plan.stage import Augment, BatchShape, Stage
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.batching import Run, rank_bounds
+from resolute.pipeline.plan.crops import centre_crops, random_crops
+from resolute.pipeline.plan.order import Order
+from resolute.pipeline.plan.plan import BatchSpec, Plan
+from resolute.pipeline.plan.rng import uniforms
+from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED
+from resolute.pipeline.plan.stage import Augment, BatchShape, Stage
 from tests.support.commands import Ended
 from tests.support.reference import crop_window
 

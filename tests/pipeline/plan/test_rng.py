@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.plan.rng import betas, permute, philox, stream_key, uniforms
+from resolute.pipeline.plan.rng import betas, permute, philox, stream_key, uniforms
 from tests.support import reference_rng
 
 

@@ -13,11 +13,20 @@ import pytest
 from numpy.typing import NDArray
 from torchvision.transforms import v2
 
-from pipeline.plan import autoaugment as p
-from pipeline.plan.crops import random_crops
-from pipeline.plan.rng import stream_key, uniforms
-from pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, features, mix_params, pack_ops
-from pipeline.plan.stage import Augment
+from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.crops import random_crops
+from resolute.pipeline.plan.rng import stream_key, uniforms
+from resolute.pipeline.plan.sampling import (
+    CUTMIX,
+    MIXUP,
+    UNMIXED,
+    Features,
+    augment_params,
+    features,
+    mix_params,
+    pack_ops,
+)
+from resolute.pipeline.plan.stage import Augment
 from tests.support import reference_ops
 
 N = 40_000

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ResoluteError, StorageError
-from pipeline.storage import disk_cache as caching
-from pipeline.storage.disk_cache import HEADER, Cache
+from resolute.errors import ResoluteError, StorageError
+from resolute.pipeline.storage import disk_cache as caching
+from resolute.pipeline.storage.disk_cache import HEADER, Cache
 from tests import ROOT
 
 CHUNK = 10_000
@@ -102,7 +102,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from pipeline.storage.disk_cache import Cache
+from resolute.pipeline.storage.disk_cache import Cache
 from tests.pipeline.storage.test_disk_cache import FULL, read
 folder, seed, keys, limit, log = sys.argv[1:]
 cache, rng = Cache(Path(folder), int(limit) * FULL), Random(int(seed))
@@ -181,7 +181,7 @@ def test_a_damaged_chunk_is_fetched_again(tmp_path: Path, how: str, when: str) -
 WRITER = """
 import os, sys
 from pathlib import Path
-from pipeline.storage import disk_cache as caching
+from resolute.pipeline.storage import disk_cache as caching
 from tests.pipeline.storage.test_disk_cache import FULL, content, key, read
 def half(handle, head, whole):
     os.pwrite(handle, head + whole[:5_000], 0)

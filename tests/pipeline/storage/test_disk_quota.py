@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ResoluteError
-from pipeline.storage import disk_cache as caching
-from pipeline.storage.disk_cache import Cache, CacheSettings
+from resolute.errors import ResoluteError
+from resolute.pipeline.storage import disk_cache as caching
+from resolute.pipeline.storage.disk_cache import Cache, CacheSettings
 from tests.pipeline.storage.test_disk_cache import CHUNK, FULL, content, key, read, real_bytes
 
 

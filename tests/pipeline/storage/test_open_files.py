@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ResoluteError
-from pipeline.storage.base import open_files
-from pipeline.storage.retry import is_final, wait_s
+from resolute.errors import ResoluteError
+from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.retry import is_final, wait_s
 from tests.pipeline.storage.test_remote import TAR, read_everywhere, settings
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.storage.read_at import read_at
-from prep.__main__ import main as prep
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.storage.read_at import read_at
+from resolute.prep.__main__ import main as prep
 from tests.conftest import make_photos
 
 CONTENT = bytes(range(256)) * 4

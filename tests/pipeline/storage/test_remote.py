@@ -21,12 +21,12 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError
-from pipeline.loader.reader import Reader
-from pipeline.storage.base import Files, open_files
-from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.remote import Remote
+from resolute.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.reader import Reader
+from resolute.pipeline.storage.base import Files, open_files
+from resolute.pipeline.storage.disk_cache import CacheSettings
+from resolute.pipeline.storage.remote import Remote
 from tests import ROOT
 from tests.support.s3 import BUCKET, FaultyProxy, proxy, running_s3  # noqa: F401
 
@@ -152,10 +152,10 @@ def test_a_deleted_chunk_is_fetched_again_and_open_chunks_are_bounded(
         chunk.unlink()
         assert read_located(files, 0, 9) == TAR[:9]  # still open
         assert not chunk.exists()
-        monkeypatch.setattr("pipeline.storage.remote.TOUCH_S", -1.0)  # a while later
+        monkeypatch.setattr("resolute.pipeline.storage.remote.TOUCH_S", -1.0)  # a while later
         assert read_located(files, 0, 9) == TAR[:9]
         assert chunk.exists()
-        monkeypatch.setattr("pipeline.storage.remote.MAX_OPEN_FILES", 2)
+        monkeypatch.setattr("resolute.pipeline.storage.remote.MAX_OPEN_FILES", 2)
         for index in range(9):
             assert read_located(files, index * STEP, 1) == TAR[index * STEP :][:1]
             assert len(files._opened) <= 2
@@ -326,8 +326,8 @@ def test_submitted_tasks_never_keep_a_process_from_ending() -> None:
     code = """
 import threading, time
 from pathlib import Path
-from pipeline.storage.base import open_files
-from pipeline.storage.threads import DaemonPool
+from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.threads import DaemonPool
 pool = DaemonPool(2, name="pool", files=open_files("."))
 begun = threading.Event()
 for _ in range(100):
@@ -362,7 +362,7 @@ def test_messages_contain_no_credentials(tmp_path: Path, url: str, monkeypatch: 
 def test_a_manifest_that_is_too_large_is_refused_before_it_is_read(
     tmp_path: Path, remote_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.storage.object_store._MAX_WHOLE_BYTES", 100)
+    monkeypatch.setattr("resolute.pipeline.storage.object_store._MAX_WHOLE_BYTES", 100)
     with opened(remote_url, tmp_path) as files:
         with pytest.raises(ResoluteError, match=r"manifest\.json: too large, got 231 bytes, expected at most 100"):
             files.local("manifest.json")

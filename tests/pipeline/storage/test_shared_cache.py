@@ -11,7 +11,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 from tests import ROOT
 from tests.pipeline.storage.test_remote import INDEX, STEP, TAR, manifest, opened, s3_server, url  # noqa: F401
 from tests.support.s3 import FaultyProxy, proxy  # noqa: F401
@@ -42,8 +42,8 @@ def test_a_changed_set_is_never_read_from_old_chunks(tmp_path: Path, url: str, p
 READ_ALL = """
 import random, sys, time
 from pathlib import Path
-from pipeline.storage.disk_cache import CacheSettings
-from pipeline.storage.base import open_files
+from resolute.pipeline.storage.disk_cache import CacheSettings
+from resolute.pipeline.storage.base import open_files
 url, folder, step, total, seed = sys.argv[1:]
 step, total = int(step), int(total)
 settings = CacheSettings(folder=Path(folder), limit_bytes=4 << 20, chunk_bytes=step, stall_s=30.0)

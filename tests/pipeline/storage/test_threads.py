@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from pipeline.storage.threads import DaemonPool
+from resolute.pipeline.storage.threads import DaemonPool
 
 
 class Cancelling:

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from prep.convert.decode import MAX_BYTES, MAX_PIXELS, MAX_SCANS, Reject, decode
+from resolute.prep.convert.decode import MAX_BYTES, MAX_PIXELS, MAX_SCANS, Reject, decode
 
 Scene = Callable[..., NDArray[np.uint8]]
 
@@ -237,7 +237,7 @@ def test_formats_are_recognised_by_content_and_others_are_rejected(scene: Scene)
 
 PEAK = """
 import resource, sys
-from prep.convert.decode import decode
+from resolute.prep.convert.decode import decode
 def peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 data = open(sys.argv[1], "rb").read()

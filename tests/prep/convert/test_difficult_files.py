@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from prep.convert.decode import decode
+from resolute.prep.convert.decode import decode
 from tests import SHARED_DATA
 
 FOLDER = SHARED_DATA / "difficult"
@@ -33,8 +33,8 @@ CHILD = """
 import json, resource, signal, sys, time
 from pathlib import Path
 import numpy as np
-from prep.convert.decode import Photo, Reject, decode
-from prep.convert.resize import resize_and_encode
+from resolute.prep.convert.decode import Photo, Reject, decode
+from resolute.prep.convert.resize import resize_and_encode
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 out = Path(sys.argv[1])
 for number, path in enumerate(sys.argv[2:]):

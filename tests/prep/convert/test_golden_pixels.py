@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from prep.convert.codecs import PIXELS, codec_versions
-from prep.convert.reduced import decode_for_sizes
-from prep.convert.resize import fit, resize_and_encode, resize_photo
+from resolute.prep.convert.codecs import PIXELS, codec_versions
+from resolute.prep.convert.reduced import decode_for_sizes
+from resolute.prep.convert.resize import fit, resize_and_encode, resize_photo
 
 SIDES = (32, 146, 256)
 # Those with which the digests of JPEGs, and of what is stored, were made.

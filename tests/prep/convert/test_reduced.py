@@ -15,12 +15,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from prep.convert import worker
-from prep.convert.batch import Batch, EncodeOptions
-from prep.convert.decode import Photo, Reject, decode, decode_reduced
-from prep.convert.reduced import decode_for_sizes
-from prep.convert.resize import fit, resize, resize_and_encode, resize_photo
-from prep.sources.image_ref import ByteRange
+from resolute.prep.convert import worker
+from resolute.prep.convert.batch import Batch, EncodeOptions
+from resolute.prep.convert.decode import Photo, Reject, decode, decode_reduced
+from resolute.prep.convert.reduced import decode_for_sizes
+from resolute.prep.convert.resize import fit, resize, resize_and_encode, resize_photo
+from resolute.prep.sources.image_ref import ByteRange
 
 Scene = Callable[..., NDArray[np.uint8]]
 REMAINING = 2.75  # times the stored short side

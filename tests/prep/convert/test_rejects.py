@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from prep.convert import worker
-from prep.convert.batch import Batch, EncodeOptions
-from prep.convert.reject import NOT_THERE
-from prep.sources.image_ref import ByteRange
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.prep.convert import worker
+from resolute.prep.convert.batch import Batch, EncodeOptions
+from resolute.prep.convert.reject import NOT_THERE
+from resolute.prep.sources.image_ref import ByteRange
 
 Prep = Callable[..., Any]
 

@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from prep.convert.decode import Photo, decode
-from prep.convert.resize import EncodedJpeg, fit, resize, resize_and_encode, resize_photo
-from prep.convert.resize_kernel import resample_weights
+from resolute.prep.convert.decode import Photo, decode
+from resolute.prep.convert.resize import EncodedJpeg, fit, resize, resize_and_encode, resize_photo
+from resolute.prep.convert.resize_kernel import resample_weights
 from tests import SHARED_DATA
 
 PHOTOS = SHARED_DATA / "imagenet_like"

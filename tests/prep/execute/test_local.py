@@ -16,16 +16,16 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.errors import ResoluteError
-from prep.convert.batch import EncodeOptions
-from prep.execute.local import convert_shards
-from prep.execute.process_pool import Pool
-from prep.execute.stats import RunStats
-from prep.shards.record import ShardRecord
-from prep.shards.writer import BATCH_SAMPLES, ShardSpec
-from prep.sources.image_ref import ByteRange
-from prep.storage.hashed_file import AtomicFile
-from prep.storage.output import LocalStore
+from resolute.errors import ResoluteError
+from resolute.prep.convert.batch import EncodeOptions
+from resolute.prep.execute.local import convert_shards
+from resolute.prep.execute.process_pool import Pool
+from resolute.prep.execute.stats import RunStats
+from resolute.prep.shards.record import ShardRecord
+from resolute.prep.shards.writer import BATCH_SAMPLES, ShardSpec
+from resolute.prep.sources.image_ref import ByteRange
+from resolute.prep.storage.hashed_file import AtomicFile
+from resolute.prep.storage.output import LocalStore
 from tests.support.faulty_worker import serve
 from tests.support.trees import tree
 

@@ -17,12 +17,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.errors import ResoluteError
-from prep.convert.batch import Batch, BatchResult, EncodeOptions, receive_answer, send_answer
-from prep.convert.worker import convert
-from prep.execute import process_pool as pooling
-from prep.execute.process_pool import Pool
-from prep.sources.image_ref import ByteRange
+from resolute.errors import ResoluteError
+from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions, receive_answer, send_answer
+from resolute.prep.convert.worker import convert
+from resolute.prep.execute import process_pool as pooling
+from resolute.prep.execute.process_pool import Pool
+from resolute.prep.sources.image_ref import ByteRange
 from tests.support.faulty_worker import crash_at_start, exit_at_start, serve
 
 JOB = EncodeOptions(quality=90, label_digits=4)

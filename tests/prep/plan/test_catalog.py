@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import ResoluteError
-from prep.config import Settings
-from prep.plan import catalog as catalogs
-from prep.plan import external_sort as runs
-from prep.plan.catalog import ByteRanges, Catalog, write_catalog
-from prep.plan.classes import read_classes
-from prep.plan.inputs import list_catalogs
-from prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, SourceTarget
+from resolute.errors import ResoluteError
+from resolute.prep.config import Settings
+from resolute.prep.plan import catalog as catalogs
+from resolute.prep.plan import external_sort as runs
+from resolute.prep.plan.catalog import ByteRanges, Catalog, write_catalog
+from resolute.prep.plan.classes import read_classes
+from resolute.prep.plan.inputs import list_catalogs
+from resolute.prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, SourceTarget
 
 
 class ListedSource:

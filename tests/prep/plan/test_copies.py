@@ -12,8 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from prep.__main__ import main
-from prep.plan.copies import find_copies, leaders
+from resolute.prep.__main__ import main
+from resolute.prep.plan.copies import find_copies, leaders
 from tests.support.source_formats import catalog, jpeg, make_tree, pack, pack_samples
 from tests.support.trees import tree
 

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.dataset.format import SOURCE
-from prep.plan.input_checks import describe_ignored, size_warnings
+from resolute.pipeline.dataset.format import SOURCE
+from resolute.prep.plan.input_checks import describe_ignored, size_warnings
 from tests.support.source_formats import pack_zip
 
 Prep = Callable[..., Any]

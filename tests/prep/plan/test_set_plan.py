@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from prep.plan.set_plan import ShardLayout
-from prep.plan.shuffle import shuffled
+from resolute.prep.plan.set_plan import ShardLayout
+from resolute.prep.plan.shuffle import shuffled
 
 LAYOUT = ShardLayout(
     generations=({"train": 25, "val": 3}, {"train": 0, "val": 11}, {"train": 10, "val": 0}), shard_samples=10

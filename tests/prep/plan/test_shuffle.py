@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prep.plan.shuffle import mixing, shuffled
+from resolute.prep.plan.shuffle import mixing, shuffled
 
 
 def test_the_order_is_a_permutation_that_depends_on_seed_and_split() -> None:

@@ -9,14 +9,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from pipeline.errors import ResoluteError
-from pipeline.plan.rng import permute, stream_key
-from prep.config import Settings
-from prep.plan import splits as members
-from prep.plan.catalog import Catalog, write_catalog
-from prep.plan.inputs import check_no_overlap
-from prep.plan.splits import make_splits
-from prep.sources.image_ref import ImageRef
+from resolute.errors import ResoluteError
+from resolute.pipeline.plan.rng import permute, stream_key
+from resolute.prep.config import Settings
+from resolute.prep.plan import splits as members
+from resolute.prep.plan.catalog import Catalog, write_catalog
+from resolute.prep.plan.inputs import check_no_overlap
+from resolute.prep.plan.splits import make_splits
+from resolute.prep.sources.image_ref import ImageRef
 from tests.prep.plan.test_catalog import ListedSource
 
 SIZES = {"ant": 1, "bee": 2, "cat": 3, "dog": 29, "elk": 100, "f\u00fcchs": 257}

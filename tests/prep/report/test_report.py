@@ -18,15 +18,15 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.dataset.format import SOURCE
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.dataset.target import Target
-from prep.config import Settings
-from prep.execute.stats import RunStats
-from prep.prepare import BuildResult, build
-from prep.report.charts import SourceCounts, class_chart, source_charts
-from prep.report.report import write_report
-from prep.storage.output import LocalStore, open_store
+from resolute.pipeline.dataset.format import SOURCE
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.target import Target
+from resolute.prep.config import Settings
+from resolute.prep.execute.stats import RunStats
+from resolute.prep.prepare import BuildResult, build
+from resolute.prep.report.charts import SourceCounts, class_chart, source_charts
+from resolute.prep.report.report import write_report
+from resolute.prep.storage.output import LocalStore, open_store
 
 ODD = ["<b>bold</b> & \"co\"", "$x_1$ 猫", "a" * 90]  # fmt: skip
 VOID = {"meta", "img", "br"}
@@ -250,8 +250,8 @@ def test_class_counts_and_chart_work_for_any_number_of_classes(classes: int) -> 
 def test_a_full_disk_while_writing_the_report_is_reported(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.errors import ResoluteError
-    from prep.storage import hashed_file as writer
+    from resolute.errors import ResoluteError
+    from resolute.prep.storage import hashed_file as writer
 
     built = build(Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), workers=2))
 

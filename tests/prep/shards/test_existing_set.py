@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from prep.storage import hashed_file as writer
-from prep.storage.output import LocalStore
+from resolute.prep.storage import hashed_file as writer
+from resolute.prep.storage.output import LocalStore
 from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.trees import tree
@@ -228,7 +228,7 @@ def test_an_interrupted_prep_leaves_no_process_and_is_resumed(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, sent: signal.Signals
 ) -> None:
     argv = (*argv[:-1], 2)
-    command = [sys.executable, "-m", "prep", *map(str, argv), "--workers", "2"]
+    command = [sys.executable, "-m", "resolute.prep", *map(str, argv), "--workers", "2"]
     process = subprocess.Popen(
         command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ
     )

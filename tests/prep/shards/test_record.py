@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.dataset.format import SAMPLE, SOURCE, STORED
-from pipeline.errors import ResoluteError
-from prep import extension
-from prep import prepare as building
-from prep.config import Settings
-from prep.convert import codecs, worker
-from prep.convert.batch import Batch, EncodeOptions
-from prep.shards.existing_set import PLAN
-from prep.shards.record import ShardRecord
-from prep.storage.hashed_file import FileInfo
-from prep.storage.output import LocalStore, open_store
-from prep.verify import verify
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED
+from resolute.prep import extension
+from resolute.prep import prepare as building
+from resolute.prep.config import Settings
+from resolute.prep.convert import codecs, worker
+from resolute.prep.convert.batch import Batch, EncodeOptions
+from resolute.prep.shards.existing_set import PLAN
+from resolute.prep.shards.record import ShardRecord
+from resolute.prep.storage.hashed_file import FileInfo
+from resolute.prep.storage.output import LocalStore, open_store
+from resolute.prep.verify import verify
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -280,7 +280,7 @@ def test_a_set_that_names_no_pixel_code_is_of_version_1(
     ours = codecs.codec_versions()
     with monkeypatch.context() as before:
         set_codecs(before, {name: version for name, version in ours.items() if name != "Resolute's pixels"})
-        before.setattr("prep.convert.codecs._UNNAMED", {})
+        before.setattr("resolute.prep.convert.codecs._UNNAMED", {})
         stop_before_the_manifest(prep, argv, before)
     assert b"Resolute's pixels" not in (tmp_path / "s" / PLAN).read_bytes()
     tar = next((tmp_path / "s" / "48").glob("val-*.tar"))

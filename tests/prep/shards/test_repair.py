@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prep.verify import main, to_rebuild
+from resolute.prep.verify import main, to_rebuild
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.dataset.source_record import parse_record, record_bytes, shards_command
-from pipeline.errors import ResoluteError
-from pipeline.storage.base import open_files
-from prep.verify import main as verify
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.source_record import parse_record, record_bytes, shards_command
+from resolute.pipeline.storage.base import open_files
+from resolute.prep.verify import main as verify
 from tests.support.fake_make import Make
 from tests.support.trees import tree
 
@@ -36,7 +36,7 @@ def run_suggestion(message: str, tmp_path: Path, prep: Prep) -> Any:
     (command,) = re.findall("`make (shards [^`]*)`", message)
     (call,) = Make(tmp_path / "make").calls(*shlex.split(command))
     shutil.rmtree(tmp_path / "make")
-    assert call[:2] == ["-m", "prep"]
+    assert call[:2] == ["-m", "resolute.prep"]
     return prep(*call[2:])
 
 

@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.dataset.format import key_name
-from pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.format import key_name
+from resolute.pipeline.dataset.shard_set import ShardSet
 
 SPLITS = ("train", "val")
 RES = (32, 48, 64)

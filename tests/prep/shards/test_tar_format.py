@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.dataset.format import SAMPLE, STORED
-from prep.shards.tar_format import dali_index, member, padded_bytes, tar_end
+from resolute.pipeline.dataset.format import SAMPLE, STORED
+from resolute.prep.shards.tar_format import dali_index, member, padded_bytes, tar_end
 
 MEMBERS = [("000000000.jpg", b"x" * 700), ("000000000.cls", b"0001"), ("000000007.jpg", b"y" * 512)]
 MEMBERS += [("000000007.cls", b"0002"), ("empty", b"")]

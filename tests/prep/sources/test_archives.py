@@ -18,13 +18,13 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pipeline.errors import ResoluteError
-from prep.plan.catalog import write_catalog
-from prep.sources import scan_cache
-from prep.sources.detect import open_source
-from prep.sources.fetch import fetch_many
-from prep.sources.scan_cache import delete_old_versions
-from prep.sources.targets.target_cells import TargetSetting
+from resolute.errors import ResoluteError
+from resolute.prep.plan.catalog import write_catalog
+from resolute.prep.sources import scan_cache
+from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.fetch import fetch_many
+from resolute.prep.sources.scan_cache import delete_old_versions
+from resolute.prep.sources.targets.target_cells import TargetSetting
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,
@@ -227,7 +227,7 @@ def test_the_scan_cache_is_reused_until_the_file_changes_or_the_cache_is_damaged
     files = make_tree(tmp_path / "photos")
     path = pack_tar(tmp_path / "p.tar.gz", files_in(files, ""), "gz")
     opened: list[str] = []
-    from prep.sources import archive
+    from resolute.prep.sources import archive
 
     real = archive.open_tar
     monkeypatch.setattr(archive, "open_tar", lambda path: opened.append(path) or real(path))

@@ -12,12 +12,12 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline.errors import ResoluteError
-from prep.plan.splits import make_splits
-from prep.sources.detect import open_source
-from prep.sources.fetch import fetch_many
-from prep.sources.label_file import table_covers
-from prep.sources.targets.target_cells import TargetSetting
+from resolute.errors import ResoluteError
+from resolute.prep.plan.splits import make_splits
+from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.fetch import fetch_many
+from resolute.prep.sources.label_file import table_covers
+from resolute.prep.sources.targets.target_cells import TargetSetting
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,

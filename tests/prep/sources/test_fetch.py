@@ -15,12 +15,12 @@ from typing import Any
 import fsspec
 import pytest
 
-from pipeline.errors import StorageError
-from prep.convert.decode import Reject
-from prep.sources import fetch as fetching
-from prep.sources.archives.zip_directory import zip_members
-from prep.sources.fetch import fetch, fetch_many
-from prep.sources.image_ref import MISSING, PLAIN, UNSEEN, ZIPPED, ByteRange
+from resolute.errors import StorageError
+from resolute.prep.convert.decode import Reject
+from resolute.prep.sources import fetch as fetching
+from resolute.prep.sources.archives.zip_directory import zip_members
+from resolute.prep.sources.fetch import fetch, fetch_many
+from resolute.prep.sources.image_ref import MISSING, PLAIN, UNSEEN, ZIPPED, ByteRange
 from tests.support.s3 import s3_server  # noqa: F401
 
 

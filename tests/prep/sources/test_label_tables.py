@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ResoluteError
-from prep.plan.classes import read_classes
-from prep.sources.label_file import label_rows
+from resolute.errors import ResoluteError
+from resolute.prep.plan.classes import read_classes
+from resolute.prep.sources.label_file import label_rows
 
 Prep = Callable[..., Any]
 

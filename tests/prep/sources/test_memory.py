@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from prep.convert import worker
-from prep.convert.batch import Batch, EncodeOptions
-from prep.convert.decode import Reject
-from prep.sources.detect import open_source
-from prep.sources.fetch import fetch_many
-from prep.sources.image_ref import MAX_BYTES, UNSEEN, ZIPPED, ByteRange
-from prep.sources.targets.target_cells import TargetSetting
+from resolute.prep.convert import worker
+from resolute.prep.convert.batch import Batch, EncodeOptions
+from resolute.prep.convert.decode import Reject
+from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.fetch import fetch_many
+from resolute.prep.sources.image_ref import MAX_BYTES, UNSEEN, ZIPPED, ByteRange
+from resolute.prep.sources.targets.target_cells import TargetSetting
 from tests import ROOT
 from tests.support.source_formats import catalog, jpeg
 
@@ -37,8 +37,8 @@ def peak_mib():
 LISTING = PEAK + """
 import resource, sys
 from pathlib import Path
-from pipeline.errors import ResoluteError
-from prep.sources.detect import open_source
+from resolute.errors import ResoluteError
+from resolute.prep.sources.detect import open_source
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
     source = open_source(sys.argv[1], scan_cache=Path(sys.argv[2]))
@@ -193,9 +193,9 @@ def test_reads_of_a_url_of_unknown_size_are_bounded_by_the_limit(monkeypatch: py
 WORKER = PEAK + """
 import json, sys
 import numpy as np
-from prep.convert import worker
-from prep.convert.batch import Batch, EncodeOptions
-from prep.sources.image_ref import ByteRange
+from resolute.prep.convert import worker
+from resolute.prep.convert.batch import Batch, EncodeOptions
+from resolute.prep.sources.image_ref import ByteRange
 class Connection:
     def __init__(self, task):
         self.tasks, self.results = [task] * 2, []

@@ -10,9 +10,9 @@ from typing import Any
 import fsspec
 import pytest
 
-from pipeline.errors import ResoluteError, StorageError
-from prep.sources.fetch import fetch_many
-from prep.sources.image_ref import UNSEEN, ByteRange
+from resolute.errors import ResoluteError, StorageError
+from resolute.prep.sources.fetch import fetch_many
+from resolute.prep.sources.image_ref import UNSEEN, ByteRange
 from tests.support.http_server import RangeHandler, serving
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
@@ -119,7 +119,7 @@ def test_a_permanent_answer_of_a_web_server_rejects_its_photo_with_url_and_statu
 def test_an_answer_that_may_change_rejects_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr("prep.sources.fetch._REMOTE_WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("resolute.prep.sources.fetch._REMOTE_WAITS_S", (0.0, 0.0))
     with serving(tmp_path, RefusingHandler) as port:
         url = f"http://127.0.0.1:{port}"
         with pytest.raises(StorageError, match=f"got 'HTTP status {status}' 3 times"):

@@ -22,14 +22,14 @@ from typing import Any
 import fsspec
 import pytest
 
-from pipeline.errors import ResoluteError, StorageError
-from pipeline.storage.scratch import ScratchFolder
-from prep.execute import process_pool
-from prep.shards.cleanup import delete_partial_shards
-from prep.sources.scan_cache import cached_scan
-from prep.storage import lease
-from prep.storage.bulk import read_many, remove_many, write_many
-from prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
+from resolute.errors import ResoluteError, StorageError
+from resolute.pipeline.storage.scratch import ScratchFolder
+from resolute.prep.execute import process_pool
+from resolute.prep.shards.cleanup import delete_partial_shards
+from resolute.prep.sources.scan_cache import cached_scan
+from resolute.prep.storage import lease
+from resolute.prep.storage.bulk import read_many, remove_many, write_many
+from resolute.prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
 
@@ -534,7 +534,7 @@ def test_thousands_of_objects_are_read_by_processes_in_order(bucket: str, monkey
     store = open_store(f"{bucket}/set")
     files = {f"x/{number:04d}": b"%d" % number for number in range(300)}
     write_many(store, files.items())
-    monkeypatch.setattr("prep.storage.bulk._MANY", 200)
-    monkeypatch.setattr("prep.storage.bulk.available_cpus", lambda: 3)
+    monkeypatch.setattr("resolute.prep.storage.bulk._MANY", 200)
+    monkeypatch.setattr("resolute.prep.storage.bulk.available_cpus", lambda: 3)
     monkeypatch.setattr(ObjectStore, "read", None)  # in this process
     assert list(read_many(store, ["x/missing", *files])) == [b"", *files.values()]

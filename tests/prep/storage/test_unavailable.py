@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ResoluteError, StorageError
-from prep import prepare as building
-from prep.config import Settings
-from prep.convert.batch import Batch, EncodeOptions
-from prep.convert.worker import convert
-from prep.plan.catalog import write_catalog
-from prep.sources.detect import open_source
-from prep.sources.fetch import fetch, fetch_many
-from prep.sources.image_ref import MISSING, ByteRange
-from prep.storage import retry
+from resolute.errors import ResoluteError, StorageError
+from resolute.prep import prepare as building
+from resolute.prep.config import Settings
+from resolute.prep.convert.batch import Batch, EncodeOptions
+from resolute.prep.convert.worker import convert
+from resolute.prep.plan.catalog import write_catalog
+from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.fetch import fetch, fetch_many
+from resolute.prep.sources.image_ref import MISSING, ByteRange
+from resolute.prep.storage import retry
 from tests.conftest import make_photos
 from tests.support.source_formats import pack
 from tests.support.trees import tree

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline import cuda
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
+from resolute.pipeline import cuda
+from resolute.train.devices.device import device_name, main, pick_device
+from resolute.train.devices.distributed import Ranks
+from resolute.train.logs import hardware
+from resolute.train.logs.hardware import bf16_is_emulated, describe, peak_memory_bytes, reset_peak_memory
+from resolute.train.loop import autocast_dtype
+from resolute.train.planner.batch_size import cap_memory
+from resolute.train.recipe.schema import Precision
 from tests.support.fake_cuda import GIB, FakeCuda
-from train.devices.device import device_name, main, pick_device
-from train.devices.distributed import Ranks
-from train.logs import hardware
-from train.logs.hardware import bf16_is_emulated, describe, peak_memory_bytes, reset_peak_memory
-from train.loop import autocast_dtype
-from train.planner.batch_size import cap_memory
-from train.recipe.schema import Precision
 
 
 @pytest.mark.parametrize(("wanted", "index"), [("auto", 1), ("cuda", 1), ("cuda:0", 0), ("cuda:1", 1)])

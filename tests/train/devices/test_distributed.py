@@ -17,20 +17,20 @@ import torch
 import torch.distributed as dist
 import torch.distributed.run
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.train.__main__ import main
+from resolute.train.devices.distributed import Ranks, _raise_once
+from resolute.train.loop import Learner
+from resolute.train.recipe.schema import Recipe
+from resolute.train.warmup import shapes
 from tests import ROOT
 from tests.support.commands import Ended
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_make import Make
 from tests.train.conftest import stages, without_clocks
-from train.__main__ import main
-from train.devices.distributed import Ranks, _raise_once
-from train.loop import Learner
-from train.recipe.schema import Recipe
-from train.warmup import shapes
 
 CPU, DRIVER = torch.device("cpu"), ROOT / "tests" / "support" / "ranks_driver.py"
 STAGES = stages((32, 1, 16), (48, 1, 11))
@@ -249,8 +249,8 @@ def test_every_rank_warms_up_the_same_number_of_shapes(shard_set: ShardSet) -> N
 def test_make_passes_the_arguments_of_a_run_to_torchrun(tmp_path: Path, more: list[str]) -> None:
     """No argument is parsed as torchrun's own, such as --run as its --run-path."""
     check, call = Make(tmp_path).calls("train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more)
-    assert check == ["-m", "train.devices.device", "--gpus=2"]
-    assert call[:2] == ["-m", "train.devices.launch"]
+    assert check == ["-m", "resolute.train.devices.device", "--gpus=2"]
+    assert call[:2] == ["-m", "resolute.train.devices.launch"]
     got = torch.distributed.run.parse_args(call[2:])
     assert (got.module, got.training_script, got.nproc_per_node) == (True, "train", "2")
     assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
@@ -275,7 +275,7 @@ def test_a_compiled_network_averages_gradients_during_the_backward_pass_and_comp
 
 def launched(folder: Path, *words: str) -> subprocess.Popen[str]:
     """`make train GPUS=2` in a session of its own, as in a terminal."""
-    line = [sys.executable, "-m", "train.devices.launch", "--standalone", "--nproc-per-node=2", "-m", "--", "train"]
+    line = [sys.executable, "-m", "resolute.train.devices.launch", "--standalone", "--nproc-per-node=2", "-m", "--", "train"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([*line, *words], cwd=folder, env=environment, text=True, start_new_session=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
@@ -313,7 +313,7 @@ def test_an_error_in_a_run_of_two_processes_ends_without_a_traceback(made: Made,
 
 def test_make_requires_no_gpus_with_device_cpu(tmp_path: Path) -> None:
     (call,) = Make(tmp_path).calls("train", "GPUS=2", "DEVICE=cpu", "SHARDS=s")
-    assert call[:2] == ["-m", "train.devices.launch"]
+    assert call[:2] == ["-m", "resolute.train.devices.launch"]
 
 
 def test_an_error_of_all_ranks_is_printed_once() -> None:

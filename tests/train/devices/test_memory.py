@@ -14,11 +14,11 @@ from tests import ROOT
 _CODE = """
 import json, resource, sys
 import numpy as np
-from train.devices.memory import fault_in, keep_freed_memory
+from resolute.train.devices.memory import fault_in, keep_freed_memory
 
 took = keep_freed_memory() if sys.argv[1] in ("kept", "more") else None
 if sys.argv[1] == "loader":
-    from pipeline import Loader, Plan, ShardSet, Stage
+    from resolute import Loader, Plan, ShardSet, Stage
 
     with Loader(Plan(ShardSet.open(sys.argv[2]), [Stage(res=32, epochs=1, batch_size=16)])) as loader:
         next(loader)

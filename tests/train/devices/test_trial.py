@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from resolute.train.devices.trial import trial_fault
 from tests.support import trials
-from train.devices.trial import trial_fault
 
 
 @pytest.mark.parametrize(("trial", "fault"), [

@@ -11,12 +11,12 @@ import pytest
 import timm
 import torch
 
+from resolute.train import checkpoint
+from resolute.train import trainer as runs
+from resolute.train.__main__ import main
+from resolute.train.inference.saved_run import open_saved_run
+from resolute.train.logs.metrics import read_log
 from tests.train.conftest import stages
-from train import checkpoint
-from train import trainer as runs
-from train.__main__ import main
-from train.inference.saved_run import open_saved_run
-from train.logs.metrics import read_log
 
 RECIPE = f"""
 seed = 3

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.train import checkpoint
+from resolute.train.__main__ import main
+from resolute.train.inference.evaluate import evaluate
+from resolute.train.inference.saved_run import open_saved_run
+from resolute.train.logs.metrics import read_log
 from tests.train.conftest import SMALL
-from train import checkpoint
-from train.__main__ import main
-from train.inference.evaluate import evaluate
-from train.inference.saved_run import open_saved_run
-from train.logs.metrics import read_log
 
 CPU = torch.device("cpu")
 

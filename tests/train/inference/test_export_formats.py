@@ -13,11 +13,11 @@ import timm
 import torch
 from PIL import Image
 
-from pipeline.errors import ResoluteError
-from train.__main__ import main
-from train.inference.export import export_hf, export_onnx, preprocessing
-from train.inference.saved_run import SavedRun, open_saved_run
-from train.recipe.schema import Model
+from resolute.errors import ResoluteError
+from resolute.train.__main__ import main
+from resolute.train.inference.export import export_hf, export_onnx, preprocessing
+from resolute.train.inference.saved_run import SavedRun, open_saved_run
+from resolute.train.recipe.schema import Model
 
 # why: the packages of others may warn of each other's ageing interfaces
 pytestmark = pytest.mark.filterwarnings("default")

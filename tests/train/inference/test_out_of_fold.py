@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from prep.__main__ import main as prep
-from train.__main__ import main
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.prep.__main__ import main as prep
+from resolute.train.__main__ import main
 
 
 @pytest.fixture(scope="module")

@@ -15,19 +15,19 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.dataset.format import key_name
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
-from prep.convert.decode import Reject, decode
-from prep.sources import fetch
-from prep.sources.image_folder import walk
-from prep.sources.names import is_image
-from train import checkpoint
-from train.__main__ import main
-from train.inference.predict import preprocess
-from train.inference.saved_run import open_saved_run
+from resolute.pipeline.dataset.format import key_name
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.prep.convert.decode import Reject, decode
+from resolute.prep.sources import fetch
+from resolute.prep.sources.image_folder import walk
+from resolute.prep.sources.names import is_image
+from resolute.train import checkpoint
+from resolute.train.__main__ import main
+from resolute.train.inference.predict import preprocess
+from resolute.train.inference.saved_run import open_saved_run
 
 
 def predict(run: Path, source: Path | str, out: Path, *more: str) -> list[dict[str, str]]:

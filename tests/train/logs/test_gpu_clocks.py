@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.loader.loader import Batch
+from resolute.pipeline.loader.loader import Batch
+from resolute.train.devices.distributed import Ranks
+from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
+from resolute.train.logs.run_log import RunLogReader, switch_costs
+from resolute.train.loop import run_batches
 from tests.support.fake_cuda import FakeCuda
 from tests.support.networks import make_batch
-from train.devices.distributed import Ranks
-from train.logs.metrics import Meter, RunLogWriter, read_log
-from train.logs.run_log import RunLogReader, switch_costs
-from train.loop import run_batches
 
 LAUNCH_S = 0.001
 # (host blocked for the batch, work of the device): the device falls behind, then is starved, then has heavier steps

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
+from resolute.train.__main__ import main
+from resolute.train.logs.loggers import background, csv_files
+from resolute.train.logs.loggers.background import LOGGERS, Loggers
+from resolute.train.logs.loggers.base import Point, Run, configuration, flat
+from resolute.train.logs.loggers.csv_files import CsvLogger
+from resolute.train.setup import Options
 from tests.support.synthetic_log import write_log
 from tests.train.conftest import without_clocks
-from train.__main__ import main
-from train.logs.loggers import background, csv_files
-from train.logs.loggers.background import LOGGERS, Loggers
-from train.logs.loggers.base import Point, Run, configuration, flat
-from train.logs.loggers.csv_files import CsvLogger
-from train.setup import Options
 
 # why: the packages of others may warn of each other's ageing interfaces
 pytestmark = pytest.mark.filterwarnings("default")

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
-from train.devices.distributed import Ranks
-from train.logs.metrics import Meter, RunLogWriter, read_log
-from train.trainer import _Session
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.devices.distributed import Ranks
+from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
+from resolute.train.trainer import _Session
 
 
 @pytest.fixture

@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.dataset.format import STORED
-from pipeline.dataset.shard_set import ShardSet, Split
-from pipeline.dataset.target import Target
-from pipeline.errors import ResoluteError
-from pipeline.plan.class_sampling import Sampling
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import STORED
+from resolute.pipeline.dataset.shard_set import ShardSet, Split
+from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.plan.class_sampling import Sampling
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.loop import Learner
+from resolute.train.loss.class_weights import class_weights
+from resolute.train.loss.losses import build_loss
+from resolute.train.model.head import Head
+from resolute.train.recipe.schema import Loss, Recipe
 from tests.support.networks import CPU, make_batch, save_weights, tiny_network
 from tests.train.test_loop import TABLE
-from train.loop import Learner
-from train.loss.class_weights import class_weights
-from train.loss.losses import build_loss
-from train.model.head import Head
-from train.recipe.schema import Loss, Recipe
 
 NAMES = ("cat", "dog", "sea lion", "none")
 LABELS = [0] * 60 + [1] * 30 + [2] * 10  # the class "none" has no sample

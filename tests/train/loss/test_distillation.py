@@ -10,12 +10,12 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
+from resolute.train.loop import Learner
+from resolute.train.loss.distillation import Teacher, distilled
+from resolute.train.recipe.schema import Distill, Recipe
 from tests.support.networks import CPU, make_batch
 from tests.train.test_loop import TABLE
-from train.loop import Learner
-from train.loss.distillation import Teacher, distilled
-from train.recipe.schema import Distill, Recipe
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -72,7 +72,7 @@ def test_a_step_uses_the_teachers_logits_and_does_not_change_the_teacher(teacher
 def test_a_pretrained_teacher_gets_images_with_its_own_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
     network = timm.create_model("test_resnet", num_classes=7)
     assert network.pretrained_cfg["mean"] == (0.5, 0.5, 0.5)
-    monkeypatch.setattr("train.loss.distillation.build_model", lambda *_, **__: network)
+    monkeypatch.setattr("resolute.train.loss.distillation.build_model", lambda *_, **__: network)
     teacher = Teacher(Distill(teacher="test_resnet"), classes=7, **IMAGENET, channels_last=True, device=CPU)
     images = torch.rand(4, 3, 32, 32)
     mean, std = (torch.tensor(IMAGENET[key]).view(1, 3, 1, 1) for key in ("mean", "std"))

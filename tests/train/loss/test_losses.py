@@ -10,10 +10,10 @@ from timm.data.mixup import mixup_target
 from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
 from torch.nn import functional
 
-from pipeline.dataset.target import Target
-from train.loss.losses import build_loss, mixed_cross_entropy
-from train.model.head import Head
-from train.recipe.schema import Loss
+from resolute.pipeline.dataset.target import Target
+from resolute.train.loss.losses import build_loss, mixed_cross_entropy
+from resolute.train.model.head import Head
+from resolute.train.recipe.schema import Loss
 
 N, CLASSES = 9, 5
 

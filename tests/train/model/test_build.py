@@ -14,13 +14,13 @@ from timm.layers import BlurPool2d
 from torch._dynamo.testing import CompileCounter
 from torch.optim.swa_utils import AveragedModel
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
+from resolute.train.loop import Learner
+from resolute.train.model.build import build_model, compile_network, ema_decay, set_tf32, size_options
+from resolute.train.recipe.schema import Data, Ema, Model, Precision, Recipe
+from resolute.train.warmup import warm_up
 from tests.support.commands import Ended
 from tests.support.networks import CPU, make_batch, names_of, save_weights, tiny_network
-from train.loop import Learner
-from train.model.build import build_model, compile_network, ema_decay, set_tf32, size_options
-from train.recipe.schema import Data, Ema, Model, Precision, Recipe
-from train.warmup import warm_up
 
 STAGES = [{"res": 32, "epochs": 1, "batch_size": 8}]
 

@@ -12,13 +12,13 @@ import torch
 from timm.optim import Lamb
 from torch import nn
 
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Batch
-from pipeline.plan.stage import Stage
+from resolute.errors import ResoluteError
+from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.loop import Learner
+from resolute.train.model.freeze import Freezer, layers, trainable_sets
+from resolute.train.recipe.schema import Freeze, Recipe
 from tests.support.networks import CPU, make_batch
-from train.loop import Learner
-from train.model.freeze import Freezer, layers, trainable_sets
-from train.recipe.schema import Freeze, Recipe
 
 EACH = 2  # steps of each stage
 NORMS = ("running_mean", "running_var", "num_batches_tracked")

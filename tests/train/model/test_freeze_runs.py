@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.loader.loader import Batch
+from resolute.pipeline.loader.loader import Batch
+from resolute.train import loop
+from resolute.train.__main__ import main
+from resolute.train.loop import Learner
+from resolute.train.planner.measure import restored
+from resolute.train.warmup import warm_up
 from tests.train.conftest import without_clocks
 from tests.train.model.test_freeze import EACH, _batch, _learner, _recipe
-from train import loop
-from train.__main__ import main
-from train.loop import Learner
-from train.planner.measure import restored
-from train.warmup import warm_up
 
 
 @pytest.mark.slow

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
+from resolute.train.model.build import build_model
+from resolute.train.model.norms import GhostBatchNorm, batch_norms, set_norms
+from resolute.train.recipe.schema import Model
 from tests.support.networks import CPU, names_of, random_images, tiny_network
-from train.model.build import build_model
-from train.model.norms import GhostBatchNorm, batch_norms, set_norms
-from train.recipe.schema import Model
 
 
 def _ghost_oracle(x: torch.Tensor, groups: int, norm: nn.BatchNorm2d) -> torch.Tensor:

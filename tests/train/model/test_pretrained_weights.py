@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import ResoluteError, StorageError
+from resolute.errors import ResoluteError, StorageError
+from resolute.train import checkpoint
 from tests.support.networks import names_of, random_images, save_weights, tiny_network
-from train import checkpoint
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "checkpoint"])

@@ -18,22 +18,22 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Batch
-from pipeline.plan.plan import BatchSpec, Plan
-from pipeline.plan.stage import Augment, Regularization, Stage
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.plan.plan import BatchSpec, Plan
+from resolute.pipeline.plan.stage import Augment, Regularization, Stage
+from resolute.train.__main__ import main
+from resolute.train.loop import Learner
+from resolute.train.model.build import compile_network
+from resolute.train.planner.measure import restored
+from resolute.train.plot_lr import Curve, stage_lines
+from resolute.train.recipe.schema import Recipe
+from resolute.train.show import model_inputs
+from resolute.train.warmup import warm_up
 from tests import ROOT
 from tests.support.networks import CPU, make_batch
 from tests.train.conftest import without_clocks
-from train.__main__ import main
-from train.loop import Learner
-from train.model.build import compile_network
-from train.planner.measure import restored
-from train.plot_lr import Curve, stage_lines
-from train.recipe.schema import Recipe
-from train.show import model_inputs
-from train.warmup import warm_up
 
 RAMP = {"drop_rate": [0.1, 0.3], "drop_path_rate": [0.0, 0.4], "label_smoothing": [0.0, 0.2],
         "weight_decay": [0.0, 0.05]}  # fmt: skip

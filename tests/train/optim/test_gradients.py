@@ -9,9 +9,9 @@ import timm
 import torch
 from torch import nn
 
-from pipeline.errors import ResoluteError
-from train.optim.optimizer import build_shaping
-from train.recipe.schema import Optim
+from resolute.errors import ResoluteError
+from resolute.train.optim.optimizer import build_shaping
+from resolute.train.recipe.schema import Optim
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import torch
 from timm.optim.muon import _COEFFICIENTS
 from torch import nn
 
-from pipeline.errors import ResoluteError
-from pipeline.plan.stage import Stage
-from train.optim.muon import orthogonalize
-from train.optim.optimizer import Lookahead, build_optimizer
-from train.optim.schedule import Rates
-from train.recipe.schema import Optim, Recipe, Schedule
+from resolute.errors import ResoluteError
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.optim.muon import orthogonalize
+from resolute.train.optim.optimizer import Lookahead, build_optimizer
+from resolute.train.optim.schedule import Rates
+from resolute.train.recipe.schema import Optim, Recipe, Schedule
 
 
 def test_norms_and_biases_have_no_weight_decay() -> None:
@@ -155,7 +155,7 @@ def _newton_schulz(gradient: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("emulated", [True, False])
 def test_muon_iterates_in_float32_where_bf16_is_emulated(monkeypatch: pytest.MonkeyPatch, emulated: bool) -> None:
-    monkeypatch.setattr("train.optim.muon.bf16_is_emulated", lambda device: emulated)
+    monkeypatch.setattr("resolute.train.optim.muon.bf16_is_emulated", lambda device: emulated)
     network = nn.Linear(24, 16, bias=False)
     optimizer = build_optimizer(Optim(name="muon", lr=0.1, weight_decay=0.0), network)
     before = network.weight.detach().clone()

@@ -16,15 +16,15 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
-from train.__main__ import main
-from train.optim.optimizer import build_optimizer
-from train.optim.schedule import Rates, epoch_samples, epoch_steps
-from train.plot_lr import Curve, stage_lines
-from train.recipe.schema import Optim, Recipe, Schedule
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.__main__ import main
+from resolute.train.optim.optimizer import build_optimizer
+from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
+from resolute.train.plot_lr import Curve, stage_lines
+from resolute.train.recipe.schema import Optim, Recipe, Schedule
 
 STAGES = (Stage(res=32, epochs=3, batch_size=8), Stage(res=48, epochs=2, batch_size=16, lr_scale=0.5))
 STEPS = [7, 7, 7, 5, 5]

@@ -6,13 +6,13 @@ import functools
 
 import pytest
 
-from train.planner import plan
-from train.planner.measure import measure
+from resolute.train.planner import plan
+from resolute.train.planner.measure import measure
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements of a few steps, in a process that has just started."""
     monkeypatch.setattr(plan, "process_age_s", lambda: 1.0)  # why: a worker of the tests may be half an hour old
-    monkeypatch.setattr("train.planner.measure.measure", functools.partial(measure, about_s=0.01))
+    monkeypatch.setattr("resolute.train.planner.measure.measure", functools.partial(measure, about_s=0.01))
     monkeypatch.setattr(plan, "_with_doubled_batches", functools.partial(plan._with_doubled_batches, about_s=0.01))

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import AUTO
-from tests.support.fake_cuda import GIB, FakeCuda
-from train.__main__ import main
-from train.loop import Learner
-from train.planner.batch_size import (
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import AUTO
+from resolute.train.__main__ import main
+from resolute.train.loop import Learner
+from resolute.train.planner.batch_size import (
     _IN_FLIGHT,
     DoesNotFit,
     cap_memory,
@@ -27,8 +26,9 @@ from train.planner.batch_size import (
     real_steps,
     with_batch_sizes,
 )
-from train.planner.measure import synthetic
-from train.recipe.schema import Recipe
+from resolute.train.planner.measure import synthetic
+from resolute.train.recipe.schema import Recipe
+from tests.support.fake_cuda import GIB, FakeCuda
 
 # why: without an index, which some torch functions refuse
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -181,7 +181,7 @@ class Steps:
             monkeypatch.setattr(learner, name, step)
         learner.device = GPU
         monkeypatch.setattr(
-            "train.planner.batch_size.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU})
+            "resolute.train.planner.batch_size.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU})
         )
         self.fits = real_steps(self.plan, learner, world_size=1)
 

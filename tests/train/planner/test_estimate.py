@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.loader.loader import Loader
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
-from train.__main__ import main
-from train.loop import Learner
-from train.planner import plan as before
-from train.planner.estimate import (
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.train.__main__ import main
+from resolute.train.loop import Learner
+from resolute.train.planner import plan as before
+from resolute.train.planner.estimate import (
     Forecast,
     StageForecast,
     advice,
@@ -33,8 +33,8 @@ from train.planner.estimate import (
     table,
     with_doubled_batches,
 )
-from train.planner.measure import Pace, Stopwatch, measure, measure_stages, synthetic
-from train.recipe.schema import Recipe
+from resolute.train.planner.measure import Pace, Stopwatch, measure, measure_stages, synthetic
+from resolute.train.recipe.schema import Recipe
 
 
 class Machine:

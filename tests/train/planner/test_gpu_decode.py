@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.train.devices.trial import trial_fault
+from resolute.train.planner.gpu_decode import difference
 from tests.support import trials
 from tests.support.gpu_on_cpu import GpuLoader
-from train.devices.trial import trial_fault
-from train.planner.gpu_decode import difference
 
 SETTINGS: dict[str, Any] = {"res": 48, "batch_size": 16, "device": "cuda:0", "threads": 1}
 

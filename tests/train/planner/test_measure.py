@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.plan.plan import Plan
-from pipeline.plan.stage import Stage
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
+from resolute.train import trainer
+from resolute.train.__main__ import main
+from resolute.train.devices.distributed import Ranks
+from resolute.train.devices.trial import trial_fault
+from resolute.train.inference.saved_run import open_saved_run
+from resolute.train.planner.measure import Stopwatch, choose_decode
+from resolute.train.setup import Options
+from resolute.train.trainer import _Session, session
 from tests.support import trials
-from train import trainer
-from train.__main__ import main
-from train.devices.distributed import Ranks
-from train.devices.trial import trial_fault
-from train.inference.saved_run import open_saved_run
-from train.planner.measure import Stopwatch, choose_decode
-from train.setup import Options
-from train.trainer import _Session, session
 
 STAGES = [Stage(res=32, epochs=1, batch_size=2), Stage(res=48, epochs=5, batch_size=4)]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
+from resolute.train.__main__ import main
+from resolute.train.planner.estimate import Forecast, StageForecast
+from resolute.train.planner.suggest import Candidates, choose, proposal, reasons, score
+from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.train.planner.test_estimate import pace
-from train.__main__ import main
-from train.planner.estimate import Forecast, StageForecast
-from train.planner.suggest import Candidates, choose, proposal, reasons, score
-from train.recipe.schema import Recipe
 
 RECIPES = sorted((ROOT / "train" / "recipes").glob("*.toml"))
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ResoluteError
-from pipeline.plan.recipe_key import range_text
-from pipeline.plan.stage import Augment, Regularization, Stage
-from train.__main__ import main
-from train.recipe.keys import keys, table
-from train.recipe.schema import Data, Distill, Ema, Eval, Loss, Model, Optim, Recipe, Schedule, Stop
+from resolute.errors import ResoluteError
+from resolute.pipeline.plan.recipe_key import range_text
+from resolute.pipeline.plan.stage import Augment, Regularization, Stage
+from resolute.train.__main__ import main
+from resolute.train.recipe.keys import keys, table
+from resolute.train.recipe.schema import Data, Distill, Ema, Eval, Loss, Model, Optim, Recipe, Schedule, Stop
 
 
 def test_every_key_has_help() -> None:

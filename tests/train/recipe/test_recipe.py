@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dataset.shard_set import ShardSet
-from pipeline.errors import ResoluteError
-from pipeline.plan.order import Order
-from pipeline.storage.local import Folder
-from train.recipe.keys import keys
-from train.recipe.parse import RENAMED
-from train.recipe.schema import Recipe
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.order import Order
+from resolute.pipeline.storage.local import Folder
+from resolute.train.recipe.keys import keys
+from resolute.train.recipe.parse import RENAMED
+from resolute.train.recipe.schema import Recipe
 
 ONE_STAGE = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ResoluteError
-from train.recipe.schema import Recipe
+from resolute.errors import ResoluteError
+from resolute.train.recipe.schema import Recipe
 
 
 def _recipe(*epochs: int, **top: Any) -> Recipe:

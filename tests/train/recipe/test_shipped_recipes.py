@@ -19,17 +19,17 @@ import torch
 from timm.scheduler import CosineLRScheduler
 from torch.optim import lr_scheduler
 
-from pipeline.dataset.shard_set import ShardSet, Split
+from resolute.pipeline.dataset.shard_set import ShardSet, Split
+from resolute.train.logs.metrics import read_log
+from resolute.train.model.build import build_model
+from resolute.train.model.freeze import trainable_sets
+from resolute.train.optim.optimizer import build_optimizer
+from resolute.train.optim.schedule import epoch_samples, epoch_steps
+from resolute.train.plot_lr import Curve
+from resolute.train.recipe.schema import Recipe
+from resolute.train.trainer import Options, run
 from tests import ROOT
 from tests.train.test_targets import of_kind
-from train.logs.metrics import read_log
-from train.model.build import build_model
-from train.model.freeze import trainable_sets
-from train.optim.optimizer import build_optimizer
-from train.optim.schedule import epoch_samples, epoch_steps
-from train.plot_lr import Curve
-from train.recipe.schema import Recipe
-from train.trainer import Options, run
 
 FOLDER = ROOT / "train" / "recipes"
 PATHS = sorted(FOLDER.glob("*.toml"))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
+from resolute.train.__main__ import main
+from resolute.train.logs.score import best_score
+from resolute.train.report.compare import differences, first_reached_s, open_runs, page
 from tests.support.synthetic_log import write_log
-from train.__main__ import main
-from train.logs.score import best_score
-from train.report.compare import differences, first_reached_s, open_runs, page
 
 
 def _charts(text: str) -> dict[str, dict[str, object]]:

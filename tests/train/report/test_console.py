@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.logs.run_log import RunLogReader, switch_costs
-from train.report.console import epoch_header, epoch_line, summary
+from resolute.train.logs.run_log import RunLogReader, switch_costs
+from resolute.train.report.console import epoch_header, epoch_line, summary
 
 
 def _records() -> list[dict[str, Any]]:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
+from resolute.train.__main__ import main
+from resolute.train.logs.run_log import RunLogReader
+from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.toml import recipe_text
+from resolute.train.report.diagnosis import diagnose
+from resolute.train.report.html import write_page
 from tests.support.synthetic_log import GPU, STAGES, write_log
-from train.__main__ import main
-from train.logs.run_log import RunLogReader
-from train.recipe.schema import Recipe
-from train.recipe.toml import recipe_text
-from train.report.diagnosis import diagnose
-from train.report.html import write_page
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 

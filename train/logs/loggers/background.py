@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.cli import print_error
-from pipeline.errors import ResoluteError, check_installed
-from train.logs.run_log import RunLogReader
+from resolute.console import print_error
+from resolute.errors import ResoluteError, check_installed
+from resolute.train.logs.run_log import RunLogReader
 
 from .base import Logger, Run, points
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.storage.atomic_file import atomic_write
-from train.logs.score import METRICS
+from resolute.files import atomic_write
+from resolute.train.logs.score import METRICS
 
 __all__ = ["Logger", "Point", "Run", "SentPoints", "configuration", "flat", "points"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import ResoluteError
-from prep.sources.image_ref import Label, SourceTarget
-from prep.sources.label_file import TargetTable
-from prep.sources.targets import target_cells
-from prep.sources.targets.target_cells import name_and_unit, parse_target
+from resolute.errors import ResoluteError
+from resolute.prep.sources.image_ref import Label, SourceTarget
+from resolute.prep.sources.label_file import TargetTable
+from resolute.prep.sources.targets import target_cells
+from resolute.prep.sources.targets.target_cells import name_and_unit, parse_target
 
 NAMES = ["bird", "cat", "dog", "fish"]
 RNG = np.random.default_rng(0)

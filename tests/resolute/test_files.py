@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ResoluteError
-from pipeline.storage.atomic_file import atomic_file, atomic_write, check_output, delete_partial, output_file
-from pipeline.storage.lock import try_lock
+from resolute.errors import ResoluteError
+from resolute.files import atomic_file, atomic_write, check_output, delete_partial, output_file
+from resolute.lock import try_lock
 
 
 def write_and_wait(path: Path, ready: Event) -> None:
@@ -69,7 +69,7 @@ def test_a_file_deleted_as_abandoned_before_it_was_locked_is_created_again(
             delete_partial(tmp_path)  # of another process
         return try_lock(handle)
 
-    monkeypatch.setattr("pipeline.storage.atomic_file.try_lock", lock)
+    monkeypatch.setattr("resolute.files.try_lock", lock)
     atomic_write(tmp_path / "f", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
     assert (tmp_path / "f").read_text() == "new"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.errors import ResoluteError
+from resolute.errors import ResoluteError
 
 from .lock import same_file, try_lock
 

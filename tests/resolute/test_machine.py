@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cpu_count import available_cpus
+from resolute.machine import available_cpus
 from tests import ROOT
 
 
@@ -40,13 +40,13 @@ def test_affinity_and_cgroup_quotas_bound_the_number_of_cpus(
 
 
 def test_cpus_are_counted_in_one_module_only() -> None:
-    files = [path for folder in ("pipeline", "prep", "train", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    files = [path for folder in ("resolute", "pipeline", "prep", "train", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     others = [
         str(path.relative_to(ROOT))
         for path in [*files, ROOT / "Makefile"]
         if re.search(r"cpu_count\(\)|sched_getaffinity|\bnproc\b(?!-per)", path.read_text())
     ]
-    assert others == ["pipeline/cpu_count.py"]
+    assert others == ["resolute/machine.py"]
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_cpus_are_counted_in_one_module_only() -> None:
 def test_default_thread_counts_respect_the_affinity_mask(module: str) -> None:
     few = {min(os.sched_getaffinity(0))}
     done = subprocess.run(
-        [sys.executable, "-m", *module.split(), "--help"], cwd=ROOT, capture_output=True, text=True, check=True,
+        [sys.executable, "-m", *f"resolute.{module}".split(), "--help"], cwd=ROOT, capture_output=True, text=True, check=True,
         preexec_fn=lambda: os.sched_setaffinity(0, few),
     )  # fmt: skip
     text = " ".join(done.stdout.split())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pipeline.errors import ResoluteError, StorageError
+from resolute.errors import ResoluteError, StorageError
 
 __all__ = ["describe_holder", "exclusive_lock", "holder_record", "same_file", "shared_lock", "try_lock"]
 

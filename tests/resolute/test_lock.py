@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ResoluteError, StorageError
-from pipeline.storage.lock import exclusive_lock, shared_lock
+from resolute.errors import ResoluteError, StorageError
+from resolute.lock import exclusive_lock, shared_lock
 
 
 def lock(path: Path):  # type: ignore[no-untyped-def]

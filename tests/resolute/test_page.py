@@ -7,8 +7,8 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from pipeline.report.charts import Series, chart, short
-from pipeline.report.page import render
+from resolute.report.charts import Series, chart, short
+from resolute.report.page import render
 
 
 def rendered(folder: Path, body: str, **values: object) -> str:

@@ -14,7 +14,7 @@ from tests import ROOT
 
 PROGRAM = """
 import sys
-from pipeline.cli import guard_process, run_main
+from resolute.console import guard_process, run_main
 guard_process()
 {imports}
 def main():

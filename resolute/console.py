@@ -1,11 +1,11 @@
 """Shared behaviour of all command lines: one-line errors, exit statuses, and tolerance of closed output streams.
 
 Exit status: 0 success, 2 for a `ResoluteError` (one line on stderr), 130 for Ctrl-C. A closed or broken stdout does not
-stop the work: `python -m train train ... | head -3` trains to the end.
+stop the work: `python -m resolute.train train ... | head -3` trains to the end.
 
 Every entry point (`__main__.py`) begins with these lines, above its other imports:
 
-    from pipeline.cli import guard_process
+    from resolute.console import guard_process
     guard_process()
 """
 

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from pipeline.errors import is_unavailable, strip_credentials
+from resolute.errors import is_unavailable, strip_credentials
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+"""Resolute: progressive-resizing training of image classifiers, with stage changes that cost less than a step.
+
+`from resolute import …` has what a training loop needs: `Loader`, `Plan`, `Stage`, `Augment`, `ShardSet`, `Batch` and
+`ResoluteError`. Each name is imported when it is first used, so that `import resolute` costs nothing.
+
+`pipeline`, `prep`, `train` and `benchmarks` are links to the folders beside this one; code imports them from here
+(`from resolute.pipeline.loader.loader import Loader`), as their bare names may be those of a user's own modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import ResoluteError
+    from .pipeline.dataset.shard_set import ShardSet
+    from .pipeline.loader.loader import Batch, Loader
+    from .pipeline.plan.plan import Plan
+    from .pipeline.plan.stage import Augment, Stage
+
+__all__ = ["Augment", "Batch", "Loader", "Plan", "ResoluteError", "ShardSet", "Stage"]
+
+_MODULES = {
+    "Augment": "pipeline.plan.stage", "Batch": "pipeline.loader.loader", "Loader": "pipeline.loader.loader",
+    "Plan": "pipeline.plan.plan", "ResoluteError": "errors", "ShardSet": "pipeline.dataset.shard_set",
+    "Stage": "pipeline.plan.stage",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
