@@ -1,0 +1,178 @@
+"""One definition per setting: frozen, validated dataclasses, of which each field is one setting.
+
+    @settings("augment")
+    class Augment:
+        flip_prob: float = setting(0.5, "probability of a horizontal flip", ge=0, le=1)
+
+A field has its type, default, range and one sentence of help. The same checks hold for a TOML file, for a command line
+and for code that calls the constructor: `Augment(flip_prob=2)` raises `ResoluteError` with the line that a recipe gets.
+Help texts, the tables of the documentation and the JSON Schema for editors are made from the fields too.
+
+Values are taken as JSON has them: lists for tuples, whole numbers for floats, NumPy scalars for numbers; neither text for
+a number nor a bool for an integer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+
+import pydantic
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from .errors import ResoluteError
+
+__all__ = ["Setting", "build", "closest", "definitions", "describe", "described", "setting", "settings", "type_text"]
+
+T = TypeVar("T")
+_WORDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+_NAMES = {int: "integer", float: "number", bool: "`true`, `false`", str: "text", dict: "table"}
+
+
+def setting(default: T, help: str, **bounds: Any) -> T:
+    """A field with a default. `bounds`: `gt`, `ge`, `lt`, `le`, `min_length`; those of the items of a tuple and of the
+    members of a union belong into the type, as `Annotated[float, Field(gt=0)]`."""
+    return typing.cast(T, Field(default=default, description=help, **bounds))
+
+
+def described(help: str, **bounds: Any) -> Any:
+    """The same for a field that is required, or has a `default_factory`: `Annotated[int, described("…", ge=1)]`."""
+    return Field(description=help, **bounds)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def settings(where: str) -> Callable[[type[T]], type[T]]:
+    """Make a class a frozen, keyword-only dataclass whose constructor checks its arguments.
+
+    where: name of the group, which begins the messages ("augment" for "augment.flip_prob: got …"); "" for none.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+        made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
+
+        def __init__(self: Any, **values: Any) -> None:
+            try:
+                made.__pydantic_validator__.validate_json(json.dumps(values, default=_plain), self_instance=self)
+            except ValidationError as error:
+                raise describe(error, made, where) from None
+
+        made.__init__ = __init__
+        made.__settings_name__ = where
+        return typing.cast(type[T], made)
+
+    return decorate
+
+
+def build(cls: type[T], values: Mapping[str, Any]) -> T:
+    """An instance from texts, as a command line has them: "3" for a number, "a,b" for a list, "1" for true.
+
+    Raises `ResoluteError` as the constructor does.
+    """
+    try:
+        return typing.cast(T, pydantic.TypeAdapter(cls).validate_python(dict(values), strict=False))
+    except ValidationError as error:
+        raise describe(error, cls, getattr(cls, "__settings_name__", "")) from None
+
+
+def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
+    """The first of pydantic's errors as one line: where, got, expected."""
+    first = error.errors()[0]
+    owner, names = cls, list(filter(None, [where]))
+    field: FieldInfo | None = None
+    for part in first["loc"]:
+        fields: Mapping[str, FieldInfo] = getattr(owner, "__pydantic_fields__", {})
+        if part not in fields:
+            if isinstance(part, str) and first["type"] in ("unexpected_keyword_argument", "missing"):
+                names.append(part)
+            break
+        field = fields[str(part)]
+        names.append(str(part))
+        owner = next(filter(dataclasses.is_dataclass, _members(field.annotation)), None)
+    name = ".".join(names)
+    if first["type"] == "missing":
+        return ResoluteError(f"{name}: missing, expected {type_text(field) if field else 'a value'}; add it")
+    if first["type"] == "unexpected_keyword_argument":
+        return ResoluteError(f"{name}: no such setting; {closest(names[-1], getattr(owner, '__pydantic_fields__', {}))}")
+    got = first["input"]
+    return ResoluteError(f"{name}: got {got!r}, expected {type_text(field) if field else first['msg']}; correct it")
+
+
+def closest(name: str, known: Mapping[str, Any]) -> str:
+    """Advice on an unknown name: the known one that is most like it, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A setting as documentation and command lines show it."""
+
+    name: str
+    kind: str  # type and range, as `type_text`
+    default: Any  # `dataclasses.MISSING` if it is required
+    help: str
+    annotation: Any
+
+
+def definitions(cls: Any) -> Iterator[Setting]:
+    """The settings of a class, in the order of their definition."""
+    for name, field in cls.__pydantic_fields__.items():
+        default = dataclasses.MISSING if field.is_required() else field.get_default(call_default_factory=True)
+        yield Setting(name=name, kind=type_text(field), default=default, help=field.description or "",
+                      annotation=field.annotation)  # fmt: skip
+
+
+def type_text(field: FieldInfo) -> str:
+    """A field's type and range in words: "integer, 1 to 4", "2 numbers, above 0"."""
+    return _text(field.annotation, field.metadata)
+
+
+def _text(hint: Any, metadata: Any = ()) -> str:
+    if typing.get_origin(hint) is Annotated:
+        hint, *more = typing.get_args(hint)
+        metadata = [*metadata, *(item for info in more for item in getattr(info, "metadata", [info]))]
+    limits = _range(metadata)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_text(arg, metadata) for arg in args if arg is not types.NoneType)
+    if origin is Literal:
+        return ", ".join(f"`{json.dumps(arg)}`" for arg in args)
+    if origin is tuple:
+        many = args[-1] is Ellipsis
+        inner = typing.get_args(args[0])[1:] if typing.get_origin(args[0]) is Annotated else ()
+        limits = limits or _range([item for info in inner for item in getattr(info, "metadata", [info])])
+        return ", ".join(filter(None, ["list of numbers" if many else f"{len(args)} numbers", limits]))
+    if dataclasses.is_dataclass(hint):
+        return "table"
+    return ", ".join(filter(None, [_NAMES.get(origin or hint, getattr(hint, "__name__", "text").lower()), limits]))
+
+
+def _range(metadata: Any) -> str:
+    bounds = {name: getattr(item, name) for item in metadata for name in _WORDS if hasattr(item, name)}
+    if {*bounds} == {"ge", "le"}:
+        return f"{bounds['ge']} to {bounds['le']}"
+    return ", ".join(f"{_WORDS[name]} {bound}" for name, bound in bounds.items())
+
+
+def _members(hint: Any) -> list[Any]:
+    """The types of a union, or of the items of a tuple; else the type itself."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union, tuple, Annotated):
+        return [member for arg in typing.get_args(hint) for member in _members(arg)]
+    return [hint]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has for a NumPy value, an instance of a settings class or a path."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)
