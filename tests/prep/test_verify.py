@@ -32,7 +32,7 @@ from tests import ROOT
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
 
-OUTSIDE = {"report.html", "damaged.json", "source.json"}
+OUTSIDE = {"README.md", "report.html", "damaged.json", "source.json"}
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def test_dalis_webdataset_reader_accepts_the_index_files(shard_set: ShardSet, sp
 
 @pytest.mark.parametrize("streaming", [False, True])
 @every_split
-def test_hugging_face_datasets_reads_every_sample(
+def test_hugging_face_datasets_reads_every_sample_of_a_resolution_by_the_dataset_card(
     shard_set: ShardSet, split: str, streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     datasets = pytest.importorskip("datasets")
@@ -159,10 +159,29 @@ def test_hugging_face_datasets_reads_every_sample(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     rows = expected(shard_set, split, 48)
     loaded = datasets.load_dataset(
-        "webdataset", data_files={split: tars(shard_set, split, 48)}, split=split, streaming=streaming,
+        str(shard_set.root), "48px", split={"train": "train", "val": "validation"}[split], streaming=streaming,
         cache_dir=str(tmp_path),
     )  # fmt: skip
     got = list(loaded)
+    assert loaded.features["cls"].names == list(shard_set.target.classes)
     assert [(row["__key__"], row["cls"]) for row in got] == [row[:2] for row in rows]
     for row, (*_, jpeg) in zip(got, rows, strict=True):
         assert_same_pixels(row["jpg"], jpeg)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of rdflib, which mlcroissant uses
+def test_mlcroissant_reads_every_sample(shard_set: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed; `make test` adds it")
+    # why: it keeps what it unpacks under the tar's relative path, which every set has
+    from etils import epath
+
+    monkeypatch.setattr("mlcroissant._src.operation_graph.operations.extract.EXTRACT_PATH", epath.Path(tmp_path))
+    described = mlcroissant.Dataset(f"{shard_set.root}/croissant.json")
+    for split, name in (("train", "48px/train"), ("val", "48px/validation")):
+        rows = expected(shard_set, split, 48)
+        got = {row[f"{name}/key"].decode(): row for row in described.records(name)}
+        assert len(got) == len(rows)
+        for key, label, jpeg in rows:
+            assert got[key][f"{name}/class"] == label
+            assert_same_pixels(got[key][f"{name}/image"], jpeg)
+    assert [row["classes/name"] for row in described.records("classes")] == list(shard_set.target.classes)
