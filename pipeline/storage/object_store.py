@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from resolute.errors import ResoluteError, strip_credentials
 
-from .retry import retry_call
+from .retry import GONE, http_status, retry_call
 
-__all__ = ["Store"]
+__all__ = ["Store", "driver_errors"]
 
 Answer = TypeVar("Answer")
 
@@ -28,11 +28,9 @@ _GRACE_S = 5.0  # time for a driver to end a request after its deadline
 _CONNECTIONS = 128
 # Keys under which fsspec's drivers report a file's content hash or version.
 _IDENTITY = (
-    "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "generation", "Last-Modified", "LastModified",
+    "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "generation", "blob_id", "Last-Modified", "LastModified",
     "last_modified", "mtime",
 )  # fmt: skip
-_PACKAGES = {"s3": "-e '.[s3]'", "s3a": "-e '.[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp",
-             "https": "aiohttp", "az": "adlfs", "abfs": "adlfs"}  # fmt: skip
 
 
 class Store:
@@ -45,7 +43,7 @@ class Store:
         self.stopped = threading.Event()  # replaced by `interrupt`: set for the requests that began before
         self._closed = False
         self._tries, self._first_wait_s, self._stall_s = tries, first_wait_s, stall_s
-        self._fs, self._base = _connect(url, self.root, stall_s)
+        self._fs, self._base = _connect(url, stall_s)
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
 
@@ -76,11 +74,14 @@ class Store:
 
     def _info(self, name: str, stop: threading.Event, *, slack_bytes: int = 0) -> tuple[int, str]:
         """One request for `info`. Raises what the driver raises."""
+        self._fs.invalidate_cache()  # why: huggingface_hub keeps listings, whatever the option says
         try:
             info = self._call(self._fs._info if self._fs.async_impl else self._fs.info, name, slack_bytes, stop)
         except FileNotFoundError as error:
             # why: fsspec raises FileNotFoundError for every failure of a web server
             cause = error.__cause__
+            if cause is not None and http_status(cause) not in (None, *GONE):
+                raise cause from None
             if cause is not None and getattr(cause, "status", 404) not in (404, 410):
                 raise cause from None
             if cause is not None and not hasattr(cause, "status") and not hasattr(cause, "response"):
@@ -95,7 +96,9 @@ class Store:
     def _bytes(self, name: str, start: int | None, nbytes: int, stop: threading.Event) -> bytes:
         """One request for `nbytes` bytes from `start` on (None: the complete file). Raises what the driver raises."""
         cat = self._fs._cat_file if self._fs.async_impl else self._fs.cat_file
-        span = {} if start is None else {"start": start, "end": start + nbytes}
+        span: dict[str, Any] = {} if start is None else {"start": start, "end": start + nbytes}
+        if not self._fs.async_impl:
+            span["cache_type"] = "none"  # why: such a driver opens the file, which would read ahead
         data: bytes = self._call(cat, name, nbytes, stop, **span)
         if len(data) > nbytes:
             raise ResoluteError(
@@ -125,6 +128,10 @@ class Store:
             return future.result(deadline_s + _GRACE_S)
         except CancelledError:
             raise ConnectionAbortedError("interrupted") from None
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and http_status(error) in GONE:  # huggingface_hub's own type
+                raise FileNotFoundError(path) from None
+            raise
         finally:
             future.cancel()  # a no-op unless the wait for it timed out
             with self._lock:
@@ -187,13 +194,31 @@ async def _within(work: Coroutine[Any, Any, Answer], deadline_s: float) -> Answe
     return await asyncio.wait_for(work, deadline_s)
 
 
-def _connect(url: str, root: str, stall_s: float) -> tuple[Any, str]:
+@contextmanager
+def driver_errors(url: str) -> Iterator[None]:
+    """Turn the errors of a URL that fsspec does not know, or whose package is missing, into a `ResoluteError`."""
+    protocol, root = url.partition("://")[0], strip_credentials(url)
+    try:
+        yield
+    except ImportError as error:
+        text = " ".join(str(error).split())  # names the package: "Install gcsfs to access Google Cloud Storage"
+        raise ResoluteError(
+            f"{root}: no driver for {protocol}://, got '{text}', expected its package; install it with pip, then run "
+            "the same command again"
+        ) from None
+    except ValueError as error:
+        raise ResoluteError(
+            f"{root}: not understood, got '{error}', expected a folder or a URL such as s3://bucket/shards; correct it"
+        ) from None
+
+
+def _connect(url: str, stall_s: float) -> tuple[Any, str]:
     """A private fsspec file system for a URL, without caches, and the path of `url` in it."""
     import fsspec  # why here: slow to import, needed only for URLs
 
     protocol = url.partition("://")[0]
-    try:
-        options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    with driver_errors(url):
         if protocol in ("s3", "s3a"):
             options["config_kwargs"] = {
                 "connect_timeout": stall_s, "read_timeout": stall_s, "max_pool_connections": _CONNECTIONS,
@@ -204,16 +229,6 @@ def _connect(url: str, root: str, stall_s: float) -> tuple[Any, str]:
 
             options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s)}
         fs, base = fsspec.core.url_to_fs(url, **options)
-    except ImportError as error:
-        package = _PACKAGES.get(protocol)
-        remedy = f"run `pip install {package}`" if package else "install the package that it names"
-        text = strip_credentials(str(error))
-        raise ResoluteError(f"{root}: no driver for {protocol}://, got '{text}', expected one; {remedy}") from None
-    except ValueError as error:
-        raise ResoluteError(
-            f"{root}: not understood, got '{strip_credentials(str(error))}', expected a folder or a URL such as "
-            "s3://bucket/shards; correct it"
-        ) from None
     if hasattr(fs, "retries"):
         fs.retries = 1  # s3fs, gcsfs
     return fs, str(base).rstrip("/")

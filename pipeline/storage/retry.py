@@ -10,11 +10,12 @@ from typing import TypeVar
 
 from resolute.errors import Interrupted, ResoluteError, StorageError, strip_credentials
 
-__all__ = ["is_final", "retry_call", "wait_s"]
+__all__ = ["GONE", "http_status", "is_final", "retry_call", "wait_s"]
 
 Answer = TypeVar("Answer")
 
 _MAX_WAIT_S = 20.0
+GONE = frozenset({404, 410})  # HTTP statuses of a file that is missing
 _RETRIED_STATUS = frozenset({408, 425, 429})  # HTTP statuses below 500 that a retry may change
 _FINAL_ERRNO = frozenset(
     {errno.EACCES, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSYS, errno.ENOTDIR, errno.EPERM}
@@ -37,7 +38,7 @@ def wait_s(tried: int, first_s: float) -> float:
 
 def is_final(error: BaseException) -> bool:
     """True if a retry cannot help: refused, missing, or an invalid request. Anything else may be transient."""
-    status = _status(error)
+    status = http_status(error)
     if status is not None and not isinstance(error, TimeoutError):  # S3 reports RequestTimeout as 400
         return 400 <= status < 500 and status not in _RETRIED_STATUS
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | ImportError):
@@ -45,13 +46,18 @@ def is_final(error: BaseException) -> bool:
     return getattr(error, "errno", None) in _FINAL_ERRNO or type(error).__name__ in _FINAL_NAMES
 
 
-def _status(error: BaseException) -> int | None:
-    """The HTTP status of an aiohttp, gcsfs or botocore error (the last also as the cause of an s3fs error), or None."""
+def http_status(error: BaseException) -> int | None:
+    """The HTTP status of an error of aiohttp, gcsfs, botocore or huggingface_hub, or None.
+
+    The last two may be the cause of the error: s3fs and `HfFileSystem` raise an `OSError` from them.
+    """
     for each in (error, error.__cause__):
         answer = getattr(each, "response", None)
         if isinstance(answer, dict):
             status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return status if isinstance(status, int) else None
+        if isinstance(getattr(answer, "status_code", None), int):
+            return int(answer.status_code)
     # why not of causes: aiohttp's parser reports a truncated body as 400
     status = error.status if hasattr(error, "status") else getattr(error, "code", None)
     return status if isinstance(status, int) and status >= 100 else None
@@ -59,7 +65,7 @@ def _status(error: BaseException) -> int | None:
 
 def _describe_error(error: BaseException) -> str:
     """The reason in one line, without credentials: a driver's message may quote the requested URL."""
-    status = _status(error)
+    status = http_status(error)
     if status is not None:
         return f"HTTP status {status}"
     if isinstance(error, TimeoutError) and not error.args:

@@ -20,8 +20,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
+from resolute.pipeline.storage.object_store import driver_errors
 from resolute.pipeline.storage.read_at import read_at
+from resolute.pipeline.storage.retry import GONE, http_status
 from resolute.prep.convert.reject import NOT_THERE, Reject
+from resolute.prep.execute.thread_map import thread_map
 from resolute.prep.storage.retry import WAITS_S, is_retryable, unavailable
 
 from .archives.zip_directory import HEADER_BYTES, TAIL_BYTES, content_start, unzip
@@ -32,7 +35,7 @@ __all__ = ["MAX_BYTES", "fetch", "fetch_many"]
 _REMOTE_WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote store
 _HEADER_SLACK = 512  # bytes fetched for a zip header's name and extra fields, whose lengths it holds itself
 _OPEN_CONTAINERS = 64
-_GONE = frozenset({404, 410})  # HTTP status
+_THREADS = 16  # requests in flight of a driver that blocks
 _REFUSED = frozenset({400, 401, 402, 403, 405, 406, 414, 451})  # HTTP status: asking again gives the same answer
 _EMPTY_RANGE = 416  # HTTP status: range not satisfiable; for a range from 0 it means an empty file
 _UNKNOWN_NAME = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
@@ -292,19 +295,33 @@ def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[
     answers: list[object] = [None] * len(spans)
     stores: dict[int, tuple[Any, list[int], list[str]]] = {}
     for i, (byte_range, _, _) in enumerate(spans):
-        fs, path = url_to_fs(byte_range.path)
+        with driver_errors(byte_range.path):
+            fs, path = url_to_fs(byte_range.path)
         _, numbers, paths = stores.setdefault(id(fs), (fs, [], []))
         numbers.append(i)
         paths.append(path)
     for fs, numbers, paths in stores.values():
         starts, ends = [spans[i][1] for i in numbers], [spans[i][2] for i in numbers]
         try:
-            results = fs.cat_ranges(paths, starts, ends, on_error="return")
+            results = _cat_ranges(fs, paths, starts, ends)
         except Exception as error:  # why: drivers raise many types; `_classify` interprets them
             results = [error] * len(numbers)
         for i, result in zip(numbers, results, strict=True):
             answers[i] = result
     return answers
+
+
+def _cat_ranges(fs: Any, paths: list[str], starts: list[int | None], ends: list[int | None]) -> list[object]:
+    if fs.async_impl:
+        return list(fs.cat_ranges(paths, starts, ends, on_error="return"))
+
+    def cat(span: tuple[str, int | None, int | None]) -> object:
+        try:
+            return fs.cat_file(*span, cache_type="none")  # why: such a driver opens the file, which would read ahead
+        except Exception as error:
+            return error
+
+    return list(thread_map(cat, zip(paths, starts, ends, strict=True), _THREADS))
 
 
 def _classify(result: object, span: tuple[ByteRange, int | None, int | None]) -> bytes | Reject | None:
@@ -321,7 +338,8 @@ def _classify(result: object, span: tuple[ByteRange, int | None, int | None]) ->
     if isinstance(result, IsADirectoryError):
         return Reject(f"unreadable: {_describe_problem(result)}")
     status = getattr(result, "status", None)
-    if unseen and (isinstance(result, FileNotFoundError) or status in _GONE):
+    is_missing = isinstance(result, FileNotFoundError) and http_status(result) in (None, *GONE)
+    if unseen and (is_missing or status in GONE):
         is_404 = status is None and byte_range.path.startswith(("http://", "https://"))  # fsspec's words for it
         return Reject("not there: 'HTTP status 404'" if is_404 else f"not there: {_describe_problem(result)}")
     if unseen and status in _REFUSED:
@@ -334,7 +352,9 @@ def _classify(result: object, span: tuple[ByteRange, int | None, int | None]) ->
 def _describe_problem(problem: object) -> str:
     """One line without the URL's credentials: the HTTP status, or the system's message."""
     status, words = getattr(problem, "status", None), getattr(problem, "strerror", None)
-    if isinstance(problem, FileNotFoundError):
+    if isinstance(problem, BaseException):
+        status = status or http_status(problem)
+    if isinstance(problem, FileNotFoundError) and status in (None, *GONE):
         return "No such file or directory"
     if isinstance(problem, PermissionError):
         return "Permission denied"

@@ -18,6 +18,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from braceexpand import braceexpand
 
 from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
+from resolute.pipeline.storage.object_store import driver_errors
+from resolute.pipeline.storage.retry import GONE, http_status
 from resolute.prep.storage.retry import is_retryable, retry
 
 from .image_ref import is_url
@@ -54,13 +56,14 @@ def read_errors(path: str, what: str = "read") -> Iterator[None]:
         yield
     except (OSError, EOFError, ValueError) as error:
         unavailable = isinstance(error, OSError) and error.errno is not None and is_unavailable(error)
+        unavailable |= http_status(error) not in (None, *GONE)
         message = getattr(error, "strerror", None) or str(error) or type(error).__name__
         where = getattr(error, "filename", None) or path
     except ImportError as error:
         message, where = str(error), path
     except Exception as error:
         # why: drivers and decompressors raise their own types; bugs of ours must stay visible
-        if type(error).__module__.split(".")[0] in ("builtins", "pipeline", "prep"):
+        if type(error).__module__.split(".")[0] in ("builtins", "resolute"):
             raise
         message, where = str(error) or type(error).__name__, path
     else:
@@ -92,7 +95,8 @@ def _store(url: str) -> tuple[Any, str]:
     from fsspec.core import url_to_fs  # why here: slow to import, needed only for URLs
 
     # why no cache: listings would grow with the number of files
-    fs, path = url_to_fs(url, use_listings_cache=False)
+    with driver_errors(url):
+        fs, path = url_to_fs(url, use_listings_cache=False)
     return fs, path
 
 
@@ -276,7 +280,7 @@ def version_stamp(path: str) -> str:
             return f"{info.st_size} {info.st_mtime_ns}"
         fs, inner = _store(path)
         about = fs.info(inner)
-        keys = ("ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "mtime", "created")
+        keys = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "mtime", "created")
         marks = [f"{about[key]}" for key in keys if about.get(key)]
         return " ".join([f"{about.get('size')}", *marks]) if marks else ""
 

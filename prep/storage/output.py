@@ -21,6 +21,8 @@ from typing import Any, BinaryIO, Protocol, cast
 from resolute.errors import ResoluteError, StorageError, strip_credentials
 from resolute.files import atomic_file, delete_partial, sync_folder, write_errors
 from resolute.lock import describe_holder, exclusive_lock, shared_lock
+from resolute.pipeline.storage.object_store import driver_errors
+from resolute.pipeline.storage.retry import GONE, http_status
 
 from .hashed_file import AtomicFile, FileInfo
 from .lease import Lease
@@ -248,7 +250,10 @@ class ObjectStore(Store):
         if self.url.startswith(("s3://", "s3a://")):  # why: its default of 10 limits the requests in flight
             options["config_kwargs"] = {"max_pool_connections": _CONNECTIONS}
         # why no listings cache: other processes write there. fsspec caches the file system itself
-        return fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)[0]
+        with driver_errors(self.url):
+            fs = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)[0]
+        fs.invalidate_cache()  # why: huggingface_hub keeps listings all the same
+        return fs
 
     def _path(self, name: str) -> str:
         base = str(self._fs._strip_protocol(self.url))
@@ -259,9 +264,11 @@ class ObjectStore(Store):
         """Turn any exception of the store's driver into a `ResoluteError`; `FileNotFoundError` passes through."""
         try:
             yield
-        except (FileNotFoundError, ResoluteError):
+        except ResoluteError:
             raise
         except Exception as error:  # why: every driver raises its own exception types
+            if isinstance(error, FileNotFoundError) and http_status(error) in (None, *GONE):
+                raise
             message = " ".join(str(error).split()) or type(error).__name__
             raise ResoluteError(
                 f"{self.where}/{name}: the store refused the request, got '{message}', expected success; check its "
