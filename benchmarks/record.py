@@ -25,6 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resolute.console import command_line
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
 from resolute.machine import available_cpus
@@ -141,14 +142,14 @@ def commit() -> str | None:
 
 
 def header(
-    args: argparse.Namespace, *, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()
+    *, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The first fields of every result. Call it before measuring: it records the load of the machine.
 
-    args: of `cli.command`, which adds the command line to them. packages: whose versions to add to the usual ones.
+    packages: whose versions to add to the usual ones.
     """
     return {
-        "format": FORMAT, "command": args.command, "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "format": FORMAT, "command": command_line(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "rounds": rounds, "commit": commit(), "machine": machine(device), "versions": versions(packages),
     }  # fmt: skip
 

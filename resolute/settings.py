@@ -29,7 +29,7 @@ from pydantic.fields import FieldInfo
 
 from .errors import ResoluteError
 
-__all__ = ["Setting", "build", "closest", "definitions", "describe", "described", "setting", "settings", "type_text"]
+__all__ = ["Setting", "build", "closest", "definitions", "describe", "described", "option_name", "setting", "settings", "type_text"]
 
 T = TypeVar("T")
 _WORDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
@@ -76,14 +76,17 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
 
     Raises `ResoluteError` as the constructor does.
     """
+    listed = {setting.name for setting in definitions(cls) if setting.is_list}
+    taken = {name: value.split(",") if name in listed and isinstance(value, str) else value
+             for name, value in values.items()}  # fmt: skip
     try:
-        return typing.cast(T, pydantic.TypeAdapter(cls).validate_python(dict(values), strict=False))
+        return typing.cast(T, pydantic.TypeAdapter(cls).validate_python(taken, strict=False))
     except ValidationError as error:
-        raise describe(error, cls, getattr(cls, "__settings_name__", "")) from None
+        raise describe(error, cls, "--") from None
 
 
 def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
-    """The first of pydantic's errors as one line: where, got, expected."""
+    """The first of pydantic's errors as one line: where, got, expected. where: group of the settings, "--" for options."""
     first = error.errors()[0]
     owner, names = cls, list(filter(None, [where]))
     field: FieldInfo | None = None
@@ -96,13 +99,18 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
         field = fields[str(part)]
         names.append(str(part))
         owner = next(filter(dataclasses.is_dataclass, _members(field.annotation)), None)
-    name = ".".join(names)
+    name = option_name(names[-1]) if where == "--" else ".".join(names)
+    expected = type_text(field).replace("`", "") if field else first["msg"]
     if first["type"] == "missing":
-        return ResoluteError(f"{name}: missing, expected {type_text(field) if field else 'a value'}; add it")
+        return ResoluteError(f"{name}: missing, expected {expected}; add it")
     if first["type"] == "unexpected_keyword_argument":
         return ResoluteError(f"{name}: no such setting; {closest(names[-1], getattr(owner, '__pydantic_fields__', {}))}")
-    got = first["input"]
-    return ResoluteError(f"{name}: got {got!r}, expected {type_text(field) if field else first['msg']}; correct it")
+    return ResoluteError(f"{name}: got {first['input']!r}, expected {expected}; correct it")
+
+
+def option_name(name: str) -> str:
+    """The option of a command line for the setting `name`; Python's keywords have a "_" at their end."""
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def closest(name: str, known: Mapping[str, Any]) -> str:
@@ -120,6 +128,11 @@ class Setting:
     default: Any  # `dataclasses.MISSING` if it is required
     help: str
     annotation: Any
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it takes several values, separated by commas on a command line."""
+        return any(typing.get_origin(arm) is tuple for arm in _arms(self.annotation))
 
 
 def definitions(cls: Any) -> Iterator[Setting]:
@@ -160,6 +173,11 @@ def _range(metadata: Any) -> str:
     if {*bounds} == {"ge", "le"}:
         return f"{bounds['ge']} to {bounds['le']}"
     return ", ".join(f"{_WORDS[name]} {bound}" for name, bound in bounds.items())
+
+
+def _arms(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; else the type itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
 def _members(hint: Any) -> list[Any]:

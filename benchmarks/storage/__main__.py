@@ -216,7 +216,7 @@ def _run(args: argparse.Namespace) -> None:
         if not 0 < getattr(args, name) < math.inf:
             raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(args, name)}, expected above 0; raise it")
     check_writable(args.out)
-    head = header(args)
+    head = header()
     rows = measure(args)
     print(table(rows))
     settings = {name: value for name, value in vars(args).items() if name not in ("shards", "out", "command")}

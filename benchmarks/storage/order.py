@@ -148,7 +148,7 @@ def _run(args: argparse.Namespace) -> None:
         raise ResoluteError("order: got too few samples or epochs, expected two batches and two epochs; raise them")
     check_writable(args.out)
     result = {
-        **header(args),
+        **header(),
         "samples": len(labels), "classes": int(labels.max()) + 1, "batch_size": args.batch_size,
         "block_samples": block_samples(len(labels)), "default_window": WINDOW_BLOCKS, "epochs": args.epochs,
         "orders": measure(labels, args.batch_size, args.epochs),

@@ -20,7 +20,7 @@ from pathlib import Path
 import resolute.prep.convert.worker
 import resolute.prep.execute.process_pool
 import resolute.prep.prepare
-from resolute.prep.__main__ import main
+from tests.support.cli import prep as main
 
 _TOO_LATE = 70
 

@@ -12,10 +12,10 @@ import torch
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.__main__ import main as prep
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.recipe.schema import Recipe
 from resolute.train.warmup import shapes
+from tests.support.cli import prep
 from tests.support.commands import Ended
 from tests.train.conftest import without_clocks
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train.__main__ import main
 from resolute.train.devices.distributed import Ranks
 from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe

@@ -1,8 +1,7 @@
-"""`python -m resolute.train keys`: all recipe keys from the dataclasses: key, type, range, default and help."""
+"""`resolute keys`: all recipe keys from the dataclasses: key, type, range, default and help."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import types
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from resolute.pipeline.plan.recipe_key import range_text
+from resolute.train.options import KeysOptions
 
 from .schema import Augment, Recipe, Regularization, Stage
 
@@ -53,7 +53,7 @@ def table() -> str:
     return "\n".join(lines[1:])
 
 
-def main(_: argparse.Namespace) -> None:
+def main(_: KeysOptions) -> None:
     """Run the command."""
     print(table())
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train import checkpoint
-from resolute.train.__main__ import main
 from resolute.train.inference.evaluate import evaluate
 from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.logs.metrics import read_log

@@ -18,12 +18,12 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import Augment, Regularization, Stage
-from resolute.train.__main__ import main
 from resolute.train.loop import Learner
 from resolute.train.model.build import compile_network
 from resolute.train.planner.measure import restored

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train.__main__ import main
 from resolute.train.optim.optimizer import build_optimizer
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.plot_lr import Curve, stage_lines

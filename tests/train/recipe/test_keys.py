@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.recipe_key import range_text
 from resolute.pipeline.plan.stage import Augment, Regularization, Stage
-from resolute.train.__main__ import main
 from resolute.train.recipe.keys import keys, table
 from resolute.train.recipe.schema import Data, Distill, Ema, Eval, Loss, Model, Optim, Recipe, Schedule, Stop
 
