@@ -268,7 +268,7 @@ def test_keys_of_other_schedules_are_refused(kind: str, key: str) -> None:
     ({"kind": "linear"}, "schedule.kind"),
     ({"warmup_epochs": 1, "pct_start": 0.3}, "schedule.pct_start: without effect, schedule.warmup_epochs sets the"),
     ({"warmup_epochs": 5}, "schedule.warmup_epochs: got 5.0, expected below the run's 5 epochs"),
-    ({"warmup_epochs": 0}, "schedule.warmup_epochs: got 0.0, expected above 0"),
+    ({"warmup_epochs": 0}, "schedule.warmup_epochs: got 0, expected number, above 0"),
 ])  # fmt: skip
 def test_invalid_schedules_are_refused(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ResoluteError) as error:
