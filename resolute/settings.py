@@ -101,23 +101,25 @@ def checked(where: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        hints = typing.get_type_hints(function, include_extras=True)
         parameters = {name: parameter for name, parameter in inspect.signature(function).parameters.items()
                       if name not in ("self", "cls")}  # fmt: skip
-        named = {name: parameter for name, parameter in parameters.items()
-                 if parameter.kind is parameter.KEYWORD_ONLY and _is_plain(hints[name])}  # fmt: skip
-        defaults = {name: parameter.default for name, parameter in named.items()
-                    if parameter.default is not parameter.empty}  # fmt: skip
-        group: Any = type(where, (), {"__annotations__": {name: hints[name] for name in named}, **defaults})
-        arguments: Any = settings(where)(group)
+
+        @functools.cache  # on the first call, when all types are defined
+        def group() -> Any:
+            hints = {name: hint for name, hint in typing.get_type_hints(function, include_extras=True).items()
+                     if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+                     and _is_plain(hint)}  # fmt: skip
+            defaults = {name: parameters[name].default for name in hints
+                        if parameters[name].default is not inspect.Parameter.empty}  # fmt: skip
+            return settings(where)(type(where, (), {"__annotations__": hints, **defaults}))
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             for name in kwargs:
                 if name not in parameters:
                     raise ResoluteError(f"{where}.{name}: no such argument; {closest(name, parameters)}")
-            given = {name: value for name, value in kwargs.items() if name in named}
-            good = arguments(**given)
+            given = {name: value for name, value in kwargs.items() if name in group().__pydantic_fields__}
+            good = group()(**given)
             return function(*args, **{**kwargs, **{name: getattr(good, name) for name in given}})
 
         return call
