@@ -74,7 +74,12 @@ def settings(where: str, renamed: Mapping[str, str] | None = None) -> Callable[[
             except (TypeError, ValueError) as error:  # of json: not a value that JSON has
                 raise ResoluteError(f"{where or cls.__name__}: {error}; correct it") from None
 
-        made.__init__ = __init__
+        def __repr__(self: Any) -> str:
+            values = {each.name: (getattr(self, each.name), each.default) for each in definitions(made)}
+            changed = ", ".join(f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
+            return f"{cls.__name__}({changed})"
+
+        made.__init__, made.__repr__ = __init__, __repr__
         made.__settings_name__ = where
         made.__settings_renamed__ = renamed or {}
         return typing.cast(type[T], made)

@@ -19,12 +19,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
 from resolute.errors import DamagedSample, ResoluteError, StorageError, differences
 from resolute.pipeline import cuda
@@ -33,7 +32,7 @@ from resolute.pipeline.graph.kernels.pread import EncodedImages
 from resolute.pipeline.jit import numba_interrupts
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.sampling import features
-from resolute.pipeline.plan.stage import Count, Positive, Probability
+from resolute.pipeline.plan.stage import Count, Index, Positive, Probability
 from resolute.settings import checked
 
 from .prefetch import Prefetcher
@@ -59,7 +58,7 @@ class Batch:
     spec: BatchSpec
 
     def __repr__(self) -> str:
-        return f"Batch {self.spec.about}, {self.images.device}"
+        return f"Batch{repr(self.spec).removeprefix('BatchSpec')}, {self.images.device}"
 
     @property
     def labels(self) -> torch.Tensor:
@@ -117,9 +116,9 @@ class Loader(Iterator[Batch]):
         depth: Count = 3,
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
-        rank: Annotated[int, Field(ge=0)] = 0,
+        rank: Index = 0,
         world_size: Count = 1,
-        start: Annotated[int, Field(ge=0)] = 0,
+        start: Index = 0,
     ) -> None:
         """Start the threads, build the graph, and run the plan's largest batch through it.
 

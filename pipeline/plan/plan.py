@@ -14,11 +14,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
@@ -30,7 +29,7 @@ from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
 from .rng import stream_key, uniforms
 from .sampling import alternating_flips, augment_params, mix_params
-from .stage import AUTO, MAX_SEED, Augment, BatchShape, BatchSize, Count, Fraction, Stage
+from .stage import AUTO, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage
 
 __all__ = ["BatchSpec", "Pass", "Plan"]
 
@@ -127,12 +126,7 @@ class BatchSpec:
         return len(self.ids)
 
     def __repr__(self) -> str:
-        return f"BatchSpec {self.about}"
-
-    @property
-    def about(self) -> str:
-        """Which batch it is, in words."""
-        return (f"{self.index}: {len(self)} of {self.global_size} samples at {self.res} px, {self.split}, "
+        return (f"BatchSpec {self.index}: {len(self)} of {self.global_size} samples at {self.res} px, {self.split}, "
                 f"stage {self.stage}, epoch {self.epoch}")  # fmt: skip
 
 
@@ -162,7 +156,7 @@ class Plan:
         shards: ShardSet,
         stages: Sequence[Stage],
         *,
-        seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0,
+        seed: Seed = 0,
         order: Order = "full",
         fraction_mode: Literal["rotate", "fixed"] = "rotate",
         sampling: Sampling = "uniform",

@@ -19,17 +19,20 @@ from pydantic.json_schema import SkipJsonSchema
 from resolute.errors import check
 from resolute.settings import described, setting, settings
 
-__all__ = ["AUGMENT_STRENGTHS", "AUTO", "MAX_BATCH", "MAX_EPOCHS", "MAX_SEED", "Augment", "BatchShape", "BatchSize",
-           "Count", "Fraction", "Positive", "Probability", "Regularization", "Stage", "without_effect"]  # fmt: skip
+__all__ = ["AUGMENT_STRENGTHS", "AUTO", "MAX_BATCH", "MAX_EPOCHS", "Augment", "BatchShape", "BatchSize",
+           "Count", "Fraction", "Index", "Positive", "Probability", "Regularization", "Seed", "Stage",
+           "without_effect"]  # fmt: skip
 
 AUTO = 0  # batch size "auto": measured before training
 # Sanity limits: larger values would fail in a library or never finish starting.
-_MAX_RES, MAX_BATCH, MAX_EPOCHS, MAX_SEED = 16_384, 2**20, 100_000, 2**63 - 1
+_MAX_RES, MAX_BATCH, MAX_EPOCHS = 16_384, 2**20, 100_000
 
 T = TypeVar("T")
 Res = Annotated[int, Field(ge=1, le=_MAX_RES)]
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]

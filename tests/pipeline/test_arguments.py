@@ -58,7 +58,7 @@ def test_a_wrong_setting_is_refused_as_in_a_recipe(cls: Any, values: dict[str, A
     ({"seed": -1}, "Plan.seed: got -1, expected integer, 0 to 9223372036854775807; correct it"),
     ({"eval_batchsize": 8}, "Plan.eval_batchsize: no such argument; did you mean eval_batch_size?"),
     ({"stages": []}, "Plan.stages: got [], expected a list of at least one Stage; correct it"),
-    ({"stages": Stage(**STAGE)}, "Plan.stages: got Stage(res=32, epochs=1"),
+    ({"stages": Stage(**STAGE)}, "Plan.stages: got Stage(res=32, epochs=1, batch_size=8), expected a list of at least one Stage; correct it"),
     ({"stages": [STAGE]}, "Plan.stages: got [{'res': 32, "),
     ({"stages": [Stage(**{**STAGE, "batch_size": AUTO})]}, "stages.batch_size: got auto, expected a number"),
     ({"stages": [Stage(**STAGE), Stage(**{**STAGE, "batch_size": 9999})]},
@@ -100,6 +100,7 @@ def test_numpy_numbers_and_lists_are_the_same_as_python_s(shard_set: ShardSet) -
 def test_every_object_is_shown_in_one_short_line(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(**STAGE), Stage(res=64, epochs=2, batch_size=5)], eval_batch_size=15)
     assert repr(shard_set) == "ShardSet shards: 75 train, 15 val, 3 classes, 32/48/64 px"
+    assert repr(plan.stages) == "(Stage(res=32, epochs=1, batch_size=8), Stage(res=64, epochs=2, batch_size=5))"
     assert repr(plan) == "Plan: epochs 1 at 32 px, 2 at 64 px; batches 40 train, 3 val"
     with Loader(plan, start=2) as loader:
         assert repr(loader) == "Loader: batch 2 of 43, cpu, rank 0 of 1"

@@ -36,7 +36,7 @@ def test_a_group_takes_what_json_takes_for_its_types() -> None:
     outer = Outer(steps=np.int64(3), rate=[0, np.float32(0.25)], path=Path("x/y"), inner=Inner(size=2))
     assert outer == Outer(steps=3, rate=(0.0, 0.25), path="x/y", inner={"size": 2})
     assert [type(value) for value in (outer.steps, outer.rate, *outer.rate)] == [int, tuple, float, float]
-    assert dataclasses.replace(outer, steps=4).inner is not outer
+    assert repr(outer) == "Outer(steps=3, rate=(0.0, 0.25), path='x/y', inner=Inner(size=2))"
     assert pickle.loads(pickle.dumps(outer)) == outer
     with pytest.raises(dataclasses.FrozenInstanceError):
         outer.steps = 3

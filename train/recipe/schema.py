@@ -21,11 +21,11 @@ from resolute.pipeline.plan.stage import (
     AUTO,
     MAX_BATCH,
     MAX_EPOCHS,
-    MAX_SEED,
     Augment,
     BatchSize,
     Positive,
     Regularization,
+    Seed,
     Stage,
     without_effect,
 )
@@ -101,7 +101,7 @@ class Eval:
 class Recipe:
     name: str
     stages: tuple[Stage, ...]
-    seed: int = setting(0, "of initial weights, sample order and augmentation", ge=0, le=MAX_SEED)
+    seed: Seed = setting(0, "of initial weights, sample order and augmentation")
     scale_epochs: float = setting(
         1.0, "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `period_epochs`, "
         "`milestone_epochs` and `ema.last_epochs`; whole numbers are rounded to the nearest, halves up, to at least 1",
