@@ -228,8 +228,8 @@ class Plan:
             if train and fraction_mode == "rotate":
                 offset = (offset + samples) % total
             epoch += 1
-        self._check_shapes()
         self.total_batches, self.total_steps = first, step
+        self._check_shapes()
         self._ring: Order = "block" if any(pass_.order == "block" for pass_ in self.passes) else "full"
         self._firsts = [pass_.first for pass_ in self.passes]
 
@@ -399,10 +399,10 @@ class Plan:
         stage does not reach it."""
         for pass_ in self.passes:
             if pass_.split == "train" and pass_.batch_size > pass_.samples:
-                part = " with this fraction" * (self.stages[pass_.stage].fraction < 1)
+                more = ", or raise its fraction" * (self.stages[pass_.stage].fraction < 1)
                 raise ResoluteError(
-                    f"stages[{pass_.stage}].batch_size: got {pass_.batch_size}, but an epoch has {pass_.samples} "
-                    f"training samples{part}, expected at most as many; lower it"
+                    f"stages[{pass_.stage}].batch_size: got {pass_.batch_size}, expected at most {pass_.samples}, the "
+                    f"training samples of an epoch; lower it{more}"
                 )
         reached: dict[int, set[int]] = {}
         for pass_ in sorted(self.passes, key=lambda pass_: pass_.split):  # why: training is the more useful message

@@ -285,7 +285,7 @@ def test_a_batch_rule_without_effect_is_refused() -> None:
 
 
 def test_steps_per_epoch_equal_those_of_the_plan(shard_set: ShardSet) -> None:
-    stages = (*STAGES, Stage(res=64, epochs=2, batch_size=11, fraction=0.3), Stage(res=64, epochs=1, batch_size=500))
+    stages = (*STAGES, Stage(res=64, epochs=2, batch_size=11, fraction=0.3), Stage(res=64, epochs=1, batch_size=75))
     plan = Plan(shard_set, stages, eval_batch_size=7)
     expected = [segment.batches for segment in plan.passes if segment.split == "train"]
     assert epoch_steps(stages, len(shard_set.splits["train"])) == expected
