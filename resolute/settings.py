@@ -79,6 +79,7 @@ def settings(where: str, renamed: Mapping[str, str] | None = None) -> Callable[[
             changed = ", ".join(f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
             return f"{cls.__name__}({changed})"
 
+        __init__.__qualname__ = f"{cls.__qualname__}.__init__"  # in Python's message about unnamed arguments
         made.__init__, made.__repr__ = __init__, __repr__
         made.__settings_name__ = where
         made.__settings_renamed__ = renamed or {}
@@ -136,6 +137,8 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
     """The first of pydantic's errors as one line: where, got, expected."""
     # an unknown name first: it explains why another one is missing
     first = min(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+    if first["type"] == "json_invalid":  # a lone surrogate, as in a file name that is not UTF-8
+        return ResoluteError(f"{where or cls.__name__}: got text that is not Unicode, expected UTF-8; correct it")
     owner, names = cls, list(filter(None, [where]))
     field: FieldInfo | None = None
     for part in first["loc"]:

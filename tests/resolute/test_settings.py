@@ -59,6 +59,7 @@ def test_a_group_takes_what_json_takes_for_its_types() -> None:
         ({"steps": 1, "inner": {"sise": 0}}, "outer.inner.sise: no such setting; did you mean size?"),
         ({"steps": 1, "inner": {"width": 3}}, "outer.inner.width: no such setting, expected inner.size, its"),
         ({"steps": 1, "path": object}, "outer: got <class 'object'>, expected a number, text, list or table"),
+        ({"steps": 1, "path": "a\udc80"}, "outer: got text that is not Unicode, expected UTF-8; correct it"),
         ({"steps": 1, "path": ["x" * 999]}, f"outer.path: got ['{'x' * 198}…, expected text; correct it"),
     ],
 )  # fmt: skip
