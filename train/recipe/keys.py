@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from resolute.console import guard_process
+
+    guard_process()
+
 import argparse
 import dataclasses
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +21,13 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import GenerateJsonSchema
 
+from resolute.console import Parser, command
+from resolute.files import write_errors
 from resolute.settings import definitions
 
 from .schema import Augment, Recipe, Regularization, Stage
 
-__all__ = ["Row", "keys", "main", "schema", "table"]
+__all__ = ["Row", "keys", "main", "schema", "table", "write"]
 
 # In this draft, editors show everything that the recipe's types say: taplo knows 4 to 7
 _DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -106,5 +112,19 @@ def _shown(default: Any) -> str:
     return "none" if value is None else f"`{json.dumps(value)}`"
 
 
+def write(arguments: Sequence[str] | None = None) -> int:
+    """Write the schema to the path of the command line `arguments`; returns the exit status."""
+    parser = Parser(prog="python -m resolute.train.recipe.keys", description="Write the JSON Schema of a recipe file.")
+    parser.add_argument("path", type=Path, help="the file to write, docs/recipe.schema.json for the documentation")
+
+    def work(args: argparse.Namespace) -> None:
+        with write_errors(args.path):
+            args.path.write_text(json.dumps(schema(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    return command(parser, work, arguments)
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(schema(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    from resolute.console import run_main
+
+    run_main(write)

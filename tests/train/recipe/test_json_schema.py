@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft7Validator
 
 from resolute.errors import ResoluteError
-from resolute.train.recipe.keys import keys, schema
+from resolute.train.recipe.keys import keys, schema, write
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 
@@ -26,6 +27,13 @@ def test_the_file_is_up_to_date() -> None:
     assert made == schema(), "run: python -m resolute.train.recipe.keys docs/recipe.schema.json"
 
 
+def test_one_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert write([str(tmp_path / "x.json")]) == 0
+    assert (tmp_path / "x.json").read_bytes() == FILE.read_bytes()
+    assert write([str(tmp_path / "no" / "x.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_it_is_a_schema_with_every_key_and_its_help() -> None:
     Draft7Validator.check_schema(schema())
     tables = {name: table["properties"] for name, table in schema()["$defs"].items()} | {"": schema()["properties"]}
@@ -37,7 +45,7 @@ def test_it_is_a_schema_with_every_key_and_its_help() -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_included_recipe_names_the_schema_and_fits_it(path: Any) -> None:
+def test_every_included_recipe_names_the_schema_and_fits_it(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     directive, name = text.splitlines()[0].split()
     assert (directive, (path.parent / name).resolve()) == ("#:schema", FILE)
