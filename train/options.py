@@ -181,7 +181,7 @@ class CompareOptions:
 
 @settings("")
 class KeysOptions:
-    pass
+    schema: Path | None = setting(None, "write the JSON Schema of recipes, for editors, to this file instead")
 
 
 @settings("")
