@@ -50,7 +50,9 @@ class BenchAllOptions(SetOptions):
 @settings("")
 class GpuCheckOptions:
     device: Device = setting("auto", "auto: a GPU if there is one; on a CPU sizes are tiny and times mean nothing")
-    shards: str | None = setting(None, "shard set, or plain WebDataset tars (default: made from demo photos)", min_length=1)
+    shards: str | None = setting(
+        None, "shard set, or plain WebDataset tars (default: made from demo photos)", min_length=1
+    )
     only: tuple[str, ...] = setting((), "parts to run (default: all)")
     minutes: float | None = setting(
         None, "parts that could not begin by then are skipped (default: 10, on a CPU 60)", gt=0

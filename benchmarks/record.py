@@ -52,7 +52,6 @@ _COMMANDS = {
     "compare-clothing10": f"benchmarks.training --shards clothing10 --plan --recipes {','.join(_COMPARED)}",
     "compare-imagenette": f"benchmarks.training --shards imagenette224 --plan --recipes {','.join(_COMPARED[:4])}",
     "order": "benchmarks.storage.order",
-    "peers": "benchmarks.loader --shards shards --batch-size 256 --seconds 3 --rounds 2 --ffcv-python PY",
     "peers-64": "benchmarks.loader --shards shards --seconds 4 --only ours,dali,ffcv --ffcv-python PY",
     "peers-switch": "benchmarks.change --shards shards --only ours,pillow,timm-scheduled,ffcv-output-size "
                     "--ffcv-python PY",
@@ -184,7 +183,8 @@ def results_page(folder: Path) -> str:
     lines = [
         "# Results",
         "",
-        "Written by `python -m resolute.benchmarks.record`. Every file holds the raw values of all rounds; [LOG.md](LOG.md) has",
+        "Written by `python -m resolute.benchmarks.record`. Every file holds the raw values of all rounds; "
+        "[LOG.md](LOG.md) has",
         "the conclusions. Commands name a shard set or a folder of photos by its last part; `PY` is the interpreter of",
         "an environment with that tool. Files without a date, commit or rounds are older than these fields.",
         "",
@@ -211,7 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with output_file(RESULTS / "README.md") as file:
             file.write(results_page(RESULTS).encode())
 
-    return command(Parser(prog="python -m resolute.benchmarks.record", description="Write the page of all results."), work, argv)
+    parser = Parser(prog="python -m resolute.benchmarks.record", description="Write the page of all results.")
+    return command(parser, work, argv)
 
 
 if __name__ == "__main__":

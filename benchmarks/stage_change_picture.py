@@ -2,7 +2,7 @@
 
     python -m resolute.benchmarks.stage_change_picture [--result benchmarks/results/bench-cpu.json]
 
-The result file is one of `python -m resolute.benchmarks --only change`, first round: a consumer that takes a fixed time per
+The result file is one of `resolute bench-all --only change`, first round: a consumer that takes a fixed time per
 step. A step's time is that fixed time and the wait for its batch.
 """
 
@@ -92,7 +92,8 @@ def draw(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.stage_change_picture", description="Draw docs/stage_change.svg.")
+    about = "Draw docs/stage_change.svg."
+    parser = Parser(prog="python -m resolute.benchmarks.stage_change_picture", description=about)
     parser.add_argument("--result", type=Path, default=RESULTS / "bench-cpu.json", metavar="FILE",
         help="result of `resolute bench-all` (default: %(default)s)")  # fmt: skip
 

@@ -242,17 +242,19 @@ def _function(command: Command, options: type) -> Callable[..., dict[str, str]]:
     parameters = []
     for setting in definitions(options):
         is_flag = setting.annotation is bool
-        shown = setting.default not in (None, "", (), False, MISSING)
+        is_required = setting.default is MISSING
+        shown = "" if setting.default in (None, "", (), False) else f" (default: {_text(setting.default)})"
         is_first = setting.name == command.positional
         kind: Any = bool if is_flag else tuple[str, ...] if is_first and setting.is_list else str | None
         annotation = Annotated[kind, Parameter(
             name=None if is_first else option_name(setting.name),
-            help=setting.help + (" (required)" if setting.default is MISSING else f" (default: {_text(setting.default)})" if shown else ""),
+            help=setting.help + (" (required)" if is_required else shown),
             show_default=False, metavar=None if is_flag else _metavar(setting.name, setting.annotation), negative="",
         )]  # fmt: skip
         place = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_first else inspect.Parameter.KEYWORD_ONLY
         default = () if kind == tuple[str, ...] else False if is_flag else None
-        parameters.append((setting.default is not MISSING, inspect.Parameter(setting.name, place, default=default, annotation=annotation)))
+        parameter = inspect.Parameter(setting.name, place, default=default, annotation=annotation)
+        parameters.append((not is_required, parameter))
 
     parameters.sort(key=lambda each: (each[1].kind, each[0]))
     signature = inspect.Signature([parameter for _, parameter in parameters])

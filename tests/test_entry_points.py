@@ -102,7 +102,8 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_prep_finishes_with_a_closed_full_or_unread_stdout(
     photos: Path, tmp_path: Path, output: str, status: int
 ) -> None:
-    done = shell(f"{sys.executable} -m resolute shards --src {photos} --out {tmp_path / 's'} --res 32 --workers 1 {output}")
+    words = f"--src {photos} --out {tmp_path / 's'} --res 32 --workers 1"
+    done = shell(f"{sys.executable} -m resolute shards {words} {output}")
     assert done.returncode == status
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == (output == "> /dev/full")
@@ -132,7 +133,8 @@ def test_file_names_are_utf8_in_every_locale(photos: Path, tmp_path: Path, local
     for name, environment in (("a", {"PYTHONUTF8": "1"}), ("b", locale)):
         out = folder / name
         done = shell(
-            f"{sys.executable} -m resolute shards --src {photos} --val-list {folder}/välid.txt --out {out} --res 32 --workers 1",
+            f"{sys.executable} -m resolute shards --src {photos} --val-list {folder}/välid.txt --out {out} --res 32 "
+            "--workers 1",
             **environment,
         )
         assert done.returncode == 0, done.stderr

@@ -20,8 +20,8 @@ ODD = ["o'brien", 'say "hi"', "two  words", "$(touch x)", "$(shell touch x)", "`
        "a#b", "\\", "*", "; touch x", "-x", "a=b", "wds/{000..146}.tar", "größe"]  # fmt: skip
 
 
-COMMANDS = ("shards", "verify", "show", "lr", "lr-find", "plan", "train", "predict", "eval", "export", "report", "bench",
-            "bench-all", "gpu-check", "keys")  # fmt: skip
+COMMANDS = ("shards", "verify", "show", "lr", "lr-find", "plan", "train", "predict", "eval", "export", "report",
+            "bench", "bench-all", "gpu-check", "keys")  # fmt: skip
 DEMO = [["-m", "resolute.pipeline.examples.demo_photos", "--out", "demo/photos"],
         ["-m", "resolute", "shards", "--src", "demo/photos", "--out", "demo/shards"]]  # fmt: skip
 

@@ -90,7 +90,8 @@ def _run(words: Sequence[object]) -> None:
 def run_ours(src: Path, out: Path, resolutions: Sequence[int], shard_samples: int) -> None:
     words = ["--src", src, "--out", out, "--res", ",".join(map(str, resolutions)), "--val-frac", "0.01",
              "--shard-samples", shard_samples]  # fmt: skip
-    _run([sys.executable, "-m", "resolute", "shards", *words, "--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"])
+    more = ["--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"]
+    _run([sys.executable, "-m", "resolute", "shards", *words, *more])
 
 
 def run_pillow(src: Path, out: Path, short_sides: Sequence[int]) -> None:

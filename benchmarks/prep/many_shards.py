@@ -1,4 +1,4 @@
-"""Measures `resolute jobs plan`, a `shards` job, `finalize` and a no-op prep of a set with many shards on a slow object store.
+"""Measures `resolute jobs plan`, `range` and `finish`, and a prep with nothing to do, on a slow store with many shards.
 
     python -m resolute.benchmarks.prep.many_shards [--shards 24000] [--latency 0.03]
 

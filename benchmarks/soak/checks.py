@@ -46,8 +46,8 @@ _LEFT_BY_LIBRARIES = re.compile(r"pymp-|.*wandb-(media|artifacts)$")
 def leftover_files(what: str, folder: Path, allowed: Sequence[str] = ()) -> list[str]:
     """Findings for everything in a folder that should be empty except for `allowed`.
 
-    Also allowed, without bytes: multiprocessing's `pymp-*` with the fork server's socket and the folders of wandb, which
-    timm imports. A killed process leaves them.
+    Also allowed, as a killed process leaves them: multiprocessing's `pymp-*` with the fork server's socket, and the
+    empty folders of wandb, which timm imports.
     """
     paths = sorted(folder.rglob("*")) if folder.exists() else []
     names = [str(path.relative_to(folder)) for path in paths

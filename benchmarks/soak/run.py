@@ -331,10 +331,12 @@ class Soak:
 
     def _add_finding(self, scenario: Scenario, event: str, problem: str, process: Process | None = None) -> None:
         self._failed = True
+        root = f"{Path(__file__).resolve().parents[2]}/"
+        module = "python -m resolute.benchmarks.soak"
         self.findings.append({
             "scenario": scenario.name, "index": scenario.index, "event": event, "problem": problem,
-            "stderr": "" if process is None else process.stderr[-4000:].replace(f"{Path(__file__).resolve().parents[2]}/", ""),
-            "repeat": f"python -m resolute.benchmarks.soak --seed {self.seed} --only {scenario.name} --index {scenario.index}",
+            "stderr": "" if process is None else process.stderr[-4000:].replace(root, ""),
+            "repeat": f"{module} --seed {self.seed} --only {scenario.name} --index {scenario.index}",
         })  # fmt: skip
         print(f"FINDING {scenario.name} {scenario.index}: {problem} (after: {event})", flush=True)
 
@@ -374,7 +376,7 @@ class _Attempt:
         self._expected = set(event.expected)
         self._problems: list[str] = []
         self._scheduled: list[tuple[float, Callable[[], None]]] = []  # (time of the monotonic clock, action)
-        self._restore: Callable[[], None] | None = None  # undoes the event: brings a folder back, resumes stopped processes
+        self._restore: Callable[[], None] | None = None  # brings a folder back, resumes processes
 
     def run(self) -> Process:
         """Run the command and its event to the end; returns the main process."""

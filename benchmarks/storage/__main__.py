@@ -1,6 +1,6 @@
 """Measures how long a training step waits for its data on slow storage.
 
-    python -m resolute.benchmarks.storage --shards shards [--res 128] [--pace 1500] [--seconds 10] [--only local,cold,store]
+    python -m resolute.benchmarks.storage --shards shards [--res 128] [--pace 1500] [--only local,cold,store]
 
 local  a folder in the page cache, and the same with 1, 5 and 20 ms added per read (a network disk)
 cold   a folder evicted from the page cache

@@ -1,6 +1,6 @@
 """Measures how well each sample order shuffles, and how much it reads, relative to random permutations.
 
-    python -m resolute.benchmarks.storage.order [--shards DIR | --samples 1281167 --classes 1000] [--batch-size 256] [--out FILE]
+    python -m resolute.benchmarks.storage.order [--shards DIR | --samples 1281167 --classes 1000] [--out FILE]
 
 Measured over complete training epochs, for `full`, for `block` with several window sizes, and without shuffling:
 

@@ -1,7 +1,7 @@
 """Measures accuracy and time of complete trainings of several sides, relative to the first one.
 
-    python -m resolute.benchmarks.training --shards shards --recipes benchmarks/recipes/fixed224.toml,… --seeds 0,1,2,3,4
-    python -m resolute.benchmarks.training --split FOLDER --report --tune-lr 0.5,1,2 --recipes a.toml,b.toml --runs runs/table
+    python -m resolute.benchmarks.training --shards shards --recipes benchmarks/recipes/fixed224.toml,… --seeds 0,1
+    python -m resolute.benchmarks.training --split FOLDER --report --tune-lr 0.5,1,2 --recipes a.toml,b.toml --runs RUNS
 
 A side is a recipe, and a shard set of its own if it has one (`new.toml=other_shards`); all sets validate on the same
 photos. Each seed trains all sides one after another (a b c, a b c, …). Accuracies are means ± standard errors over the

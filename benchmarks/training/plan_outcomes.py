@@ -1,6 +1,6 @@
 """Tests the proposals of `make plan SUGGEST=FILE`: trains each one, and compares its forecast with the outcome.
 
-    python -m resolute.benchmarks.training.plan_outcomes --budgets 3m,6m,11m --cases recipe.toml=shards,other.toml=shards2
+    python -m resolute.benchmarks.training.plan_outcomes --budgets 3m,11m --cases recipe.toml=shards,other.toml=shards2
 
 For every case (a base recipe and a set) and budget, `resolute plan --suggest` measures and writes a recipe, and
 `resolute train` trains it, each in its own process. `ratio` is the forecast divided by the wall time of the

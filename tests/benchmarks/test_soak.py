@@ -247,7 +247,8 @@ print(process.wait(20), repr(process.stderr))
 def test_a_short_soak_has_no_findings(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     words = ["--only", "prep-folder,train-1", "--seed", 7, "--index", 2, "--out", out]
-    done = subprocess.run([sys.executable, "-m", "resolute.benchmarks.soak", *map(str, words)], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "resolute.benchmarks.soak", *map(str, words)], text=True,
+                          capture_output=True,
                           timeout=900)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text())

@@ -64,7 +64,7 @@ class Sandbox:
             (self.folder / "calls").unlink()
         else:
             is_resolute = words[0] == "resolute"
-            assert is_resolute or words[:2] == ["python", "-m"], f"{command}: neither make nor resolute; add it to LEFT_OUT"
+            assert is_resolute or words[:2] == ["python", "-m"], f"{command}: add it to LEFT_OUT"
             self._python(["-m", *words] if is_resolute else words[1:], command)
 
     def _python(self, words: Sequence[str], command: str) -> None:

@@ -54,7 +54,8 @@ def check_clean(ran: Any, out: Path) -> None:
 
 def errors(ran: Any) -> list[str]:
     """The lines on stderr that do not describe the targets of a table."""
-    return [line for line in ran.err.splitlines() if "(TARGET=" not in line and not line.startswith("resolute shards:   line ")]
+    lines = ran.err.splitlines()
+    return [line for line in lines if "(TARGET=" not in line and not line.startswith("resolute shards:   line ")]
 
 
 @pytest.mark.slow

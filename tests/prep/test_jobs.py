@@ -1,4 +1,4 @@
-"""A set made by `resolute jobs plan`, `range` and `finish` equals the set of a single prep, also when jobs are killed."""
+"""A set made by `resolute jobs` equals the set of a single prep, also when jobs are killed."""
 
 from __future__ import annotations
 

@@ -118,7 +118,8 @@ def argv(photos: Path, table: Path, out: Path) -> tuple[object, ...]:
 
 def refused(ran: Any, *words: str) -> None:
     """One line, *where: got X, expected Y; do Z*, that contains `words`."""
-    lines = [line for line in ran.err.splitlines() if "(TARGET=" not in line and not line.startswith("resolute shards:   ")]
+    lines = [line for line in ran.err.splitlines()
+             if "(TARGET=" not in line and not line.startswith("resolute shards:   ")]  # fmt: skip
     assert (ran.status, ran.out, len(lines)) == (2, "", 1), (ran.out, ran.err)
     assert re.fullmatch(r"resolute shards: .+: .*got .+expected .+; .+", lines[0]), ran.err
     for word in words:

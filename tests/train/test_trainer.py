@@ -37,7 +37,8 @@ from tests.train.conftest import without_clocks
 
 Words = Callable[[Path], list[str]]
 Started = Callable[..., Ended]
-STEP, SAVE, EVAL = "resolute.train.loop:Learner:train_step", "resolute.train.checkpoint::save", "resolute.train.loop:Learner:eval_step"
+STEP, EVAL = "resolute.train.loop:Learner:train_step", "resolute.train.loop:Learner:eval_step"
+SAVE = "resolute.train.checkpoint::save"
 pytestmark = pytest.mark.slow
 SYNC = "os::fsync"  # in the middle of a save: log or partial file are written but not committed
 

@@ -293,8 +293,8 @@ def launched(folder: Path, *words: str) -> subprocess.Popen[str]:
     """`resolute train --gpus 2` in a session of its own, as in a terminal."""
     line = [sys.executable, "-m", "resolute"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*line, *words, "--gpus", "2"], cwd=folder, env=environment, text=True, start_new_session=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    return subprocess.Popen([*line, *words, "--gpus", "2"], cwd=folder, env=environment, text=True,
+                            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
 
 
 @pytest.mark.slow

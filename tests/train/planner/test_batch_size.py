@@ -181,7 +181,8 @@ class Steps:
             monkeypatch.setattr(learner, name, step)
         learner.device = GPU
         monkeypatch.setattr(
-            "resolute.train.planner.batch_size.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU})
+            "resolute.train.planner.batch_size.synthetic",
+            lambda spec, **words: synthetic(spec, **{**words, "device": CPU}),
         )
         self.fits = real_steps(self.plan, learner, world_size=1)
 
