@@ -527,7 +527,7 @@ def test_killed_and_overlapping_jobs_on_s3_produce_the_bytes_of_a_local_set(
     assert run("plan", *argv, "--out", out)[0] == 0
     finished = []
     for ranges in ((":25", "15:"), ("30:", "5:35")):
-        words = [sys.executable, "-m", "resolute.prep", "range", "--out", out, "--workers", "1", "--range"]
+        words = [sys.executable, "-m", "resolute", "shards", "range", "--out", out, "--workers", "1", "--range"]
         started = [subprocess.Popen([*words, part], cwd=ROOT, start_new_session=True) for part in ranges]
         enough, deadline = len(store.names("records")) + 12, time.monotonic() + 120
         while len(store.names("records")) < enough and time.monotonic() < deadline:
