@@ -65,7 +65,8 @@ def verify(options: VerifyOptions) -> int:
             bar.update(done - bar.n)
 
         result = checks.verify(store, workers=options.workers or available_cpus(), progress=progress)
-    _print(checks.report(store, result))
+    _print(checks.summary(store, result))
+    checks.write_damaged_list(store, result)
     return int(bool(result.damaged))
 
 

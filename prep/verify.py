@@ -26,7 +26,7 @@ from resolute.prep.shards.source_record import read_record, rerun_command
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import RUN_FOLDER, Store
 
-__all__ = ["VerifyResult", "report", "to_rebuild", "verify"]
+__all__ = ["VerifyResult", "summary", "to_rebuild", "verify", "write_damaged_list"]
 
 # Files of a set that its manifest does not list.
 _OUTSIDE = frozenset({MANIFEST, DAMAGED, SOURCE_RECORD, CHANGES, "report.html"})
@@ -153,16 +153,10 @@ def to_rebuild(manifest: Mapping[str, Any], damaged: Collection[str]) -> dict[st
     return to_do
 
 
-def report(store: Store, result: VerifyResult) -> str:
-    """The closing lines of the command, which writes `damaged.json`. Raises `ResoluteError` if it cannot."""
+def summary(store: Store, result: VerifyResult) -> str:
+    """The closing lines of the command, without a final newline."""
     if result.unexpected:
         say(f"ignored, not part of the set: {_first_names(result.unexpected)}")
-    _write_damaged_list(store, result)
-    return _summary(store, result)
-
-
-def _summary(store: Store, result: VerifyResult) -> str:
-    """The closing lines, without a final newline."""
     manifest, damaged = result.manifest, result.damaged
     if manifest is None:
         return _damage_lines(store, damaged) + (
@@ -194,7 +188,7 @@ def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + more
 
 
-def _write_damaged_list(store: Store, result: VerifyResult) -> None:
+def write_damaged_list(store: Store, result: VerifyResult) -> None:
     """Write `damaged.json`, which the next `prep` repairs from; delete it if the set is sound."""
     try:
         if result.damaged:

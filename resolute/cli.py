@@ -17,7 +17,7 @@ from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from . import __version__, console
-from .errors import ResoluteError
+from .errors import ResoluteError, from_os_error
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -156,6 +156,11 @@ def main(words: Sequence[str] | None = None) -> int:
     except ResoluteError as error:
         console.say(error)
         return 2
+    except OSError as error:
+        if not console.is_of_storage(error):
+            raise
+        console.say(from_os_error(error))
+        return 2
     except KeyboardInterrupt:
         console.say("interrupted; the same command again resumes" if name in _RESUMED else "interrupted")
         return 130
@@ -250,6 +255,7 @@ def _function(command: Command, options: type) -> Callable[..., dict[str, str]]:
             name=None if is_first else option_name(setting.name),
             help=setting.help + (" (required)" if is_required else shown),
             show_default=False, metavar=None if is_flag else _metavar(setting.name, setting.annotation), negative="",
+            allow_repeating=True,
         )]  # fmt: skip
         place = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_first else inspect.Parameter.KEYWORD_ONLY
         default = () if kind == tuple[str, ...] else False if is_flag else None

@@ -27,7 +27,8 @@ from typing import Any, NoReturn, TextIO
 
 from .errors import ResoluteError, from_os_error, strip_credentials
 
-__all__ = ["Parser", "command", "command_line", "counted", "guard_process", "number", "run_main", "say", "set_program"]
+__all__ = ["Parser", "command", "command_line", "counted", "guard_process", "is_of_storage", "number", "run_main",
+           "say", "set_program"]  # fmt: skip
 
 _STORAGE = frozenset({
     errno.EACCES, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ENODEV, errno.ENOENT, errno.ENOSPC, errno.ENOTCONN,
@@ -99,6 +100,11 @@ def command(
         return 130
 
 
+def is_of_storage(error: OSError) -> bool:
+    """Whether an error that no code has handled comes from a disk or mount, and not from a bug."""
+    return error.errno in _STORAGE and not (error.errno == errno.ENOENT and error.filename is None)
+
+
 def counted(number: int, noun: str, *, plural: str = "") -> str:
     """`number` with its noun: "1 image", "2 images"; plural: an irregular one, such as "classes"."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
@@ -146,7 +152,7 @@ def run_main(main: Callable[[], int], *, teardown: bool = True) -> NoReturn:
     except SystemExit as end:  # argparse's --help
         status = end.code if isinstance(end.code, int) else 0
     except OSError as error:
-        if error.errno not in _STORAGE or (error.errno == errno.ENOENT and error.filename is None):
+        if not is_of_storage(error):
             raise
         say(from_os_error(error))
         status = 2

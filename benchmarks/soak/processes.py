@@ -334,7 +334,7 @@ def load_compiled() -> None:
     from numba.core.dispatcher import Dispatcher
 
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in ("pipeline", "prep", "train"):
+        if name.partition(".")[0] != "resolute":
             continue
         dispatchers: list[Any] = [value for value in vars(module).values() if isinstance(value, Dispatcher)]
         for dispatcher in dispatchers:

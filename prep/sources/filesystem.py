@@ -60,7 +60,7 @@ def read_errors(path: str, what: str = "read") -> Iterator[None]:
         message, where = str(error), path
     except Exception as error:
         # why: drivers and decompressors raise their own types; bugs of ours must stay visible
-        if type(error).__module__.split(".")[0] in ("builtins", "pipeline", "prep"):
+        if type(error).__module__.split(".")[0] in ("builtins", "resolute"):
             raise
         message, where = str(error) or type(error).__name__, path
     else:

@@ -153,7 +153,7 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(photos: Path, tmp_pat
 
 def test_the_summary_of_the_inputs_changes_with_content_names_and_splits_only(photos: Path) -> None:
     def summary(**changes: Any) -> str:
-        settings = Settings(src=str(photos), out=str(photos.parent / "s"), resolutions=(32,), **changes)
+        settings = Settings(src=str(photos), out=str(photos.parent / "s"), res=(32,), **changes)
         inputs = list_inputs(settings, photos.parent / "scratch", photos.parent / "scratch" / "spool")
         return json.dumps(inputs.summary(), sort_keys=True)
 

@@ -247,7 +247,7 @@ def list_of(path: Path, rows: Iterable[tuple[str, str]]) -> str:
 
 def split_classes(tmp_path: Path, **options: Any) -> dict[str, dict[str, list[str]]]:
     """{split: {photo: names of its classes}} of the sources that the options of `Settings` name."""
-    settings = Settings(out=str(tmp_path / "out"), resolutions=(32,), **options)
+    settings = Settings(out=str(tmp_path / "out"), res=(32,), **options)
     listed, _ = list_catalogs(settings, tmp_path / "scratch", tmp_path / "cache")
     found: dict[str, dict[str, list[str]]] = {}
     for split, each in listed.items():

@@ -126,7 +126,7 @@ def test_overlapping_folders_are_refused(tmp_path: Path) -> None:
     photos = str(tmp_path / "photos")
 
     def check(**places: str) -> None:
-        check_no_overlap(Settings(resolutions=(32,), **places))  # type: ignore[arg-type]
+        check_no_overlap(Settings(res=(32,), **places))  # type: ignore[arg-type]
 
     for out in (photos, f"{photos}/bee", f"{photos}/new/deep", f"{tmp_path}/link/x", f"{tmp_path}/out/../photos/x"):
         with pytest.raises(ResoluteError, match=r"is inside SRC.*OUT"):
