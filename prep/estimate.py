@@ -20,8 +20,8 @@ from resolute.prep.plan.shard_plan import GenerationImages, ShardPlan
 from resolute.prep.shards.existing_set import open_existing
 from resolute.prep.storage.output import open_store
 
-from .config import Settings
 from .extension import check_extendable, describe_changes, extension_plan, open_finished
+from .settings import Settings
 
 __all__ = ["dry_run"]
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from .pipeline.plan.plan import Plan
     from .pipeline.plan.stage import Augment, Stage
 
-__all__ = ["Augment", "Batch", "Loader", "Plan", "ResoluteError", "ShardSet", "Stage"]
+__all__ = ["Augment", "Batch", "Loader", "Plan", "ResoluteError", "ShardSet", "Stage", "__version__"]
 
+__version__ = "0.2.0"
 _MODULES = {
     "Augment": "pipeline.plan.stage", "Batch": "pipeline.loader.loader", "Loader": "pipeline.loader.loader",
     "Plan": "pipeline.plan.plan", "ResoluteError": "errors", "ShardSet": "pipeline.dataset.shard_set",

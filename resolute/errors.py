@@ -90,9 +90,9 @@ def check_installed(package: str, *, setting: str, extra: str) -> None:
 
 
 def check(good: bool, key: str, got: object, expected: str) -> None:
-    """Raise `ResoluteError` for the recipe's `key` if `good` is false."""
+    """Raise `ResoluteError` for the setting `key` if `good` is false."""
     if not good:
-        raise ResoluteError(f"{key}: got {got}, expected {expected}; change it in the recipe")
+        raise ResoluteError(f"{key}: got {got}, expected {expected}; correct it")
 
 
 def differences(got: Any, expected: Any, name: str = "") -> list[str]:

@@ -1,14 +1,13 @@
-"""`python -m resolute.train show SHARDS --recipe FILE`: contact sheet of the model's input, per stage, split and resolution.
+"""`resolute show SHARDS --recipe FILE`: contact sheet of the model's input, per stage, split and resolution.
 
 Beside each input is its original, as it is stored, with the crop outlined. If regularisation changes over the run, the
-charts of `python -m resolute.train lr` come first, and each row has its values.
+charts of `resolute lr` come first, and each row has its values.
 
 The inputs come from the same loader, plan and graph as in training, so the pixels are those of a run.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.loader.reader import Reader
 from resolute.report.charts import Chart
 from resolute.report.page import figures_page
+from resolute.train.options import ShowOptions
 from resolute.train.recipe.schema import Recipe
 
 from .plot_lr import Curve, changes, charts, regularization_text
@@ -143,7 +143,7 @@ def _outlined(jpeg: bytes, crop: Sequence[int], height: int) -> dict[str, Any]:
     return {"data": buffer.getvalue(), "width": size[0], "height": size[1]}
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: ShowOptions) -> None:
     """Run the command."""
     check_output(args.out, setting="--out", suffixes=(".html",))
     recipe = Recipe.load(args.recipe)

@@ -120,7 +120,7 @@ def compare(
         )
     check_writable(args.out)
     packages = sorted({package for name in names for package in LOADERS[name].versions})
-    result = header(args, rounds=args.rounds, packages=packages)
+    result = header(rounds=args.rounds, packages=packages)
     machine, cache = result["machine"], read_into_cache(shards)
     print(f"{machine['cpu']}, {machine['cores']} cores, {args.workers} workers, batch {args.batch_size}, {samples} "
           f"training images, load before: {machine['load_before']}")  # fmt: skip

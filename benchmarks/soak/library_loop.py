@@ -71,7 +71,8 @@ def _run(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.soak.library_loop", description=(__doc__ or "").partition("\n")[0])
+    about = (__doc__ or "").partition("\n")[0]
+    parser = Parser(prog="python -m resolute.benchmarks.soak.library_loop", description=about)
     parser.add_argument("shards", help="a shard set with 64 px")
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("--interrupts", type=int, metavar="SEED", help="seed of the moments (default: none)")

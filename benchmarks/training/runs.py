@@ -1,7 +1,7 @@
 """Complete trainings as processes, one after another or in turns, and the figures of their logs.
 
 A side is a recipe and its shard set. `measure` trains each side with each seed, in rounds (a b c, a b c, …), each as
-`python -m resolute.train train` in its own process; runs that an earlier call finished are reused.
+`resolute train` in its own process; runs that an earlier call finished are reused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOT_TIMED: dict[str, Any] = {"wall_s": None, "began_unix_s": None, "load_before
 _TURN = "turn is over"  # printed by a training that waits for its next turn
 _TURN_STEPS = 8  # optimizer steps: a few seconds, in which the speed of a shared machine hardly changes
 
-Runner = Callable[[Sequence[str]], None]  # takes the arguments of `python -m resolute.train`
+Runner = Callable[[Sequence[str]], None]  # takes the arguments of `resolute`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ class Side:
 
 
 def train(words: Sequence[str]) -> None:
-    """Run `python -m resolute.train` in its own process. Raises `ResoluteError` with its last line on stderr if it fails."""
-    process = _start(["resolute.train", *words])
+    """Run `resolute` in its own process. Raises `ResoluteError` with its last line on stderr if it fails."""
+    process = _start(["resolute", *words])
     try:
         _, errors = process.communicate()
     finally:
@@ -114,12 +114,12 @@ def _start(words: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def take_turns(words: Sequence[str]) -> int:
-    """Run `python -m resolute.train train` in this process; after each turn it prints a marker and waits for a line.
+    """Run `resolute train` in this process; after each turn it prints a marker and waits for a line.
 
     A turn is `_TURN_STEPS` optimizer steps or a validation. Waiting is not part of a step's time.
     """
+    from resolute.cli import main
     from resolute.train import trainer
-    from resolute.train.__main__ import main as train
 
     after_batch = trainer._Session._after
 
@@ -131,7 +131,7 @@ def take_turns(words: Sequence[str]) -> int:
         return continues
 
     trainer._Session._after = wait_after_turn  # type: ignore[assignment, method-assign]
-    return train(["train", *words])
+    return main(["train", *words])
 
 
 def _ends_turn(spec: Any) -> bool:

@@ -13,7 +13,7 @@ from resolute.pipeline.dataset.target import Target
 from resolute.prep.sources.targets.target_cells import is_number
 
 if TYPE_CHECKING:
-    from resolute.prep.config import Settings
+    from resolute.prep.settings import Settings
 
     from .inputs import Inputs
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from resolute.benchmarks.gpu_check.__main__ import main, overall, run_part
+from resolute.benchmarks.gpu_check.check import main, overall, run_part
 from resolute.benchmarks.gpu_check.parts import PARTS, busy_and_gaps, run, switch_costs
 from resolute.benchmarks.gpu_check.result import Part, Result, Settings
 

@@ -486,7 +486,8 @@ def test_comparison_recipes_differ_only_in_the_named_property() -> None:
     for name, recipe in recipes.items():
         assert recipe.total_epochs == 12
         assert recipe.stages[-1].res == 224
-        assert (RECIPES / f"{name}.toml").read_text().startswith("# python -m resolute.benchmarks.training: ")
+        heading = (RECIPES / f"{name}.toml").read_text().splitlines()[1]
+        assert heading.startswith("# python -m resolute.benchmarks.training: ")
         stages = tuple(replace(stage, freeze_to=None, unfreeze_to=None) for stage in recipe.stages)
         assert replace(recipe, stages=progressive.stages if name == "fixed224" else stages, **same) == progressive
 

@@ -139,7 +139,7 @@ def test_make_env_with_too_old_a_driver_or_gpu_installs_nothing(
 def test_training_without_dali_is_refused_in_one_line(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['nvidia.dali'] = None\n"
-        "from train.__main__ import main\n"
+        "from resolute.cli import main\n"
         f"sys.exit(main(['train', '--shards', {str(tmp_path)!r}, '--recipe', 'train/recipes/demo.toml']))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)

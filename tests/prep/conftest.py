@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from resolute.prep.__main__ import main
 from tests import SHARED_DATA
+from tests.support.cli import prep as main
 
 CLASSES = ("apple", "bee", "cat")
 

@@ -16,7 +16,7 @@ def fails(ran: Any, *words: str) -> None:
     assert ran.status == 2, ran.out
     err = ran.err
     assert err.count("\n") == 1, err
-    assert err.startswith("prep: ")
+    assert err.startswith("resolute shards: ")
     assert "Traceback" not in err
     for word in words:
         assert word in err, err

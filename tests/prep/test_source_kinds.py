@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.config import Settings
 from resolute.prep.plan.inputs import list_inputs
+from resolute.prep.settings import Settings
 from tests.support.source_formats import files_in, pack_parquet, pack_tar, pack_zip
 from tests.support.trees import tree
 
@@ -140,7 +140,7 @@ def test_duplicates_are_kept_counted_and_listed(photos: Path, tmp_path: Path, pr
 
 def test_a_dry_run_counts_and_estimates_and_writes_nothing(photos: Path, tmp_path: Path, prep: Prep) -> None:
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32,48")
-    ran = prep(*argv, "--dry-run")
+    ran = prep(*argv, "--dry")
     assert ran.status == 0, ran.err
     assert "60 images, 3 classes, train 54, val 6" in ran.out
     assert "nothing was written" in ran.out

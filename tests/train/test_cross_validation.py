@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train import trainer as runs
-from resolute.train.__main__ import main
 from resolute.train.logs.metrics import read_log
 from tests.train.conftest import without_clocks
 

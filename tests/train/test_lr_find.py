@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
-from resolute.train.__main__ import main
 from resolute.train.loop import Learner
 from resolute.train.lr_find import RangeTest, range_test, smoothed, suggestion
 from resolute.train.recipe.schema import Recipe

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resolute.benchmarks.__main__ import main as bench
-from resolute.train.__main__ import main
+from resolute.cli import main
+from tests.support.cli import bench
 
 Command = Callable[[str], int]
 SUFFIXES = {"eval": ".json", "export": ".safetensors", "predict": ".csv", "lr": ".html", "lr-find": ".html",

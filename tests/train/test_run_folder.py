@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.train import trainer as runs_module
-from resolute.train.__main__ import main
 from resolute.train.run_folder import existing_run, new_run
 
 READERS: dict[str, Callable[[str], list[str]]] = {

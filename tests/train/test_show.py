@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
-from resolute.train.__main__ import main
 from resolute.train.recipe.schema import Recipe
 from resolute.train.show import model_inputs
 

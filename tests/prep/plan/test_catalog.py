@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.config import Settings
 from resolute.prep.plan import catalog as catalogs
 from resolute.prep.plan import external_sort as runs
 from resolute.prep.plan.catalog import ByteRanges, Catalog, write_catalog
 from resolute.prep.plan.classes import read_classes
 from resolute.prep.plan.inputs import list_catalogs
+from resolute.prep.settings import Settings
 from resolute.prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, SourceTarget
 
 

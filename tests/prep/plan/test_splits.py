@@ -11,11 +11,11 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.rng import permute, stream_key
-from resolute.prep.config import Settings
 from resolute.prep.plan import splits as members
 from resolute.prep.plan.catalog import Catalog, write_catalog
 from resolute.prep.plan.inputs import check_no_overlap
 from resolute.prep.plan.splits import make_splits
+from resolute.prep.settings import Settings
 from resolute.prep.sources.image_ref import ImageRef
 from tests.prep.plan.test_catalog import ListedSource
 

@@ -20,9 +20,9 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED
 from resolute.prep import extension
 from resolute.prep import prepare as building
-from resolute.prep.config import Settings
 from resolute.prep.convert import codecs, worker
 from resolute.prep.convert.batch import Batch, EncodeOptions
+from resolute.prep.settings import Settings
 from resolute.prep.shards.existing_set import PLAN
 from resolute.prep.shards.record import ShardRecord
 from resolute.prep.storage.hashed_file import FileInfo

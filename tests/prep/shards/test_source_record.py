@@ -17,7 +17,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.source_record import parse_record, record_bytes, shards_command
 from resolute.pipeline.storage.base import open_files
-from resolute.prep.verify import main as verify
+from tests.support.cli import verify
 from tests.support.fake_make import Make
 from tests.support.trees import tree
 
@@ -36,8 +36,8 @@ def run_suggestion(message: str, tmp_path: Path, prep: Prep) -> Any:
     (command,) = re.findall("`make (shards [^`]*)`", message)
     (call,) = Make(tmp_path / "make").calls(*shlex.split(command))
     shutil.rmtree(tmp_path / "make")
-    assert call[:2] == ["-m", "resolute.prep"]
-    return prep(*call[2:])
+    assert call[:3] == ["-m", "resolute", "shards"]
+    return prep(*call[3:])
 
 
 @pytest.fixture

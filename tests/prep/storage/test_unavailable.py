@@ -15,10 +15,10 @@ import pytest
 
 from resolute.errors import ResoluteError, StorageError
 from resolute.prep import prepare as building
-from resolute.prep.config import Settings
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.convert.worker import convert
 from resolute.prep.plan.catalog import write_catalog
+from resolute.prep.settings import Settings
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch, fetch_many
 from resolute.prep.sources.image_ref import MISSING, ByteRange
@@ -266,7 +266,7 @@ def test_a_stale_file_handle_in_any_call_is_reported_in_one_line(
         return
     assert ran.status == 2
     assert ran.err.count("\n") == 1, ran.err
-    assert ran.err.startswith("prep: ")
+    assert ran.err.startswith("resolute shards: ")
     assert "Stale file handle" in ran.err
     ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--workers", 1)
     assert ran.status == 0, ran.err

@@ -13,8 +13,8 @@ import timm
 import torch
 from PIL import Image
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.train.__main__ import main
 from resolute.train.inference.export import export_hf, export_onnx, preprocessing
 from resolute.train.inference.saved_run import SavedRun, open_saved_run
 from resolute.train.recipe.schema import Model

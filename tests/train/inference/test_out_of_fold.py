@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.__main__ import main as prep
-from resolute.train.__main__ import main
+from tests.support.cli import prep
 
 
 @pytest.fixture(scope="module")

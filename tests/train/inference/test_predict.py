@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from resolute.cli import main
 from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
@@ -25,7 +26,6 @@ from resolute.prep.sources import fetch
 from resolute.prep.sources.image_folder import walk
 from resolute.prep.sources.names import is_image
 from resolute.train import checkpoint
-from resolute.train.__main__ import main
 from resolute.train.inference.predict import preprocess
 from resolute.train.inference.saved_run import open_saved_run
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import AUTO
-from resolute.train.__main__ import main
 from resolute.train.loop import Learner
 from resolute.train.planner.batch_size import (
     _IN_FLIGHT,
@@ -181,7 +181,8 @@ class Steps:
             monkeypatch.setattr(learner, name, step)
         learner.device = GPU
         monkeypatch.setattr(
-            "resolute.train.planner.batch_size.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU})
+            "resolute.train.planner.batch_size.synthetic",
+            lambda spec, **words: synthetic(spec, **{**words, "device": CPU}),
         )
         self.fits = real_steps(self.plan, learner, world_size=1)
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train.__main__ import main
 from resolute.train.loop import Learner
 from resolute.train.planner import plan as before
 from resolute.train.planner.estimate import (

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from resolute.console import print_error
+from resolute.console import say
 from resolute.errors import ResoluteError, check_installed
 from resolute.train.logs.run_log import RunLogReader
 
@@ -102,5 +102,5 @@ class _Thread(threading.Thread):
 
 
 def _warn(name: str, text: str) -> None:
-    print_error(f"logger {name}: {text}", prefix="warning")
+    say(f"logger {name}: {text}")
     sys.stderr.flush()
