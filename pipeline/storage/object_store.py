@@ -31,7 +31,7 @@ _IDENTITY = (
     "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "generation", "Last-Modified", "LastModified",
     "last_modified", "mtime",
 )  # fmt: skip
-_PACKAGES = {"s3": "-e '.[s3]'", "s3a": "-e '.[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp",
+_PACKAGES = {"s3": "'resolute-vision[s3]'", "s3a": "'resolute-vision[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp",
              "https": "aiohttp", "az": "adlfs", "abfs": "adlfs"}  # fmt: skip
 
 
