@@ -18,6 +18,8 @@ given := $(filter-out VENV CUDA,$(sort $(foreach name,$(.VARIABLES),$(if $(finds
 flag = $(call quote,--$(shell tr A-Z_ a-z- <<< $(call quote,$(1))))
 OPTIONS = $(foreach name,$(filter-out RUNS,$(given)),$(call flag,$(name))=$(call quote,$(value $(name))))
 has = $(filter $(1),$(given))
+# else make would expand them for the environment of the commands
+unexport $(given)
 
 # what is used instead of variables that are not given
 DEMO := $(if $(call has,SRC OUT KIND LABELS COLUMNS TARGET CLASSES VAL VAL_LABELS VAL_LIST),,demo/photos/.demo.json)
@@ -32,7 +34,7 @@ compare: DEFAULTS = $(foreach run,$(value RUNS),$(call quote,$(run)))
 plain := $(filter help env test test-all lint docs docs-serve check clean,$(MAKECMDGOALS))
 $(if $(plain),$(if $(given),$(error $(given): without effect in `make $(MAKECMDGOALS)`; leave it out)))
 # VENV alone is part of file names that make itself has to parse
-$(if $(shell [[ $(call quote,$(value VENV)) =~ ^[A-Za-z0-9_./@+,-]+$$ ]] || echo bad),$(error VENV: got $(value VENV), \
+$(if $(shell [[ $(call quote,$(value VENV)) =~ ^[A-Za-z0-9_./@+,-]+$$ ]] || echo bad),$(error VENV: got $(strip $(value VENV)), \
 	expected a path without spaces, quotes and other signs of the shell; choose another))
 
 help:  ## list the targets

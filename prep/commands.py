@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
 
-from resolute.console import say
+from resolute.console import counted, say
 from resolute.errors import strip_credentials
 from resolute.machine import available_cpus
 from resolute.prep.execute.process_pool import start_fork_server
@@ -126,8 +126,7 @@ def _progress_bar() -> Iterator[tuple[Callable[[int, int], None], Callable[[RunS
     def on_start(images: int, kept_shards: int) -> None:
         nonlocal bar, started_at
         if kept_shards:
-            what = "1 shard is" if kept_shards == 1 else f"{kept_shards} shards are"
-            say(f"{what} there already")
+            say(f"already there: {counted(kept_shards, 'shard')}")
         # why: disable=None shows the bar only on a terminal
         bar = tqdm(total=images, unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1)
         started_at = perf_counter()

@@ -30,8 +30,9 @@ class JobsPlanOptions:
     src: str = setting("", "folder of class folders; flat folder with --labels; list file of paths and labels; zip or "
         "tar of class folders; WebDataset tars or Parquet files (file, folder, pattern); or a URL of these",
         min_length=1)  # fmt: skip
-    out: Annotated[str, described("where to write the shards: a folder, or a URL such as s3://bucket/set",
-        min_length=1)]  # fmt: skip
+    out: str = setting(
+        "shards", "where to write the shards: a folder, or a URL such as s3://bucket/set", min_length=1
+    )
     res: tuple[Annotated[int, Field(ge=8)], ...] = setting(
         (), "resolutions to train at, px, ascending (default: 128,160,224, or those of the set to extend)"
     )

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
 
-from resolute.console import say
+from resolute.console import counted, say
 from resolute.errors import ResoluteError, StorageError
 from resolute.files import PARTIAL
 from resolute.pipeline.dataset.format import FORMAT, VERSION, is_sealed
@@ -174,8 +174,9 @@ def _summary(store: Store, result: VerifyResult) -> str:
         shards = sum(len(split["shards"]) for split in manifest["splits"].values())
         gigabytes = sum(info["bytes"] for info in files.values()) / 1e9
         return (
-            f"{store.where}: sound, {samples} samples, {len(manifest['resolutions'])} resolutions, "
-            f"{shards} shard{'s'[:shards != 1]}, {gigabytes:.3g} GB, {result.elapsed_s:.1f} s"
+            f"{store.where}: sound, {counted(samples, 'sample')}, "
+            f"{counted(len(manifest['resolutions']), 'resolution')}, {counted(shards, 'shard')}, {gigabytes:.3g} GB, "
+            f"{result.elapsed_s:.1f} s"
         )
     text = _damage_lines(store, damaged)
     for res, shards_of in to_rebuild(manifest, damaged).items():

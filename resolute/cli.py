@@ -140,7 +140,7 @@ def main(words: Sequence[str] | None = None) -> int:
     console.set_program(f"resolute {name}".strip(), words[len(name.split()) :])
     try:
         if name:
-            options, program = (_load(getattr(COMMANDS[name], part)) for part in ("options", "program"))
+            options = _load(COMMANDS[name].options)
             values = _parse(name, options, words[len(name.split()) :])
             if values is None:  # only the help was asked for
                 return 0
@@ -150,7 +150,7 @@ def main(words: Sequence[str] | None = None) -> int:
             # why the environment: a process that torchrun has started must not start others
             if getattr(chosen, "gpus", None) and "LOCAL_RANK" not in os.environ:
                 return int(_load("train.devices.launch:launch")(chosen, words))
-            status: int | None = program(chosen)
+            status: int | None = _load(COMMANDS[name].program)(chosen)
             return status or 0
         _run(_app(complete="--install-completion" in words), words)
     except ResoluteError as error:
@@ -185,7 +185,7 @@ def _app(*, complete: bool = False) -> App:
     app = App(
         name="resolute", help="Progressive-resizing training of image classifiers, with stage changes that cost less "
         "than a step.", help_epilogue="Each command has --help.", version=__version__,
-        help_format="plaintext",
+        help_format="plaintext", result_action="return_value",
     )  # fmt: skip
     app.command(jobs := App(name="jobs", help=_JOBS))
     for name, command in COMMANDS.items():
@@ -227,7 +227,7 @@ def _run(app: App, words: Sequence[str]) -> Any:
         if isinstance(error, MissingArgumentError) and error.argument:
             text = f"{error.argument.name}: missing"
         elif isinstance(error, UnknownCommandError):
-            text = text.partition(" Available commands")[0]
+            text = text.partition(" Available commands")[0].rstrip(".?")
         elif isinstance(error, UnusedCliTokensError):
             text = f"got {' '.join(error.unused_tokens or ())}, expected no more values"
         raise ResoluteError(f"{text}; see `{' '.join(app.name)} --help`") from None

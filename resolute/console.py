@@ -27,7 +27,7 @@ from typing import Any, NoReturn, TextIO
 
 from .errors import ResoluteError, from_os_error, strip_credentials
 
-__all__ = ["Parser", "command", "command_line", "guard_process", "number", "run_main", "say", "set_program"]
+__all__ = ["Parser", "command", "command_line", "counted", "guard_process", "number", "run_main", "say", "set_program"]
 
 _STORAGE = frozenset({
     errno.EACCES, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ENODEV, errno.ENOENT, errno.ENOSPC, errno.ENOTCONN,
@@ -97,6 +97,11 @@ def command(
     except KeyboardInterrupt:
         say("interrupted")
         return 130
+
+
+def counted(number: int, noun: str, *, plural: str = "") -> str:
+    """`number` with its noun: "1 image", "2 images"; plural: an irregular one, such as "classes"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def guard_process() -> None:

@@ -18,6 +18,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import json
 import os
 import types
@@ -220,9 +221,9 @@ def _text(hint: Any, metadata: Any = ()) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         shown = [_text(arg, metadata) for arg in args if arg is not types.NoneType and not _is_internal(arg)]
-        kinds, _, ranges = zip(*(text.partition(", ") for text in shown), strict=True)
-        same = len({*ranges}) == 1 and ranges[0]  # "number or 2 numbers, above 0"
-        return f"{' or '.join(kinds)}, {ranges[0]}" if same else " or ".join(shown)
+        # "number or 2 numbers, above 0": members that follow each other share their range
+        groups = itertools.groupby((text.partition(", ") for text in shown), key=lambda parts: parts[1:])
+        return " or ".join(" or ".join(kind for kind, *_ in group) + "".join(limits) for limits, group in groups)
     if origin is Literal:
         return ", ".join(f"`{json.dumps(arg)}`" for arg in args)
     if origin is tuple:

@@ -42,7 +42,7 @@ def test_every_command_of_resolute_that_is_not_for_jobs_is_a_target() -> None:
 @pytest.mark.parametrize("name", ["FOO", "src", "x'$(touch y)"])
 def test_unknown_variables_are_left_to_the_command_which_refuses_them(make: Make, name: str) -> None:
     (call,) = make.calls("shards", "SRC=photos", f"{name}=3")
-    assert f"--{name.lower()}=3" in call
+    assert f"--{name.partition('$')[0].lower()}=3" in call  # make itself expands names
     assert not (make.folder / "y").exists()
 
 

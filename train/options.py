@@ -77,7 +77,7 @@ class LaunchOptions:
 class _RunOptions(LaunchOptions, _Tars, _Device):
     shards: Shards
     recipe: Recipe
-    run: str | None = setting(None, "name of the run, or the path of its folder (default: the recipe's name)")
+    run: str | None = setting(None, "name of the run, or the path of its folder (default: the names of recipe and set)")
     runs: Path = setting(Path("runs"), "parent of all run folders")
     decode: Literal["auto", "cpu", "gpu"] = setting(
         "cpu", "where JPEGs are decoded for a GPU; auto: there if a trial process can and steps are faster"

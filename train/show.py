@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from resolute.console import counted
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.open_dataset import open_dataset
 from resolute.pipeline.dataset.shard_set import ShardSet
@@ -154,4 +155,4 @@ def main(args: ShowOptions) -> None:
     rows = model_inputs(shards, recipe, count=args.count)
     schedule = charts(Curve(recipe, len(shards.splits["train"]))) if changes(recipe) else ()
     draw(rows, args.out, title=f"Model input of {recipe.name}", charts=schedule)
-    print(f"{args.out}: {len(rows)} rows of model inputs")
+    print(f"{args.out}: {counted(len(rows), 'row')} of model inputs")

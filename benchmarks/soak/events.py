@@ -19,7 +19,7 @@ __all__ = ["Event", "Place", "draw"]
 
 # torch's C++ logs, and prep's notes about the shards that it keeps and the labels of a list, are not errors
 _NOISE = re.compile(
-    r"\[?[WEI]\d{4} |\[rank\d|frame #\d|Exception raised from|resolute [\w ]+: \d+ shards? (is|are) there already"
+    r"\[?[WEI]\d{4} |\[rank\d|frame #\d|Exception raised from|resolute [\w ]+: already there: \d+ shards?"
     r"|resolute [\w ]+: .*: a class for each of \d+ photos |resolute [\w ]+:   line \d"
 )
 _CHANGES = WRITE | SYNC | NAME

@@ -36,6 +36,9 @@ Index = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
+# why at most 8: the blur's kernel extends to 3 sigma and must stay smaller than the image it is mirrored in
+_Sigma = Annotated[float, Field(gt=0, le=8)]
+_Part = Annotated[float, Field(gt=0, lt=1)]
 _Rate = Annotated[float, Field(ge=0, lt=1)]
 _Alpha = Annotated[float, Field(ge=0, le=4)]
 _Strength: TypeAlias = T | tuple[T, T] | None  # a pair: at the smallest and the largest resolution
@@ -92,12 +95,9 @@ class Augment:
     jitter_prob: float = setting(1.0, "probability of colour jitter", ge=0, le=1)
     grey_prob: float = setting(0.0, "probability of greyscale", ge=0, le=1)
     blur_prob: float = setting(0.0, "probability of Gaussian blur", ge=0, le=1)
-    # why at most 8: the kernel extends to 3 sigma and must stay smaller than the image it is mirrored in
-    blur_sigma: tuple[Annotated[float, Field(gt=0, le=8)], Annotated[float, Field(gt=0, le=8)]] = setting(
-        (0.1, 2.0), "range of the blur's sigma, px of the model's input"
-    )
+    blur_sigma: tuple[_Sigma, _Sigma] = setting((0.1, 2.0), "range of the blur's sigma, px of the model's input")
     random_erasing_prob: float = setting(0.0, "probability of random erasing: one rectangle is filled", ge=0, le=1)
-    random_erasing_scale: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0, lt=1)]] = setting(
+    random_erasing_scale: tuple[_Part, _Part] = setting(
         (0.02, 1 / 3), "range of the rectangle's area / the image's area"
     )
     random_erasing_ratio: tuple[Positive, Positive] = setting((0.3, 3.3), "range of the rectangle's height / width")

@@ -134,7 +134,7 @@ def test_events_depend_on_the_seed_only() -> None:
         (-9, "", ["status -9"]),
         (None, "", ["did not end"]),
         (2, "Traceback (most recent call last):\n  File\nError", ["traceback", "3 lines"]),
-        (0, "resolute shards: 3 shards are there already\n[W1122 14:02:11.5 socket.cpp:1] [c10d] lost", []),
+        (0, "resolute shards: already there: 3 shards\n[W1122 14:02:11.5 socket.cpp:1] [c10d] lost", []),
     ],
 )
 def test_commands_under_a_fault_must_succeed_or_end_with_status_2_and_one_line(

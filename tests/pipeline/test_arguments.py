@@ -29,15 +29,15 @@ STAGE: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8}
     (Augment, {"mixup": 0.2}, "augment.mixup: no such setting; did you mean mixup_prob?"),
     (Augment, {"crop_area": (0.2, 1)}, "augment.crop_area: no such setting, expected augment.scale, its current name"),
     (Regularization, {"drop_rate": (0.1, 0.2, 0.3)}, "regularization.drop_rate: got [0.1, 0.2, 0.3], expected number"),
-    (Stage, {**STAGE, "batch_size": 64.0}, "stages.batch_size: got 64.0, expected integer, 1 to 1048576 or list"),
-    (Stage, {**STAGE, "batch_size": "largest"}, "stages.batch_size: got 'largest', expected integer, 1 to"),
-    (Stage, {**STAGE, "batch_size": False}, "stages.batch_size: got False, expected integer, 1 to"),
-    (Stage, {**STAGE, "batch_size": -1}, "stages.batch_size: got -1, expected integer, 1 to"),
+    (Stage, {**STAGE, "batch_size": 64.0}, "stages.batch_size: got 64.0, expected integer or list of numbers, 1 to"),
+    (Stage, {**STAGE, "batch_size": "largest"}, "stages.batch_size: got 'largest', expected integer or list"),
+    (Stage, {**STAGE, "batch_size": False}, "stages.batch_size: got False, expected integer or list"),
+    (Stage, {**STAGE, "batch_size": -1}, "stages.batch_size: got -1, expected integer or list"),
     (Stage, {**STAGE, "fraction": 1.5}, "stages.fraction: got 1.5, expected number, above 0, at most 1"),
     (Stage, {**STAGE, "order": "shuffled"}, 'stages.order: got \'shuffled\', expected "full", "block"'),
     (Stage, {**STAGE, "augment": {"flip_prob": 3}}, "stages.augment.flip_prob: got 3, expected number, 0 to 1"),
     (Stage, {"res": 32, "epochs": 1, "batch": 32}, "stages.batch: no such setting; did you mean batch_size?"),
-    (Stage, {"res": 32, "epochs": 1}, "stages.batch_size: missing, expected integer, 1 to 1048576 or list of"),
+    (Stage, {"res": 32, "epochs": 1}, "stages.batch_size: missing, expected integer or list of numbers, 1 to 1048576"),
 ])  # fmt: skip
 def test_a_wrong_setting_is_refused_as_in_a_recipe(cls: Any, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ResoluteError) as error:

@@ -97,7 +97,7 @@ def test_an_extension_adds_the_new_photos_and_changes_no_older_byte(
     new = [*add("bee", 12), *add("aardvark", 10), *add("cat", 5)]
     ran = prep(*argv, "--extend")
     assert ran.status == 0, ran.err
-    assert "generation 1 added train 25, val 2, 1 new classes" in ran.out
+    assert "generation 1 added train 25, val 2, 1 new class" in ran.out
     after = tree(tmp_path / "s")
     assert own_files(before).items() <= after.items()
     opened = ShardSet.open(tmp_path / "s")
@@ -288,7 +288,7 @@ def test_drop_leaves_out_removed_photos_and_takes_the_new_versions_of_changed_on
         change(photos / name, scene, 9001)
     ran = prep(*argv, "--extend", "--drop")
     assert ran.status == 0, ran.err
-    assert "4 samples of the set are left out" in ran.out
+    assert "left out of the set: 4 samples" in ran.out
     assert "2 gone and 2 changed, left out from this generation on" in ran.out
     assert own_files(before).items() <= tree(tmp_path / "s").items()
     assert names(tmp_path / "s", "train") == [name for name in kept if name not in (kept[3], kept[7])] + [kept[7]]
@@ -541,7 +541,7 @@ def test_a_dry_run_says_what_an_extension_would_do_and_writes_nothing(
     add("dog", 2)
     change(photos / names(tmp_path / "s", "val")[0], scene, 5)
     ran = prep(*argv, "--extend", "--dry")
-    assert f"{photos}: 14 new photos for {tmp_path / 's'} (train 12, val 2), 1 new classes (dog)" in ran.out
+    assert f"{photos}: 14 new photos for {tmp_path / 's'} (train 12, val 2), 1 new class (dog)" in ran.out
     assert "1 gone and 1 changed, kept as they are" in ran.out
     assert "estimated from 12 random images" in ran.out
     assert "15 new photos" in prep(*argv, "--extend", "--drop", "--dry").out

@@ -105,7 +105,7 @@ def test_any_ranges_in_any_order_produce_the_bytes_of_a_single_prep(
     status, out, err = run("finish", "--out", tmp_path / "s")
     assert (status, err) == (0, "")
     assert "60 images, 3 classes" in out
-    assert "WARNING: 1 groups of copies have different targets" in out
+    assert "WARNING: copies with different targets, one of which is wrong: 1 group" in out
     assert f"report: {tmp_path / 's'}/report.html" in out
     assert tree(tmp_path / "s") == fresh("--max-bad", 0.1)
     assert json.loads((tmp_path / "s" / "rejects.jsonl").read_text())["path"] == "apple/03.jpg"
@@ -527,7 +527,7 @@ def test_killed_and_overlapping_jobs_on_s3_produce_the_bytes_of_a_local_set(
     assert run("plan", *argv, "--out", out)[0] == 0
     finished = []
     for ranges in ((":25", "15:"), ("30:", "5:35")):
-        words = [sys.executable, "-m", "resolute.prep", "range", "--out", out, "--workers", "1", "--range"]
+        words = [sys.executable, "-m", "resolute", "shards", "range", "--out", out, "--workers", "1", "--range"]
         started = [subprocess.Popen([*words, part], cwd=ROOT, start_new_session=True) for part in ranges]
         enough, deadline = len(store.names("records")) + 12, time.monotonic() + 120
         while len(store.names("records")) < enough and time.monotonic() < deadline:

@@ -123,9 +123,9 @@ def test_duplicates_are_kept_counted_and_listed(photos: Path, tmp_path: Path, pr
     words = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--val-list", tmp_path / "val.txt")
     ran = prep(*words, "--duplicates", "keep")
     assert ran.status == 0, ran.err
-    assert "3 images are exact copies of others; all are kept" in ran.out
-    assert "WARNING: 1 groups of copies have different targets" in ran.out
-    assert "WARNING: 1 files are in both train and val, which makes val look too good; " in ran.out
+    assert "3 exact copies of other images; all are kept" in ran.out
+    assert "WARNING: copies with different targets, one of which is wrong: 1 group" in ran.out
+    assert "WARNING: 1 file in both train and val, which makes val look too good; " in ran.out
     assert "DUPLICATES=drop REBUILD=1" in ran.out
     duplicates = json.loads((tmp_path / "s" / "manifest.json").read_text())["source"]["duplicates"]
     assert duplicates == {"groups": 3, "extra": 3, "two_labels": 1, "across_splits": 1}

@@ -429,8 +429,8 @@ def test_what_a_table_lacks_is_counted(photos: Path, names: list[str], tmp_path:
     assert ran.status == 0, ran.err
     assert "1 duplicate names" in ran.out
     assert "9 unlabelled" in ran.out
-    assert f"{1 + sum(not own for own in LABELS[:50])} images have no label" in ran.out
-    assert "WARNING: 1 of 5 classes have no training image (unseen)" in ran.out
+    assert f"without a label: {1 + sum(not own for own in LABELS[:50])} images" in ran.out
+    assert "WARNING: classes without a training image: 1 of 5 (unseen)" in ran.out
     page = (tmp_path / "s" / "report.html").read_text()
     for text in ("Labels per sample", "Most frequent pairs", "two eyes"):
         assert text in page
@@ -443,7 +443,7 @@ def test_duplicates_with_two_targets_are_reported(photos: Path, names: list[str]
     table = write_table(tmp_path / "t.csv", ("image_id", "angle [deg]"), values)
     ran = prep(*argv(photos, table, tmp_path / "s"), "--val-frac", 0)
     assert ran.status == 0, ran.err
-    assert "WARNING: 1 groups of copies have different targets: one is wrong" in ran.out
+    assert "WARNING: copies with different targets, one of which is wrong: 1 group" in ran.out
     groups = [json.loads(line) for line in (tmp_path / "s" / "duplicates.jsonl").read_text().splitlines()]
     targets = sorted([entry["target"] for entry in group] for group in groups)
     np.testing.assert_allclose(sorted(np.ravel(targets)), [1 / 3, 2 / 3, 1.5, 1.5], rtol=1e-7)

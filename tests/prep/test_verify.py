@@ -188,7 +188,7 @@ def test_an_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Pat
     manifest["files"]["48/train-000000.tar"]["bytes"] = 0
     (whole / "manifest.json").write_bytes(manifest_bytes(manifest))
     process = subprocess.Popen(
-        [sys.executable, "-m", "resolute.prep.verify", str(whole), "--workers", "2"],
+        [sys.executable, "-m", "resolute", "verify", str(whole), "--workers", "2"],
         cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     with pipe.open("wb"):  # why: opens when the worker does
@@ -211,7 +211,7 @@ def test_a_set_in_an_object_store_is_verified_in_place(shard_root: Path, s3_serv
     fs = fsspec.filesystem("s3")
     fs.put(f"{shard_root}/", f"{s3_server}/set/", recursive=True)
     # why: in a process of its own, whose workers then know the server too
-    command = [sys.executable, "-m", "resolute.prep.verify", f"{s3_server}/set", "--workers", "2"]
+    command = [sys.executable, "-m", "resolute", "verify", f"{s3_server}/set", "--workers", "2"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("s3://bucket/set: sound, 90 samples")

@@ -221,7 +221,7 @@ def test_a_loader_that_ends_early_does_not_finish_the_run(
 
 
 def test_a_closed_stdout_reader_does_not_end_the_run(finished: Path, words: Words, tmp_path: Path) -> None:
-    line = shlex.join([sys.executable, "-m", "resolute.train", *words(tmp_path)])
+    line = shlex.join([sys.executable, "-m", "resolute", *words(tmp_path)])
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {line} | head -1"], cwd=ROOT, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr

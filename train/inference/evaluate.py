@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from resolute.console import counted
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.devices.device import pick_device
@@ -74,7 +75,7 @@ def main(args: EvalOptions) -> None:
              "note": overlap and overlap.text}  # fmt: skip
     with output_file(path) as file:
         file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())
-    print(f"{saved.path} (step {saved.step}), {rows[0]['samples']} samples of {shards.root}, {args.split}, "
+    print(f"{saved.path} (step {saved.step}), {counted(rows[0]['samples'], 'sample')} of {shards.root}, {args.split}, "
           f"flip {'on' if flip else 'off'}")  # fmt: skip
     metrics = METRICS[saved.head.target.kind]
     print("  res  weights " + " ".join(metric.title.rjust(_width(metric)) for metric in metrics))

@@ -22,6 +22,7 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
+from resolute.console import counted
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.open_dataset import is_foreign
@@ -272,7 +273,7 @@ def write_predictions(
         text.flush()
         text.detach()  # why: closing it would close the file before it is renamed
     failures = f"; {failed} could not be read, see the column error" if failed else ""
-    return f"{out}: {done} images{_accuracy(head, known, correct) if known and accuracy else ''}{failures}"
+    return f"{out}: {counted(done, 'image')}{_accuracy(head, known, correct) if known and accuracy else ''}{failures}"
 
 
 def _accuracy(head: Head, known: list[tuple[torch.Tensor, torch.Tensor]], correct: int) -> str:
@@ -363,7 +364,7 @@ def _predicted(sets: Sequence[ShardSet], split: str, total: int) -> str:
     rest = f", not the {' and '.join(others)}" if len(sets) == 1 and others else ""
     is_fold = sets[0].stored_split(split) != split
     part = f"the {'folds' if len(sets) > 1 else 'fold'} held out" if is_fold else split
-    return f"{sets[0].root}: predicting the {total} photos of {part}{rest}"
+    return f"{sets[0].root}: predicting {counted(total, 'photo')} of {part}{rest}"
 
 
 def _sources(

@@ -311,7 +311,7 @@ def test_tasks_of_an_ended_driver_write_nothing_more(
     photos = make_photos(tmp_path / "photos", classes=2, each=80)
     out = tmp_path / "ray"
     argv = ["--src", photos, "--out", out, "--res", "32,48", "--shard-samples", 2]
-    words = [sys.executable, "-m", "resolute.prep", *argv, "--engine", "ray", "--ray-address", cluster.address]
+    words = [sys.executable, "-m", "resolute", "shards", *argv, "--engine", "ray", "--ray-address", cluster.address]
     with subprocess.Popen(list(map(str, words)), cwd=ROOT, stderr=subprocess.DEVNULL) as driver:
         deadline = time.monotonic() + 120
         while len(list(out.glob("records/*-48.rec"))) < 4 and time.monotonic() < deadline:

@@ -86,7 +86,7 @@ def test_copies_are_held_out_together_by_default(photos: Path, tmp_path: Path, p
     copies = copy_half(photos)
     assert len(copies) == 30
     dry = prep(*words, "--out", tmp_path / "s", "--dry")
-    assert "duplicates: 30 images are exact copies of others; kept in one split" in dry.out
+    assert "duplicates: 30 exact copies of other images; kept in one split" in dry.out
     ran = prep(*words, "--out", tmp_path / "s")
     assert ran.status == 0, ran.err
     assert "both train and val" not in ran.out
@@ -109,7 +109,7 @@ def test_of_copies_one_is_stored_if_told_so(photos: Path, tmp_path: Path, prep: 
     assert prep(*words, "--out", tmp_path / "before").status == 0
     copies = copy_half(photos)
     words = (*words, "--out", tmp_path / "s", "--duplicates", "drop")
-    assert "duplicates: 30 images are exact copies of others; left out" in prep(*words, "--dry").out
+    assert "duplicates: 30 exact copies of other images; left out" in prep(*words, "--dry").out
     ran = prep(*words)
     assert ran.status == 0, ran.err
     assert "60 images" in ran.out

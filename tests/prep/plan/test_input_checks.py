@@ -53,7 +53,7 @@ def test_ignored_files_are_counted_by_suffix_with_a_hint(photos: Path, tmp_path:
         assert ran.status == 0
         assert "10 other files (5 .heic, 2 .cr2, 1 .md, 1 .txt, 1 without a usual suffix)" in ran.out
         (warning,) = warnings(ran.out)
-        assert "7 files in formats that prep does not read were left out (5 .heic, 2 .cr2); convert" in warning
+        assert "left out, as prep does not read their format: 7 files (5 .heic, 2 .cr2); convert" in warning
         if not dry:
             report = (tmp_path / "s" / "report.html").read_text()
             assert ".heic" in report
@@ -81,8 +81,8 @@ def test_classes_without_an_image_are_named(photos: Path, tmp_path: Path, prep: 
     assert ran.status == 0
     (warning,) = warnings(ran.out)
     expected = {
-        "numbers": "8 of 11 classes have no training image (1, 2, 3, 4, 6, 7, 8, 9); numeric labels",
-        "classes": "1 of 4 classes have no training image (zebra)",
+        "numbers": "classes without a training image: 8 of 11 (1, 2, 3, 4, 6, 7, 8, 9); numeric labels",
+        "classes": "classes without a training image: 1 of 4 (zebra)",
     }
     assert expected[source] in warning
 
@@ -152,7 +152,7 @@ def test_printed_figures_equal_the_sets(photos: Path, tmp_path: Path, prep: Prep
     assert "rejected: 1" in ran.out
     assert "shuffle" not in ran.out, "60 photos are too few to judge the order"
     (tmp_path / "s" / "32" / "val-000000.tar").unlink()
-    assert "1 shard was kept, 2 images were converted now" in prep(*argv).out
+    assert "kept 1 shard, converted 2 images now" in prep(*argv).out
 
 
 def test_shuffle_quality_is_printed_for_larger_sets(tmp_path: Path, scene: Scene, prep: Prep) -> None:

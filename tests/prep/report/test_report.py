@@ -119,8 +119,8 @@ def test_the_report_shows_the_figures_of_the_set(photos: Path, tmp_path: Path) -
     assert "2 of 63 images were rejected." in words
     assert "bee/bad.jpg: " in words
     assert "apple/worse.jpg: empty file" in words
-    assert "1 images are exact copies of others, in 1 groups" in words
-    assert "1 groups of copies have different targets" in words
+    assert "Exact copies of other images: 1, in 1 group;" in words
+    assert "Copies with different targets, one of which is wrong: 1 group" in words
     assert "bee/twin.jpg" in words
     for res in ("32", "48"):
         tars = [i["bytes"] for n, i in built.manifest["files"].items() if n.startswith(f"{res}/") and n.endswith("tar")]

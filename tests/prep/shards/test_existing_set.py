@@ -228,7 +228,7 @@ def test_an_interrupted_prep_leaves_no_process_and_is_resumed(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, sent: signal.Signals
 ) -> None:
     argv = (*argv[:-1], 2)
-    command = [sys.executable, "-m", "resolute.prep", *map(str, argv), "--workers", "2"]
+    command = [sys.executable, "-m", "resolute", "shards", *map(str, argv), "--workers", "2"]
     process = subprocess.Popen(
         command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ
     )

@@ -79,7 +79,7 @@ def test_without_src_the_complete_command_of_the_set_is_printed(photos: Path, tm
     assert not out.exists()
     assert prep("--src", photos, "--out", out, "--res", "32").status == 0
     before = tree(out)
-    failed = prep("--src", "", "--out", out, "--res", "48")
+    failed = prep("--out", out, "--res", "48")
     assert failed.status == 2
     assert words_of(failed.err) == {"SRC": str(photos), "OUT": str(out), "RES": "32,48"}
     assert words_of(prep("--out", out).err)["RES"] == "32"
@@ -88,7 +88,8 @@ def test_without_src_the_complete_command_of_the_set_is_printed(photos: Path, tm
 
 @pytest.mark.parametrize("name", ["--out", "--labels", "--val", "--val-list", "--classes"])
 def test_empty_paths_are_refused(photos: Path, tmp_path: Path, prep: Prep, name: str) -> None:
-    failed = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", name, "")
+    words = {"--src": photos, "--out": tmp_path / "s", "--res": "32", name: ""}
+    failed = prep(*(word for pair in words.items() for word in pair))
     assert failed.status == 2
     assert f"{name}: got an empty value" in failed.err
 

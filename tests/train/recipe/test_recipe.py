@@ -39,7 +39,7 @@ ONE_STAGE = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}
         ({"seed": -1}, "seed: got -1, expected integer, 0 to 9223372036854775807"),
         ({"data": {"std": [0.0, 0.0, 0.0]}}, "data.std: got 0.0, expected 3 numbers, above 0"),
         ({"stages": [{"res": 32, "epochs": 1, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected "
-         'integer, 1 to 1048576 or list of numbers, 1 to 1048576 or "auto", "constant_pixels"; correct it'),
+         'integer or list of numbers, 1 to 1048576 or "auto", "constant_pixels"; correct it'),
         ({"stages": [{"res": 32, "epochs": 1, "batch_size": 0}]}, 'stages.batch_size: got 0, expected 1 to 1048576'),
         ({"stages": [{"res": 32, "epochs": 10**15, "batch_size": 8}]}, "stages.epochs: got 1000000000000000, expected "
          "integer, 1 to 100000"),
