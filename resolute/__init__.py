@@ -10,7 +10,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform != "linux":
+    raise ImportError(f"resolute: runs on Linux only, as NVIDIA DALI does, got {sys.platform}; on Windows, use WSL 2")
 
 if TYPE_CHECKING:
     from .errors import ResoluteError

@@ -86,7 +86,7 @@ def check_installed(package: str, *, setting: str, extra: str) -> None:
     """Raise `ResoluteError` if the optional `package`, which the project's `extra` installs, is missing."""
     if importlib.util.find_spec(package) is None:
         raise ResoluteError(f"{setting}: the package {package} is not installed, expected it; "
-                            f"run `pip install -e '.[{extra}]'`")  # fmt: skip
+                            f"run `pip install 'resolute-vision[{extra}]'`")  # fmt: skip
 
 
 def check(good: bool, key: str, got: object, expected: str) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import resolute
 from resolute.benchmarks.cli import check_numbers, chosen, parse_resolutions, show_progress
 from resolute.benchmarks.record import check_writable, header, read_into_cache, write
 from resolute.errors import ResoluteError
@@ -28,7 +29,7 @@ from .registry import LOADERS
 __all__ = ["Runner", "add_arguments", "compare"]
 
 _SPARE_S = 600  # a loader that exceeds its expected time by this much has hung
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(resolute.__file__).parents[1]  # the checkout
 
 
 @dataclass(frozen=True, kw_only=True)

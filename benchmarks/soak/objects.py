@@ -111,7 +111,7 @@ def object_store() -> Iterator[ObjectStore]:
         assert server.stdout
         line = server.stdout.readline().split()
         if not line:
-            raise ResoluteError("soak: the S3 server did not start, expected moto: pip install -e '.[dev]'")
+            raise ResoluteError("soak: the S3 server did not start, expected moto: pip install 'resolute-vision[dev]'")
         try:
             store = ObjectStore(int(line[0]), server.pid)
             store.empty()

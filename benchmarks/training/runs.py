@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import resolute
 from resolute.benchmarks.cli import show_progress
 from resolute.errors import ResoluteError
 from resolute.files import atomic_write
@@ -106,7 +107,7 @@ def _is_turn_over(name: str, process: subprocess.Popen[str]) -> bool:
 
 def _start(words: Sequence[str]) -> subprocess.Popen[str]:
     # why: use this checkout's code whatever the working directory is
-    folders = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [str(Path(resolute.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, "-m", *words], env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

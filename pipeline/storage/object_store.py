@@ -31,8 +31,9 @@ _IDENTITY = (
     "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "generation", "Last-Modified", "LastModified",
     "last_modified", "mtime",
 )  # fmt: skip
-_PACKAGES = {"s3": "-e '.[s3]'", "s3a": "-e '.[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp",
-             "https": "aiohttp", "az": "adlfs", "abfs": "adlfs"}  # fmt: skip
+_S3 = "'resolute-vision[s3]'"
+_PACKAGES = {"s3": _S3, "s3a": _S3, "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp", "az": "adlfs",
+             "abfs": "adlfs"}  # fmt: skip
 
 
 class Store:

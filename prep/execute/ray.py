@@ -57,7 +57,7 @@ def convert_on_ray(
         import ray
     except ImportError:
         raise ResoluteError(
-            "ENGINE=ray: Ray is not installed, expected the package ray; run pip install -e '.[ray]'"
+            "ENGINE=ray: Ray is not installed, expected the package ray; run `pip install 'resolute-vision[ray]'`"
         ) from None
     if store.is_private:
         raise ResoluteError(

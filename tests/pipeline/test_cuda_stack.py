@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -86,13 +85,6 @@ def test_driver_and_gpus_are_read_from_nvidia_smi_or_the_driver_from_the_kernel_
         fake_nvidia_smi(tmp_path, monkeypatch, answer, status=status)
         assert driver_and_gpus(module) == ("570.86.15", [])
     assert driver_and_gpus(tmp_path / "none") == (None, [])
-
-
-def test_every_stack_is_an_extra_with_torch_dali_and_its_decoders_pinned() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for stack, codec, jpeg in (("cuda12", "cu12", "nvidia-nvjpeg-cu12"), ("cuda13", "cu13", "nvidia-nvjpeg")):
-        names = [pin.partition("==")[0] for pin in extras[stack][:5] if "==" in pin]
-        assert names == ["torch", "torchvision", f"nvidia-dali-{stack}0", f"nvidia-nvimgcodec-{codec}", jpeg]
 
 
 @pytest.fixture

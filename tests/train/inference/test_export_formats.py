@@ -124,5 +124,5 @@ def test_an_export_to_onnx_without_its_package_says_what_to_install(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ResoluteError, match=r"onnx is not installed.*pip install -e '.\[onnx\]'"):
+    with pytest.raises(ResoluteError, match=r"onnx is not installed.*pip install 'resolute-vision\[onnx\]'"):
         export_onnx(open_saved_run(trained), tmp_path / "m.onnx")

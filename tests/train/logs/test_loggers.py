@@ -256,7 +256,7 @@ def test_unknown_loggers_are_refused_with_the_names_of_all(
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_a_logger_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ResoluteError, match=rf"{name} is not installed.*pip install -e '.\[{name}\]'"):
+    with pytest.raises(ResoluteError, match=rf"{name} is not installed.*pip install 'resolute-vision\[{name}\]'"):
         Options(shards="x", recipe=Path("x"), folder=Path("x"), loggers=("csv", name))
 
 

@@ -185,7 +185,7 @@ def test_the_tf32_setting_can_be_read_back_through_torchs_older_functions(
 ) -> None:
     """Inductor's autotuning reads the precision of matrix products, and raises if newer settings were mixed in."""
     code = (
-        "import torch; from train.model.build import set_tf32; "
+        "import torch; from resolute.train.model.build import set_tf32; "
         f"set_tf32({tf32!r}, torch.device('cuda', 0)); "
         "print((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))"
     )
