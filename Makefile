@@ -85,12 +85,16 @@ demo/photos/.demo.json: | $(READY)
 	@$(PY) -m resolute.pipeline.examples.demo_photos --out demo/photos
 demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
 	@$(PY) -m resolute shards --src demo/photos --out demo/shards
+INSTALL = if command -v uv > /dev/null; then uv pip install --quiet --python $(PY) "$$@"; \
+          else $(PY) -m pip install --quiet --disable-pip-version-check "$$@"; fi
 # the file holds the name of the CUDA stack, which an environment keeps
-$(READY): pyproject.toml
+$(READY): pyproject.toml locks/cuda12.txt locks/cuda13.txt
 	@stack=$$(python3 pipeline/cuda_stack.py $@)
 	echo "installing the pinned environment ($$stack) into $(VENV) (about 6 GB, once)"
 	test -x $(PY) || python3 -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[$$stack]" && echo $$stack > $@
+	set -- --constraint locks/$$stack.txt --editable ".[$$stack,train]"
+	$(INSTALL) && echo $$stack > $@
 # dependencies of the tests and checks only: servers to test against, other readers of the shards
 $(TOOLS): $(READY)
-	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]' && touch $@
+	@set -- --constraint locks/$$(cat $(READY)).txt --editable ".[$$(cat $(READY)),dev]"
+	$(INSTALL) && touch $@

@@ -107,7 +107,7 @@ def test_make_env_installs_and_records_the_stack(
 ) -> None:
     fake_nvidia_smi(make.folder, monkeypatch, driver)
     (call,) = make.calls("env", *words)
-    assert call[-2:] == ["--editable", f".[{stack}]"]
+    assert call[-4:] == ["--constraint", f"locks/{stack}.txt", "--editable", f".[{stack},train]"]
     assert (make.folder / ".venv" / ".resolute-ready").read_text() == f"{stack}\n"
     (make.folder / "calls").unlink()
     other_version = {"cuda12": "13", "cuda13": "12"}[stack]
