@@ -230,6 +230,9 @@ def _text(hint: Any, metadata: Any = ()) -> str:
         many = args[-1] is Ellipsis
         inner = typing.get_args(args[0])[1:] if typing.get_origin(args[0]) is Annotated else ()
         limits = limits or _range([item for info in inner for item in getattr(info, "metadata", [info])])
+        item = typing.get_args(args[0])[0] if typing.get_origin(args[0]) is Annotated else args[0]
+        if item not in (int, float):
+            return f"list of {_text(item)}"
         return ", ".join(filter(None, ["list of numbers" if many else f"{len(args)} numbers", limits]))
     if dataclasses.is_dataclass(hint) or (origin is dict and args[1] is Any):
         return "table"

@@ -77,7 +77,7 @@ class LaunchOptions:
 class _RunOptions(LaunchOptions, _Tars, _Device):
     shards: Shards
     recipe: Recipe
-    run: str | None = setting(None, "name of the run, or the path of its folder (default: the names of recipe and set)")
+    run: str | None = setting(None, "name of the run, or the path of its folder (default: the recipe's name)")
     runs: Path = setting(Path("runs"), "parent of all run folders")
     decode: Literal["auto", "cpu", "gpu"] = setting(
         "cpu", "where JPEGs are decoded for a GPU; auto: there if a trial process can and steps are faster"
@@ -112,15 +112,21 @@ class TrainOptions(_RunOptions):
     from_: str = setting(
         "last.pt", "checkpoint of the run to resume from once, a file in its folder; later ones are discarded"
     )
-    loggers: tuple[Literal["csv", "tensorboard", "wandb", "mlflow"], ...] = setting(
+    loggers: tuple[str, ...] = setting(
         (), "also log to csv (RUN/csv), tensorboard (RUN/tb), wandb, mlflow; several: csv,wandb"
     )
     calibrate: bool = setting(False, "measure loader and model throughput before training, for the report")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len({*self.loggers}) < len(self.loggers):
-            raise ResoluteError(f"--loggers: got {','.join(self.loggers)}, expected each at most once; correct it")
+        if self.loggers:
+            from resolute.train.logs.loggers.background import LOGGERS  # why here: rarely needed
+
+            if not {*self.loggers} <= {*LOGGERS} or len({*self.loggers}) < len(self.loggers):
+                raise ResoluteError(
+                    f"--loggers: got {','.join(self.loggers)}, expected {', '.join(LOGGERS)}, each at most once, separated "
+                    "by commas; correct it"
+                )
 
 
 @settings("")

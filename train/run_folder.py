@@ -7,13 +7,12 @@ command reads a checkpoint, one of its `.pt` files.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from resolute.errors import ResoluteError
 
-__all__ = ["RUNS", "default_name", "existing_run", "new_run"]
+__all__ = ["RUNS", "existing_run", "new_run"]
 
 RUNS = Path("runs")
 _LISTED = 10
@@ -28,16 +27,6 @@ def existing_run(target: str, *, runs: Path = RUNS) -> Path:
                 return path
     raise ResoluteError(f"{target}: no run or checkpoint, got nothing at "
                         f"{' or '.join(map(str, _places(target, runs)))}; {_choices(runs)}")  # fmt: skip
-
-
-def default_name(recipe: Path, shards: str | Path) -> str:
-    """The name of a run that was given none: the recipe's and the set's, "imagenette_cpu-photos"; once if they agree.
-
-    The set's name is the last part of its folder or URL that is not "shards".
-    """
-    parts = re.findall(r"[\w.-]*\w[\w.-]*", str(shards).partition("://")[2] or str(shards))
-    own = [part for part in parts if part not in ("shards", recipe.stem)]
-    return f"{recipe.stem}-{own[-1]}" if own and parts[-1:] != [recipe.stem] else recipe.stem
 
 
 def new_run(target: str, *, runs: Path = RUNS) -> Path:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resolute.benchmarks.cli import Parser, command
+from resolute.errors import ResoluteError
 from resolute.files import atomic_write
 
 __all__ = ["main"]
@@ -65,6 +66,9 @@ def _run(args: argparse.Namespace) -> None:
                 break
             except KeyboardInterrupt:
                 continue
+            except ResoluteError:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its line
+                raise
     lines = [f"{b.spec.index} {hashlib.sha256(b.images.numpy().tobytes()).hexdigest()}\n" for b in batches]
     atomic_write(args.out, "".join(lines))
 
