@@ -19,7 +19,6 @@ _SHARDS = "shard set: folder written by `resolute shards` or URL (s3://, gs://, 
 _RUN = "name or folder of a run (its best checkpoint is used), or one of its .pt files"
 
 Shards = Annotated[str, described(_SHARDS, min_length=1)]
-Run = Annotated[str, described(_RUN)]
 Recipe = Annotated[Path, described("TOML file; see train/recipes/")]
 
 
@@ -124,8 +123,8 @@ class TrainOptions(_RunOptions):
 
             if not {*self.loggers} <= {*LOGGERS} or len({*self.loggers}) < len(self.loggers):
                 raise ResoluteError(
-                    f"--loggers: got {','.join(self.loggers)}, expected {', '.join(LOGGERS)}, each at most once, separated "
-                    "by commas; correct it"
+                    f"--loggers: got {','.join(self.loggers)}, expected {', '.join(LOGGERS)}, each at most once, "
+                    "separated by commas; correct it"
                 )
 
 
@@ -140,7 +139,7 @@ class _Inference(_Tars, _Device):
 
 @settings("")
 class EvalOptions(_Inference):
-    run: Run
+    run: str = setting("", _RUN)
     shards: str | None = setting(None, _SHARDS + ", with the same classes (default: the run's own set)", min_length=1)
     res: tuple[Annotated[int, Field(ge=1, le=65_535)], ...] = setting(
         (), "resolutions, px (default: that at which these weights were validated)"
@@ -150,7 +149,7 @@ class EvalOptions(_Inference):
 
 @settings("")
 class PredictOptions(_Inference):
-    run: Annotated[str, described(_RUN + ", or the parent folder of its folds")]
+    run: str = setting("", _RUN + ", or the parent folder of its folds")
     src: str | None = setting(
         None, "folder of images, single image, shard set (folder or URL), or plain tars (default: the run's own set)"
     )
@@ -167,7 +166,7 @@ class PredictOptions(_Inference):
 
 @settings("")
 class ExportOptions:
-    run: Run
+    run: str = setting("", _RUN)
     out: Path | None = setting(
         None, "NAME.safetensors, NAME.onnx, or a folder for the Hugging Face Hub (default: model.safetensors in the "
         "run's folder)"
@@ -176,7 +175,7 @@ class ExportOptions:
 
 @settings("")
 class ReportOptions:
-    run: Annotated[str, described("name or folder of a run")]
+    run: str = setting("", "name or folder of a run")
 
 
 @settings("")

@@ -114,7 +114,7 @@ def test_the_command_measures_all_and_ends_with_the_sentence(
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--seconds", "0"], "--seconds: got 0, expected above 0"),
+    (["--seconds", "0"], "--seconds: got '0', expected number, above 0"),
     (["--out", "page.pdf"], "page.pdf, expected a name that ends in .html"),
     (["--res", "32"], "got one resolution, expected two or more"),
     (["--model", "nosuch"], "--model: got 'nosuch', expected a timm model"),

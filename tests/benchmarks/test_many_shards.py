@@ -15,8 +15,8 @@ def test_a_job_makes_no_more_requests_in_a_larger_set(tmp_path: Path) -> None:
         out = tmp_path / f"{shards}.json"
         assert main(["--shards", str(shards), "--latency", "0", "--out", str(out)]) == 0
         result = json.loads(out.read_text())
-        assert result["finish"]["requests"]["DELETE"] < 10
-        assert result["finish"]["requests"]["GET"] >= 3 * shards  # a record for each resolution
+        assert result["finalize"]["requests"]["DELETE"] < 10
+        assert result["finalize"]["requests"]["GET"] >= 3 * shards  # a record for each resolution
         assert result["no-op prep"]["requests"]["GET"] < 20
         requests.append(result["the same again"]["requests"])
     assert requests[0] == requests[1]

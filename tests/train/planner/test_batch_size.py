@@ -291,5 +291,5 @@ def test_a_run_that_runs_out_of_memory_ends_in_one_line(
     assert main([*words(tmp_path), "--threads", "1"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     stage, shape, size = ("stage 0", "16x3x32x32", 8) if where == "step" else ("stage 2", "12x3x64x64", 6)
-    assert line.startswith(f"error: {stage}, train: out of memory with images of {shape}, expected")
+    assert line.startswith(f"resolute train: {stage}, train: out of memory with images of {shape}, expected")
     assert f"set batch_size = {size}" in line
