@@ -70,13 +70,14 @@ def card(manifest: Mapping[str, Any]) -> bytes:
     counts = " and ".join(f"{n} {'training' if split == 'train' else 'validation'}" for split, n in samples.items())
     what = {"class": f"{len(target)} classes", "labels": f"any of {len(target)} labels",
             "values": ", ".join(target.names)}[target.kind]  # fmt: skip
+    short_sides = ", ".join(f"{side} px ({res}px)" for res, side in sides)
     text = f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=10**6)}---
 
 # Photos at {", ".join(f"{res}" for res, _ in sides)} px
 
 {counts} photos; target: {what}. Every config holds the same photos in the same
-order, as JPEGs in WebDataset tars, with a short side of {", ".join(f"{side} px ({res}px)" for res, side in sides)}, written by Resolute.
+order, as JPEGs in WebDataset tars, with a short side of {short_sides}, written by Resolute.
 
 ```python
 from datasets import load_dataset
