@@ -33,6 +33,7 @@ from resolute.prep.plan.inputs import Inputs, check_no_overlap, list_catalogs, s
 from resolute.prep.plan.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan, ShardLayout, layout_of
 from resolute.prep.plan.shard_inputs import ShardInputs
 from resolute.prep.plan.shard_plan import FinishedGeneration, GenerationImages, ShardPlan
+from resolute.prep.shards.cards import CARD, CROISSANT, write_card
 from resolute.prep.shards.cleanup import delete_orphans, delete_partial, start_over
 from resolute.prep.shards.duplicates import InputNames
 from resolute.prep.shards.existing_set import ExistingSet, describe_differences, open_existing, read_sealed
@@ -236,6 +237,8 @@ def plan_set(
             if read_record(store) is None:
                 write_record(store, settings)
             assert existing.manifest is not None
+            if CROISSANT in existing.manifest["files"] and store.size(CARD) is None:  # why: older sets have neither
+                write_card(store, existing.manifest)
             return BuildResult(
                 manifest=existing.manifest, ignored=inputs.ignored, stats=None, kept_shards=0,
                 elapsed_s=time.perf_counter() - started_at,

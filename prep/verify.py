@@ -19,6 +19,7 @@ from resolute.files import PARTIAL
 from resolute.pipeline.dataset.format import FORMAT, VERSION, is_sealed
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
 from resolute.pipeline.fork_server import fork_server
+from resolute.prep.shards.cards import CARD
 from resolute.prep.shards.existing_set import CHANGES, DAMAGED, MANIFEST
 from resolute.prep.shards.file_check import Damage, check_file, init_worker, read_with_retry
 from resolute.prep.shards.record import record_name
@@ -29,7 +30,7 @@ from resolute.prep.storage.output import RUN_FOLDER, Store
 __all__ = ["VerifyResult", "summary", "to_rebuild", "verify", "write_damaged_list"]
 
 # Files of a set that its manifest does not list.
-_OUTSIDE = frozenset({MANIFEST, DAMAGED, SOURCE_RECORD, CHANGES, "report.html"})
+_OUTSIDE = frozenset({MANIFEST, DAMAGED, SOURCE_RECORD, CHANGES, CARD, "report.html"})
 _MAX_NAMED = 8  # shards or unexpected files listed by name
 
 

@@ -26,7 +26,7 @@ _OF_A_SHARD = re.compile(rf"(?:\d+|{RECORDS})/((?:train|val)-\d{{6}})(?:\.tar|\.
 _OF_A_GENERATION = re.compile(r"plan-\d{3,}\.json|inputs.*\.bin")
 _PARTIAL_NAMES = re.compile(
     rf"{_OF_A_SET}|records/plan\.json|manifest\.json|damaged\.json|report\.html|changes\.jsonl"
-    r"|source\.json|\.prep/.+"
+    r"|source\.json|README\.md|croissant\.json|\.prep/.+"
 )
 
 

@@ -1,4 +1,4 @@
-"""Derives everything but the shards of a set from their records: index, lists, timm's info files, and the manifest."""
+"""Derives everything but the shards of a set from their records: index, lists, info files, manifest."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from resolute.prep.plan.shuffle import shuffled
 from resolute.prep.storage.hashed_file import AtomicFile, FileInfo
 from resolute.prep.storage.output import Store
 
+from .cards import CROISSANT, croissant, is_own_croissant, write_card
 from .duplicates import InputNames, find_duplicates
 from .existing_set import DAMAGED, MANIFEST
 from .record import Records, ShardRecord
@@ -58,8 +59,8 @@ def finalize_set(
 
     All shards of `plan.layout` are in `records`. Files of the generations before its first one stay as the manifest
     `kept` lists them. `stored(generation)` are the photos of a generation; `scratch` takes copies of index files.
-    Until the manifest is written, an older one and all files that it lists stay as they are, but for timm's info files,
-    which follow at once. Raises `ResoluteError` if the store refuses.
+    Until the manifest is written, an older one and all files that it lists stay as they are, but for the files that
+    `is_info_file`, which follow at once. Raises `ResoluteError` if the store refuses.
     """
     layout, first, splits = plan.layout, plan.layout.first, list(plan.layout.generations[0])
     samples_dtype = Target.from_manifest(plan.plans[-1]).sample_dtype
@@ -113,10 +114,6 @@ def finalize_set(
         split: {name: n for k in range(len(plan.plans)) for name, n in rows.lengths(split, k).items()}
         for split in splits
     }
-    info_files = _info_files(lengths_of, plan.short_sides)
-    files |= {
-        name: FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in info_files.items()
-    }
     newest = plan.plans[-1]
     manifest = {
         "format": FORMAT,
@@ -130,12 +127,20 @@ def finalize_set(
             split: {"samples": sum(lengths.values()), "shards": list(lengths)} for split, lengths in lengths_of.items()
         },
         "generations": generations,
-        "files": {name: {"bytes": info.nbytes, "sha256": info.sha256} for name, info in sorted(files.items())},
+        "files": _listed(files),
         "source": {
             **newest["source"], "rejected": generations[-1]["rejected"], "duplicates": generations[-1]["duplicates"],
         },
     }  # fmt: skip
+    info_files = _info_files(lengths_of, plan.short_sides)
+    if is_own_croissant(store):
+        info_files[CROISSANT] = croissant(manifest)
+    files |= {
+        name: FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in info_files.items()
+    }
+    manifest["files"] = _listed(files)
     data = manifest_bytes(manifest)
+    write_card(store, manifest)
     is_new = store.size(MANIFEST) is None
     for step in (_write_all, _write_manifest) if is_new else (_write_manifest, _write_all):
         step(store, info_files, data)
@@ -145,19 +150,22 @@ def finalize_set(
 
 
 def is_info_file(name: str) -> bool:
-    """Whether a file of a set is one of timm's, which an extension replaces."""
-    return name.rpartition("/")[2] == _INFO
+    """Whether a file describes the set for other readers; an extension replaces it."""
+    return name.rpartition("/")[2] == _INFO or name == CROISSANT
 
 
 def restore_info_files(store: Store, manifest: Mapping[str, Any], layout: ShardLayout, scratch: Path) -> None:
-    """Write timm's info files of a finished set again; an extension may have been killed just before it did."""
+    """Write the info files of a finished set again; an extension may have been killed just before it did."""
     dtype = Target.from_manifest(manifest).sample_dtype
     rows = _Rows(store, replace(layout, first=len(layout.generations)), None, 0, scratch, dtype)
     lengths = {
         split: {name: n for k in range(len(layout.generations)) for name, n in rows.lengths(split, k).items()}
         for split in manifest["splits"]
     }
-    _write_all(store, _info_files(lengths, [int(res) for res in manifest["resolutions"]]), b"")
+    files = _info_files(lengths, [int(res) for res in manifest["resolutions"]])
+    if CROISSANT in manifest["files"]:
+        files[CROISSANT] = croissant(manifest)
+    _write_all(store, files, b"")
 
 
 def _info_files(lengths: Mapping[str, Mapping[str, int]], resolutions: Collection[int]) -> dict[str, bytes]:
@@ -165,6 +173,11 @@ def _info_files(lengths: Mapping[str, Mapping[str, int]], resolutions: Collectio
     # why: timm opens "wds/..." at the folder of a resolution, or at the set's root for the largest one
     folders = [*((f"{res}/", "") for res in resolutions), ("", f"{max(resolutions)}/")]
     return {f"{folder}{_INFO}": _timm_info(lengths, prefix) for folder, prefix in folders}
+
+
+def _listed(files: Mapping[str, FileInfo]) -> dict[str, dict[str, Any]]:
+    """The manifest's table of files."""
+    return {name: {"bytes": info.nbytes, "sha256": info.sha256} for name, info in sorted(files.items())}
 
 
 def _write_all(store: Store, files: Mapping[str, bytes], manifest: bytes) -> None:

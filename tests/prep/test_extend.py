@@ -64,9 +64,12 @@ def refused(ran: Any, *words: str) -> None:
         assert word in ran.err
 
 
+DESCRIPTIONS = ("manifest.json", "_info.json", "README.md", "croissant.json")
+
+
 def own_files(before: dict[str, str]) -> dict[str, str]:
-    """The files of a set that no extension may change: all but the manifest and timm's info files."""
-    return {name: digest for name, digest in before.items() if "_info.json" not in name and name != "manifest.json"}
+    """The files of a set that no extension may change: all but the manifest and the files that describe the set."""
+    return {name: digest for name, digest in before.items() if Path(name).name not in DESCRIPTIONS}
 
 
 def names(root: Path, split: str, generation: int | None = None) -> list[str]:
@@ -187,7 +190,9 @@ class Killed(BaseException):
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("step", [-4, *(pytest.param(n, marks=SLOW) for n in (0, 1, 2, 3, 6, 14, -5, -3, -2, -1))])
+@pytest.mark.parametrize("step", [
+    -5, *(pytest.param(n, marks=SLOW) for n in (0, 1, 2, 3, 6, 14, -7, -6, -4, -3, -2, -1)),
+])  # fmt: skip
 def test_a_killed_extension_leaves_the_old_set_or_is_resumed(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, add: Callable[..., list[str]], step: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -213,6 +218,7 @@ def test_a_killed_extension_leaves_the_old_set_or_is_resumed(
         prep(*argv, "--extend")
     monkeypatch.undo()
     state = tree(tmp_path / "s")
+    del before["README.md"]  # it may name the number of photos that there will be
     is_extended = state["manifest.json"] != before["manifest.json"]
     assert (before if not is_extended else own_files(before)).items() <= state.items()
     opened = ShardSet.open(tmp_path / "s", generation=0)

@@ -33,7 +33,7 @@ from tests.support.cli import verify as main
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
 
-OUTSIDE = {"report.html", "damaged.json", "source.json"}
+OUTSIDE = {"README.md", "report.html", "damaged.json", "source.json"}
 
 
 @pytest.fixture

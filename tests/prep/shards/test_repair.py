@@ -34,6 +34,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "index/val.npy": lambda path: flip(path, 140),
     "index/val.sources.jsonl": lambda path: flip(path, 4),
     "_info.json": lambda path: flip(path, 60),
+    "croissant.json": lambda path: flip(path, 3),
     "manifest.json": lambda path: flip(path, 60),
     "records/plan.json": lambda path: flip(path, 60),
     "records/train-000001-48.rec": lambda path: flip(path, 700),

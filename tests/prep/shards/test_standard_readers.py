@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import importlib.util
 import io
+import json
+import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,7 +156,7 @@ def test_dalis_webdataset_reader_accepts_the_index_files(shard_set: ShardSet, sp
 
 @pytest.mark.parametrize("streaming", [False, True])
 @every_split
-def test_hugging_face_datasets_reads_every_sample(
+def test_hugging_face_datasets_reads_every_sample_of_a_resolution_by_the_dataset_card(
     shard_set: ShardSet, split: str, streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     datasets = pytest.importorskip("datasets")
@@ -159,10 +164,42 @@ def test_hugging_face_datasets_reads_every_sample(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     rows = expected(shard_set, split, 48)
     loaded = datasets.load_dataset(
-        "webdataset", data_files={split: tars(shard_set, split, 48)}, split=split, streaming=streaming,
+        str(shard_set.root), "48px", split={"train": "train", "val": "validation"}[split], streaming=streaming,
         cache_dir=str(tmp_path),
     )  # fmt: skip
     got = list(loaded)
+    assert loaded.features["cls"].names == list(shard_set.target.classes)
     assert [(row["__key__"], row["cls"]) for row in got] == [row[:2] for row in rows]
     for row, (*_, jpeg) in zip(got, rows, strict=True):
         assert_same_pixels(row["jpg"], jpeg)
+
+
+_CROISSANT = """
+import hashlib, json, sys, mlcroissant
+described = mlcroissant.Dataset(sys.argv[1])
+for split in sys.argv[2:]:
+    for row in described.records(split):
+        pixels = hashlib.sha256(row[f"{split}/image"].tobytes()).hexdigest()
+        print(json.dumps([split, row[f"{split}/key"].decode(), row[f"{split}/class"], pixels]))
+for row in described.records("classes"):
+    print(json.dumps([row["classes/number"], row["classes/name"]]))
+"""
+
+
+def test_mlcroissant_reads_every_sample(shard_set: ShardSet, tmp_path: Path) -> None:
+    if importlib.util.find_spec("mlcroissant") is None:
+        pytest.skip("mlcroissant is not installed; `make test` adds it")
+    names = {"train": "48px/train", "val": "48px/validation"}
+    # why a process: it keeps what it unpacks in a folder for all sets, which is fixed when it is imported
+    done = subprocess.run(
+        [sys.executable, "-c", _CROISSANT, f"{shard_set.root}/croissant.json", *names.values()], cwd=tmp_path,
+        env={**os.environ, "CROISSANT_CACHE": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [
+        [name, key, label, hashlib.sha256(pixels(jpeg).tobytes()).hexdigest()]
+        for split, name in names.items() for key, label, jpeg in expected(shard_set, split, 48)
+    ]  # fmt: skip
+    assert sorted(map(json.loads, done.stdout.splitlines()), key=str) == sorted(
+        [*rows, *([i, name] for i, name in enumerate(shard_set.target.classes))], key=str
+    )
